@@ -1,0 +1,1 @@
+"""Numbers: machines and model sizes, as JSON."""

@@ -1,0 +1,1 @@
+"""The launcher: command line, data, training, measuring, report."""

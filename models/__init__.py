@@ -1,0 +1,1 @@
+"""Models written with named dims: no strategy, mesh shape or device appears in them."""

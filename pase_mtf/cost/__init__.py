@@ -1,0 +1,1 @@
+"""What a configuration costs: per layer, per edge, and as a cost network."""

@@ -1,0 +1,51 @@
+"""The errors a user can cause. Each message is one line: the offending value, and what to do about it."""
+
+__all__ = ["DataError", "FormatError", "InfeasibleError", "MismatchError", "OutOfMemoryError", "PaseError",
+           "UsageError", "nearest"]
+
+import difflib
+from collections.abc import Iterable
+
+
+class PaseError(Exception):
+    """Base of every error of ours; `exit_code` is what a command exits with when it meets one."""
+
+    exit_code = 2
+
+
+class UsageError(PaseError):
+    """A flag or argument that cannot be used."""
+
+
+class DataError(PaseError):
+    """A data file that is missing, malformed or does not fit the model."""
+
+
+class FormatError(PaseError):
+    """A file of ours (graph, strategy, machine, network, checkpoint) that is truncated or foreign."""
+
+
+class InfeasibleError(PaseError):
+    """No strategy satisfies the constraints; names the constraint."""
+
+    exit_code = 3
+
+
+class OutOfMemoryError(PaseError):
+    """The devices ran out of memory."""
+
+    exit_code = 4
+
+
+class MismatchError(PaseError):
+    """A strategy was made for another graph."""
+
+    exit_code = 5
+
+
+def nearest(value: str, choices: Iterable[str]) -> str:
+    """The tail of an error message about an unknown name: the nearest known name, and all of them."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}(known: {', '.join(choices)})"

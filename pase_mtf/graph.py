@@ -1,0 +1,238 @@
+"""The computation graph: layers with named dims, the operations they cover, and the tensors between them.
+
+A pure data type (no TensorFlow): `export` makes it, `cost` prices it, `lowering` finds the operations of a layer in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from typing import Any
+
+from pase_mtf.errors import FormatError
+from pase_mtf.files import read_json, write_atomically
+
+__all__ = ["ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
+
+FORMAT = "pase_mtf.graph"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """A tensor as one operation (or edge end) of a layer sees it.
+
+    Attributes:
+      dims: the layer's dim name for every dim of the tensor; "" where that dim is never split.
+      shape: the size of every dim, unsplit.
+      itemsize: bytes per element.
+    """
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    itemsize: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerOperation:
+    """One Mesh-TF operation of a layer.
+
+    Attributes:
+      index: position of the operation in `mtf.Graph.operations`.
+      name: its Mesh-TF name (not unique: recompute repeats names).
+      type: its class name.
+      phase: "forward", "backward" or "update".
+      kind: what it is on the device: "matmul", "convolution", "reduction", "pointwise", "gather", or "none" (costs
+        nothing: variables, constants, the import of a feed).
+      flops: floating point operations of the whole, unsplit operation.
+      dims: the dims whose split divides the work (the operation's iteration space, restricted to the layer's dims).
+      inputs, outputs: its tensors.
+      reduced: the dims whose split leaves every device with a partial result, to be combined by an all-reduce of the
+        outputs over the devices that differ in these dims. Charged where the all-reduce really happens: a chain of
+        lazy sums counts once, at its end.
+    """
+
+    index: int
+    name: str
+    type: str
+    phase: str
+    kind: str
+    flops: float
+    dims: tuple[str, ...]
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    reduced: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A variable a layer owns: a weight, or an optimizer slot (not trainable)."""
+
+    name: str
+    operand: Operand
+    trainable: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A vertex of the graph: one configuration holds for everything in it.
+
+    Attributes:
+      name: unique in the graph; the name of the operation that founds the layer.
+      kind: "matmul", "convolution", "pool", "normalize" (reductions and what follows them: softmax, layer norm),
+        "gather", "pointwise", "loop", "other".
+      dims: dim name -> size, in the order of the iteration space, outermost first. Where one name appears with several
+        sizes, the gcd of the sizes.
+      splittable: the dims that may be split: every operation of the layer can realise it.
+      operations: what the layer covers, in graph order.
+      variables: the weights and optimizer slots it owns.
+    """
+
+    name: str
+    kind: str
+    dims: dict[str, int]
+    splittable: tuple[str, ...]
+    operations: tuple[LayerOperation, ...]
+    variables: tuple[Variable, ...]
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.kind, tuple(self.dims.items()), self.splittable))
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """A tensor that one layer makes and another uses.
+
+    Attributes:
+      source, target: indices of the layers. A gradient runs from the consumer of a tensor back to its maker.
+      tensor: the tensor's name, for people.
+      phase: "forward", "backward" or "update".
+      shape, itemsize: its unsplit size, bytes per element.
+      source_dims, target_dims: for every dim of the tensor, its name in the source and in the target layer ("" where
+        that side never splits it). They differ where a rename stands between the two.
+    """
+
+    source: int
+    target: int
+    tensor: str
+    phase: str
+    shape: tuple[int, ...]
+    itemsize: int
+    source_dims: tuple[str, ...]
+    target_dims: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputationGraph:
+    """Layers and the tensors between them.
+
+    Attributes:
+      name: of the model, for people.
+      layers: in the order their first operation appears.
+      edges: every (tensor, target layer, target_dims) once.
+      operations: number of operations of the Mesh-TF graph that was exported.
+      meta: what the exporter wants to hand on (optimizer, batch, preset, ...); not part of the hash.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    edges: tuple[Edge, ...]
+    operations: int
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """16 hex digits that agree for graphs with the same layers, operations and edges."""
+        data = _to_plain(self)
+        del data["name"], data["meta"]
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable parameters."""
+        total = 0
+        for layer in self.layers:
+            for variable in layer.variables:
+                if variable.trainable:
+                    size = 1
+                    for extent in variable.operand.shape:
+                        size *= extent
+                    total += size
+        return total
+
+    @property
+    def flops(self) -> float:
+        """Floating point operations of one step on one device."""
+        return sum(operation.flops for layer in self.layers for operation in layer.operations)
+
+    def layer_of_operation(self) -> dict[int, int]:
+        """Index of the operation in the Mesh-TF graph -> index of its layer."""
+        return {operation.index: number for number, layer in enumerate(self.layers) for operation in layer.operations}
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the graph as JSON, whole or not at all."""
+        data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **_to_plain(self)}
+        write_atomically(path, json.dumps(data))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> ComputationGraph:
+        """Reads a graph that `save` wrote.
+
+        Raises:
+          FormatError: the file is missing, truncated, or something else.
+        """
+        data = read_json(path, FORMAT, VERSION)
+        try:
+            graph = cls(
+                name=data["name"], layers=tuple(_layer(entry) for entry in data["layers"]),
+                edges=tuple(_from_plain(Edge, entry) for entry in data["edges"]),
+                operations=data["operations"], meta=data["meta"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{path}: not a complete graph file ({error!r}); export the graph again") from error
+        if graph.hash != data.get("hash"):
+            raise FormatError(f"{path}: contents do not match their hash; the file was changed, export the graph again")
+        return graph
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language: a box per layer with its dims, an arrow per edge with its shape."""
+        lines = [f'digraph "{self.name}" {{', "  node [shape=box, fontname=Helvetica];"]
+        for number, layer in enumerate(self.layers):
+            dims = ", ".join(f"{name}={size}" for name, size in layer.dims.items())
+            lines.append(f'  n{number} [label="{layer.name}\\n{layer.kind}\\n{dims}"];')
+        for edge in self.edges:
+            if edge.phase == "forward":
+                shape = ",".join(map(str, edge.shape))
+                lines.append(f'  n{edge.source} -> n{edge.target} [label="{shape}"];')
+        return "\n".join([*lines, "}", ""])
+
+
+def _to_plain(value: Any) -> Any:
+    """`dataclasses.asdict` without its deep copies (tens of thousands of operations)."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_to_plain(item) for item in value]
+    return value
+
+
+def _from_plain(cls: type, data: dict[str, Any]) -> Any:
+    return cls(**{name: tuple(item) if isinstance(item, list) else item for name, item in data.items()})
+
+
+def _operand(data: dict[str, Any]) -> Operand:
+    return _from_plain(Operand, data)
+
+
+def _layer(data: dict[str, Any]) -> Layer:
+    operations = tuple(
+        LayerOperation(**{
+            **entry, "dims": tuple(entry["dims"]), "reduced": tuple(entry["reduced"]),
+            "inputs": tuple(_operand(item) for item in entry["inputs"]),
+            "outputs": tuple(_operand(item) for item in entry["outputs"])})
+        for entry in data["operations"])
+    variables = tuple(
+        Variable(entry["name"], _operand(entry["operand"]), entry["trainable"]) for entry in data["variables"])
+    return Layer(data["name"], data["kind"], dict(data["dims"]), tuple(data["splittable"]), operations, variables)

@@ -1,0 +1,1 @@
+"""Searches for the cheapest assignment of a cost network, behind one registry."""
