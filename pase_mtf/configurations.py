@@ -71,6 +71,12 @@ class Configuration:
         return self.devices, tuple(
             (self.splits[name], self.strides[name]) if name in self.splits else (1, 1) for name in dims)
 
+    def layout(self, layer: Layer) -> dict[str, int]:
+        """Dim name -> index into `axes`, for every name (aliases too) the layer knows that is split."""
+        axis_of = {name: number for number, (name, _) in enumerate(self.axes) if name}
+        aliased = {other: axis_of[name] for other, name in layer.aliases.items() if name in axis_of}
+        return {**aliased, **axis_of}
+
     def __str__(self) -> str:
         if not self.axes:
             return "one device"

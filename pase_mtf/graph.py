@@ -89,6 +89,7 @@ class Layer:
       splittable: the dims that may be split: every operation of the layer can realise it.
       operations: what the layer covers, in graph order.
       variables: the weights and optimizer slots it owns.
+      aliases: other dim names that are laid out like one of `dims` (name -> dim): a rename gives one dim two names.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Layer:
     splittable: tuple[str, ...]
     operations: tuple[LayerOperation, ...]
     variables: tuple[Variable, ...]
+    aliases: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.name, self.kind, tuple(self.dims.items()), self.splittable))
@@ -235,4 +237,5 @@ def _layer(data: dict[str, Any]) -> Layer:
         for entry in data["operations"])
     variables = tuple(
         Variable(entry["name"], _operand(entry["operand"]), entry["trainable"]) for entry in data["variables"])
-    return Layer(data["name"], data["kind"], dict(data["dims"]), tuple(data["splittable"]), operations, variables)
+    return Layer(data["name"], data["kind"], dict(data["dims"]), tuple(data["splittable"]), operations, variables,
+                 dict(data["aliases"]))
