@@ -1,36 +1,44 @@
-"""Installs pase_mtf; the folders models/ and launch/ become pase_mtf.models and pase_mtf.launch."""
+"""Installs pase_mtf; the folders models/, launch/ and configs/ become pase_mtf.models, .launch and .configs."""
 
-from setuptools import setup
+from pathlib import Path
 
-_TEST = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "tensorflow-probability>=0.25",
-         "mock>=5", "ruff>=0.6"]
+from setuptools import find_packages, setup
+
+_FOLDERS = {"pase_mtf": "pase_mtf", "pase_mtf.models": "models", "pase_mtf.launch": "launch",
+            "pase_mtf.configs": "configs"}
 
 setup(
     name="pase_mtf",
     version="0.1.0",
     description="Provably best parallelization strategies for Mesh-TensorFlow models",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.10",
-    package_dir={"pase_mtf": "pase_mtf", "pase_mtf.models": "models", "pase_mtf.launch": "launch",
-                 "pase_mtf.configs": "configs"},
-    packages=["pase_mtf", "pase_mtf.cost", "pase_mtf.search", "pase_mtf.models", "pase_mtf.launch",
-              "pase_mtf.configs"],
+    package_dir=_FOLDERS,
+    packages=[name for package, folder in _FOLDERS.items()
+              for name in [package, *(f"{package}.{inner}" for inner in find_packages(folder))]],
     package_data={"pase_mtf.configs": ["machines/*.json", "models/*.json"]},
     install_requires=[
         "mesh-tensorflow>=0.1.21,<0.2",
         "numpy>=1.26,<3",
-        "numba>=0.60",
-        "absl-py>=2",
-        "tqdm>=4.66",
-        "matplotlib>=3.8",
+        "numba>=0.60,<1",
+        "absl-py>=2,<3",
+        "tqdm>=4.66,<5",
+        "matplotlib>=3.8,<4",
         "pillow>=10",
-        "tokenizers>=0.19",
+        "tokenizers>=0.19,<1",
     ],
     extras_require={
         # TensorFlow comes in two builds of the same package; pip cannot choose by hardware, so the user does.
         "cpu": ["tensorflow-cpu>=2.21,<2.22"],
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
-        "test": _TEST,
+        # The last three serve Mesh-TensorFlow's own tests; setuptools stands in for distutils, gone since Python 3.12,
+        # and builds the wheel that is tested. tf-keras, which tensorflow-probability imports, is left to the Makefile:
+        # its dependency would install one build of TensorFlow over the other.
+        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6",
+                 "mock>=5", "tensorflow-probability>=0.25,<0.26", "setuptools>=68"],
         "benchmark": ["scipy>=1.11"],
     },
 )

@@ -1,0 +1,67 @@
+# Everything one does here, from nothing but python3 and make. The environment is made in .venv on first use.
+#
+#   make launch ARGS="--steps=50"      flags for the launcher
+#   make test ARGS="-k search"         flags for pytest
+#   make launch PYTHON=python3.12      another Python
+#   make launch TENSORFLOW=gpu         TensorFlow with CUDA; the default follows the hardware (cpu where no GPU answers)
+
+PYTHON ?= python3
+TENSORFLOW ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+ARGS ?=
+
+# pip cannot choose TensorFlow's build by hardware, so the stamp carries the choice: another choice installs anew.
+ENVIRONMENT := .venv/.installed-$(TENSORFLOW)
+BIN := .venv/bin
+
+# The C++ core of TensorFlow opens with a page of notes unless told before it is loaded.
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help environment launch test lint benchmark bazel clean
+
+help:
+	@echo "make launch       find a strategy for the transformer on 8 devices, train with it, show the speedup"
+	@echo "make test         ruff and every test"
+	@echo "make lint         ruff alone"
+	@echo "make benchmark    the measurements behind the README's table"
+	@echo "make bazel        the unit tests under Bazel, without a network"
+	@echo "make clean        remove the environment and every cache"
+
+launch: $(ENVIRONMENT)
+	@$(BIN)/python -m pase_mtf.launch --model=transformer --mesh=8 $(ARGS)
+
+test: lint
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 $(ARGS)
+
+lint: $(ENVIRONMENT)
+	@$(BIN)/ruff check --quiet .
+
+benchmark: $(ENVIRONMENT)
+	@$(BIN)/python -m pip install --quiet -e '.[$(TENSORFLOW),benchmark]'
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+bazel: $(ENVIRONMENT)
+	@bazel test //... --config=offline
+
+environment: $(ENVIRONMENT)
+
+$(ENVIRONMENT): setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	  echo "pase_mtf needs Python 3.10 to 3.13, $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; \
+	  exit 1; }
+	@test -x $(BIN)/python || { echo "making .venv with $$($(PYTHON) --version 2>&1)"; $(PYTHON) -m venv .venv; } || { \
+	  rm -rf .venv; echo "$(PYTHON) cannot make an environment; install its venv module (Debian: python3-venv)" >&2; exit 1; }
+	@if ls .venv/.installed-* 2>/dev/null | grep -qv -- '-$(TENSORFLOW)$$'; then \
+	  echo "removing the other build of TensorFlow"; \
+	  rm -f .venv/.installed-*; $(BIN)/python -m pip uninstall --quiet --yes tensorflow tensorflow-cpu; fi
+	@echo "installing pase_mtf with TensorFlow for $(TENSORFLOW) into .venv (a few minutes, once)"
+	@$(BIN)/python -m pip install --quiet -e '.[$(TENSORFLOW),test]'
+# TensorFlow Probability, for one of Mesh-TF's own tests, imports tf-keras. Its dependency is the package `tensorflow`,
+# which would overwrite the files of `tensorflow-cpu`; TensorFlow is there already, so it goes in by itself.
+	@$(BIN)/python -m pip install --quiet --no-deps 'tf-keras>=2.21,<2.22'
+	@touch $@
+
+clean:
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
