@@ -87,7 +87,7 @@ class Layer:
       dims: dim name -> size, in the order of the iteration space, outermost first. Where one name appears with several
         sizes, the gcd of the sizes.
       splittable: the dims that may be split: every operation of the layer can realise it.
-      operations: what the layer covers, in graph order.
+      operations: what the layer covers, in graph order. A grouped Assign stands in every layer whose variables it sets.
       variables: the weights and optimizer slots it owns.
       aliases: other dim names that are laid out like one of `dims` (name -> dim): a rename gives one dim two names.
     """
@@ -171,8 +171,12 @@ class ComputationGraph:
         return sum(operation.flops for layer in self.layers for operation in layer.operations)
 
     def layer_of_operation(self) -> dict[int, int]:
-        """Index of the operation in the Mesh-TF graph -> index of its layer."""
-        return {operation.index: number for number, layer in enumerate(self.layers) for operation in layer.operations}
+        """Index of the operation in the Mesh-TF graph -> index of its (for a grouped Assign: first) layer."""
+        found: dict[int, int] = {}
+        for number, layer in enumerate(self.layers):
+            for operation in layer.operations:
+                found.setdefault(operation.index, number)
+        return found
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the graph as JSON, whole or not at all."""
