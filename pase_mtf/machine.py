@@ -1,0 +1,163 @@
+"""A machine: how fast its devices compute, what they hold, and the links between them.
+
+The numbers stand in configs/machines/*.json; the machine `local` is measured by `pase_mtf.calibrate` instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from pase_mtf.errors import FormatError, UsageError, nearest
+from pase_mtf.files import read_json, write_atomically
+
+__all__ = ["KINDS", "Link", "Machine"]
+
+FORMAT = "pase_mtf.machine"
+VERSION = 1
+
+KINDS = ("matmul", "convolution", "pointwise", "reduction", "gather")
+"""The kinds of operation that have a rate of their own (`LayerOperation.kind`, but for "none", which costs nothing)."""
+
+LOCAL = "local"
+"""The name of the machine that is measured, not read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """One level of the link hierarchy.
+
+    Attributes:
+      devices: this level joins aligned groups of this many consecutive devices (8 within a node of 8, then all).
+      bandwidth: bytes per second and device, in one direction, when all devices of the group send at once.
+      latency: seconds per message.
+    """
+
+    devices: int
+    bandwidth: float
+    latency: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Devices and links, in seconds, bytes and FLOP.
+
+    Attributes:
+      name: of the machine.
+      rates: kind of operation -> FLOP/s, per device (of all devices together where they share cores).
+      memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
+      memory_bytes: what one device can hold.
+      overhead: seconds that every operation costs on every device, however small (kernel launch, graph node).
+      links: innermost level first.
+      shared_cores: the devices are virtual and share the same cores. Then the time of a step is the work of all devices
+        together at the common rate, replicated work is paid once per copy, and a tensor is handed from device to device
+        by reference: only slicing and concatenating it copies anything.
+      extents: kind of operation -> the size of a local matrix product's shortest side at which it runs at half its
+        rate (0: any shape runs at the full rate).
+      source: where the numbers come from, for people.
+      measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
+    """
+
+    name: str
+    rates: dict[str, float]
+    memory_bandwidth: float
+    memory_bytes: float
+    overhead: float
+    links: tuple[Link, ...]
+    shared_cores: bool = False
+    extents: dict[str, float] = dataclasses.field(default_factory=dict)
+    source: str = ""
+    measured: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem:
+            raise FormatError(f"machine {self.name!r}: {problem}; correct the number")
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.memory_bandwidth, self.overhead, self.links))
+
+    @property
+    def balance(self) -> float:
+        """FLOP a device computes in the time in which it sends one byte over the weakest link: the paper's r."""
+        return self.rates["matmul"] / min(link.bandwidth for link in self.links)
+
+    def check_devices(self, devices: int) -> None:
+        """Raises UsageError when the machine's links do not reach that many devices."""
+        if devices < 1:
+            raise UsageError(f"{devices} devices: at least one is needed")
+        if devices > 1 and devices > self.links[-1].devices:
+            raise UsageError(f"{devices} devices: machine {self.name!r} links at most {self.links[-1].devices}; "
+                             "use fewer devices or another machine")
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the machine as JSON, whole or not at all."""
+        data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        write_atomically(path, json.dumps(data, indent=2) + "\n")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The machines that can be named: those with a file, and "local"."""
+        return (*sorted(path.stem for path in _folder().glob("*.json")), LOCAL)
+
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike) -> Machine:
+        """A machine by its name (`names()`) or from a file that `save` wrote.
+
+        Raises:
+          UsageError: a name that is not known, or "local", which has to be measured (`pase_mtf.calibrate.load_local`).
+          FormatError: the file is missing, truncated, something else, or holds numbers that no machine has.
+        """
+        text = os.fspath(name_or_path)
+        if text == LOCAL:
+            raise UsageError("machine 'local' is measured, not read; call pase_mtf.calibrate.load_local(devices)")
+        path = pathlib.Path(text)
+        if path.suffix != ".json" and len(path.parts) == 1:
+            path = _folder() / f"{text}.json"
+            if not path.is_file():
+                raise UsageError(f"unknown machine {text!r}: {nearest(text, cls.names())}")
+        data = read_json(path, FORMAT, VERSION)
+        del data["format"], data["version"]
+        try:
+            data["links"] = tuple(Link(int(link["devices"]), float(link["bandwidth"]), float(link["latency"]))
+                                  for link in data["links"])
+            for field in ("memory_bandwidth", "memory_bytes", "overhead"):
+                data[field] = float(data[field])
+            data["rates"] = {kind: float(rate) for kind, rate in data["rates"].items()}
+            return cls(**data)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FormatError(f"{path}: not a complete machine file ({error}); it is truncated or foreign") from error
+        except FormatError as error:
+            raise FormatError(f"{path}: {error}") from error
+
+
+def _folder() -> pathlib.Path:
+    from pase_mtf import configs
+    return pathlib.Path(configs.__file__).parent / "machines"
+
+
+def _problem(machine: Machine) -> str:
+    """What is wrong with the numbers of a machine; empty when nothing is."""
+    missing = [kind for kind in KINDS if kind not in machine.rates]
+    if missing:
+        return f"no rate for {', '.join(missing)}"
+    named = {f"rate of {kind}": rate for kind, rate in machine.rates.items()}
+    named["memory_bandwidth"], named["memory_bytes"] = machine.memory_bandwidth, machine.memory_bytes
+    for link in machine.links:
+        named[f"bandwidth of the link of {link.devices} devices"] = link.bandwidth
+    for what, number in named.items():
+        if not (number > 0 and math.isfinite(number)):
+            return f"{what} is {number}, not a positive number"
+    for what, number in (("overhead", machine.overhead), *(("latency", link.latency) for link in machine.links),
+                         *(("extent", extent) for extent in machine.extents.values())):
+        if not (number >= 0 and math.isfinite(number)):
+            return f"{what} is {number}, not a number of at least zero"
+    reach = [link.devices for link in machine.links]
+    if not reach or reach[0] < 1 or any(a >= b or b % a for a, b in itertools.pairwise(reach)):
+        return f"links reach {reach} devices; list them innermost first, each a multiple of the one before"
+    return ""
