@@ -39,7 +39,7 @@ lint: $(ENVIRONMENT)
 	@$(BIN)/ruff check --quiet .
 
 benchmark: $(ENVIRONMENT)
-	@$(BIN)/python -m pip install --quiet -e '.[$(TENSORFLOW),benchmark]'
+	@$(BIN)/python -m pip install -qq -e '.[$(TENSORFLOW),benchmark]'
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bazel: $(ENVIRONMENT)
@@ -55,12 +55,12 @@ $(ENVIRONMENT): setup.py
 	  rm -rf .venv; echo "$(PYTHON) cannot make an environment; install its venv module (Debian: python3-venv)" >&2; exit 1; }
 	@if ls .venv/.installed-* 2>/dev/null | grep -qv -- '-$(TENSORFLOW)$$'; then \
 	  echo "removing the other build of TensorFlow"; \
-	  rm -f .venv/.installed-*; $(BIN)/python -m pip uninstall --quiet --yes tensorflow tensorflow-cpu; fi
+	  rm -f .venv/.installed-*; $(BIN)/python -m pip uninstall -qq --yes tensorflow tensorflow-cpu; fi
 	@echo "installing pase_mtf with TensorFlow for $(TENSORFLOW) into .venv (a few minutes, once)"
-	@$(BIN)/python -m pip install --quiet -e '.[$(TENSORFLOW),test]'
+	@$(BIN)/python -m pip install -qq -e '.[$(TENSORFLOW),test]'
 # TensorFlow Probability, for one of Mesh-TF's own tests, imports tf-keras. Its dependency is the package `tensorflow`,
 # which would overwrite the files of `tensorflow-cpu`; TensorFlow is there already, so it goes in by itself.
-	@$(BIN)/python -m pip install --quiet --no-deps 'tf-keras>=2.21,<2.22'
+	@$(BIN)/python -m pip install -qq --no-deps 'tf-keras>=2.21,<2.22'
 	@touch $@
 
 clean:

@@ -1,0 +1,44 @@
+"""What holds for every test: a quiet TensorFlow, a cache of its own, and hypothesis that repeats itself."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before the first import of TensorFlow or matplotlib, here and in every process that a test starts.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["MPLBACKEND"] = "Agg"
+# pytest-xdist's workers inherit the folder that the first process made, and leave it to that one to remove.
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if not _IS_WORKER:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="pase_mtf-tests-")
+
+# No deadline: the first example of a test may compile or trace. HYPOTHESIS_PROFILE=explore looks for new examples.
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, print_blob=True,
+                          suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+settings.register_profile("explore", parent=settings.get_profile("repeatable"), derandomize=False, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes the cache of this run."""
+    if not _IS_WORKER:
+        shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty user cache for one test (and for the processes it starts); else all tests of a run share one."""
+    path = tmp_path / "cache"
+    path.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The folder that holds setup.py."""
+    return Path(__file__).absolute().parents[1]
