@@ -46,7 +46,23 @@ class _Exporter:
         self._splittable = [
             tuple(dim for dim, size in dims.items() if dim in group.legal and size > 1)
             for group, dims in zip(groups, self._dims, strict=True)]
+        self._unused = self._find_unused()
         self._pending = self._unfinished_sums()
+
+    def _find_unused(self) -> set[int]:
+        """Indices of gradients that no assignment needs (that of the input image, say): TensorFlow never runs them."""
+        if not any(isinstance(operation, mtf.Assign) for operation in self._operations):
+            return set()
+        needed: set[int] = set()
+        unused = set()
+        for index in range(len(self._operations) - 1, -1, -1):
+            operation = self._operations[index]
+            if (self._phases[index] == "forward" or isinstance(operation, mtf.Assign)
+                    or any(id(tensor) in needed for tensor in operation.outputs)):
+                needed.update(id(tensor) for _, tensor in self._reads(operation))
+            else:
+                unused.add(index)
+        return unused
 
     def _names(self, group: int, tensor: mtf.Tensor) -> tuple[str, ...]:
         """The layer's names for the tensor's dims; "" for what it never splits."""
@@ -64,12 +80,13 @@ class _Exporter:
         charged to the last operation of such a chain.
         """
         consumers: dict[mtf.Tensor, int] = {}
-        for operation in self._operations:
+        used = [operation for index, operation in enumerate(self._operations) if index not in self._unused]
+        for operation in used:
             for tensor in tensors_in(operation):
                 consumers[tensor] = consumers.get(tensor, 0) + 1
         pending: dict[int, tuple[str, ...]] = {}
         lazy: dict[int, tuple[str, ...]] = {}
-        for operation in self._operations:
+        for operation in used:
             group = self._group_of[id(operation)]
             dims = tuple(name for name in map(self._groups[group].resolve, reduced_dims(operation))
                          if name in self._splittable[group])
@@ -127,7 +144,8 @@ class _Exporter:
         dims = dict.fromkeys(name for operand in (*outputs, *inputs) for name in operand.dims if name)
         return LayerOperation(
             index=index, name=operation.name, type=type(operation).__name__, phase=self._phases[index],
-            kind=kind_of(operation), flops=self._flops(operation, inputs), dims=tuple(dims),
+            kind="none" if index in self._unused else kind_of(operation),
+            flops=0.0 if index in self._unused else self._flops(operation, inputs), dims=tuple(dims),
             inputs=inputs, outputs=outputs, reduced=self._pending.get(id(operation), ()))
 
     def _inputs_in(self, group: int, operation: mtf.Operation) -> list[mtf.Tensor]:
@@ -151,6 +169,8 @@ class _Exporter:
         """Every tensor of more than one element that crosses from one layer to another, once per way it is read."""
         found: dict[tuple, Edge] = {}
         for index, operation in enumerate(self._operations):
+            if index in self._unused:
+                continue
             for group, tensor in self._reads(operation):
                 source = self._group_of.get(id(tensor.operation))
                 if source is None or source == group or tensor.size <= 1:
