@@ -1,0 +1,82 @@
+"""AlexNet: convolutions with pooling, then fully connected layers (Krizhevsky et al. 2012, without its two-GPU groups).
+
+Every layer's channels have a dim of their own: a layer's input and output channels can be split differently, and a
+layout rule can name one layer. Height and width cannot be split in Mesh-TF's convolution.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pase_mtf.models import Model, layers
+from pase_mtf.models.dropout import dropout
+from pase_mtf.models.presets import AlexnetConfig, Convolution
+
+from pase_mtf.compat import mtf, tf
+
+__all__ = ["MODEL", "features", "loss"]
+
+
+def features(config: AlexnetConfig, batch: int) -> dict[str, tuple[mtf.Shape, tf.DType]]:
+    """Images with channels last, and a label for each."""
+    batch_dim = mtf.Dimension("batch", batch)
+    found = {
+        "images": (mtf.Shape([batch_dim, mtf.Dimension("height", config.image), mtf.Dimension("width", config.image),
+                              mtf.Dimension("image_channels", config.image_channels)]), tf.as_dtype(config.dtype)),
+        "labels": (mtf.Shape([batch_dim]), tf.int32)}
+    if config.dropout:
+        found["step"] = (mtf.Shape([]), tf.int32)
+    return found
+
+
+def _convolve(x: mtf.Tensor, number: int, convolution: Convolution, config: AlexnetConfig) -> mtf.Tensor:
+    size, channels = x.shape.dims[-2].size, x.shape.dims[-1]
+    kernel, stride = convolution.kernel, convolution.stride
+    # Mesh-TF says a convolution's output has size // stride rows, TensorFlow rounds up. Zeros at the far end make the
+    # two agree; with "VALID" no window but those TensorFlow would use anyway sees them.
+    rows = size if convolution.padding == "SAME" else size - kernel + 1
+    if rows % stride:
+        for name in ("height", "width"):
+            x = mtf.pad(x, [0, -rows % stride], name)
+    output = mtf.Dimension(f"conv{number}", convolution.channels)
+    filters = layers.variable(
+        x.mesh, "filters", [mtf.Dimension("kernel_height", kernel), mtf.Dimension("kernel_width", kernel), channels,
+                            output], config, stddev=math.sqrt(2 / (kernel * kernel * channels.size)))
+    bias = layers.zeros(x.mesh, "bias", [output], config)
+    x = mtf.Conv2dOperation(x, filters, [1, stride, stride, 1], convolution.padding, name="conv").outputs[0]
+    x = layers.relu(x, bias)
+    if convolution.pool:
+        x = layers.max_pool(x, convolution.pool, convolution.pool_stride)
+    return x
+
+
+def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: AlexnetConfig) -> mtf.Tensor:
+    """Mean cross-entropy of the labels, in nats."""
+    x = features["images"]
+    batch_dim = x.shape.dims[0]
+    for number, convolution in enumerate(config.convolutions, 1):
+        with tf.variable_scope(f"conv{number}"):
+            x = _convolve(x, number, convolution, config)
+    widths = [*((f"fc{number}", width) for number, width in enumerate(config.fully_connected, 1)),
+              ("classes", config.classes)]
+    for number, (name, width) in enumerate(widths, 1):
+        with tf.variable_scope(f"fc{number}"):
+            output = mtf.Dimension(name, width)
+            # The first one contracts height, width and channels at once: flattening would need a reshape.
+            inputs = x.shape.dims[1:]
+            hidden = name != "classes"
+            fan_in = math.prod(dim.size for dim in inputs)
+            weights = layers.variable(mesh, "weights", [*inputs, output], config,
+                                      stddev=math.sqrt((2 if hidden else 1) / fan_in))
+            bias = layers.zeros(mesh, "bias", [output], config)
+            x = mtf.einsum([x, weights], output_shape=mtf.Shape([batch_dim, output]), name="product")
+            if hidden:
+                x = layers.relu(x, bias)
+                if config.dropout:
+                    x = dropout(x, config.dropout, features["step"], config.seed * 1000 + number)
+            else:
+                x = x + bias
+    return layers.cross_entropy(x, features["labels"], x.shape.dims[-1])
+
+
+MODEL = Model("alexnet", "images", features, loss)

@@ -1,0 +1,260 @@
+"""Sizes of the models: typed, checked, and read from configs/models/*.json or from a user's own file.
+
+No TensorFlow here: a misspelt preset is answered before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import json
+import os
+from typing import Any
+
+from pase_mtf.errors import UsageError, nearest
+
+__all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "TransformerConfig", "load_config", "presets"]
+
+FORMAT = "pase_mtf.model"
+OPTIMIZERS = ("adafactor", "adam", "sgd")
+DTYPES = ("float32", "float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolution:
+    """One convolution of AlexNet, with the pooling that follows it.
+
+    Attributes:
+      channels: output channels.
+      kernel: height and width of the filter.
+      stride: in both directions.
+      padding: "SAME" or "VALID", as TensorFlow means it.
+      pool, pool_stride: window and stride of the max pooling after it; pool 0: none.
+    """
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: str = "SAME"
+    pool: int = 0
+    pool_stride: int = 2
+
+    def _check(self) -> None:
+        _positive(self, "channels", "kernel", "stride", "pool_stride")
+        _among(self, "padding", ("SAME", "VALID"))
+        if self.pool < 0:
+            raise UsageError(f"pool={self.pool}: give the window of the pooling, or 0 for none")
+
+
+@dataclasses.dataclass(frozen=True)
+class AlexnetConfig:
+    """Sizes of `alexnet`.
+
+    Attributes:
+      preset: where these sizes come from: the name of a preset or a file.
+      image: height and width of the (square) images.
+      image_channels: 3 for colour, 1 for grey.
+      convolutions: the five of them, or however many.
+      fully_connected: widths of the hidden fully connected layers.
+      classes: number of labels.
+      dropout: rate after each hidden fully connected layer.
+      batch, optimizer, learning_rate: defaults of a run.
+      dtype: of activations and variables.
+      seed: decides the initial values and the dropout masks.
+    """
+
+    preset: str
+    image: int
+    image_channels: int
+    convolutions: tuple[Convolution, ...]
+    fully_connected: tuple[int, ...]
+    classes: int
+    batch: int
+    optimizer: str
+    learning_rate: float
+    dropout: float = 0.0
+    dtype: str = "float32"
+    seed: int = 0
+
+    def _check(self) -> None:
+        _positive(self, "image", "image_channels", "classes")
+        _check_run(self)
+        for convolution in self.convolutions:
+            convolution._check()
+        if not self.convolutions:
+            raise UsageError("convolutions=[]: give at least one")
+        if any(width < 1 for width in self.fully_connected):
+            raise UsageError(f"fully_connected={list(self.fully_connected)}: every width has to be at least 1")
+        size = self.image
+        for number, convolution in enumerate(self.convolutions, 1):
+            size = (size if convolution.padding == "SAME" else size - convolution.kernel + 1)
+            size = -(-size // convolution.stride)
+            if convolution.pool:
+                size = (size - convolution.pool) // convolution.pool_stride + 1
+            if size < 1:
+                raise UsageError(f"image={self.image}: nothing is left of it after convolution {number}; "
+                                 "use larger images or smaller kernels, strides and pools")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes of `transformer`.
+
+    Attributes:
+      preset: where these sizes come from: the name of a preset or a file.
+      layers: of the encoder, and of the decoder.
+      d_model, heads, d_k, d_ff: widths; every head has d_k channels in queries, keys and values.
+      length: tokens of a source and of a target sequence.
+      vocab: tokens of the vocabulary, which source and target share.
+      dropout: rate on the embeddings and on what every sublayer adds to the residual stream.
+      batch, optimizer, learning_rate: defaults of a run; the batch counts sequences.
+      dtype: of activations and variables.
+      seed: decides the initial values and the dropout masks.
+    """
+
+    preset: str
+    layers: int
+    d_model: int
+    heads: int
+    d_k: int
+    d_ff: int
+    length: int
+    vocab: int
+    batch: int
+    optimizer: str
+    learning_rate: float
+    dropout: float = 0.0
+    dtype: str = "float32"
+    seed: int = 0
+
+    def _check(self) -> None:
+        _positive(self, "layers", "d_model", "heads", "d_k", "d_ff", "length", "vocab")
+        if self.vocab < 8:
+            raise UsageError(f"vocab={self.vocab}: it has to be at least 8 (four tokens are reserved)")
+        if self.length < 2:
+            raise UsageError(f"length={self.length}: it has to be at least 2 (a word and the end of the sentence)")
+        _check_run(self)
+
+
+CONFIGS: dict[str, type] = {"alexnet": AlexnetConfig, "transformer": TransformerConfig}
+
+
+def _positive(config: Any, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise UsageError(f"{name}={getattr(config, name)}: it has to be at least 1")
+
+
+def _among(config: Any, name: str, choices: tuple[str, ...]) -> None:
+    if getattr(config, name) not in choices:
+        raise UsageError(f"{name}={getattr(config, name)!r}: {nearest(getattr(config, name), choices)}")
+
+
+def _check_run(config: Any) -> None:
+    _positive(config, "batch")
+    _among(config, "optimizer", OPTIMIZERS)
+    _among(config, "dtype", DTYPES)
+    if not config.learning_rate > 0:
+        raise UsageError(f"learning_rate={config.learning_rate}: it has to be greater than 0")
+    if not 0 <= config.dropout < 1:
+        raise UsageError(f"dropout={config.dropout}: give a rate of at least 0 and less than 1")
+
+
+def presets(model: str) -> dict[str, dict[str, Any]]:
+    """The presets of a model: name -> its values as they stand in configs/models/<model>.json.
+
+    Raises:
+      UsageError: no such model.
+    """
+    if model not in CONFIGS:
+        raise UsageError(f"unknown model {model!r}: {nearest(model, CONFIGS)}")
+    text = importlib.resources.files("pase_mtf.configs").joinpath("models", f"{model}.json").read_text("utf-8")
+    return json.loads(text)["presets"]
+
+
+def load_config(model: str, preset_or_path: str, **overrides: Any) -> Any:
+    """The sizes of a model.
+
+    Args:
+      model: a name of the registry.
+      preset_or_path: the name of a preset, or a JSON file: an object with the same keys as a preset. What it leaves
+        out comes from the preset named by its key "preset" ("tiny" without it).
+      **overrides: values that replace those of the preset (None: keep).
+
+    Returns:
+      An AlexnetConfig or a TransformerConfig, checked.
+
+    Raises:
+      UsageError: no such model, preset or file; an unknown key; a value that makes no sense.
+    """
+    model = getattr(model, "name", model)
+    known = presets(model)
+    overrides = {key: value for key, value in overrides.items() if value is not None}
+    if preset_or_path in known:
+        return _checked(model, {**known[preset_or_path], "preset": preset_or_path, **overrides}, "")
+    if not (preset_or_path.endswith(".json") or os.sep in preset_or_path or os.path.exists(preset_or_path)):
+        raise UsageError(f"unknown preset {preset_or_path!r} of {model}: {nearest(preset_or_path, known)}; "
+                         "or the path of a .json file")
+    values = _read(preset_or_path)
+    base = values.pop("preset", "tiny")
+    if base not in known:
+        raise UsageError(f"{preset_or_path}: unknown preset {base!r} of {model}: {nearest(str(base), known)}")
+    return _checked(model, {**known[base], **values, "preset": preset_or_path, **overrides}, f"{preset_or_path}: ")
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = json.load(file)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; name a preset or an existing .json file") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not a JSON file ({error}); mend it") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}: holds a {type(values).__name__}; it has to be an object such as "
+                         '{"preset": "tiny", "batch": 32}')
+    return values
+
+
+def _checked(model: str, values: dict[str, Any], where: str) -> Any:
+    try:
+        config = _typed(CONFIGS[model], values)
+        config._check()
+    except UsageError as error:
+        raise UsageError(f"{where}{error}") from None
+    return config
+
+
+def _typed(cls: type, values: dict[str, Any]) -> Any:
+    """`cls(**values)`, with every key known and every value of the declared type."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in values:
+        if key not in fields:
+            raise UsageError(f"unknown key {key!r}: {nearest(key, fields)}")
+    missing = [name for name, field in fields.items()
+               if name not in values and field.default is dataclasses.MISSING]
+    if missing:
+        raise UsageError(f"{', '.join(missing)} missing; give a value")
+    return cls(**{key: _convert(key, fields[key].type, value) for key, value in values.items()})
+
+
+def _convert(key: str, kind: str, value: Any) -> Any:
+    if kind == "tuple[Convolution, ...]" and isinstance(value, (list, tuple)):
+        return tuple(item if isinstance(item, Convolution) else _typed(Convolution, _object(key, item))
+                     for item in value)
+    if kind == "tuple[int, ...]" and isinstance(value, (list, tuple)):
+        return tuple(_convert(key, "int", item) for item in value)
+    if kind == "int" and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if kind == "str" and isinstance(value, str):
+        return value
+    wanted = {"int": "a whole number", "float": "a number", "str": "a string"}.get(kind, "a list")
+    raise UsageError(f"{key}={value!r}: it has to be {wanted}")
+
+
+def _object(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{key}: {value!r} has to be an object such as {{\"channels\": 64, \"kernel\": 3}}")
+    return value
