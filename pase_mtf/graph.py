@@ -133,7 +133,7 @@ class ComputationGraph:
 
     Attributes:
       name: of the model, for people.
-      layers: in the order their first operation appears.
+      layers: in the order of the operations that found them.
       edges: every (tensor, target layer, target_dims) once.
       operations: number of operations of the Mesh-TF graph that was exported.
       meta: what the exporter wants to hand on (optimizer, batch, preset, ...); not part of the hash.

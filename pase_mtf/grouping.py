@@ -158,6 +158,7 @@ class _Grouping:
         self.groups: list[Group] = []
         self.parent: list[int] = []
         self.group_of: list[int | None] = [None] * len(self.operations)
+        self.normalizing: dict[int, int] = {}  # id(tensor) -> the group that was opened to reduce it
 
     # -- groups ------------------------------------------------------------------------------------------------------
     def _find(self, group: int) -> int:
@@ -225,14 +226,34 @@ class _Grouping:
             return self._new(index, _kind_of_new_layer(operation))
         if is_reshape(operation):
             return self._reshape_group(index, operation, placed)
-        homes = sorted({self._home(source) for source in placed},
-                       key=lambda group: -self.groups[group].founder)
         reduces = kind_of(operation) == "reduction" and reduced_dims(operation)
-        for home in homes:
+        for home in self._followed(operation, placed):
             group = self.groups[home]
             if group.covers(operation) and (not reduces or group.kind == "normalize"):
                 return home
-        return self._new(index, _kind_of_new_layer(operation))
+        if not reduces:
+            return self._new(index, _kind_of_new_layer(operation))
+        # Several reductions of one tensor (its maximum, its sum, the chosen element) are one normalisation.
+        biggest = max(tensor.size for tensor in tensors_in(operation))
+        read = [id(tensor) for tensor in tensors_in(operation) if tensor.size == biggest]
+        for tensor in read:
+            sibling = self.normalizing.get(tensor)
+            if sibling is not None and self.groups[self._find(sibling)].covers(operation):
+                return self._find(sibling)
+        new = self._new(index, _kind_of_new_layer(operation))
+        self.normalizing.update(dict.fromkeys(read, new))
+        return new
+
+    def _followed(self, operation: mtf.Operation, placed: list[int]) -> list[int]:
+        """The layers an operation may follow: the newest that it reads from, then those of its biggest inputs.
+
+        Not every layer it reads from: the mask that all attention layers share would join them into one.
+        """
+        newest = max((self._home(source) for source in placed), key=lambda home: self.groups[home].founder)
+        biggest = max(tensor.size for source in placed for tensor in self.operations[source].outputs)
+        homes = [self._home(source) for source in placed
+                 if any(tensor.size == biggest for tensor in self.operations[source].outputs)]
+        return list(dict.fromkeys([newest, *sorted(homes, key=lambda home: -self.groups[home].founder)]))
 
     def _reshape_group(self, index: int, operation: mtf.Operation, placed: list[int]) -> int:
         for source in placed:
@@ -379,11 +400,11 @@ class _Grouping:
                         self._merge(self._home(source), self._home(index))
 
     def result(self) -> list[Group]:
-        """The groups in the order of their first operation, every operation in exactly one."""
+        """The groups in the order of the operations that founded them, every operation in exactly one."""
         alive = [group for number, group in enumerate(self.groups) if self._find(number) == number]
         for group in alive:
             group.members.sort()
-        return sorted(alive, key=lambda group: group.members[0])
+        return sorted(alive, key=lambda group: group.founder)
 
 
 def _corresponding_dims(old: mtf.Shape, new: mtf.Shape) -> list[tuple[mtf.Dimension, mtf.Dimension]]:
