@@ -26,7 +26,7 @@ help:
 	@echo "make test         ruff and every test"
 	@echo "make lint         ruff alone"
 	@echo "make benchmark    the measurements behind the README's table"
-	@echo "make bazel        the unit tests under Bazel, without a network"
+	@echo "make bazel        the tests under Bazel, with the Python of .venv"
 	@echo "make clean        remove the environment and every cache"
 
 launch: $(ENVIRONMENT)
@@ -43,7 +43,7 @@ benchmark: $(ENVIRONMENT)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bazel: $(ENVIRONMENT)
-	@bazel test //... --config=offline
+	@bazel test //... $(ARGS)
 
 environment: $(ENVIRONMENT)
 

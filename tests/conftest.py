@@ -15,6 +15,7 @@ os.environ["MPLBACKEND"] = "Agg"
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="pase_mtf-tests-")
+    os.environ["MPLCONFIGDIR"] = os.path.join(os.environ["XDG_CACHE_HOME"], "matplotlib")
 
 # No deadline: the first example of a test may compile or trace. HYPOTHESIS_PROFILE=explore looks for new examples.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, print_blob=True,
