@@ -1,6 +1,8 @@
 """What is installed, and how: the wheel, the Makefile's answers, and who imports TensorFlow."""
 
 import ast
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -96,3 +98,10 @@ def test_make_help_names_every_target(repository):
     assert {"launch", "test", "lint", "benchmark"} <= targets
     for target in targets:
         subprocess.run(["make", "--dry-run", target], cwd=repository, check=True, capture_output=True)
+
+
+@pytest.mark.skipif("TEST_SRCDIR" in os.environ, reason="Bazel lays out only the files that a target names")
+def test_links_of_the_readme_lead_somewhere(repository):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (repository / "README.md").read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (repository / link).exists()] == []
