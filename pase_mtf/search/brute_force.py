@@ -1,0 +1,62 @@
+"""Every assignment, one after another: for small networks, and to test the other searches against."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.network import CostNetwork
+from pase_mtf.search.registry import Progress, Solution, register, relative_gap
+
+__all__ = ["brute_force"]
+
+_MOST_ASSIGNMENTS = 10_000_000
+_BLOCK = 1 << 16
+
+
+@register("brute_force")
+def brute_force(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
+                progress: Progress | None = None) -> Solution:
+    """Tries everything. Looks at the network as it stands: shares no code with the other searches.
+
+    Returns:
+      the solution; of equally cheap assignments the first in lexicographic order.
+
+    Raises:
+      UsageError: more than ten million assignments.
+      InfeasibleError: none is finite.
+    """
+    start = time.perf_counter()
+    total = math.prod(network.sizes)
+    if total > _MOST_ASSIGNMENTS:
+        raise UsageError(f"brute_force: {total:.3g} assignments, at most {_MOST_ASSIGNMENTS:.0e}; use method exact")
+    best, best_cost, done = None, math.inf, 0
+    assignments = itertools.product(*map(range, network.sizes))
+    while done < total:
+        block = np.array(list(itertools.islice(assignments, _BLOCK)), np.int64).reshape(-1, len(network.sizes))
+        costs = np.zeros(len(block))
+        for layer, vector in enumerate(network.vectors):
+            costs += vector[block[:, layer]]
+        for edge in network.edges:
+            costs += edge.matrix[edge.rows[block[:, edge.source]], edge.columns[block[:, edge.target]]]
+        # Sums in another order round differently: among the near-equal ones, the exact sum decides.
+        near = costs <= min(best_cost, costs.min()) + 1e-9 * abs(min(best_cost, costs.min()))
+        for row in np.flatnonzero(near & np.isfinite(costs)):
+            cost = network.cost(block[row].tolist())
+            if cost < best_cost:
+                best, best_cost = tuple(block[row].tolist()), cost
+        done += len(block)
+        if progress is not None:
+            progress(time.perf_counter() - start, best_cost, -math.inf)
+        if time_limit is not None and time.perf_counter() - start > time_limit:
+            break
+    if best is None:
+        raise InfeasibleError("no finite assignment exists" if done >= total else
+                              f"no finite assignment found in {time_limit} seconds; raise the time limit")
+    bound = best_cost if done >= total else -math.inf
+    return Solution(best, best_cost, bound, relative_gap(best_cost, bound), done >= total,
+                    time.perf_counter() - start, {"assignments": done})

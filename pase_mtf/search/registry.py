@@ -1,0 +1,128 @@
+"""What a search returns, and the searches by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pase_mtf.errors import UsageError, nearest
+from pase_mtf.network import CostNetwork
+
+__all__ = ["Progress", "Solution", "methods", "register", "relative_gap", "solve"]
+
+
+class Progress(Protocol):
+    """Called now and then during a search with what is known: seconds so far, cost of the best assignment (inf: none
+    yet) and lower bound (-inf: none yet)."""
+
+    def __call__(self, seconds: float, cost: float, lower_bound: float) -> None:
+        """Takes note."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """What a search found.
+
+    Attributes:
+      assignment: a configuration index per layer.
+      cost: its cost, computed anew from the network.
+      lower_bound: no assignment costs less (up to rounding: see `optimal`); -inf from a search that has no bound.
+      gap: (cost - lower_bound) / |cost|; 0 if optimal, inf without a bound.
+      optimal: proven: no assignment is cheaper by more than 1e-12 of the sum of the absolute values of its parts; in a
+        network of integers, none is cheaper at all.
+      seconds: wall time of the search.
+      statistics: sizes and counts of this search, by name.
+      certificate: what proves the bound, for `check_certificate`; None from a search that proves nothing.
+    """
+
+    assignment: tuple[int, ...]
+    cost: float
+    lower_bound: float
+    gap: float
+    optimal: bool
+    seconds: float
+    statistics: dict[str, Any]
+    certificate: Any = None
+
+
+def relative_gap(cost: float, lower_bound: float) -> float:
+    """How far the cost can be above the least one, relative to it."""
+    if cost <= lower_bound:
+        return 0.0
+    if not math.isfinite(cost) or not math.isfinite(lower_bound) or cost == 0:
+        return math.inf
+    return (cost - lower_bound) / abs(cost)
+
+
+_METHODS: dict[str, Callable[..., Solution]] = {}
+
+
+def register(name: str) -> Callable[[Callable[..., Solution]], Callable[..., Solution]]:
+    """Decorator: makes a search known to `solve` under a name.
+
+    It is called as search(network, time_limit=seconds or None, gap=relative gap to stop at, progress=callable or None,
+    **options) and returns a Solution; `solve` validates the network first and sets `seconds`.
+
+    Raises:
+      UsageError: the name is taken.
+    """
+    def add(function: Callable[..., Solution]) -> Callable[..., Solution]:
+        if name in _METHODS:
+            raise UsageError(f"a search named {name!r} exists already; choose another name")
+        _METHODS[name] = function
+        return function
+    return add
+
+
+def methods() -> tuple[str, ...]:
+    """The names of all searches."""
+    return tuple(sorted(_METHODS))
+
+
+def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | None = None, gap: float = 0.0,
+          progress: Progress | None = None, **options: Any) -> Solution:
+    """Finds a cheap assignment.
+
+    Args:
+      network: what to minimise.
+      method: a name of `methods()`.
+      time_limit: seconds after which the search returns the best it has, with an honest gap (searches that cannot
+        stop early say so in their docstring). None: no limit.
+      gap: relative gap at which an exact search may stop.
+      progress: told how the search is getting on.
+      **options: of that method; see its docstring.
+
+    Returns:
+      the best assignment found.
+
+    Raises:
+      UsageError: unknown method or option, an argument out of range, or a network that is not valid.
+      InfeasibleError: no assignment is finite, or none satisfies the constraints.
+    """
+    if method not in _METHODS:
+        raise UsageError(f"unknown search {method!r}; {nearest(method, _METHODS)}")
+    if time_limit is not None and not time_limit > 0:
+        raise UsageError(f"time limit of {time_limit} seconds; give a positive number, or none")
+    if not gap >= 0:
+        raise UsageError(f"gap of {gap}; give 0 or more")
+    start = time.perf_counter()
+    network.validate()
+    function = _METHODS[method]
+    known = _options(function)
+    for name in options:
+        if known is not None and name not in known:
+            raise UsageError(f"search {method!r} has no option {name!r}; {nearest(name, known)}")
+    solution = function(network, time_limit=time_limit, gap=gap, progress=progress, **options)
+    return dataclasses.replace(solution, seconds=time.perf_counter() - start)
+
+
+def _options(function: Callable[..., Solution]) -> set[str] | None:
+    """The options a search takes; None if it takes any."""
+    import inspect
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}

@@ -1,0 +1,134 @@
+"""The exact search against brute force, against itself with every shortcut closed, and on known optima."""
+
+import pathlib
+
+import numpy as np
+import pytest
+from random_networks import COSTS, SHAPES, random_network
+
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.network import CostNetwork, NetworkEdge
+from pase_mtf.search import exact as exact_module
+from pase_mtf.search import solve
+
+INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
+OPTIMA = {
+    "alexnet_8": 97098296512, "alexnet_32": 53136349552, "rnnlm_8": 4024963186688, "rnnlm_32": 1491938058240,
+    "inception3_8": 782140602432, "inception3_16": 673045949344, "transformer_4": 2189181321216,
+    "transformer_8": 1421082828800, "densenet-chain_8": 749464025984, "densenet-direct_8": 749464025984,
+    "densenet-direct_16": 722760493120}
+
+
+def same(network, solution, expected, integer):
+    """Equal: to the last digit for integers, else to 1e-12 of the sum of the parts."""
+    if integer:
+        return solution.cost == expected
+    parts = sum(abs(vector[k]) for vector, k in zip(network.vectors, solution.assignment, strict=True))
+    parts += sum(abs(edge.matrix[edge.rows[solution.assignment[edge.source]],
+                                 edge.columns[solution.assignment[edge.target]]]) for edge in network.edges)
+    return abs(solution.cost - expected) <= 1e-12 * parts
+
+
+def is_integer(seed):
+    return COSTS[seed // len(SHAPES) % len(COSTS)] in ("integer", "large_integer", "ties", "zero")
+
+
+@pytest.mark.parametrize("name", OPTIMA)
+def test_known_optima(name):
+    solution = solve(CostNetwork.load(INSTANCES / f"{name}.npz"))
+    assert solution.cost == OPTIMA[name]
+    assert solution.optimal
+    assert solution.gap == 0
+    assert solution.lower_bound == solution.cost
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_against_brute_force(block):
+    infeasible = 0
+    for seed in range(block * 250, (block + 1) * 250):
+        network = random_network(seed, 3000)
+        try:
+            expected = solve(network, "brute_force").cost
+        except InfeasibleError:
+            infeasible += 1
+            with pytest.raises(InfeasibleError):
+                solve(network)
+            continue
+        solution = solve(network)
+        assert solution.optimal
+        assert solution.cost == network.cost(solution.assignment)
+        assert same(network, solution, expected, is_integer(seed)), (seed, solution.cost, expected)
+    assert infeasible < 50
+
+
+def dense(seed, layers=7, configurations=5, classes=4):
+    rng = np.random.default_rng(seed)
+
+    def draw(shape):
+        return rng.integers(0, 60, shape).astype(float) if seed % 2 else rng.random(shape)
+    return CostNetwork(
+        [draw(configurations) for _ in range(layers)],
+        [NetworkEdge(i, j, draw((classes, classes)), rng.integers(0, classes, configurations),
+                     rng.integers(0, classes, configurations)) for i in range(layers) for j in range(i + 1, layers)])
+
+
+def test_branch_and_bound_alone(monkeypatch):
+    """With elimination closed off, branching must find the same."""
+    expected = [solve(dense(seed)) for seed in range(40)]
+    monkeypatch.setattr(exact_module, "_MOST_ENTRIES", -1)
+    nodes = 0
+    for seed, reference in enumerate(expected):
+        solution = solve(dense(seed))
+        assert solution.optimal
+        assert solution.statistics["eliminations"] == 0
+        assert same(dense(seed), solution, reference.cost, seed % 2)
+        nodes += solution.statistics["nodes"]
+    assert nodes > 60
+
+
+def test_deterministic():
+    network = CostNetwork.load(INSTANCES / "inception3_8.npz")
+    first, second = solve(network), solve(network)
+    assert first.assignment == second.assignment
+    assert first.statistics == second.statistics
+
+
+def test_gap_and_time_limit_are_honest(monkeypatch):
+    monkeypatch.setattr(exact_module, "_MOST_ENTRIES", -1)
+    network = dense(1, layers=14, configurations=8, classes=8)
+    optimum = solve(network)
+    assert optimum.optimal
+    for options in ({"gap": 0.2}, {"time_limit": 1e-6}):
+        solution = solve(network, **options)
+        assert not solution.optimal
+        assert solution.lower_bound <= optimum.cost <= solution.cost == network.cost(solution.assignment)
+        assert solution.gap == pytest.approx((solution.cost - solution.lower_bound) / solution.cost)
+    assert solve(network, gap=0.2).gap <= 0.2
+
+
+def test_infeasible_by_combination():
+    """Every vector and matrix has finite entries, every pair has a way, and yet no assignment is finite."""
+    other = np.array([[np.inf, 0.0], [0.0, np.inf]])
+    ends = np.array([0, 1])
+    network = CostNetwork([np.zeros(2)] * 3, [NetworkEdge(i, j, other, ends, ends) for i, j in
+                                              ((0, 1), (1, 2), (0, 2))])
+    with pytest.raises(InfeasibleError, match="finite"):
+        solve(network)
+
+
+def test_progress_is_told():
+    calls = []
+    solution = solve(dense(3), progress=lambda *arguments: calls.append(arguments))
+    assert calls
+    for seconds, cost, bound in calls:
+        assert seconds >= 0
+        assert cost >= solution.cost - 1e-9
+        assert bound <= solution.cost + 1e-9
+
+
+def test_one_layer_and_none():
+    assert solve(CostNetwork([[3.0, 1.0]], [])).assignment == (1,)
+    empty = solve(CostNetwork([], []))
+    assert empty.assignment == ()
+    assert empty.cost == 0
+    assert empty.optimal
