@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from pase_mtf.launch.devices import Devices
-from pase_mtf.launch.measuring import peak_bytes_per_device
-from pase_mtf.launch.program import Program
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError
+from pase_mtf.launch.devices import Devices
+from pase_mtf.launch.measuring import peak_bytes_per_device
+from pase_mtf.launch.program import Program
 
 __all__ = ["Arm", "lower_stock_data_parallel", "session_config"]
 
@@ -84,7 +84,8 @@ class Arm:
         self._session = tf.Session(graph=self._graph, config=session_config(devices))
         self._run(initialize)
         if restore:
-            restore(lambda prefix: self._saver.restore(self._session, prefix))
+            with self._graph.as_default():
+                restore(lambda prefix: self._saver.restore(self._session, prefix))
         self._run(to_slices)
         self.build_seconds = time.perf_counter() - start
 
@@ -120,7 +121,8 @@ class Arm:
     def save(self, prefix: str) -> None:
         """Writes the master variables, brought up to date, to files that begin with `prefix`."""
         self._run(self._to_masters)
-        self._saver.save(self._session, prefix, write_meta_graph=False, write_state=False)
+        with self._graph.as_default():  # the Saver asks the current context, not its own graph, whether it is eager
+            self._saver.save(self._session, prefix, write_meta_graph=False, write_state=False)
 
     def close(self) -> None:
         """Frees what the arm holds."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from absl import flags
-from pase_mtf.launch.options import OPTIMIZERS, Options
 
 from pase_mtf.errors import UsageError
+from pase_mtf.launch.options import OPTIMIZERS, Options
 
 __all__ = ["HelpRequested", "parse_command_line"]
 
@@ -48,7 +48,7 @@ def _flag_values() -> flags.FlagValues:
          "device names separated by commas.")
     number("batch", "Examples per step; default: the preset's.")
     number("steps", "Measured training steps.")
-    number("warmup", "Training steps before those, not timed; the last of them is traced for its memory.")
+    number("warmup", "Training steps before those, not timed; the first of them is traced for its memory.")
     text("data", "Files to train on: an IDX image file or folder, a folder of images with labels, a text file, or "
          "source.txt,target.txt; default: synthetic data.")
     text("strategy", "search, data_parallel, expert, or a strategy file: what is trained, kept and resumed.")
@@ -57,7 +57,7 @@ def _flag_values() -> flags.FlagValues:
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
          "configs/machines, or a file.")
     text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")
-    flags.DEFINE_float("learning_rate", None, "Default: the preset's, or for another optimizer than the preset's " + ", ".join(
+    flags.DEFINE_float("learning_rate", None, "Default: the preset's, or for another optimizer " + ", ".join(
         f"{rate if rate else 'its own schedule'} ({name})" for name, rate in OPTIMIZERS.items()) + ".",
         flag_values=values)
     text("output_dir", "Where the run's files go; must not exist; default outputs/<model>-<mesh>-<time>.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from pase_mtf.configurations import Configuration
@@ -36,10 +37,10 @@ def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration]
         splits.append({dim: (strides[dim], strides[dim] * parts) for dim, parts in configuration.splits.items()})
         boundaries.update(*splits[-1].values())
     cuts = sorted(boundaries)
-    if any(high % low for low, high in zip(cuts, cuts[1:], strict=False)):
+    if any(high % low for low, high in itertools.pairwise(cuts)):
         return None
     axes = {(low, high): f"axis_{number}"
-            for number, (low, high) in enumerate(reversed(list(zip(cuts, cuts[1:], strict=False))))}
+            for number, (low, high) in enumerate(reversed(list(itertools.pairwise(cuts))))}
     rules: dict[str, str] = {}
     for split in splits:
         for dim, interval in split.items():

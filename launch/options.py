@@ -8,11 +8,10 @@ import os
 import time
 from typing import Any
 
-from pase_mtf.launch.arm_names import ArmName, parse_arms
-from pase_mtf.launch.mesh_flag import MeshFlag, parse_mesh
-
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.files import read_json
+from pase_mtf.launch.arm_names import ArmName, parse_arms
+from pase_mtf.launch.mesh_flag import MeshFlag, parse_mesh
 
 __all__ = ["CONFIG_FORMAT", "CONFIG_VERSION", "OPTIMIZERS", "Options", "load_run_config", "run_config"]
 

@@ -53,11 +53,11 @@ class History:
 
     def timing(self, arm: str) -> Timing | None:
         """Statistics of the timed steps; None before the first."""
-        return Timing.of([record.seconds for record in self.records[arm] if record.timed])
+        return Timing.of([record.seconds for record in self.records.get(arm, ()) if record.timed])
 
     def losses(self, arm: str) -> list[float]:
         """Loss per step."""
-        return [record.loss for record in self.records[arm]]
+        return [record.loss for record in self.records.get(arm, ())]
 
 
 def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: int, first_step: int = 0,
@@ -71,7 +71,7 @@ def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: in
     Args:
       arms: things with a name and `step(batch, trace) -> (loss, seconds)`.
       batches: the training data, from `first_step` on; every arm sees the same.
-      warmup, steps: untimed and timed steps; the last untimed one is traced for its memory.
+      warmup, steps: untimed and timed steps; the very first is traced for its memory.
       first_step: number of the first step.
       on_step: called after every step of every arm.
       block: steps per turn.
@@ -85,7 +85,7 @@ def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: in
             held = list(itertools.islice(source, size))
             for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
                 for number, batch in enumerate(held):
-                    loss, seconds = arm.step(batch, trace=turn == 0 and number == size - 1)
+                    loss, seconds = arm.step(batch, trace=turn == 0 and number == 0)
                     record = Record(arm.name, first_step + start + number, loss, seconds, timed=turn > 0)
                     history.records[arm.name].append(record)
                     on_step(record)

@@ -1,0 +1,103 @@
+"""The command line of pase_mtf: find a strategy, train with it, show the measured speedup over data parallelism.
+
+python -m pase_mtf.launch --model=transformer --mesh=8
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+
+from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
+from pase_mtf.launch.command_line import HelpRequested, parse_command_line
+from pase_mtf.launch.options import Options
+from pase_mtf.launch.settle import settle
+
+__all__ = ["INTERRUPTED", "LOSSES_DISAGREE", "main"]
+
+LOSSES_DISAGREE = 6
+INTERRUPTED = 130
+
+
+def run(options: Options) -> int:
+    """One run, from its options to its exit code.
+
+    Raises:
+      PaseError: what a user can cause; its exit code says of which kind.
+    """
+    plan = settle(options)
+    if options.print_config:
+        print(plan.config_json(), end="")
+        return 0
+
+    # TensorFlow is loaded here and not before: what words and files can answer is answered in a fraction of a second.
+    from pase_mtf.launch.console import Progress, print_header, search_summary
+    from pase_mtf.launch.outcome import write_checkpoint, write_outcome, write_strategy
+    from pase_mtf.launch.preparing import build_arms, describe_run, export_program, load_machine, open_run_data
+    from pase_mtf.launch.run_files import RunFiles
+    from pase_mtf.launch.settle import check_memory
+    from pase_mtf.launch.strategies import duplicates, find_strategies
+    from pase_mtf.launch.summary import final_table
+    from pase_mtf.launch.training import train
+
+    data = open_run_data(plan)
+    with RunFiles(plan.options.output_dir) as files:
+        files.write("config.json", plan.config_json())
+        machine = load_machine(plan)
+        graph = export_program(plan)
+        graph.save(files.path("graph.json"))
+        facts = describe_run(plan, data, machine, graph)
+        print_header(facts)
+
+        arms_wanted = plan.options.arms
+        strategies = find_strategies(arms_wanted, graph, options.mesh_flag, machine, options.seed)
+        chosen = strategies[arms_wanted[0].name]
+        write_strategy(files, graph, chosen)
+        print(search_summary(strategies.get("search", chosen), graph))
+        if options.search_only:
+            print(chosen.table())
+            write_outcome(files, plan, facts, graph, strategies)
+            files.keep()
+            return 0
+
+        same = duplicates(strategies)
+        check_memory(plan, strategies, same, machine)
+        arms = build_arms(plan, graph, strategies, [arm.name for arm in arms_wanted if arm.name not in same])
+        with Progress(plan, len(arms)) as progress:
+            history = train(arms, data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
+                            first_step=plan.first_step, on_step=lambda record: (files.metric(record),
+                                                                                progress.step(record)))
+        rows = write_outcome(files, plan, facts, graph, strategies, same, arms, history)
+        print(final_table(rows), f"files: {plan.options.output_dir}", sep="\n\n")
+        write_checkpoint(files, plan, graph, arms)
+    if history.disagreement:
+        print(f"error: {history.disagreement}", file=sys.stderr)
+        return LOSSES_DISAGREE
+    return INTERRUPTED if history.interrupted else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
+    try:
+        return run(parse_command_line(sys.argv[1:] if arguments is None else arguments))
+    except HelpRequested as text:
+        print(text)
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted before anything was measured", file=sys.stderr)
+        return INTERRUPTED
+    except MemoryError:
+        error: PaseError = OutOfMemoryError("out of memory; take a smaller --batch or --preset, or fewer arms")
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        error = UsageError(f"disk full ({problem.filename or 'while writing'}); free space or choose another place")
+    except PaseError as problem:
+        error = problem
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
