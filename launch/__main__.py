@@ -50,9 +50,9 @@ def run(options: Options) -> int:
         facts = describe_run(plan, data, machine, graph)
         print_header(facts)
 
-        arms_wanted = plan.options.arms
-        strategies = find_strategies(arms_wanted, graph, options.mesh_flag, machine, options.seed)
-        chosen = strategies[arms_wanted[0].name]
+        wanted = plan.options.arms
+        strategies = find_strategies(wanted, graph, options.mesh_flag, machine, options.seed)
+        chosen = strategies[wanted[0].name]
         write_strategy(files, graph, chosen)
         print(search_summary(strategies.get("search", chosen), graph))
         if options.search_only:
@@ -62,15 +62,18 @@ def run(options: Options) -> int:
             return 0
 
         same = duplicates(strategies)
-        check_memory(plan, strategies, same, machine)
-        arms = build_arms(plan, graph, strategies, [arm.name for arm in arms_wanted if arm.name not in same])
+        trained = [arm.name for arm in wanted if arm.name not in same]
+        check_memory(plan, strategies, trained, machine)
+        arms = build_arms(plan, graph, strategies, trained)
         with Progress(plan, len(arms)) as progress:
             history = train(arms, data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
-                            first_step=plan.first_step, on_step=lambda record: (files.metric(record),
-                                                                                progress.step(record)))
+                            first_step=plan.first_step, watchers=(files.metric, progress.step))
         rows = write_outcome(files, plan, facts, graph, strategies, same, arms, history)
-        print(final_table(rows), f"files: {plan.options.output_dir}", sep="\n\n")
-        write_checkpoint(files, plan, graph, arms)
+        print("", final_table(rows), "", f"files: {plan.options.output_dir}", sep="\n")
+        if not history.disagreement:
+            write_checkpoint(files, plan, graph, arms)
+        for arm in arms:
+            arm.close()
     if history.disagreement:
         print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pase_mtf import models
@@ -79,22 +80,25 @@ def settle(options: Options) -> Plan:
     return Plan(options, devices, config, machine, checkpoint)
 
 
-def check_memory(plan: Plan, needs: dict[str, float], machine: Machine) -> None:
+def check_memory(plan: Plan, strategies: Mapping[str, Any], trained: Sequence[str], machine: Machine) -> None:
     """Refuses what cannot fit, before anything is allocated: Linux does not say no, it kills.
 
     Args:
       plan: of the run.
-      needs: arm -> predicted bytes of its fullest device.
+      strategies: arm -> strategy; an arm without one (stock) needs what our own data parallelism does.
+      trained: the arms that are built.
       machine: the devices.
 
     Raises:
       OutOfMemoryError: names the arm, what it needs, and the remedy.
     """
+    stock = strategies.get("data_parallel")
+    needs = {arm: strategies.get(arm, stock).memory_bytes for arm in trained if strategies.get(arm, stock)}
     remedy = "take a smaller --batch or --preset, more devices, or fewer arms in --compare"
     for arm, need in needs.items():
         if need > machine.memory_bytes:
-            raise OutOfMemoryError(f"arm {arm}: needs {need / 2**30:.1f} GiB per device, a device of machine "
-                                   f"{machine.name} has {machine.memory_bytes / 2**30:.1f} GiB; {remedy}")
+            raise OutOfMemoryError(f"arm {arm}: needs {need / 2**30:.3g} GiB per device, a device of machine "
+                                   f"{machine.name} has {machine.memory_bytes / 2**30:.3g} GiB; {remedy}")
     available = available_bytes()
     if plan.devices.kind == "cpu" and available is not None:
         total = plan.devices.count * sum(needs.values())

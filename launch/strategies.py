@@ -40,7 +40,7 @@ def _find(arm: ArmName, graph: ComputationGraph, mesh: MeshFlag, machine: Machin
     if arm.method == "search":
         return find_strategy(graph, mesh.devices, machine, method="exact")
     if arm.method == "file":
-        strategy = Strategy.load(arm.argument, graph)
+        strategy = Strategy.load(arm.argument, graph, machine)
         if strategy.devices != mesh.devices:
             raise MismatchError(f"{arm.argument}: a strategy for {strategy.devices} devices, --mesh={mesh.text} has "
                                 f"{mesh.devices}; use --mesh={strategy.devices}, or search anew")

@@ -9,6 +9,7 @@ from typing import Any
 
 from pase_mtf.launch.arm_names import STOCK
 from pase_mtf.launch.training import History
+from pase_mtf.tables import format_table
 
 __all__ = ["ARM_KEYS", "arm_rows", "final_table", "summary_json"]
 
@@ -49,7 +50,7 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, An
             "examples_per_second": batch / timing.median if timing else None,
             "speedup_over_data_parallel": speedup(name, "data_parallel"),
             "speedup_over_stock": speedup(name, STOCK),
-            "predicted_bytes": predicted_bytes(strategy) if strategy else None,
+            "predicted_bytes": strategy.memory_bytes if strategy else None,
             "measured_bytes": measured_bytes.get(trained),
             "final_loss": losses[-1] if losses else None,
             "measured_ms_quartiles": [timing.lower * 1e3, timing.upper * 1e3] if timing else None,
@@ -57,11 +58,6 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, An
             "same_as": same_as.get(name),
         }
     return rows
-
-
-def predicted_bytes(strategy: Any) -> float:
-    """Predicted bytes of the fullest device."""
-    return strategy.memory
 
 
 def summary_json(rows: Mapping[str, Mapping[str, Any]], **more: Any) -> str:
@@ -82,26 +78,17 @@ def _finite(value: Any) -> Any:
 
 def final_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """The table a run ends with."""
-    head = ("arm", "predicted ms", "measured ms", "examples/s", "over stock", "over data par.", "predicted memory",
-            "measured memory")
-    lines: list[Sequence[str]] = [head]
+    head = ["arm", "predicted ms", "measured ms", "examples/s", "over stock", "over data par.", "predicted memory",
+            "measured memory"]
+    lines = []
     for name, row in rows.items():
         spread = f" ± {row['measured_ms_spread']:.1f}" if row["measured_ms"] is not None else ""
-        lines.append((
+        lines.append([
             f"{name} (= {row['same_as']})" if row["same_as"] else name, number(row["predicted_ms"], ".1f"),
             number(row["measured_ms"], ".1f") + spread, number(row["examples_per_second"], ".1f"),
             number(row["speedup_over_stock"], ".2f", "×"), number(row["speedup_over_data_parallel"], ".2f", "×"),
-            size(row["predicted_bytes"]), size(row["measured_bytes"])))
-    return format_table(lines)
-
-
-def format_table(lines: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned text: the first column to the left, numbers to the right, a rule below the head."""
-    widths = [max(len(row[column]) for row in lines) for column in range(len(lines[0]))]
-    text = ["  ".join(cell.ljust(width) if column == 0 else cell.rjust(width)
-                      for column, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in lines]
-    return "\n".join([text[0], "-" * max(map(len, text)), *text[1:]])
+            size(row["predicted_bytes"]), size(row["measured_bytes"])])
+    return format_table(head, lines, right=range(1, len(head)))
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:

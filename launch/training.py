@@ -61,7 +61,7 @@ class History:
 
 
 def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: int, first_step: int = 0,
-          on_step: Callable[[Record], None] = lambda record: None, block: int = BLOCK) -> History:
+          watchers: Sequence[Callable[[Record], object]] = (), block: int = BLOCK) -> History:
     """Trains every arm for warmup + steps steps.
 
     The warm-up is a block of its own; then the arms take turns, `block` steps each, the turn starting with another arm
@@ -73,7 +73,7 @@ def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: in
       batches: the training data, from `first_step` on; every arm sees the same.
       warmup, steps: untimed and timed steps; the very first is traced for its memory.
       first_step: number of the first step.
-      on_step: called after every step of every arm.
+      watchers: called after every step of every arm.
       block: steps per turn.
     """
     history = History(first_step, {arm.name: [] for arm in arms})
@@ -88,7 +88,8 @@ def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: in
                     loss, seconds = arm.step(batch, trace=turn == 0 and number == 0)
                     record = Record(arm.name, first_step + start + number, loss, seconds, timed=turn > 0)
                     history.records[arm.name].append(record)
-                    on_step(record)
+                    for watcher in watchers:
+                        watcher(record)
             start += size
             history.disagreement = first_disagreement(
                 {arm.name: history.losses(arm.name) for arm in arms}, first_step)

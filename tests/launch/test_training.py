@@ -55,6 +55,6 @@ def test_ctrl_c_keeps_what_was_measured():
 
 def test_calls_back_after_every_step():
     seen = []
-    train([_Arm("a", [])], itertools.count(), warmup=1, steps=3, first_step=7, on_step=seen.append)
+    train([_Arm("a", [])], itertools.count(), warmup=1, steps=3, first_step=7, watchers=[seen.append])
     assert [(record.arm, record.step, record.timed) for record in seen] == [
         ("a", 7, False), ("a", 8, True), ("a", 9, True), ("a", 10, True)]
