@@ -181,13 +181,11 @@ def factors_of(packed: Packed) -> list[Factor]:
     for v in range(packed.vertices):
         start, size = int(packed.first[v]), int(packed.first[v + 1] - packed.first[v])
         factors.append(Factor((v,), packed.unary, start, (np.arange(size, dtype=np.int64),)))
-    for e in range(len(packed.source)):
-        u, v = int(packed.source[e]), int(packed.target[e])
-        rows = packed.classes[packed.rows[e]:packed.rows[e] + packed.first[u + 1] - packed.first[u]]
-        columns = packed.classes[packed.columns[e]:packed.columns[e] + packed.first[v + 1] - packed.first[v]]
-        start, width = int(packed.matrix[e]), int(packed.width[e])
-        area = packed.values[start:start + int(packed.height[e]) * width]
-        factors.append(Factor((u, v), area, 0, (rows.astype(np.int64) * width, columns.astype(np.int64))))
+    for e, (u, v) in enumerate(packed.pairs):
+        start, (height, width) = int(packed.matrix[e]), packed.extents[:, e].tolist()
+        rows, columns = (packed.classes[place:place + packed.first[end + 1] - packed.first[end]].astype(np.int64)
+                         for place, end in zip(packed.classes_at[:, e], (u, v), strict=True))
+        factors.append(Factor((u, v), packed.values[start:start + height * width], 0, (rows * width, columns)))
     return factors
 
 

@@ -68,7 +68,7 @@ class Minimiser:
         self._unit = quantum(packed) if unit is None else unit
         self._scale = 0.0
         self._start = time.perf_counter()
-        self._root_messages = np.zeros(self.root.messages)
+        self._root_messages = np.zeros(self.root.potentials)
         # Where configuration i of vertex v of the input stands among the root's.
         self._place = np.full(len(packed.unary), -1, np.int64)
         self._offset = packed.first
@@ -124,13 +124,8 @@ class Minimiser:
             return
         self.cost = cost
         self.best = p.original[p.first[:-1] + choice].astype(np.int64)
-        root = self.root
-        chosen = self._place[self._offset[:-1] + self.best] - root.first[:-1]
-        entry = np.arange(len(root.source))
-        rows = root.classes[root.rows[entry] + chosen[root.source]]
-        columns = root.classes[root.columns[entry] + chosen[root.target]]
-        self._scale = float(abs(root.constant) + np.abs(root.unary[root.first[:-1] + chosen]).sum()
-                            + np.abs(root.values[root.matrix + rows.astype(np.int64) * root.width + columns]).sum())
+        chosen = self._place[self._offset[:-1] + self.best] - self.root.first[:-1]
+        self._scale = self.root.cost(chosen)[1]
 
     def _report(self, bound: float) -> None:
         if self._progress is not None:
@@ -148,7 +143,7 @@ class Minimiser:
         try:
             if not top:
                 p, messages = reduce(p, alive, messages)
-            work = int((p.height.astype(np.int64) * p.width).sum()) * 2 + 8 * int(p.incoming_start[-1]) + len(p.unary)
+            work = 2 * int((p.extents[0] * p.extents[1]).sum()) + 4 * len(p.classes) + len(p.unary)
             chunk = 1  # the first pass finds the scale of costs
             plan, stalled, previous = None, 0, -np.inf
             surplus = np.zeros(len(p.unary))
@@ -176,7 +171,7 @@ class Minimiser:
                     surplus = surplus[keep] if len(p.unary) == int(keep.sum()) else None
                     plan = None
                 if plan is None:
-                    plan = plan_elimination(p.domains, list(zip(p.source.tolist(), p.target.tolist(), strict=True)))
+                    plan = plan_elimination(p.domains, p.pairs)
                 room = plan.entries <= _MOST_ENTRIES
                 if room and plan.operations <= max(_CHEAP_OPERATIONS, 2 * work):
                     self._eliminate(p, plan)

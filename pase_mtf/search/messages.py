@@ -18,58 +18,85 @@ __all__ = ["improve", "message_passes"]
 
 
 @njit(cache=True, fastmath={"nnan", "nsz"})
-def _pull_columns(p: Packed, e: int, messages: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Column potentials as large as the edge allows."""
-    height, width, above, below, start = p.height[e], p.width[e], p.above[e], p.below[e], p.matrix[e]
-    for c in range(width):
-        messages[below + c] = np.inf
-    out = messages[below:below + width]
-    for r in range(height):
-        taken = messages[above + r]
-        line = p.values[start + r * width:start + (r + 1) * width]
-        for c in range(width):
-            value = line[c] - taken
-            out[c] = value if value < out[c] else out[c]
+def _pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> None:  # pragma: no cover (compiled)
+    """The potentials of one side of an edge as large as it allows: taken = min over the other side of edge - given.
 
-
-@njit(cache=True, fastmath={"nnan", "nsz"})
-def _pull_rows(p: Packed, e: int, messages: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Row potentials as large as the edge allows."""
-    height, width, above, below, start = p.height[e], p.width[e], p.above[e], p.below[e], p.matrix[e]
-    given = messages[below:below + width]
-    for r in range(height):
-        least = np.inf
-        line = p.values[start + r * width:start + (r + 1) * width]
-        for c in range(width):
-            value = line[c] - given[c]
-            least = value if value < least else least
-        messages[above + r] = least
+    Args:
+      edge: float64, its matrix, flat.
+      given, taken: the potentials of the other side, and of this one.
+      rows: whether this is the side of the rows.
+    """
+    if rows:
+        width = len(given)
+        for r in range(len(taken)):
+            line = edge[r * width:(r + 1) * width]
+            least = np.inf
+            for c in range(width):
+                value = line[c] - given[c]
+                least = value if value < least else least
+            taken[r] = least
+    else:
+        width = len(taken)
+        taken[:] = np.inf
+        for r in range(len(given)):
+            line = edge[r * width:(r + 1) * width]
+            potential = given[r]
+            for c in range(width):
+                value = line[c] - potential
+                taken[c] = value if value < taken[c] else taken[c]
 
 
 @njit(cache=True)
-def improve(p: Packed, choice: np.ndarray, sweeps: int, theta: np.ndarray) -> float:  # pragma: no cover (compiled)
+def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Adds to every configuration the value of its class."""
+    for k in range(len(out)):
+        out[k] += values[classes[k]]
+
+
+@njit(cache=True)
+def _hand_on(theta: np.ndarray, delta: float, share: float, classes: np.ndarray, potentials: np.ndarray,
+             least: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Moves a share of the surplus of a vertex (theta - delta) to an edge."""
+    for r in range(len(potentials)):
+        least[r] = np.inf
+    for k in range(len(theta)):
+        if theta[k] < least[classes[k]]:
+            least[classes[k]] = theta[k]
+    for r in range(len(potentials)):
+        potentials[r] -= share * (least[r] - delta)
+
+
+@njit(cache=True)
+def _lines(p: Packed, v: int, side: int, choice: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Adds what the edges that have v at this side cost, given the choice at their other ends."""
+    matrix, ends, extents, classes, classes_at = p.matrix, p.ends, p.extents, p.classes, p.classes_at
+    adjacent, values = p.adjacent, p.values
+    for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
+        e = adjacent[side, position]
+        fixed = classes[classes_at[1 - side, e] + choice[ends[1 - side, e]]]
+        begin = classes_at[side, e]
+        start, step = matrix[e] + fixed, extents[1, e]
+        if side == 1:
+            start, step = matrix[e] + fixed * extents[1, e], np.int64(1)
+        for k in range(len(out)):
+            out[k] += values[start + step * classes[begin + k]]
+
+
+@njit(cache=True)
+def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no cover (compiled)
     """Gives every vertex the best configuration for its neighbours', until nothing improves. Returns the cost."""
-    vertices = len(p.first) - 1
-    for _sweep in range(sweeps):
+    first, unary = p.first, p.unary
+    vertices = len(first) - 1
+    for _ in range(sweeps):
         changed = False
         for v in range(vertices):
-            start, size = p.first[v], p.first[v + 1] - p.first[v]
-            if size == 1:
+            if first[v + 1] - first[v] == 1:
                 continue
-            for k in range(size):
-                theta[k] = p.unary[start + k]
-            for position in range(p.incoming_start[v], p.incoming_start[v + 1]):
-                e = p.incoming[position]
-                line = p.matrix[e] + p.classes[p.rows[e] + choice[p.source[e]]] * np.int64(p.width[e])
-                for k in range(size):
-                    theta[k] += p.values[line + p.classes[p.columns[e] + k]]
-            for position in range(p.outgoing_start[v], p.outgoing_start[v + 1]):
-                e = p.outgoing[position]
-                line = p.matrix[e] + p.classes[p.columns[e] + choice[p.target[e]]]
-                for k in range(size):
-                    theta[k] += p.values[line + p.classes[p.rows[e] + k] * np.int64(p.width[e])]
+            theta = unary[first[v]:first[v + 1]].copy()
+            for side in range(2):
+                _lines(p, v, side, choice, theta)
             best = choice[v]
-            for k in range(size):
+            for k in range(len(theta)):
                 if theta[k] < theta[best]:
                     best = k
             if best != choice[v]:
@@ -79,21 +106,21 @@ def improve(p: Packed, choice: np.ndarray, sweeps: int, theta: np.ndarray) -> fl
             break
     cost = p.constant
     for v in range(vertices):
-        cost += p.unary[p.first[v] + choice[v]]
-    for e in range(len(p.source)):
-        cost += p.values[p.matrix[e] + p.classes[p.rows[e] + choice[p.source[e]]] * np.int64(p.width[e])
-                         + p.classes[p.columns[e] + choice[p.target[e]]]]
+        cost += unary[first[v] + choice[v]]
+    for e in range(len(p.matrix)):
+        r = p.classes[p.classes_at[0, e] + choice[p.ends[0, e]]]
+        cost += p.values[p.matrix[e] + r * p.extents[1, e] + p.classes[p.classes_at[1, e] + choice[p.ends[1, e]]]]
     return cost
 
 
 @njit(cache=True)
 def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: np.ndarray, best: np.ndarray,
-                   best_cost: float, margin: float, target: float, passes: int):  # pragma: no cover (compiled)
+                   best_cost: float, margin: float, enough: float, passes: int):  # pragma: no cover (compiled)
     """Runs passes there and back.
 
     Args:
       p: the network; every entry of every domain can be part of a finite assignment of each edge (see packed.reduce).
-      messages: float64 [p.messages], changed in place.
+      messages: float64 [p.potentials], changed in place.
       alive: bool [configurations]: cleared where a configuration cannot be part of an assignment cheaper than
         best_cost + margin.
       surplus: float64 [configurations], filled in: how much more than the bound every assignment costs that holds the
@@ -101,55 +128,46 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
       best: int64 [vertices], the best assignment known; replaced in place when a cheaper one is found.
       best_cost: its cost (inf: none known).
       margin: how much cheaper than best_cost an assignment must be to matter: negative, or 0.
-      target: stop once best_cost - bound is at most this.
+      enough: stop once best_cost - bound is at most this.
       passes: at most so many.
 
     Returns:
       (lower bound, cost of `best`, passes made).
     """
-    vertices = len(p.first) - 1
-    largest, widest = 0, 0
-    for v in range(vertices):
-        largest = max(largest, p.first[v + 1] - p.first[v])
-    for e in range(len(p.source)):
-        widest = max(widest, p.height[e], p.width[e])
-    theta, score, least = np.empty(largest), np.empty(largest), np.empty(widest)
+    first, unary, matrix, extents, values = p.first, p.unary, p.matrix, p.extents, p.values
+    classes, classes_at, potentials_at = p.classes, p.classes_at, p.potentials_at
+    adjacent_at, adjacent = p.adjacent_at, p.adjacent
+    vertices = len(first) - 1
+    widest = 1
+    for e in range(len(matrix)):
+        widest = max(widest, extents[0, e], extents[1, e])
+    least = np.empty(widest)
     minimum = np.zeros(vertices)
     choice = np.zeros(vertices, np.int64)
     bound, known = -np.inf, False
     made = 0
     for half in range(2 * passes):
-        forward = half % 2 == 0
-        running = p.constant
-        ahead = 0.0
-        if known:
-            for v in range(vertices):
-                ahead += minimum[v]
+        # The side at which a vertex stands on the edges behind it, and on those ahead.
+        behind, ahead = 1 - half % 2, half % 2
+        running, rest = p.constant, minimum.sum()
         for step in range(vertices):
-            v = step if forward else vertices - 1 - step
-            start, size = p.first[v], p.first[v + 1] - p.first[v]
-            incoming, outgoing = p.incoming_start[v], p.outgoing_start[v]
-            incoming_end, outgoing_end = p.incoming_start[v + 1], p.outgoing_start[v + 1]
-            for k in range(size):
-                theta[k] = score[k] = p.unary[start + k]
-            for position in range(incoming, incoming_end):
-                e = p.incoming[position]
-                if forward:
-                    _pull_columns(p, e, messages)
-                    line = p.matrix[e] + p.classes[p.rows[e] + choice[p.source[e]]] * np.int64(p.width[e])
-                for k in range(size):
-                    c = p.classes[p.columns[e] + k]
-                    theta[k] += messages[p.below[e] + c]
-                    score[k] += p.values[line + c] if forward else messages[p.below[e] + c]
-            for position in range(outgoing, outgoing_end):
-                e = p.outgoing[position]
-                if not forward:
-                    _pull_rows(p, e, messages)
-                    line = p.matrix[e] + p.classes[p.columns[e] + choice[p.target[e]]]
-                for k in range(size):
-                    r = p.classes[p.rows[e] + k]
-                    theta[k] += messages[p.above[e] + r]
-                    score[k] += messages[p.above[e] + r] if forward else p.values[line + r * np.int64(p.width[e])]
+            v = step if behind == 1 else vertices - 1 - step
+            size = first[v + 1] - first[v]
+            theta = unary[first[v]:first[v + 1]].copy()
+            score = theta.copy()
+            _lines(p, v, behind, choice, score)
+            for side in range(2):
+                for position in range(adjacent_at[side, v], adjacent_at[side, v + 1]):
+                    e = adjacent[side, position]
+                    place, other = potentials_at[side, e], potentials_at[1 - side, e]
+                    if side == behind:
+                        _pull(values[matrix[e]:matrix[e] + extents[0, e] * extents[1, e]],
+                              messages[other:other + extents[1 - side, e]],
+                              messages[place:place + extents[side, e]], side == 0)
+                    own = classes[classes_at[side, e]:classes_at[side, e] + size]
+                    _add(theta, messages[place:place + extents[side, e]], own)
+                    if side == ahead:
+                        _add(score, messages[place:place + extents[side, e]], own)
             delta, pick = np.inf, 0
             for k in range(size):
                 delta = min(delta, theta[k])
@@ -157,35 +175,26 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
                     pick = k
             choice[v] = pick
             running += delta
-            ahead -= minimum[v]
+            rest -= minimum[v]
             minimum[v] = delta
+            room = best_cost + margin - (running + rest) if known else np.inf
             for k in range(size):
-                surplus[start + k] = theta[k] - delta
-            if known:
-                room = best_cost + margin - (running + ahead)
-                for k in range(size):
-                    if surplus[start + k] > room:
-                        alive[start + k] = False
-            share = 1.0 / max(incoming_end - incoming, outgoing_end - outgoing, 1)
-            for position in range(outgoing if forward else incoming, outgoing_end if forward else incoming_end):
-                e = p.outgoing[position] if forward else p.incoming[position]
-                begin = p.rows[e] if forward else p.columns[e]
-                potential = p.above[e] if forward else p.below[e]
-                count = p.height[e] if forward else p.width[e]
-                for r in range(count):
-                    least[r] = np.inf
-                for k in range(size):
-                    r = p.classes[begin + k]
-                    least[r] = min(least[r], theta[k])
-                for r in range(count):
-                    messages[potential + r] -= share * (least[r] - delta)
+                surplus[first[v] + k] = theta[k] - delta
+                if theta[k] - delta > room:
+                    alive[first[v] + k] = False
+            degree = (adjacent_at[0, v + 1] - adjacent_at[0, v], adjacent_at[1, v + 1] - adjacent_at[1, v])
+            share = 1.0 / max(degree[0], degree[1], 1)
+            for position in range(adjacent_at[ahead, v], adjacent_at[ahead, v + 1]):
+                e = adjacent[ahead, position]
+                place = potentials_at[ahead, e]
+                _hand_on(theta, delta, share, classes[classes_at[ahead, e]:classes_at[ahead, e] + size],
+                         messages[place:place + extents[ahead, e]], least)
         bound, known = max(bound, running), True
-        cost = improve(p, choice, 2, theta)
+        cost = improve(p, choice, 2)
         if cost < best_cost:
             best_cost = cost
             best[:] = choice
-        if not forward:
-            made += 1
-        if best_cost - bound <= target:
+        made += ahead
+        if best_cost - bound <= enough:
             break
     return bound, best_cost, made

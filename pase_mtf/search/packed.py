@@ -15,42 +15,41 @@ __all__ = ["Packed", "pack", "quantum", "reduce"]
 
 
 class Packed(NamedTuple):
-    """A normalized network in flat arrays. Edge e runs from a lower to a higher vertex.
+    """A normalized network in flat arrays.
+
+    Edge e runs from a lower vertex, its side 0 (the rows of its matrix), to a higher one, its side 1 (the columns).
+    Arrays of shape [2, edges] hold something per side.
 
     Attributes:
       first: int64 [vertices + 1], where the configurations of a vertex begin.
       unary: float64 [configurations], their cost.
       original: int32 [configurations], their index in the vertex's original domain.
-      source, target: int32 [edges].
       values: float64, all matrices, row-major, one after another; edges that are alike point to the same one.
       matrix: int64 [edges], where the edge's matrix begins in `values`.
-      height, width: int32 [edges], its shape.
-      classes: int32, all class arrays; rows, columns: int64 [edges], where those of the edge's two ends begin.
-      above, below: int64 [edges], where the edge's row and column potentials begin in the message array.
-      messages: number of potentials.
-      incoming_start, incoming, outgoing_start, outgoing: the edges that end and begin at a vertex (CSR).
+      ends: int32 [2, edges], the vertices.
+      extents: int64 [2, edges], the shape of the matrix.
+      classes: int32, all class arrays.
+      classes_at: int64 [2, edges], where the classes of the configurations of an end begin in `classes`.
+      potentials_at: int64 [2, edges], where the potentials of the classes of an end begin among all.
+      potentials: number of potentials.
+      adjacent_at: int64 [2, vertices + 1], where the list of edges that have a vertex at that side begins.
+      adjacent: int32 [2, edges], those lists.
       constant: cost of what has been decided already.
     """
 
     first: np.ndarray
     unary: np.ndarray
     original: np.ndarray
-    source: np.ndarray
-    target: np.ndarray
     values: np.ndarray
     matrix: np.ndarray
-    height: np.ndarray
-    width: np.ndarray
+    ends: np.ndarray
+    extents: np.ndarray
     classes: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-    above: np.ndarray
-    below: np.ndarray
-    messages: int
-    incoming_start: np.ndarray
-    incoming: np.ndarray
-    outgoing_start: np.ndarray
-    outgoing: np.ndarray
+    classes_at: np.ndarray
+    potentials_at: np.ndarray
+    potentials: int
+    adjacent_at: np.ndarray
+    adjacent: np.ndarray
     constant: float
 
     @property
@@ -63,89 +62,112 @@ class Packed(NamedTuple):
         """Configurations per vertex."""
         return np.diff(self.first)
 
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The ends of every edge."""
+        return list(zip(*self.ends.tolist(), strict=True))
 
-def _adjacency(ends: np.ndarray, vertices: int) -> tuple[np.ndarray, np.ndarray]:
-    start = np.zeros(vertices + 1, np.int64)
-    np.cumsum(np.bincount(ends, minlength=vertices), out=start[1:])
-    return start, np.argsort(ends, kind="stable").astype(np.int32)
+    def cost(self, choice: np.ndarray) -> tuple[float, float]:
+        """The cost of a configuration (counted in `first`) per vertex, and the sum of the absolute values added."""
+        unary = self.unary[self.first[:-1] + choice]
+        rows, columns = (self.classes[self.classes_at[side] + choice[self.ends[side]]] for side in (0, 1))
+        between = self.values[self.matrix + rows * self.extents[1] + columns]
+        return (float(self.constant + unary.sum() + between.sum()),
+                float(abs(self.constant) + np.abs(unary).sum() + np.abs(between).sum()))
 
 
-def _assemble(first: np.ndarray, unary: np.ndarray, original: np.ndarray, source: np.ndarray, target: np.ndarray,
-              values: np.ndarray, matrix: np.ndarray, height: np.ndarray, width: np.ndarray, classes: np.ndarray,
-              rows: np.ndarray, columns: np.ndarray, constant: float) -> Packed:
-    vertices = len(first) - 1
-    sizes = np.zeros(2 * len(source) + 1, np.int64)
-    sizes[1::2], sizes[2::2] = height, width
-    offsets = np.cumsum(sizes)
-    return Packed(first, unary, original, source, target, values, matrix, height, width, classes, rows, columns,
-                  np.ascontiguousarray(offsets[:-1:2]), np.ascontiguousarray(offsets[1::2]), int(offsets[-1]),
-                  *_adjacency(target, vertices), *_adjacency(source, vertices), float(constant))
+def _assemble(first: np.ndarray, unary: np.ndarray, original: np.ndarray, values: np.ndarray, matrix: np.ndarray,
+              ends: np.ndarray, extents: np.ndarray, classes: np.ndarray, classes_at: np.ndarray,
+              constant: float) -> Packed:
+    vertices, edges = len(first) - 1, len(matrix)
+    bounds = np.zeros(2 * edges + 1, np.int64)
+    np.cumsum(extents.T.ravel(), out=bounds[1:])
+    adjacent_at = np.zeros((2, vertices + 1), np.int64)
+    adjacent = np.zeros((2, edges), np.int32)
+    for side in (0, 1):
+        np.cumsum(np.bincount(ends[side], minlength=vertices), out=adjacent_at[side, 1:])
+        adjacent[side] = np.argsort(ends[side], kind="stable")
+    return Packed(first, unary, original, values, matrix, ends, extents, classes, classes_at,
+                  np.ascontiguousarray(bounds[:-1].reshape(-1, 2).T), int(bounds[-1]), adjacent_at, adjacent,
+                  float(constant))
 
 
 def pack(network: CostNetwork) -> Packed:
     """Lays a normalized network out flat. Arrays that edges share are stored once."""
     def join(arrays: list[np.ndarray], dtype: type) -> tuple[np.ndarray, np.ndarray]:
         place: dict[int, int] = {}
-        parts, starts, end = [], np.zeros(len(arrays), np.int64), 0
+        parts, starts, end = [np.zeros(0, dtype)], np.zeros(len(arrays), np.int64), 0
         for number, array in enumerate(arrays):
             if id(array) not in place:
                 place[id(array)] = end
                 parts.append(array.reshape(-1))
                 end += array.size
             starts[number] = place[id(array)]
-        return (np.concatenate(parts) if parts else np.zeros(0, dtype)), starts
+        return np.concatenate(parts), starts
     edges = network.edges
     values, matrix = join([edge.matrix for edge in edges], np.float64)
-    classes, starts = join([edge.rows for edge in edges] + [edge.columns for edge in edges], np.int32)
+    classes, classes_at = join([edge.rows for edge in edges] + [edge.columns for edge in edges], np.int32)
     first = np.zeros(len(network.vectors) + 1, np.int64)
     np.cumsum(network.sizes, out=first[1:])
     return _assemble(
-        first, np.concatenate(network.vectors) if network.vectors else np.zeros(0),
-        np.concatenate([np.arange(size, dtype=np.int32) for size in network.sizes] or [np.zeros(0, np.int32)]),
-        np.array([edge.source for edge in edges], np.int32), np.array([edge.target for edge in edges], np.int32),
-        values, matrix, np.array([edge.matrix.shape[0] for edge in edges], np.int32),
-        np.array([edge.matrix.shape[1] for edge in edges], np.int32), classes,
-        starts[:len(edges)].copy(), starts[len(edges):].copy(), 0.0)
+        first, np.concatenate([np.zeros(0), *network.vectors]),
+        np.concatenate([np.zeros(0, np.int32), *(np.arange(size, dtype=np.int32) for size in network.sizes)]),
+        values, matrix,
+        np.array([[edge.source for edge in edges], [edge.target for edge in edges]], np.int32),
+        np.array([edge.matrix.shape for edge in edges], np.int64).reshape(-1, 2).T.copy(),
+        classes, classes_at.reshape(2, -1), 0.0)
+
+
+@njit(cache=True)
+def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, alive: np.ndarray, other_alive: np.ndarray,
+               step: int, other_step: int, extent: int, other_extent: int) -> bool:  # pragma: no cover (compiled)
+    """Clears the configurations of one end of an edge that no configuration of the other end may go with. Whether
+    there were any."""
+    used = np.zeros(other_extent, np.bool_)
+    for k in range(len(other)):
+        if other_alive[k]:
+            used[other[k]] = True
+    good = np.zeros(extent, np.bool_)
+    for r in range(extent):
+        for c in range(other_extent):
+            if used[c] and edge[r * step + c * other_step] < np.inf:
+                good[r] = True
+                break
+    changed = False
+    for k in range(len(classes)):
+        if alive[k] and not good[classes[k]]:
+            alive[k] = False
+            changed = True
+    return changed
 
 
 @njit(cache=True)
 def _make_consistent(p: Packed, alive: np.ndarray) -> bool:  # pragma: no cover (compiled)
     """Clears every configuration that some edge forbids with all configurations of its other end, until none is left.
     False: a vertex has nothing left."""
-    vertices, edges = len(p.first) - 1, len(p.source)
+    first, unary, ends, extents = p.first, p.unary, p.ends, p.extents
+    classes, classes_at, values, matrix = p.classes, p.classes_at, p.values, p.matrix
     for position in range(len(alive)):
-        if p.unary[position] == np.inf:
+        if unary[position] == np.inf:
             alive[position] = False
     changed = True
     while changed:
         changed = False
-        for e in range(edges):
-            height, width = p.height[e], p.width[e]
-            row, column = np.zeros(height, np.bool_), np.zeros(width, np.bool_)
-            u, v = p.source[e], p.target[e]
-            for k in range(p.first[u + 1] - p.first[u]):
-                if alive[p.first[u] + k]:
-                    row[p.classes[p.rows[e] + k]] = True
-            for k in range(p.first[v + 1] - p.first[v]):
-                if alive[p.first[v] + k]:
-                    column[p.classes[p.columns[e] + k]] = True
-            row_ok, column_ok = np.zeros(height, np.bool_), np.zeros(width, np.bool_)
-            for r in range(height):
-                if row[r]:
-                    for c in range(width):
-                        if column[c] and p.values[p.matrix[e] + r * width + c] < np.inf:
-                            row_ok[r] = True
-                            column_ok[c] = True
-            for k in range(p.first[u + 1] - p.first[u]):
-                if alive[p.first[u] + k] and not row_ok[p.classes[p.rows[e] + k]]:
-                    alive[p.first[u] + k] = False
+        for e in range(len(matrix)):
+            edge = values[matrix[e]:matrix[e] + extents[0, e] * extents[1, e]]
+            for side in range(2):
+                u, v = ends[side, e], ends[1 - side, e]
+                begin, other = classes_at[side, e], classes_at[1 - side, e]
+                if _supported(edge, classes[begin:begin + first[u + 1] - first[u]],
+                              classes[other:other + first[v + 1] - first[v]], alive[first[u]:first[u + 1]],
+                              alive[first[v]:first[v + 1]], extents[1, e] if side == 0 else 1,
+                              1 if side == 0 else extents[1, e], extents[side, e], extents[1 - side, e]):
                     changed = True
-            for k in range(p.first[v + 1] - p.first[v]):
-                if alive[p.first[v] + k] and not column_ok[p.classes[p.columns[e] + k]]:
-                    alive[p.first[v] + k] = False
-                    changed = True
-    for v in range(vertices):  # noqa: SIM110 (generators do not compile)
-        if not alive[p.first[v]:p.first[v + 1]].any():
+    for v in range(len(first) - 1):
+        found = False
+        for k in range(first[v], first[v + 1]):
+            found |= alive[k]
+        if not found:
             return False
     return True
 
@@ -154,88 +176,78 @@ def _make_consistent(p: Packed, alive: np.ndarray) -> bool:  # pragma: no cover 
 def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray):  # pragma: no cover (compiled)
     """The arrays of the network with the configurations alive only; edges of a vertex with one configuration left are
     folded into their other end. Potentials of classes that remain are carried over."""
-    vertices, edges = len(p.first) - 1, len(p.source)
+    old_first, old_unary, ends, extents, matrix = p.first, p.unary, p.ends, p.extents, p.matrix
+    old_classes, classes_at, old_values, potentials_at = p.classes, p.classes_at, p.values, p.potentials_at
+    vertices, edges = len(old_first) - 1, len(matrix)
     first = np.zeros(vertices + 1, np.int64)
+    kept = np.empty(len(alive), np.int64)  # the configurations alive
+    count = 0
     for v in range(vertices):
-        first[v + 1] = first[v] + alive[p.first[v]:p.first[v + 1]].sum()
-    unary, original = np.empty(first[-1]), np.empty(first[-1], np.int32)
-    # The only configuration of a vertex, counted from its first in p; -1 where it has several.
-    only = np.full(vertices, -1, np.int64)
-    for v in range(vertices):
-        position = first[v]
-        for k in range(p.first[v], p.first[v + 1]):
+        for k in range(old_first[v], old_first[v + 1]):
             if alive[k]:
-                unary[position], original[position] = p.unary[k], p.original[k]
-                position += 1
-                if first[v + 1] - first[v] == 1:
-                    only[v] = k - p.first[v]
+                kept[count] = k
+                count += 1
+        first[v + 1] = count
+    kept = kept[:count]
+    unary = old_unary[kept]
     constant = p.constant
-    kept = np.zeros(edges, np.int64)
+    left = np.empty(edges, np.int64)  # the edges that remain
     count, room, class_room = 0, 0, 0
     for e in range(edges):
-        u, v = p.source[e], p.target[e]
-        width = p.width[e]
-        if only[u] >= 0 or only[v] >= 0:
-            into = u if only[v] >= 0 else v
-            if only[u] >= 0 and only[v] >= 0:
-                into = -1
-                constant += p.values[p.matrix[e] + p.classes[p.rows[e] + only[u]] * width
-                                     + p.classes[p.columns[e] + only[v]]]
-            if into >= 0:
-                position = first[into]
-                for k in range(p.first[into + 1] - p.first[into]):
-                    if alive[p.first[into] + k]:
-                        r = p.classes[p.rows[e] + (k if into == u else only[u])]
-                        c = p.classes[p.columns[e] + (k if into == v else only[v])]
-                        unary[position] += p.values[p.matrix[e] + r * width + c]
-                        position += 1
-        else:
-            kept[count] = e
+        u, v = ends[0, e], ends[1, e]
+        size, other = first[u + 1] - first[u], first[v + 1] - first[v]
+        if size > 1 and other > 1:
+            left[count] = e
             count += 1
-            room += min(np.int64(p.height[e]), first[u + 1] - first[u]) * min(np.int64(width), first[v + 1] - first[v])
-            class_room += first[u + 1] - first[u] + first[v + 1] - first[v]
+            room += min(extents[0, e], size) * min(extents[1, e], other)
+            class_room += size + other
+            continue
+        for i in range(size):
+            r = old_classes[classes_at[0, e] + kept[first[u] + i] - old_first[u]]
+            for j in range(other):
+                c = old_classes[classes_at[1, e] + kept[first[v] + j] - old_first[v]]
+                value = old_values[matrix[e] + r * extents[1, e] + c]
+                if size > 1:
+                    unary[first[u] + i] += value
+                else:
+                    unary[first[v] + j] += value
     for v in range(vertices):
-        if only[v] >= 0:  # its cost is decided: one place for it, so that no bound counts it per pass
+        if first[v + 1] - first[v] == 1:  # decided: counted once and for all
             constant += unary[first[v]]
             unary[first[v]] = 0.0
-    kept = kept[:count]
+    left = left[:count]
     values, classes = np.empty(room), np.empty(class_room, np.int32)
-    matrix, rows, columns = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
-    height, width = np.empty(count, np.int32), np.empty(count, np.int32)
+    new_matrix, new_extents = np.empty(count, np.int64), np.empty((2, count), np.int64)
+    new_classes_at = np.empty((2, count), np.int64)
     potentials = np.empty(len(messages))
     end, class_end, potential_end = 0, 0, 0
     for number in range(count):
-        e = kept[number]
-        u, v = p.source[e], p.target[e]
-        rows[number], columns[number] = class_end, class_end + first[u + 1] - first[u]
-        row, column = np.full(p.height[e], -1, np.int32), np.full(p.width[e], -1, np.int32)
+        e = left[number]
+        widest = max(extents[0, e], extents[1, e])
+        renumber, back = np.full((2, widest), -1, np.int64), np.empty((2, widest), np.int64)
         for side in range(2):
-            vertex, begin, potential = (u, p.rows[e], p.above[e]) if side == 0 else (v, p.columns[e], p.below[e])
-            renumber = row if side == 0 else column
+            v = ends[side, e]
+            new_classes_at[side, number] = class_end
             seen = 0
-            for k in range(p.first[vertex + 1] - p.first[vertex]):
-                if alive[p.first[vertex] + k]:
-                    old = p.classes[begin + k]
-                    if renumber[old] < 0:
-                        renumber[old] = seen
-                        potentials[potential_end + seen] = messages[potential + old]
-                        seen += 1
-                    classes[class_end] = renumber[old]
-                    class_end += 1
-            potential_end += seen
-            if side == 0:
-                height[number] = seen
-            else:
-                width[number] = seen
-        matrix[number] = end
-        for r in range(p.height[e]):
-            if row[r] >= 0:
-                for c in range(p.width[e]):
-                    if column[c] >= 0:
-                        values[end + row[r] * width[number] + column[c]] = p.values[p.matrix[e] + r * p.width[e] + c]
-        end += height[number] * width[number]
-    return (first, unary, original, p.source[kept], p.target[kept], values[:end].copy(), matrix, height, width,
-            classes, rows, columns, constant, potentials[:potential_end].copy())
+            for position in range(first[v], first[v + 1]):
+                old = old_classes[classes_at[side, e] + kept[position] - old_first[v]]
+                if renumber[side, old] < 0:
+                    renumber[side, old] = seen
+                    back[side, seen] = old
+                    potentials[potential_end] = messages[potentials_at[side, e] + old]
+                    potential_end += 1
+                    seen += 1
+                classes[class_end] = renumber[side, old]
+                class_end += 1
+            new_extents[side, number] = seen
+        new_matrix[number] = end
+        for r in range(new_extents[0, number]):
+            line = matrix[e] + back[0, r] * extents[1, e]
+            for c in range(new_extents[1, number]):
+                values[end] = old_values[line + back[1, c]]
+                end += 1
+    return (first, unary, kept, left, values[:end].copy(), new_matrix, new_extents, classes, new_classes_at, constant,
+            potentials[:potential_end].copy())
 
 
 def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None) -> tuple[Packed, np.ndarray]:
@@ -243,7 +255,7 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
 
     Args:
       packed: the network.
-      alive: bool [configurations]; changed in place.
+      alive: bool [configurations]; cleared where a configuration turns out to be impossible.
       messages: potentials of `packed`; zero if not given.
 
     Returns:
@@ -253,11 +265,14 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
       InfeasibleError: a vertex has no configuration left.
     """
     if messages is None:
-        messages = np.zeros(packed.messages)
+        messages = np.zeros(packed.potentials)
     if not _make_consistent(packed, alive):
         raise InfeasibleError("no assignment has a finite cost; allow more configurations")
-    *arrays, constant, messages = _restrict(packed, alive, messages)
-    return _assemble(*arrays, constant), messages
+    first, unary, kept, left, values, matrix, extents, classes, classes_at, constant, messages = _restrict(
+        packed, alive, messages)
+    return _assemble(first, unary, packed.original[kept], values, matrix,
+                     np.ascontiguousarray(packed.ends[:, left]), extents, classes,
+                     classes_at, constant), messages
 
 
 def quantum(packed: Packed) -> float:
