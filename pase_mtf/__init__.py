@@ -1,1 +1,42 @@
-"""Finds, for a Mesh-TensorFlow model and p devices, the provably best way to split every layer."""
+"""Finds, for a Mesh-TensorFlow model and p devices, the provably best way to split every layer.
+
+    graph = pase_mtf.export_graph(mtf_graph)
+    strategy = pase_mtf.find_strategy(graph, devices=8, machine="h100")
+    lowering = pase_mtf.lower(mtf_graph, strategy, devices)    # in place of mtf.Lowering(graph, {mesh: impl})
+
+Names that need TensorFlow are loaded when they are first used (PEP 562): a search alone starts in a fraction of a
+second.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from pase_mtf.configurations import Configuration
+from pase_mtf.errors import PaseError
+from pase_mtf.graph import ComputationGraph
+from pase_mtf.machine import Machine
+from pase_mtf.network import CostNetwork
+
+if TYPE_CHECKING:
+    from pase_mtf.export import export_graph
+    from pase_mtf.lowering import lower
+    from pase_mtf.search import Solution, solve
+    from pase_mtf.strategy import Strategy, evaluate_strategy, find_strategy
+
+__all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Machine", "PaseError", "Solution", "Strategy",
+           "evaluate_strategy", "export_graph", "find_strategy", "lower", "solve"]
+
+_LATER = {"export_graph": "export", "lower": "lowering", "Strategy": "strategy", "find_strategy": "strategy",
+          "evaluate_strategy": "strategy", "Solution": "search", "solve": "search"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'pase_mtf' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"pase_mtf.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -79,7 +79,8 @@ def data_parallel(graph: ComputationGraph, devices: int) -> tuple[Configuration,
     return result
 
 
-def expert(graph: ComputationGraph, devices: int, mesh: Sequence[int] | None = None) -> tuple[Configuration, ...]:
+def expert(graph: ComputationGraph, devices: int,
+           mesh: Sequence[tuple[str, int]] | None = None) -> tuple[Configuration, ...]:
     """What an expert would write by hand for this graph.
 
     Networks with attention heads: the Mesh-TensorFlow transformer layout, batch on one mesh axis, heads, d_ff and
@@ -89,13 +90,15 @@ def expert(graph: ComputationGraph, devices: int, mesh: Sequence[int] | None = N
     Args:
       graph: the computation graph.
       devices: p.
-      mesh: rows and columns of the transformer's mesh (default: the paper's, or as square as p allows).
+      mesh: two axes (name, size): the batch's, then the other's, for the transformer's layout (default: the paper's
+        mesh, or one as square as p allows).
 
     Raises:
       InfeasibleError: nothing can be split over this many devices.
     """
     if any("heads" in layer.dims for layer in graph.layers):
-        rows, columns = mesh if mesh and len(mesh) == 2 else _transformer_mesh(devices)
+        rows, columns = ((mesh[0][1], mesh[1][1]) if mesh is not None and len(mesh) == 2
+                         else _transformer_mesh(devices))
         name = batch_dim(graph)
         rules = {name: "rows", **dict.fromkeys(_TRANSFORMER_COLUMNS, "columns")}
         return configurations_of_layout(graph, [("rows", rows), ("columns", columns)], rules)
