@@ -57,8 +57,6 @@ class Machine:
       shared_cores: the devices are virtual and share the same cores. Then the time of a step is the work of all devices
         together at the common rate, replicated work is paid once per copy, and a tensor is handed from device to device
         by reference: only slicing and concatenating it copies anything.
-      extents: kind of operation -> the size of a local matrix product's shortest side at which it runs at half its
-        rate (0: any shape runs at the full rate).
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """
@@ -70,7 +68,6 @@ class Machine:
     overhead: float
     links: tuple[Link, ...]
     shared_cores: bool = False
-    extents: dict[str, float] = dataclasses.field(default_factory=dict)
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -153,8 +150,7 @@ def _problem(machine: Machine) -> str:
     for what, number in named.items():
         if not (number > 0 and math.isfinite(number)):
             return f"{what} is {number}, not a positive number"
-    for what, number in (("overhead", machine.overhead), *(("latency", link.latency) for link in machine.links),
-                         *(("extent", extent) for extent in machine.extents.values())):
+    for what, number in (("overhead", machine.overhead), *(("latency", link.latency) for link in machine.links)):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"
     reach = [link.devices for link in machine.links]

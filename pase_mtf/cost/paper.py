@@ -1,0 +1,71 @@
+"""The paper's own cost model, in FLOP: the formulas of PaSE (arXiv 2407.04001) on the interface of ours.
+
+Forward operations only: the backward pass is charged as the paper does, by a factor of three on the arithmetic and by
+the partial sums of the gradients. Communication counts words; a word costs r FLOP, r being the machine's FLOP rate
+divided by the bandwidth of its weakest link (heterogeneous links are modelled by their weakest, as in the paper).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pase_mtf.cost.resharding import elements_moved
+from pase_mtf.cost.tables import ConfigurationTable, PartitionClasses
+from pase_mtf.machine import Machine
+
+__all__ = ["PAPER_PARTS", "paper_edge", "paper_parts"]
+
+PAPER_PARTS = ("compute", "all-reduce output", "all-reduce gradients")
+"""The parts of a layer's cost, in the order of the rows of `paper_parts`."""
+
+
+def _words(size: float, share: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Words a device sends in an all-reduce of size * share words over a group: 2 (q - 1) w / q."""
+    return 2.0 * (group - 1.0) * (size * share) / group
+
+
+def _group(table: ConfigurationTable, columns: Sequence[int]) -> np.ndarray:
+    return 1.0 / table.share(sorted({column for column in columns if column >= 0}))
+
+
+def paper_parts(signature: Sequence[tuple], table: ConfigurationTable, machine: Machine) -> np.ndarray:
+    """FLOP of a layer under each configuration, by part.
+
+    A matrix product of local sizes m, n, k (a convolution is one) costs 3 m n k for its compute, an all-reduce of m n
+    words over the split of k, of m k words over the split of n and of n k words over the split of m; other operations
+    cost three times their FLOP and the all-reduce of what a split of a reduced dim leaves unfinished.
+
+    Args:
+      signature: `layer_signature` of the layer.
+      table: its K configurations.
+      machine: gives r.
+
+    Returns:
+      float64 [len(PAPER_PARTS), K].
+    """
+    result = np.zeros((len(PAPER_PARTS), len(table.devices)))
+    for phase, kind, flops, dims, inputs, outputs, reduced in signature:
+        if phase != "forward":
+            continue
+        product = kind in ("matmul", "convolution")
+        # A multiply-add is one FLOP in the paper, two in ours.
+        result[0] += 3.0 * (flops / 2.0 if product else flops) * table.share(sorted(set(dims) - {-1}))
+        for columns, nbytes in outputs:
+            result[1] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, reduced))
+        if product:
+            for columns, nbytes in inputs:
+                absent = set(dims) - set(columns)
+                result[2] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, absent))
+    return result
+
+
+def paper_edge(source: PartitionClasses, target: PartitionClasses, shape: Sequence[int],
+               machine: Machine) -> np.ndarray:
+    """FLOP of an edge for every pair of partitions: the words that move forward, and the gradient's that move back.
+
+    Returns:
+      float64 [R, C].
+    """
+    return machine.balance * (elements_moved(source, target, shape) + elements_moved(target, source, shape).T)

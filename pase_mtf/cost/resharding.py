@@ -1,0 +1,232 @@
+"""What it costs to move a tensor from one partition to another, counted device by device.
+
+A device that needs a block of the target partition holds a part of it already; it fetches the rest from the nearest
+devices that hold it. Where everything is a power of two, the device that is worst off is known without looking at all
+of them, and a pair of partitions costs a handful of multiplications; otherwise all devices are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+
+from pase_mtf.cost.tables import PartitionClasses
+from pase_mtf.machine import Machine
+
+__all__ = ["elements_moved", "resharding_seconds"]
+
+
+def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape: Sequence[int], itemsize: int,
+                       machine: Machine) -> np.ndarray:
+    """Seconds to move a tensor between two partitions, for every pair of them.
+
+    On real devices: the slowest device; what it fetches at each link level takes bytes/bandwidth, each message a
+    latency. On shared cores: the blocks that are cut out or put together are copied once each (read and written), and
+    every cutting, putting together and handing over costs a graph node; whole blocks are handed over by reference.
+
+    Args:
+      source: R partitions of the tensor where it is made.
+      target: C partitions of it where it is used.
+      shape: unsplit size of its T dims.
+      itemsize: bytes per element.
+      machine: its links.
+
+    Returns:
+      float64 [R, C]; 0 where the partitions are equal.
+    """
+    if machine.shared_cores:
+        copied, nodes, handed = _copies(
+            source.devices, source.parts, source.strides, target.devices, target.parts, target.strides)
+        nbytes = float(math.prod(shape) * itemsize)
+        link = machine.links[-1]
+        return copied * (2.0 * nbytes / machine.memory_bandwidth) + nodes * machine.overhead + handed * link.latency
+    nbytes = float(math.prod(shape) * itemsize)
+    reach = np.array([1, *(link.devices for link in machine.links[:-1])], np.int64)
+    per_tensor = np.array([nbytes / link.bandwidth for link in machine.links])
+    per_message = np.array([link.latency for link in machine.links])
+    return _slowest(source, target, reach, per_tensor, per_message)
+
+
+def elements_moved(source: PartitionClasses, target: PartitionClasses, shape: Sequence[int]) -> np.ndarray:
+    """The most elements that a device needs of the target partition and does not hold, for every pair: the paper's t_x.
+
+    Returns:
+      float64 [R, C].
+    """
+    return _slowest(source, target, np.ones(1, np.int64), np.array([float(math.prod(shape))]), np.zeros(1))
+
+
+def _slowest(source: PartitionClasses, target: PartitionClasses, reach: np.ndarray, per_tensor: np.ndarray,
+             per_message: np.ndarray) -> np.ndarray:
+    """What moving costs the device that is worst off.
+
+    Args:
+      source, target: R and C partitions.
+      reach: int64 [L]; what a device needs and no device of its group of reach[l] holds crosses level l.
+      per_tensor: float64 [L], cost of a whole tensor crossing that level.
+      per_message: float64 [L], cost of every source block of which something crosses it.
+
+    Returns:
+      float64 [R, C].
+    """
+    arrays = (source.devices, source.parts, source.strides, target.devices, target.parts, target.strides)
+    kernel = _slowest_powers if all(_powers_of_two(array) for array in (*arrays, reach)) else _slowest_devices
+    return kernel(*arrays, reach, per_tensor, per_message)
+
+
+def _powers_of_two(array: np.ndarray) -> bool:
+    return not np.any(array & (array - 1))
+
+
+@numba.njit(cache=True)
+def _slowest_powers(source_devices, source_parts, source_strides, target_devices, target_parts, target_strides, reach,
+                    per_tensor, per_message):
+    """`_slowest` where all numbers are powers of two.
+
+    Then a device's part number is a run of bits of its own number, and its blocks at the two ends overlap in every dim
+    either wholly (the higher bits of the two part numbers agree) or not at all. If the compared runs are the same bits
+    of the device's number they agree for all devices. If not, there is a device for which they differ, and then they
+    differ at the levels further in as well, where still more bits are compared: it is the one worst off.
+    """
+    rows, columns, dims = len(source_devices), len(target_devices), source_parts.shape[1]
+    result = np.zeros((rows, columns))
+    for row in range(rows):
+        for column in range(columns):
+            need, needed_blocks = 1.0, 1.0
+            for dim in range(dims):
+                need /= target_parts[column, dim]
+                needed_blocks *= max(1.0, source_parts[row, dim] / target_parts[column, dim])
+            outer, outer_blocks = 0.0, 0.0  # what crosses the levels further out
+            for level in range(len(reach) - 1, -1, -1):
+                near = reach[level]
+                held, blocks = 1.0, 1.0
+                if target_devices[column] > max(near, source_devices[row]):
+                    held = blocks = 0.0  # the last device has no device of the source in its group
+                for dim in range(dims):
+                    parts, stride = source_parts[row, dim], source_strides[row, dim]
+                    wanted = target_parts[column, dim]
+                    # The devices of a group differ in the low bits of their number: together they hold larger blocks.
+                    coarse = parts // (min(max(stride, near), parts * stride) // stride)
+                    if coarse > 1 and wanted > 1 and parts * stride != wanted * target_strides[column, dim]:
+                        held = blocks = 0.0
+                        break
+                    held /= max(coarse, wanted)
+                    blocks *= max(1.0, parts / max(coarse, wanted))
+                missing, missing_blocks = need - held, needed_blocks - blocks
+                result[row, column] += ((missing - outer) * per_tensor[level]
+                                        + (missing_blocks - outer_blocks) * per_message[level])
+                outer, outer_blocks = missing, missing_blocks
+    return result
+
+
+@numba.njit(cache=True)
+def _overlap(part, parts, wanted_part, wanted):
+    """What part of a dim two of its blocks share."""
+    begin = max(part / parts, wanted_part / wanted)
+    end = min((part + 1) / parts, (wanted_part + 1) / wanted)
+    # Less than any true overlap of two grids: a rounding error.
+    return end - begin if end - begin > 1e-9 else 0.0
+
+
+@numba.njit(cache=True)
+def _same_block(one, other, parts, strides):
+    """Whether two devices hold the same block."""
+    for dim in range(len(parts)):  # noqa: SIM110 (compiled: no generators)
+        if one // strides[dim] % parts[dim] != other // strides[dim] % parts[dim]:
+            return False
+    return True
+
+
+@numba.njit(cache=True)
+def _held(device, begin, end, parts, strides, wanted, wanted_strides):
+    """What devices begin..end-1 hold together of the block a device needs: (share of the tensor, number of blocks)."""
+    held, blocks = 0.0, 0.0
+    for other in range(begin, end):
+        repeated = False
+        for earlier in range(begin, other):
+            if _same_block(other, earlier, parts, strides):
+                repeated = True
+                break
+        if repeated:
+            continue
+        common = 1.0
+        for dim in range(len(parts)):
+            common *= _overlap(other // strides[dim] % parts[dim], parts[dim],
+                               device // wanted_strides[dim] % wanted[dim], wanted[dim])
+        if common > 0.0:
+            held += common
+            blocks += 1.0
+    return held, blocks
+
+
+@numba.njit(cache=True)
+def _slowest_devices(source_devices, source_parts, source_strides, target_devices, target_parts, target_strides, reach,
+                     per_tensor, per_message):
+    """`_slowest` in general: every device, and everything the devices near it hold."""
+    rows, columns, dims = len(source_devices), len(target_devices), source_parts.shape[1]
+    result = np.zeros((rows, columns))
+    for row in range(rows):
+        parts, strides = source_parts[row], source_strides[row]
+        for column in range(columns):
+            wanted, wanted_strides = target_parts[column], target_strides[column]
+            need = 1.0
+            for dim in range(dims):
+                need /= wanted[dim]
+            for device in range(target_devices[column]):
+                needed_blocks = 1.0
+                for dim in range(dims):
+                    part = device // wanted_strides[dim] % wanted[dim]
+                    needed_blocks *= (-(-(part + 1) * parts[dim] // wanted[dim])) - part * parts[dim] // wanted[dim]
+                cost, outer, outer_blocks = 0.0, 0.0, 0.0
+                for level in range(len(reach) - 1, -1, -1):
+                    begin = device // reach[level] * reach[level]
+                    held, blocks = _held(device, begin, min(begin + reach[level], source_devices[row]), parts, strides,
+                                         wanted, wanted_strides)
+                    missing = need - held if need - held > 1e-12 else 0.0
+                    missing_blocks = needed_blocks - blocks
+                    cost += ((missing - outer) * per_tensor[level]
+                             + (missing_blocks - outer_blocks) * per_message[level])
+                    outer, outer_blocks = missing, missing_blocks
+                result[row, column] = max(result[row, column], cost)
+    return result
+
+
+@numba.njit(cache=True)
+def _copies(source_devices, source_parts, source_strides, target_devices, target_parts, target_strides):
+    """What all devices together copy, as the lowering moves a tensor.
+
+    Returns:
+      (copied, nodes, handed), each float64 [R, C]: elements copied as a multiple of the tensor, slices and
+      concatenations, and blocks that change from one device to another.
+    """
+    rows, columns, dims = len(source_devices), len(target_devices), source_parts.shape[1]
+    copied = np.zeros((rows, columns))
+    nodes = np.zeros((rows, columns))
+    handed = np.zeros((rows, columns))
+    for row in range(rows):
+        for column in range(columns):
+            need, sliced = 1.0, False
+            for dim in range(dims):
+                need /= target_parts[column, dim]
+                sliced = sliced or source_parts[row, dim] % target_parts[column, dim] != 0
+            for device in range(target_devices[column]):
+                pieces, own = 1, device < source_devices[row]
+                for dim in range(dims):
+                    parts, wanted = source_parts[row, dim], target_parts[column, dim]
+                    part = device // target_strides[column, dim] % wanted
+                    first = part * parts // wanted
+                    last = -(-(part + 1) * parts // wanted) - 1
+                    pieces *= last - first + 1
+                    mine = device // source_strides[row, dim] % parts
+                    own = own and first <= mine <= last
+                if sliced:
+                    copied[row, column] += need
+                    nodes[row, column] += pieces
+                if pieces > 1:
+                    copied[row, column] += need
+                    nodes[row, column] += 1.0
+                handed[row, column] += pieces - (1.0 if own else 0.0)
+    return copied, nodes, handed

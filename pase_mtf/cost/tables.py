@@ -1,0 +1,115 @@
+"""Configurations of a layer as arrays, so that all of them are priced at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from pase_mtf.configurations import Configuration
+from pase_mtf.graph import Layer
+
+__all__ = ["ConfigurationTable", "PartitionClasses", "dim_positions", "positions_of"]
+
+
+def dim_positions(layer: Layer) -> dict[str, int]:
+    """Every dim name the layer knows (aliases too) -> its column in the layer's `ConfigurationTable`."""
+    position = {name: number for number, name in enumerate(layer.dims)}
+    for alias, name in layer.aliases.items():
+        if name in position:
+            position.setdefault(alias, position[name])
+    return position
+
+
+def positions_of(dims: Sequence[str], position: dict[str, int]) -> tuple[int, ...]:
+    """The column of every dim of a tensor; -1, the column of ones, where the layer never splits it."""
+    return tuple(position.get(name, -1) for name in dims)
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionClasses:
+    """The different ways in which the configurations of a layer cut one tensor.
+
+    Attributes:
+      devices: int64 [R], how many devices hold a block.
+      parts, strides: int64 [R, T] for a tensor of T dims: device d holds part (d // stride) % parts of each dim.
+      index: int32 [K], the class of every configuration.
+    """
+
+    devices: np.ndarray
+    parts: np.ndarray
+    strides: np.ndarray
+    index: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConfigurationTable:
+    """K configurations of a layer with D dims. The last column of both arrays is that of a dim which is never split.
+
+    Attributes:
+      devices: int64 [K].
+      parts: int64 [K, D + 1].
+      strides: int64 [K, D + 1]; 1 where the dim is not split.
+    """
+
+    devices: np.ndarray
+    parts: np.ndarray
+    strides: np.ndarray
+
+    @classmethod
+    def build(cls, configurations: Sequence[Configuration], position: dict[str, int], dims: int) -> ConfigurationTable:
+        """Puts configurations of one layer into arrays.
+
+        Args:
+          configurations: of one layer.
+          position: column of every dim name (`dim_positions`).
+          dims: D, the number of dims of the layer.
+
+        Raises:
+          ValueError: a configuration splits a dim that the layer does not have.
+        """
+        devices = np.ones(len(configurations), np.int64)
+        parts = np.ones((len(configurations), dims + 1), np.int64)
+        strides = np.ones((len(configurations), dims + 1), np.int64)
+        for row, configuration in enumerate(configurations):
+            stride = 1
+            for name, count in reversed(configuration.axes):
+                if name:
+                    if name not in position:
+                        raise ValueError(f"configuration {configuration}: the layer has no dim {name!r}")
+                    parts[row, position[name]] = count
+                    strides[row, position[name]] = stride
+                stride *= count
+            devices[row] = stride
+        return cls(devices, parts, strides)
+
+    @functools.cached_property
+    def key(self) -> tuple[bytes, bytes, tuple[int, ...]]:
+        """Equal for tables with the same contents."""
+        return self.parts.tobytes() + self.strides.tobytes(), self.devices.tobytes(), self.parts.shape
+
+    def share(self, positions: Sequence[int]) -> np.ndarray:
+        """float64 [K]: what part of a tensor with dims at these columns one device holds."""
+        product = np.ones(len(self.devices))
+        for position in positions:
+            if position >= 0:
+                product *= self.parts[:, position]
+        return 1.0 / product
+
+    def classes(self, positions: Sequence[int]) -> PartitionClasses:
+        """The partitions that the configurations make of a tensor whose dims are at these columns."""
+        columns = [self.devices]
+        for position in positions:
+            if position >= 0:
+                columns += [self.parts[:, position], self.strides[:, position]]
+        code = np.zeros(len(self.devices), np.int64)
+        for column in columns:
+            _, dense = np.unique(column, return_inverse=True)
+            code = code * (int(dense.max(initial=0)) + 1) + dense
+            _, code = np.unique(code, return_inverse=True)
+        _, first, index = np.unique(code, return_index=True, return_inverse=True)
+        columns = list(positions)
+        return PartitionClasses(self.devices[first], self.parts[np.ix_(first, columns)],
+                                self.strides[np.ix_(first, columns)], index.astype(np.int32))

@@ -1,0 +1,160 @@
+"""Resharding against a count of elements, device by device."""
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from pase_mtf.configurations import Configuration
+from pase_mtf.cost.resharding import _slowest_devices, elements_moved, resharding_seconds
+from pase_mtf.cost.tables import ConfigurationTable
+from pase_mtf.machine import KINDS, Link, Machine
+
+DIMS = ("a", "b", "c")
+POSITION = {name: number for number, name in enumerate(DIMS)}
+
+
+def _machine(*links, shared=False):
+    return Machine("test", dict.fromkeys(KINDS, 1e9), 1e9, 1e9, 1e-6, tuple(links), shared_cores=shared)
+
+
+def _random_configuration(rng, devices, shape):
+    """Random mesh axes on at most `devices` devices, some of which only replicate."""
+    axes, names, left = [], ["", *DIMS], devices
+    rng.shuffle(names)
+    for name in names[:3]:
+        options = [n for n in range(2, left + 1)
+                   if left % n == 0 and (not name or shape[POSITION[name]] % n == 0)]
+        if options and rng.random() < 0.8:
+            parts = rng.choice(options)
+            axes.append((name, parts))
+            left //= parts
+    return Configuration(tuple(axes))
+
+
+def _block(configuration, device, shape):
+    """The elements that a device holds, as a set of indices."""
+    _, dims = configuration.partition(DIMS)
+    ranges = [range(device // stride % parts * (size // parts), (device // stride % parts + 1) * (size // parts))
+              for size, (parts, stride) in zip(shape, dims, strict=True)]
+    return set(itertools.product(*ranges))
+
+
+def _blocks(configuration, shape):
+    return [_block(configuration, device, shape) for device in range(configuration.devices)]
+
+
+def _classes(configurations):
+    return ConfigurationTable.build(configurations, POSITION, len(DIMS)).classes((0, 1, 2))
+
+
+def _brute_force(source, target, shape, itemsize, links):
+    """Seconds of the slowest device: every element comes from the nearest device that holds it."""
+    held, slowest = _blocks(source, shape), 0.0
+    for device, need in enumerate(_blocks(target, shape)):
+        left = need - held[device] if device < len(held) else set(need)
+        seconds = 0.0
+        for number, link in enumerate(links):
+            reach = link.devices if number + 1 < len(links) else max(source.devices, target.devices)
+            begin = device // reach * reach
+            pieces = {frozenset(left & block) for block in held[begin:begin + reach]} - {frozenset()}
+            seconds += sum(map(len, pieces)) * itemsize / link.bandwidth + len(pieces) * link.latency
+            left = left.difference(*pieces)
+        assert not left
+        slowest = max(slowest, seconds)
+    return slowest
+
+
+@pytest.mark.parametrize("devices", [2, 4, 6, 8, 12, 16])
+def test_agrees_with_a_count_of_elements(devices):
+    rng = random.Random(devices)
+    shape = (12, 8, 16) if devices % 3 == 0 else (16, 8, 4)
+    for links in ([Link(64, 3e6, 1e-5)], [Link(2, 7e6, 1e-6), Link(64, 3e6, 1e-5)],
+                  [Link(2, 9e6, 1e-6), Link(4, 7e6, 3e-6), Link(64, 3e6, 1e-5)]):
+        machine = _machine(*links)
+        sources = [_random_configuration(rng, devices, shape) for _ in range(8)]
+        targets = [_random_configuration(rng, devices, shape) for _ in range(8)]
+        rows, columns = _classes(sources), _classes(targets)
+        matrix = resharding_seconds(rows, columns, shape, 4, machine)
+        moved = elements_moved(rows, columns, shape)
+        for i, source in enumerate(sources):
+            for j, target in enumerate(targets):
+                expected = _brute_force(source, target, shape, 4, links)
+                assert matrix[rows.index[i], columns.index[j]] == pytest.approx(expected, rel=1e-9, abs=1e-15)
+                counted = max(len(need - held) for need, held in itertools.zip_longest(
+                    _blocks(target, shape), _blocks(source, shape)[:target.devices], fillvalue=set()))
+                assert moved[rows.index[i], columns.index[j]] == pytest.approx(counted)
+
+
+def test_both_kernels_agree():
+    rng = random.Random(1)
+    configurations = [_random_configuration(rng, 64, (64, 64, 64)) for _ in range(40)]
+    classes = _classes(configurations)
+    reach, tensor, message = np.array([1, 8], np.int64), np.array([1.0, 5.0]), np.array([1e-3, 1e-2])
+    from pase_mtf.cost import resharding
+    arrays = (classes.devices, classes.parts, classes.strides) * 2
+    np.testing.assert_allclose(resharding._slowest_powers(*arrays, reach, tensor, message),
+                               _slowest_devices(*arrays, reach, tensor, message), atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_equal_partitions_cost_nothing(shared):
+    rng = random.Random(2)
+    configurations = [_random_configuration(rng, 8, (8, 8, 8)) for _ in range(30)]
+    classes = _classes(configurations)
+    matrix = resharding_seconds(classes, classes, (8, 8, 8), 4, _machine(Link(64, 1e9, 1e-6), shared=shared))
+    assert np.all(np.diagonal(matrix) == 0)
+    assert np.all(matrix >= 0)
+    assert matrix.max() > 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_monotone_in_message_size(shared):
+    rng = random.Random(3)
+    classes = _classes([_random_configuration(rng, 8, (64, 64, 64)) for _ in range(30)])
+    machine = _machine(Link(4, 1e9, 1e-6), Link(64, 1e8, 1e-5), shared=shared)
+    small, large = (resharding_seconds(classes, classes, (size, 64, 64), 4, machine) for size in (64, 128))
+    assert np.all(large >= small)
+    assert np.any(large > small)
+
+
+def _copied(source, target, shape):
+    """(elements copied, slices and concatenations, blocks handed over) as the lowering does it, element by element."""
+    held = _blocks(source, shape)
+    copied = nodes = handed = 0
+    for device, need in enumerate(_blocks(target, shape)):
+        pieces = {frozenset(need & block): block for block in held if need & block}
+        for piece, block in pieces.items():
+            if len(piece) < len(block):
+                copied += len(piece)
+                nodes += 1
+            handed += not (device < len(held) and piece <= held[device])
+        if len(pieces) > 1:
+            copied += len(need)
+            nodes += 1
+    return copied, nodes, handed
+
+
+def test_shared_cores_count_copies():
+    rng = random.Random(4)
+    machine = dataclasses.replace(_machine(Link(64, 1e9, 3e-3), shared=True), memory_bandwidth=1e6, overhead=5e-2)
+    shape = (8, 8, 16)
+    sources = [_random_configuration(rng, 8, shape) for _ in range(15)]
+    targets = [_random_configuration(rng, 8, shape) for _ in range(15)]
+    rows, columns = _classes(sources), _classes(targets)
+    matrix = resharding_seconds(rows, columns, shape, 4, machine)
+    for i, source in enumerate(sources):
+        for j, target in enumerate(targets):
+            copied, nodes, handed = _copied(source, target, shape)
+            expected = copied * 8 / 1e6 + nodes * 5e-2 + handed * 3e-3
+            assert matrix[rows.index[i], columns.index[j]] == pytest.approx(expected, rel=1e-9)
+
+
+def test_unsplit_to_split_by_hand():
+    whole, halves = Configuration(), Configuration((("a", 2),))
+    classes = _classes([whole, halves, Configuration((("b", 2),)), Configuration((("", 2),))])
+    moved = elements_moved(classes, classes, (4, 4, 1))[np.ix_(classes.index, classes.index)]
+    # Device 1 has nothing of the whole tensor on device 0; from a- to b-halves each device lacks a quarter.
+    np.testing.assert_array_equal(moved, [[0, 8, 8, 16], [8, 0, 4, 8], [8, 4, 0, 8], [0, 0, 0, 0]])
