@@ -10,9 +10,8 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pase_mtf.models.presets import CONFIGS, load_config, presets
-
 from pase_mtf.errors import UsageError, nearest
+from pase_mtf.models.presets import CONFIGS, load_config, presets
 
 if TYPE_CHECKING:
     from pase_mtf.compat import mtf, tf

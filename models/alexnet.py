@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 
+from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.presets import AlexnetConfig, Convolution
-
-from pase_mtf.compat import mtf, tf
 
 __all__ = ["MODEL", "features", "loss"]
 

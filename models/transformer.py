@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+
+from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.presets import TransformerConfig
-
-from pase_mtf.compat import mtf, tf
 
 __all__ = ["MODEL", "features", "loss"]
 
