@@ -89,14 +89,13 @@ class Data:
             return [np.ascontiguousarray(loaded[name], source.types[name][0]) for name in names]
 
         @tf.autograph.experimental.do_not_convert
-        def permuted(number: Any) -> Any:
+        def features(places: Any) -> dict[str, Any]:
             size = tf.constant(source.examples, tf.int64)
-            epoch, place = number // size, number % size
-            key = tf.cast(tf.stack([tf.constant(self.seed, tf.int64), epoch]), tf.uint32)
-            return tf.random.experimental.index_shuffle(place, key, size - 1)
-
-        @tf.autograph.experimental.do_not_convert
-        def features(numbers: Any) -> dict[str, Any]:
+            epochs = places // size
+            # The public index_shuffle pads a matrix of keys on the wrong side (TensorFlow 2.21); its kernel is fine.
+            keys = tf.stack([tf.zeros_like(epochs), tf.fill([self.batch], tf.constant(self.seed, tf.int64)), epochs], 1)
+            numbers = tf.raw_ops.RandomIndexShuffle(
+                index=places % size, seed=tf.cast(keys, tf.uint32), max_index=size - 1, rounds=4)
             arrays = tf.numpy_function(load, [numbers], [tf.as_dtype(source.types[name][0]) for name in names])
             for name, array in zip(names, arrays, strict=True):
                 array.set_shape([self.batch, *source.types[name][1]])
@@ -105,8 +104,8 @@ class Data:
         # A graph and a session of its own: neither the caller's graph nor TensorFlow's eager mode (which would take
         # the GPUs' memory) has to do with reading files.
         with tf.Graph().as_default() as graph, tf.device("/device:CPU:0"):
-            order = tf.data.Dataset.range(start_step * self.batch, np.iinfo(np.int64).max).map(permuted)
-            dataset = order.batch(self.batch, drop_remainder=True).map(features).prefetch(2)
+            places = tf.data.Dataset.range(start_step * self.batch, np.iinfo(np.int64).max)
+            dataset = places.batch(self.batch, drop_remainder=True).map(features).prefetch(2)
             iterator = tf.data.make_initializable_iterator(dataset)
             element = iterator.get_next()
         session = tf.Session(graph=graph, config=tf.ConfigProto(device_count={"GPU": 0}))
