@@ -23,6 +23,8 @@ __all__ = ["MODELS", "Breakdown", "PricedNetwork", "build_network", "price_strat
 MODELS = ("seconds", "pase")
 """The cost models: seconds on the machine, or the paper's FLOP."""
 
+_FEW_DEVICES = 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Breakdown:
@@ -194,7 +196,9 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
     machine.check_devices(devices)
     if configurations is None:
         shared = machine.shared_cores
-        offered = tuple(enumerate_configurations(layer, devices, replicate=not shared, idle=shared)
+        # Many virtual devices gain nothing from a third axis, and with idle ones there are too many ways to choose it.
+        axes = 2 if shared and devices > _FEW_DEVICES else 3
+        offered = tuple(enumerate_configurations(layer, devices, replicate=not shared, idle=shared, max_axes=axes)
                         for layer in graph.layers)
     else:
         offered = tuple(tuple(choices) for choices in configurations)
@@ -227,9 +231,9 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
     for layer in parts:
         if id(layer) not in vectors:
             vectors[id(layer)] = layer.sum(axis=0)
-    costly = {id(edge.matrix) for edge in edges if edge.matrix.any()}
+    costly = {number: matrix.any() for number, matrix in {id(edge.matrix): edge.matrix for edge in edges}.items()}
     network = CostNetwork([vectors[id(layer)] for layer in parts],
-                          [edge for edge in edges if id(edge.matrix) in costly], [layer.kind for layer in graph.layers])
+                          [edge for edge in edges if costly[id(edge.matrix)]], [layer.kind for layer in graph.layers])
     return PricedNetwork(graph, machine, devices, model, offered, network,
                          PARTS if model == "seconds" else PAPER_PARTS, tuple(parts), tuple(edges))
 

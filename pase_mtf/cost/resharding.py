@@ -38,8 +38,8 @@ def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape
       float64 [R, C]; 0 where the partitions are equal.
     """
     if machine.shared_cores:
-        copied, nodes, handed = _copies(
-            source.devices, source.parts, source.strides, target.devices, target.parts, target.strides)
+        arrays = (source.devices, source.parts, source.strides, target.devices, target.parts, target.strides)
+        copied, nodes, handed = _copies(*arrays, all(map(_powers_of_two, arrays)))
         nbytes = float(math.prod(shape) * itemsize)
         link = machine.links[-1]
         return copied * (2.0 * nbytes / machine.memory_bandwidth) + nodes * machine.overhead + handed * link.latency
@@ -132,33 +132,36 @@ def _overlap(part, parts, wanted_part, wanted):
 
 
 @numba.njit(cache=True)
-def _same_block(one, other, parts, strides):
-    """Whether two devices hold the same block."""
-    for dim in range(len(parts)):  # noqa: SIM110 (compiled: no generators)
-        if one // strides[dim] % parts[dim] != other // strides[dim] % parts[dim]:
-            return False
-    return True
+def _mark_first(parts, strides, devices, near, first):
+    """Marks every device that is the first of its group of `near` devices to hold its block."""
+    for device in range(devices):
+        first[device] = True
+        for earlier in range(device // near * near, device):
+            same = True
+            for dim in range(len(parts)):
+                if device // strides[dim] % parts[dim] != earlier // strides[dim] % parts[dim]:
+                    same = False
+                    break
+            if same:
+                first[device] = False
+                break
 
 
 @numba.njit(cache=True)
-def _held(device, begin, end, parts, strides, wanted, wanted_strides):
+def _held(device, begin, end, first, parts, strides, wanted, wanted_strides):
     """What devices begin..end-1 hold together of the block a device needs: (share of the tensor, number of blocks)."""
     held, blocks = 0.0, 0.0
     for other in range(begin, end):
-        repeated = False
-        for earlier in range(begin, other):
-            if _same_block(other, earlier, parts, strides):
-                repeated = True
-                break
-        if repeated:
-            continue
-        common = 1.0
-        for dim in range(len(parts)):
-            common *= _overlap(other // strides[dim] % parts[dim], parts[dim],
-                               device // wanted_strides[dim] % wanted[dim], wanted[dim])
-        if common > 0.0:
-            held += common
-            blocks += 1.0
+        if first[other]:
+            common = 1.0
+            for dim in range(len(parts)):
+                common *= _overlap(other // strides[dim] % parts[dim], parts[dim],
+                                   device // wanted_strides[dim] % wanted[dim], wanted[dim])
+                if common == 0.0:
+                    break
+            if common > 0.0:
+                held += common
+                blocks += 1.0
     return held, blocks
 
 
@@ -169,7 +172,10 @@ def _slowest_devices(source_devices, source_parts, source_strides, target_device
     rows, columns, dims = len(source_devices), len(target_devices), source_parts.shape[1]
     result = np.zeros((rows, columns))
     for row in range(rows):
-        parts, strides = source_parts[row], source_strides[row]
+        parts, strides, devices = source_parts[row], source_strides[row], source_devices[row]
+        first = np.zeros((len(reach), devices), np.bool_)
+        for level in range(len(reach)):
+            _mark_first(parts, strides, devices, reach[level], first[level])
         for column in range(columns):
             wanted, wanted_strides = target_parts[column], target_strides[column]
             need = 1.0
@@ -183,20 +189,57 @@ def _slowest_devices(source_devices, source_parts, source_strides, target_device
                 cost, outer, outer_blocks = 0.0, 0.0, 0.0
                 for level in range(len(reach) - 1, -1, -1):
                     begin = device // reach[level] * reach[level]
-                    held, blocks = _held(device, begin, min(begin + reach[level], source_devices[row]), parts, strides,
-                                         wanted, wanted_strides)
+                    held, blocks = _held(device, begin, min(begin + reach[level], devices), first[level], parts,
+                                         strides, wanted, wanted_strides)
                     missing = need - held if need - held > 1e-12 else 0.0
                     missing_blocks = needed_blocks - blocks
                     cost += ((missing - outer) * per_tensor[level]
                              + (missing_blocks - outer_blocks) * per_message[level])
                     outer, outer_blocks = missing, missing_blocks
+                    if blocks == 0.0:
+                        break  # nothing is held further in either
                 result[row, column] = max(result[row, column], cost)
     return result
 
 
 @numba.njit(cache=True)
-def _copies(source_devices, source_parts, source_strides, target_devices, target_parts, target_strides):
-    """What all devices together copy, as the lowering moves a tensor.
+def _count_own(source_devices, parts, strides, target_devices, wanted, wanted_strides):
+    """How many devices hold some of what they need, where all numbers are powers of two.
+
+    For those devices some bits of their number agree with others, and the bits beyond the smaller number of devices are
+    zero: halve the number of devices for every such condition that does not follow from the ones before.
+    """
+    devices = min(source_devices, target_devices)
+    bits = 0
+    while 1 << bits < devices:
+        bits += 1
+    root = np.arange(bits + 1)  # the bits, and zero, in sets of equals
+    for dim in range(len(parts)):
+        top, wanted_top = parts[dim] * strides[dim], wanted[dim] * wanted_strides[dim]
+        if top == wanted_top:
+            continue
+        while top > strides[dim] and wanted_top > wanted_strides[dim]:
+            top //= 2
+            wanted_top //= 2
+            one = other = bits
+            for bit in range(bits):
+                if top == 1 << bit:
+                    one = bit
+                if wanted_top == 1 << bit:
+                    other = bit
+            while root[one] != one:
+                one = root[one]
+            while root[other] != other:
+                other = root[other]
+            if one != other:
+                devices //= 2
+                root[min(one, other)] = max(one, other)
+    return devices
+
+
+@numba.njit(cache=True)
+def _copies(source_devices, source_parts, source_strides, target_devices, target_parts, target_strides, powers):
+    """What all devices together copy, as the lowering moves a tensor; `powers` says that all are powers of two.
 
     Returns:
       (copied, nodes, handed), each float64 [R, C]: elements copied as a multiple of the tensor, slices and
@@ -212,19 +255,38 @@ def _copies(source_devices, source_parts, source_strides, target_devices, target
             for dim in range(dims):
                 need /= target_parts[column, dim]
                 sliced = sliced or source_parts[row, dim] % target_parts[column, dim] != 0
+            if powers:
+                # All target blocks are alike, but for what their devices hold already.
+                total = float(target_devices[column])
+                pieces = 1
+                for dim in range(dims):
+                    pieces *= max(1, source_parts[row, dim] // target_parts[column, dim])
+                if sliced:
+                    copied[row, column] += need * total
+                    nodes[row, column] += pieces * total
+                if pieces > 1:
+                    copied[row, column] += need * total
+                    nodes[row, column] += total
+                handed[row, column] = pieces * total - _count_own(
+                    source_devices[row], source_parts[row], source_strides[row],
+                    target_devices[column], target_parts[column], target_strides[column])
+                continue
             for device in range(target_devices[column]):
-                pieces, own = 1, device < source_devices[row]
+                # Source blocks that the needed block touches, those that lie wholly in it, and the share of those.
+                pieces, whole, covered, own = 1, 1, 1.0, device < source_devices[row]
                 for dim in range(dims):
                     parts, wanted = source_parts[row, dim], target_parts[column, dim]
                     part = device // target_strides[column, dim] % wanted
                     first = part * parts // wanted
                     last = -(-(part + 1) * parts // wanted) - 1
+                    inside = max(0, (part + 1) * parts // wanted + (-part * parts // wanted))
                     pieces *= last - first + 1
+                    whole *= inside
+                    covered *= inside / parts
                     mine = device // source_strides[row, dim] % parts
                     own = own and first <= mine <= last
-                if sliced:
-                    copied[row, column] += need
-                    nodes[row, column] += pieces
+                copied[row, column] += need - covered
+                nodes[row, column] += pieces - whole
                 if pieces > 1:
                     copied[row, column] += need
                     nodes[row, column] += 1.0

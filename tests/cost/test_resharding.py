@@ -137,12 +137,13 @@ def _copied(source, target, shape):
     return copied, nodes, handed
 
 
-def test_shared_cores_count_copies():
-    rng = random.Random(4)
+@pytest.mark.parametrize("devices", [8, 16, 12])
+def test_shared_cores_count_copies(devices):
+    rng = random.Random(devices)
     machine = dataclasses.replace(_machine(Link(64, 1e9, 3e-3), shared=True), memory_bandwidth=1e6, overhead=5e-2)
-    shape = (8, 8, 16)
-    sources = [_random_configuration(rng, 8, shape) for _ in range(15)]
-    targets = [_random_configuration(rng, 8, shape) for _ in range(15)]
+    shape = (8, 8, 16) if devices % 3 else (12, 8, 6)
+    sources = [_random_configuration(rng, devices, shape) for _ in range(15)]
+    targets = [_random_configuration(rng, devices, shape) for _ in range(15)]
     rows, columns = _classes(sources), _classes(targets)
     matrix = resharding_seconds(rows, columns, shape, 4, machine)
     for i, source in enumerate(sources):
