@@ -55,9 +55,18 @@ class _Normalizer:
         self._alive.append(arguments)
         return result
 
+    def shared(self, matrix: np.ndarray) -> np.ndarray:
+        """The first array with this content."""
+        key = "shared", id(matrix)
+        if key not in self._memo:
+            self._remember(key, matrix, self._one(matrix))
+        return self._memo[key]
+
     def transposed(self, matrix: np.ndarray) -> np.ndarray:
         key = "transpose", id(matrix)
-        return self._memo.get(key) or (self._remember(key, matrix, (np.ascontiguousarray(matrix.T),)))
+        if key not in self._memo:
+            self._remember(key, matrix, self._one(np.ascontiguousarray(matrix.T)))
+        return self._memo[key]
 
     def tightened(self, table: _Table) -> _Table:
         key = "tighten", *table.key
@@ -71,7 +80,6 @@ class _Normalizer:
         return self._remember(key, table, _Table(self._one(matrix), self._one(rows), self._one(columns)))
 
     def _one(self, array: np.ndarray) -> np.ndarray:
-        """The first array with this content."""
         digest = hashlib.blake2b(array, digest_size=16).digest()
         return self._memo.setdefault(("content", array.shape, digest), array)
 
@@ -109,10 +117,10 @@ def normalize(vectors: Sequence[np.ndarray], edges: Sequence[NetworkEdge]
         if edge.source == edge.target:
             vectors[edge.source] = vectors[edge.source] + edge.matrix[edge.rows, edge.columns]
             continue
-        table = _Table(edge.matrix, edge.rows, edge.columns)
+        table = _Table(work.shared(edge.matrix), work.shared(edge.rows), work.shared(edge.columns))
         ends = edge.source, edge.target
         if edge.source > edge.target:
-            table = _Table(work.transposed(edge.matrix)[0], edge.columns, edge.rows)
+            table = _Table(work.transposed(table.matrix), table.columns, table.rows)
             ends = edge.target, edge.source
         table = work.tightened(table)
         tables = between.setdefault(ends, [])

@@ -17,7 +17,7 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.network import CostNetwork
-from pase_mtf.search.elimination import eliminate, factors_of, plan_elimination
+from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.packed import Packed, pack, quantum, reduce
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
@@ -31,6 +31,8 @@ _CHEAP_OPERATIONS = 1 << 20
 # ... and where it replaces branching. An entry takes 12 bytes.
 _MOST_OPERATIONS = 1 << 30
 _MOST_ENTRIES = 1 << 25
+# Matrix entries that a reduced network may have, whatever the network had.
+_MOST_COPIED = 1 << 23
 
 
 class Minimiser:
@@ -146,12 +148,11 @@ class Minimiser:
             work = 2 * int((p.extents[0] * p.extents[1]).sum()) + 4 * len(p.classes) + len(p.unary)
             chunk = 1  # the first pass finds the scale of costs
             plan, stalled, previous = None, 0, -np.inf
+            keep = np.ones(len(p.unary), bool)
             surplus = np.zeros(len(p.unary))
             while True:
-                keep = np.ones(len(p.unary), bool)
                 choice = np.zeros(p.vertices, np.int64)
-                surplus = np.zeros(len(p.unary))
-                target = self._target()
+                target, left = self._target(), keep.sum()
                 reached, cost, made = message_passes(p, messages, keep, surplus, choice, self.cost, -target, target,
                                                      chunk)
                 self.statistics["passes"] += made
@@ -162,26 +163,25 @@ class Minimiser:
                     return None
                 if self._enough(min(bound, others)) or time.perf_counter() > self._deadline:
                     return float(bound)
-                if not keep.all():
-                    if top and p is self.root:
-                        self._root_messages = messages.copy()
-                    if not np.logical_or.reduceat(keep, p.first[:-1]).all():
-                        return None
-                    p, messages = reduce(p, keep, messages)
-                    surplus = surplus[keep] if len(p.unary) == int(keep.sum()) else None
-                    plan = None
-                if plan is None:
-                    plan = plan_elimination(p.domains, p.pairs)
-                room = plan.entries <= _MOST_ENTRIES
-                if room and plan.operations <= max(_CHEAP_OPERATIONS, 2 * work):
-                    self._eliminate(p, plan)
+                domains = np.add.reduceat(keep, p.first[:-1], dtype=np.int64)
+                if not domains.all():
                     return None
+                if plan is None or keep.sum() < left:
+                    undecided = (domains > 1)[p.ends].all(axis=0)
+                    plan = plan_elimination(domains, p.ends[:, undecided].T.tolist())
                 stalled = stalled + 1 if bound - previous < 0.05 * (self.cost - bound) else 0
                 previous = bound
+                affordable = plan.entries <= _MOST_ENTRIES and plan.operations <= (
+                    max(_CHEAP_OPERATIONS, 2 * work) if stalled < 2 else _MOST_OPERATIONS)
+                if not keep.all() and (affordable or _worth_reducing(p, domains)):
+                    if top and p is self.root:
+                        self._root_messages = messages.copy()
+                    p, messages = reduce(p, keep, messages)
+                    surplus, keep = surplus[keep], np.ones(len(p.unary), bool)
+                if affordable:
+                    self._eliminate(p, plan)
+                    return None
                 if stalled >= 2:
-                    if room and plan.operations <= _MOST_OPERATIONS:
-                        self._eliminate(p, plan)
-                        return None
                     break
                 chunk = max(1, min(4, int(5e7 / max(work, 1))))
         except InfeasibleError:
@@ -190,35 +190,44 @@ class Minimiser:
             return None
         if top:
             self.statistics["configurations_left"] = len(p.unary)
-        return (float(bound), *self._halves(p, plan, surplus))
+        return (float(bound), *self._halves(p, keep, plan, surplus))
 
-    def _eliminate(self, p: Packed, plan: Any) -> None:
+    def _eliminate(self, p: Packed, plan: Plan) -> None:
         self.statistics["eliminations"] += 1
         self.statistics["largest_table"] = max(self.statistics["largest_table"], int(plan.largest))
         cost, choice = eliminate(factors_of(p), p.domains, plan)
         self._offer(p, choice, cost + p.constant)
 
-    def _halves(self, p: Packed, plan: Any, surplus: np.ndarray | None
-                ) -> tuple[np.ndarray, np.ndarray]:
+    def _halves(self, p: Packed, keep: np.ndarray, plan: Plan, surplus: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cuts the domain of one vertex: the one that makes the largest tables. The first half holds the more
         promising configurations. Both as configurations alive of the root."""
+        domains = np.add.reduceat(keep, p.first[:-1], dtype=np.int64)
         weight = np.zeros(p.vertices)
         for vertex, scope in zip(plan.order, plan.scopes, strict=True):
-            entries = float(np.prod(p.domains[list(scope)].astype(float))) if scope else 1.0
-            weight[list(scope)] += entries
-            weight[vertex] += entries
-        weight[p.domains < 2] = -1
+            members = [*scope, vertex]
+            weight[members] += float(np.prod(domains[members].astype(float)))
+        weight[domains < 2] = -1
         v = int(np.argmax(weight))
-        alive = np.zeros(len(self.root.unary), bool)
         owner = np.repeat(np.arange(p.vertices), p.domains)
-        alive[self._place[self._offset[owner] + p.original]] = True
-        start, end = int(p.first[v]), int(p.first[v + 1])
-        rank = np.argsort(surplus[start:end], kind="stable") if surplus is not None else np.arange(end - start)
-        half = max(1, (end - start) // 2)
-        first, second = alive.copy(), alive
-        first[self._place[self._offset[v] + p.original[start + rank[half:]]]] = False
-        second[self._place[self._offset[v] + p.original[start + rank[:half]]]] = False
+        place = self._place[self._offset[owner] + p.original]  # among the root's
+        first = np.zeros(len(self.root.unary), bool)
+        first[place[keep]] = True
+        second = first.copy()
+        own = np.flatnonzero(keep[p.first[v]:p.first[v + 1]]) + p.first[v]
+        own = own[np.argsort(surplus[own], kind="stable")]
+        half = max(1, len(own) // 2)
+        first[place[own[half:]]] = False
+        second[place[own[:half]]] = False
         return first, second
+
+
+def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
+    """Whether the network without the configurations that are not alive takes clearly less work, and no more memory
+    than now (matrices that were shared may part)."""
+    size = np.minimum(p.extents, domains[p.ends])
+    work = int((size[0] * size[1]).sum())
+    before = int((p.extents[0] * p.extents[1]).sum())
+    return work < 0.7 * before + 1000 and work <= max(2 * len(p.values), _MOST_COPIED)
 
 
 @register("exact")

@@ -173,9 +173,10 @@ def _make_consistent(p: Packed, alive: np.ndarray) -> bool:  # pragma: no cover 
 
 
 @njit(cache=True)
-def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray):  # pragma: no cover (compiled)
+def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray, kind: np.ndarray):  # pragma: no cover (compiled)
     """The arrays of the network with the configurations alive only; edges of a vertex with one configuration left are
-    folded into their other end. Potentials of classes that remain are carried over."""
+    folded into their other end. Potentials of classes that remain are carried over. Edges of one kind (they share a
+    matrix) that keep the same classes go on sharing."""
     old_first, old_unary, ends, extents, matrix = p.first, p.unary, p.ends, p.extents, p.matrix
     old_classes, classes_at, old_values, potentials_at = p.classes, p.classes_at, p.values, p.potentials_at
     vertices, edges = len(old_first) - 1, len(matrix)
@@ -192,14 +193,13 @@ def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray):  # pragma: no
     unary = old_unary[kept]
     constant = p.constant
     left = np.empty(edges, np.int64)  # the edges that remain
-    count, room, class_room = 0, 0, 0
+    count, class_room = 0, 0
     for e in range(edges):
         u, v = ends[0, e], ends[1, e]
         size, other = first[u + 1] - first[u], first[v + 1] - first[v]
         if size > 1 and other > 1:
             left[count] = e
             count += 1
-            room += min(extents[0, e], size) * min(extents[1, e], other)
             class_room += size + other
             continue
         for i in range(size):
@@ -216,35 +216,57 @@ def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray):  # pragma: no
             constant += unary[first[v]]
             unary[first[v]] = 0.0
     left = left[:count]
-    values, classes = np.empty(room), np.empty(class_room, np.int32)
+    values, classes = np.empty(1024), np.empty(class_room, np.int32)
     new_matrix, new_extents = np.empty(count, np.int64), np.empty((2, count), np.int64)
     new_classes_at = np.empty((2, count), np.int64)
     potentials = np.empty(len(messages))
+    old_class = np.empty(len(messages), np.int64)  # which class of the old edge a potential belongs to
+    begin = np.empty(count, np.int64)  # where the potentials of an edge begin
+    newest, older = np.full(len(matrix), -1, np.int64), np.empty(count, np.int64)  # edges of a kind, linked
     end, class_end, potential_end = 0, 0, 0
     for number in range(count):
         e = left[number]
-        widest = max(extents[0, e], extents[1, e])
-        renumber, back = np.full((2, widest), -1, np.int64), np.empty((2, widest), np.int64)
+        begin[number] = potential_end
         for side in range(2):
             v = ends[side, e]
+            renumber = np.full(extents[side, e], -1, np.int32)
             new_classes_at[side, number] = class_end
             seen = 0
             for position in range(first[v], first[v + 1]):
                 old = old_classes[classes_at[side, e] + kept[position] - old_first[v]]
-                if renumber[side, old] < 0:
-                    renumber[side, old] = seen
-                    back[side, seen] = old
+                if renumber[old] < 0:
+                    renumber[old] = seen
+                    old_class[potential_end] = old
                     potentials[potential_end] = messages[potentials_at[side, e] + old]
                     potential_end += 1
                     seen += 1
-                classes[class_end] = renumber[side, old]
+                classes[class_end] = renumber[old]
                 class_end += 1
             new_extents[side, number] = seen
+        height, width = new_extents[0, number], new_extents[1, number]
+        twin, tries = newest[kind[e]], 0
+        while twin >= 0 and tries < 16:
+            same = new_extents[0, twin] == height and new_extents[1, twin] == width
+            position = 0
+            while same and position < height + width:
+                same = old_class[begin[twin] + position] == old_class[begin[number] + position]
+                position += 1
+            if same:
+                break
+            twin, tries = older[twin], tries + 1
+        if twin >= 0 and tries < 16:
+            new_matrix[number] = new_matrix[twin]
+            continue
+        older[number], newest[kind[e]] = newest[kind[e]], number
+        if end + height * width > len(values):
+            grown = np.empty(2 * (end + height * width))
+            grown[:end] = values[:end]
+            values = grown
         new_matrix[number] = end
-        for r in range(new_extents[0, number]):
-            line = matrix[e] + back[0, r] * extents[1, e]
-            for c in range(new_extents[1, number]):
-                values[end] = old_values[line + back[1, c]]
+        for r in range(height):
+            line = matrix[e] + old_class[begin[number] + r] * extents[1, e]
+            for c in range(width):
+                values[end] = old_values[line + old_class[begin[number] + height + c]]
                 end += 1
     return (first, unary, kept, left, values[:end].copy(), new_matrix, new_extents, classes, new_classes_at, constant,
             potentials[:potential_end].copy())
@@ -268,8 +290,9 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
         messages = np.zeros(packed.potentials)
     if not _make_consistent(packed, alive):
         raise InfeasibleError("no assignment has a finite cost; allow more configurations")
+    kind = np.unique(packed.matrix, return_inverse=True)[1]
     first, unary, kept, left, values, matrix, extents, classes, classes_at, constant, messages = _restrict(
-        packed, alive, messages)
+        packed, alive, messages, kind)
     return _assemble(first, unary, packed.original[kept], values, matrix,
                      np.ascontiguousarray(packed.ends[:, left]), extents, classes,
                      classes_at, constant), messages
