@@ -1,0 +1,79 @@
+"""Bytes a device holds under a strategy, by what they are for.
+
+Every layer runs on devices 0, 1, ..., all of which hold equal shares: device 0 is always among the fullest, and the
+bytes of the layers add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pase_mtf.configurations import Configuration
+from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
+from pase_mtf.graph import ComputationGraph, Layer, Operand
+
+__all__ = ["MEMORY_PARTS", "layer_memory", "strategy_memory"]
+
+MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
+"""What the bytes are for, in the order of the rows of `layer_memory`."""
+
+
+def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.ndarray:
+    """Bytes of a layer on each of its devices, under each configuration.
+
+    Weights and optimizer slots: the variables of the layer. Gradients: one per weight that is updated. Activations:
+    what the forward pass computes, where a backward pass will read it (it may not read all of it: an upper bound);
+    otherwise the largest tensor that is computed. Communication buffers: the largest all-reduce, and what it sums.
+
+    Args:
+      layer: of a graph.
+      configurations: K of its configurations.
+
+    Returns:
+      float64 [len(MEMORY_PARTS), K]; the parts, and the layers, add up.
+    """
+    position = dim_positions(layer)
+    table = ConfigurationTable.build(configurations, position, len(layer.dims))
+    shares: dict[tuple[int, ...], np.ndarray] = {}
+
+    def local(operand: Operand) -> np.ndarray:
+        columns = tuple(sorted(column for column in positions_of(operand.dims, position) if column >= 0))
+        if columns not in shares:
+            shares[columns] = table.share(columns)
+        return math.prod(operand.shape) * operand.itemsize * shares[columns]
+
+    result = np.zeros((len(MEMORY_PARTS), len(configurations)))
+    phases = {operation.phase for operation in layer.operations}
+    for variable in layer.variables:
+        nbytes = local(variable.operand)
+        result[0 if variable.trainable else 1] += nbytes
+        if variable.trainable and "update" in phases:
+            result[2] += nbytes
+    for operation in layer.operations:
+        nbytes = sum((local(operand) for operand in operation.outputs), np.zeros(len(configurations)))
+        if operation.phase == "forward" and operation.kind != "none":
+            result[3] = result[3] + nbytes if "backward" in phases else np.maximum(result[3], nbytes)
+        if operation.reduced:
+            group = 1.0 / table.share(positions_of(dict.fromkeys(operation.reduced), position))
+            # The parts of the others arrive in pieces, as large together as the device's own.
+            result[4] = np.maximum(result[4], np.where(group > 1, 2.0 * nbytes, 0.0))
+    return result
+
+
+def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration]) -> dict[str, float]:
+    """Bytes on the fullest device under a strategy.
+
+    Args:
+      graph: of the model.
+      configurations: one per layer.
+
+    Returns:
+      Part -> bytes, for all `MEMORY_PARTS`.
+    """
+    total = np.zeros(len(MEMORY_PARTS))
+    for layer, configuration in zip(graph.layers, configurations, strict=True):
+        total += layer_memory(layer, [configuration])[:, 0]
+    return dict(zip(MEMORY_PARTS, map(float, total), strict=True))
