@@ -132,8 +132,10 @@ class Arm:
         try:
             return self._session.run(*arguments)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
-            raise OutOfMemoryError(f"arm {self.name}: out of memory ({str(error).strip().splitlines()[0][:160]}); take "
-                                   "a smaller --batch or --preset, or fewer arms in --compare") from error
+            lines = str(error).strip().splitlines() or [""]  # TensorFlow's page of text has one line that says what
+            what = next((line for line in lines if "OOM" in line), lines[0]).strip()[:160]
+            raise OutOfMemoryError(f"arm {self.name}: out of memory ({what}); take a smaller --batch or --preset, or "
+                                   "fewer arms in --compare") from error
 
 
 def _held_bytes(graph: tf.Graph) -> dict[str, int]:

@@ -17,7 +17,7 @@ class Disagreement:
       step: counted from the start of the training, not of this run.
       arm, loss: the arm that differs.
       reference, expected: the arm it is compared with.
-      allowed: the relative difference that would have passed.
+      allowed: the difference that would have passed.
     """
 
     step: int
@@ -29,8 +29,7 @@ class Disagreement:
 
     def __str__(self) -> str:
         if math.isfinite(self.loss) and math.isfinite(self.expected):
-            difference = abs(self.loss - self.expected) / max(abs(self.expected), 1e-6)
-            how = f"relative difference {difference:.1e}, allowed {self.allowed:.1e}"
+            how = f"difference {abs(self.loss - self.expected):.1e}, allowed {self.allowed:.1e}"
         else:
             how = "not finite"
         return (f"losses disagree at step {self.step}: {self.arm} {self.loss:.7g}, {self.reference} "
@@ -38,16 +37,20 @@ class Disagreement:
 
 
 def tolerance(steps: int) -> float:
-    """Relative difference allowed after this many steps from common values.
+    """Difference allowed after this many steps from common values, relative to the size of the loss.
 
-    float32 sums in another order differ by about 1e-6; every update hands the difference on and training amplifies
-    it. 1e-3 lets no wrong gradient pass on the first steps, and grows by a tenth of itself per step up to 5 %.
+    float32 sums in another order differ by about 1e-7. Every update hands the difference on, and training amplifies it:
+    a ReLU or a maximum that tips over at one device count and not at another turns 1e-6 into 1e-4 within a few steps.
+    1e-3 lets no wrong gradient pass on the first steps; it grows by a tenth of itself per step, up to 5 %.
     """
     return min(1e-3 * (1 + steps / 10), 5e-2)
 
 
 def first_disagreement(losses: Mapping[str, Sequence[float]], first_step: int = 0) -> Disagreement | None:
     """Compares every arm with the first one, step by step, over the steps that both have done.
+
+    Differences are measured against the loss or, where that has fallen below it, the loss of the first step: late in a
+    training the loss of a single batch may be next to nothing.
 
     Args:
       losses: arm -> loss per step; the first arm is the reference.
@@ -58,20 +61,19 @@ def first_disagreement(losses: Mapping[str, Sequence[float]], first_step: int = 
     """
     reference, *others = losses
     for step, expected in enumerate(losses[reference]):
+        start = losses[reference][0]
+        scale = max([abs(value) for value in (start, expected) if math.isfinite(value)], default=0.0)
+        allowed = tolerance(step) * max(scale, 1e-6)
         for arm in others:
-            if step >= len(losses[arm]):
-                continue
-            loss = losses[arm][step]
-            allowed = tolerance(step)
-            if not agree(loss, expected, allowed):
-                return Disagreement(first_step + step, arm, loss, reference, expected, allowed)
+            if step < len(losses[arm]) and not agree(losses[arm][step], expected, allowed):
+                return Disagreement(first_step + step, arm, losses[arm][step], reference, expected, allowed)
     return None
 
 
 def agree(loss: float, expected: float, allowed: float) -> bool:
-    """Whether two losses are the same up to a relative difference; two that both diverged (NaN) are."""
+    """Whether two losses are the same up to a difference; two that both diverged (NaN) are."""
     if math.isnan(loss) or math.isnan(expected):
         return math.isnan(loss) and math.isnan(expected)
     if math.isinf(loss) or math.isinf(expected):
         return loss == expected
-    return abs(loss - expected) <= allowed * max(abs(expected), 1e-6)
+    return abs(loss - expected) <= allowed

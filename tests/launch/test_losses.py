@@ -30,6 +30,12 @@ def test_what_is_not_finite(one, other, same):
     assert found is None or "losses disagree" in str(found)
 
 
+def test_measures_against_the_first_loss():
+    """A batch that is learnt by heart has a loss near zero; a tenth of it is nothing."""
+    assert first_disagreement({"a": [2.0, 0.0011], "b": [2.0, 0.0010]}) is None
+    assert first_disagreement({"a": [2.0, 0.5], "b": [2.0, 0.51]}) is not None
+
+
 def test_compares_only_steps_that_both_have_done():
     assert first_disagreement({"a": [1.0, 2.0], "b": [1.0]}) is None
     assert first_disagreement({"a": [1.0], "b": [1.0, 9.0]}) is None

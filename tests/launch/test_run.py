@@ -1,0 +1,253 @@
+"""Whole runs: find a strategy, train every arm, write everything, resume, and every exit code."""
+
+import dataclasses
+import html
+import json
+import os
+
+import pytest
+
+from pase_mtf.compat import tf
+from pase_mtf.errors import OutOfMemoryError
+from pase_mtf.graph import ComputationGraph
+from pase_mtf.launch import preparing
+from pase_mtf.launch.arm import Arm
+from pase_mtf.launch.summary import ARM_KEYS
+from pase_mtf.machine import Machine
+from pase_mtf.strategy import Strategy
+
+ALL = ["search", "stock_data_parallel", "data_parallel", "expert"]
+
+
+def _metrics(folder, arm="search"):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if line["arm"] == arm}
+
+
+def test_a_whole_run(launch):
+    code, folder, out, err = launch("--compare=data_parallel,expert,search,random:1")
+    assert (code, err) == (0, "")
+    assert set(os.listdir(folder)) == {"config.json", "graph.json", "strategy.json", "layout.txt", "metrics.jsonl",
+                                       "summary.json", "report.html", "events", "checkpoint"}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert list(summary["arms"]) == [*ALL, "random_0"]
+    trained = [arm for arm, row in summary["arms"].items() if not row["same_as"]]
+    for arm, row in summary["arms"].items():
+        assert set(ARM_KEYS) <= set(row)
+        assert row["measured_ms"] > 0
+        assert row["measured_steps"] == 4
+        assert row["measured_bytes"] > 0
+        assert row["examples_per_second"] == pytest.approx(8e3 / row["measured_ms"])
+        assert row["speedup_over_stock"] == pytest.approx(
+            summary["arms"]["stock_data_parallel"]["measured_ms"] / row["measured_ms"])
+        if arm != "stock_data_parallel":
+            assert row["predicted_ms"] > 0
+            assert row["predicted_bytes"] > 0
+        losses = _metrics(folder, row["same_as"] or arm)
+        assert list(losses) == [0, 1, 2, 3, 4]
+        assert losses[4] == row["final_loss"]
+        assert losses == pytest.approx(_metrics(folder, "stock_data_parallel"), rel=1e-4)
+    assert {"seconds", "optimal", "gap"} <= set(summary["search"])
+    assert summary["search"]["optimal"]
+
+    graph = ComputationGraph.load(folder / "graph.json")
+    strategy = Strategy.load(folder / "strategy.json", graph)
+    assert strategy.devices == 2
+    config = json.loads((folder / "config.json").read_text())
+    assert config["options"]["batch"] == 8
+    assert sorted(os.listdir(folder / "events")) == sorted(trained)
+
+    for word in ("TensorFlow", "a100", "data sheets", "alexnet", "parameters", "synthetic", "layers",
+                 "optimal (proven)", "predicted step", "examples/s", "measured memory", str(folder)):
+        assert word in out
+    steps = [line for line in out.splitlines() if line.startswith("step")]
+    assert len(steps) == 5 * len(trained)
+    report = (folder / "report.html").read_text()
+    assert html.escape(strategy.table().splitlines()[-1]) in report
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
+def test_resuming_continues_the_same_curve(launch, tmp_path, optimizer):
+    flags = (f"--optimizer={optimizer}", "--strategy=expert", "--compare=stock_data_parallel")
+    assert launch(*flags, "--steps=7", output="whole")[0] == 0
+    assert launch(*flags, "--steps=3", output="first")[0] == 0
+    code, folder, out, _ = launch(f"--resume={tmp_path / 'first'}", "--steps=3", output="second")
+    assert code == 0
+    assert "at step 4" in out
+    whole = _metrics(tmp_path / "whole", "expert")
+    assert list(whole) == list(range(8))
+    halves = {**_metrics(tmp_path / "first", "expert"), **_metrics(folder, "expert")}
+    assert halves == pytest.approx(whole, rel=1e-6)
+    # Stock Mesh-TF starts from the same checkpoint, with its variables stacked its own way.
+    assert _metrics(folder, "stock_data_parallel") == pytest.approx(_metrics(folder, "expert"), rel=1e-4)
+    assert len(set(whole.values())) == 8
+
+
+def test_resuming_on_another_mesh(launch, tmp_path):
+    assert launch("--compare=none", "--steps=5", output="whole")[0] == 0
+    assert launch("--compare=none", "--steps=2", output="first")[0] == 0
+    code, folder, _, _ = launch(f"--resume={tmp_path / 'first'}", "--steps=2", "--mesh=4", "--strategy=data_parallel",
+                                output="second")
+    assert code == 0
+    halves = {**_metrics(tmp_path / "first"), **_metrics(folder, "data_parallel")}
+    assert halves == pytest.approx(_metrics(tmp_path / "whole"), rel=1e-4)
+
+
+def test_resuming_with_other_numbers_is_refused(launch, tmp_path):
+    assert launch("--compare=none", "--steps=1", output="first")[0] == 0
+    for flag in ("--batch=16", "--seed=3", "--optimizer=adam", "--learning_rate=1"):
+        code, folder, _, err = launch(f"--resume={tmp_path / 'first'}", flag, output="second")
+        assert code == 2
+        assert flag.split("=")[0] in err
+        assert "leave the flag out" in err
+        assert not folder.exists()
+
+
+def test_search_only(launch):
+    code, folder, out, _ = launch("--search_only", "--mesh=4")
+    assert code == 0
+    assert set(os.listdir(folder)) == {"config.json", "graph.json", "strategy.json", "layout.txt", "metrics.jsonl",
+                                       "summary.json", "report.html"}
+    assert Strategy.load(folder / "strategy.json").table() in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "search only"
+    assert summary["arms"]["search"]["predicted_ms"] > 0
+    assert summary["arms"]["search"]["measured_ms"] is None
+
+
+def test_a_strategy_file(launch, tmp_path):
+    assert launch("--search_only", "--strategy=expert", output="found")[0] == 0
+    path = tmp_path / "found" / "strategy.json"
+    code, folder, _, _ = launch(f"--strategy={path}", "--compare=none", "--steps=1")
+    assert code == 0
+    assert Strategy.load(folder / "strategy.json").configurations == Strategy.load(path).configurations
+
+
+def test_a_mesh_shape_is_the_experts(launch):
+    code, folder, _, _ = launch("--mesh=rows:2;cols:2", "--search_only", "--strategy=expert", "--compare=none")
+    assert code == 0
+    assert Strategy.load(folder / "strategy.json").devices == 4
+
+
+def test_no_feasible_strategy(launch):
+    code, folder, _, err = launch("--batch=7", "--mesh=4", "--strategy=expert", "--compare=none")
+    assert code == 3
+    assert "batch=7" in err
+    assert err.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_predicted_out_of_memory(launch, tmp_path):
+    path = tmp_path / "small.json"
+    dataclasses.replace(Machine.load("a100"), name="small", memory_bytes=1000.0).save(path)
+    code, _, _, err = launch(f"--machine={path}")
+    assert code == 4
+    assert "machine small" in err
+    assert err.count("\n") == 1
+
+
+def test_out_of_memory_of_the_host(launch, monkeypatch):
+    monkeypatch.setattr("pase_mtf.launch.settle.available_bytes", lambda: 1000)
+    code, _, _, err = launch()
+    assert code == 4
+    assert "are free" in err
+
+
+def test_out_of_memory_while_training():
+    """TensorFlow's own refusal, of a tensor beyond any address space."""
+    arm = Arm.__new__(Arm)
+    with tf.Graph().as_default():
+        size = tf.placeholder(tf.int64, [])
+        huge = tf.reduce_sum(tf.fill([size], 1.0))
+        arm.name, arm._session = "search", tf.Session()
+    with pytest.raises(OutOfMemoryError, match=r"arm search: out of memory.*OOM when allocating") as caught:
+        arm._run(huge, {size: 2**46})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_strategy_of_another_graph(launch, tmp_path):
+    assert launch("--search_only", output="found")[0] == 0
+    code, folder, _, err = launch(f"--strategy={tmp_path / 'found' / 'strategy.json'}", "--batch=16")
+    assert code == 5
+    assert "strategy.json" in err
+    assert err.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_a_strategy_for_another_number_of_devices(launch, tmp_path):
+    assert launch("--search_only", output="found")[0] == 0
+    code, _, _, err = launch(f"--strategy={tmp_path / 'found' / 'strategy.json'}", "--mesh=4")
+    assert code == 5
+    assert "use --mesh=2" in err
+
+
+def test_losses_that_disagree(launch, monkeypatch):
+    """An arm that starts from other values must be found out."""
+    build, built = preparing._build, []
+
+    def other_seed(plan):
+        built.append(plan)
+        if len(built) == 3:  # after the export and the first arm
+            plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, seed=99),
+                                       options=dataclasses.replace(plan.options, seed=99))
+        return build(plan)
+    monkeypatch.setattr(preparing, "_build", other_seed)
+    code, folder, _, err = launch("--compare=stock_data_parallel")
+    assert code == 6
+    assert err.startswith("error: losses disagree at step 0: stock_data_parallel")
+    assert json.loads((folder / "summary.json").read_text())["status"] == "losses disagree"
+    assert "Losses disagree" in (folder / "report.html").read_text()
+    assert not (folder / "checkpoint").exists()
+
+
+def test_ctrl_c_keeps_what_was_measured(launch, monkeypatch):
+    step, done = Arm.step, []
+
+    def interrupted(self, batch, trace=False):
+        done.append(self.name)
+        if len(done) == 6:
+            raise KeyboardInterrupt
+        return step(self, batch, trace)
+    monkeypatch.setattr(Arm, "step", interrupted)
+    code, folder, out, _ = launch("--compare=stock_data_parallel", "--steps=20")
+    assert code == 130
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["arms"]["stock_data_parallel"]["measured_steps"] == 3
+    assert "measured ms" in out
+    assert (folder / "checkpoint").exists()
+
+
+def test_ctrl_c_before_anything_was_measured(launch, monkeypatch):
+    def interrupted(plan):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(preparing, "_build", interrupted)
+    code, folder, _, err = launch()
+    assert (code, err.count("\n")) == (130, 1)
+    assert not folder.exists()
+
+
+def test_never_overwrites(launch):
+    assert launch("--search_only")[0] == 0
+    code, folder, _, err = launch("--search_only")
+    assert code == 2
+    assert "never overwritten" in err
+    assert (folder / "strategy.json").exists()
+
+
+def test_bad_data(launch):
+    code, folder, _, err = launch("--data=/no/such/images")
+    assert code == 2
+    assert "/no/such/images" in err
+    assert err.count("\n") == 1
+    assert not folder.exists()
+
+
+def test_a_foreign_checkpoint(launch, tmp_path):
+    assert launch("--compare=none", "--steps=1", output="first")[0] == 0
+    data = tmp_path / "first" / "checkpoint" / "model.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:100])
+    code, folder, _, err = launch(f"--resume={tmp_path / 'first'}", output="second")
+    assert code == 2
+    assert "has 100 bytes" in err
+    assert not folder.exists()
