@@ -14,7 +14,7 @@ import tempfile
 import types
 
 # Read by TensorFlow's C++ core when it is loaded: without them every command of ours would open with its banner.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @contextlib.contextmanager
