@@ -1,8 +1,8 @@
 """Transformer, encoder and decoder (Vaswani et al. 2017), with layer norm before each sublayer.
 
 Departures, each for a reason: layer norm stands before a sublayer and not after it (trains without warm-up); no biases
-in the linear layers (as in Mesh-TF's own Transformer); the embeddings of source and target and the output projection
-are three variables, not one (each can be split its own way). Token 0 is padding, and padding stands at the end.
+(as in Mesh-TF's own Transformer); the embeddings of source and target and the output projection are three variables,
+not one (each can be split its own way). Token 0 is padding, and padding stands at the end.
 """
 
 from __future__ import annotations

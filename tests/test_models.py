@@ -102,7 +102,7 @@ def _plain_transformer(features, parameters, config):
 
     def norm(x, name):
         mean, variance = tf.nn.moments(x, [-1], keepdims=True)
-        return ((x - mean) / tf.sqrt(variance + 1e-6) * parameters[f"{name}/scale"] + parameters[f"{name}/bias"])
+        return (x - mean) / tf.sqrt(variance + 1e-6) * parameters[f"{name}/scale"]
 
     def embed(ids, name):
         place = np.arange(length)[:, None] / 10000 ** (np.arange(width // 2) / (width // 2))
@@ -206,7 +206,7 @@ def test_alexnet_has_the_published_number_of_parameters():
 def test_transformer_has_the_published_number_of_parameters(preset, layers, width, inner):
     # Vaswani et al.: 44 M ("base") and 176 M ("big") beside the embeddings.
     embeddings = 3 * 50176 * width
-    attention, feed_forward, norm = 4 * width * width, 2 * width * inner, 2 * width
+    attention, feed_forward, norm = 4 * width * width, 2 * width * inner, width
     encoder = layers * (attention + feed_forward + 2 * norm) + norm
     decoder = layers * (2 * attention + feed_forward + 3 * norm) + norm
     assert _parameters("transformer", preset) == embeddings + encoder + decoder
