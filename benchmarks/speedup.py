@@ -1,0 +1,106 @@
+"""The main measurement: both models on 2, 4, 8 and 16 virtual devices, our strategy beside data parallelism.
+
+    python -m benchmarks.speedup                             # an hour on two cores
+    python -m benchmarks.speedup --models=transformer --meshes=8 --steps=10
+
+Every row is one run of the launcher as a user starts it. Writes docs/benchmarks/speedup.md and speedup.json (the
+summaries, complete with machine and versions), and the table of the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.launching import prepare_data, replace_block, run_launcher
+from pase_mtf.files import write_atomically
+
+__all__ = ["main", "table"]
+
+ROOT = pathlib.Path(__file__).absolute().parents[1]
+FOLDER = ROOT / "docs" / "benchmarks"
+
+
+def table(summaries: Sequence[dict[str, Any]]) -> str:
+    """The summaries as a Markdown table."""
+    lines = ["| model | devices | stock Mesh-TF, data parallel | data parallel, our lowering | expert | searched | "
+             "over stock | over data parallel | predicted | search |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    for summary in summaries:
+        arms = summary["arms"]
+        ours = arms["search"]
+        predicted = _ratio(arms["data_parallel"]["predicted_ms"], ours["predicted_ms"])
+        lines.append(f"| {summary['model']} ({summary['preset']}, batch {summary['batch']}) | {summary['devices']} | "
+                     + " | ".join(_milliseconds(arms[name]) for name in (
+                         "stock_data_parallel", "data_parallel", "expert", "search"))
+                     + f" | {ours['speedup_over_stock']:.2f}× | {ours['speedup_over_data_parallel']:.2f}× | "
+                       f"{predicted:.2f}× | {summary['search']['seconds']:.2f} s |")
+    return "\n".join(lines)
+
+
+def _milliseconds(row: dict[str, Any]) -> str:
+    same = " (same)" if row["same_as"] else ""
+    return f"{row['measured_ms']:.0f} ± {row['measured_ms_spread']:.0f} ms{same}"
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other
+
+
+def document(results: Sequence[dict[str, Any]]) -> str:
+    """The table with what it was measured on."""
+    facts = results[0]["summary"]["facts"]
+    data = "; ".join(sorted({f"{entry['summary']['model']}: {entry['data']}" for entry in results}))
+    steps = results[0]["summary"]["arms"]["search"]["measured_steps"]
+    return (table([entry["summary"] for entry in results]) + "\n\n"
+            f"Milliseconds per training step: median of {steps} steps ± half the distance of the quartiles; arms run "
+            "interleaved, warm-up excluded; the losses of all arms agree. “Predicted” is the speedup over data "
+            "parallelism that the search promised. “(same)”: the search found this very strategy.  \n"
+            f"Virtual CPU devices of one process on {facts['devices'].partition(' on ')[2]}; {facts['versions']}; "
+            f"data: {data}. Reproduce with `make benchmark`.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and writes; returns 1 where a run failed (the others are written all the same)."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="alexnet,transformer")
+    parser.add_argument("--meshes", default="2,4,8,16")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--output", default=str(FOLDER))
+    parser.add_argument("--readme", default=str(ROOT / "README.md"), help="empty: leave it alone")
+    flags = parser.parse_args(arguments)
+    results, failed = [], False
+    with tempfile.TemporaryDirectory(prefix="pase_mtf-data-") as folder:
+        for model in flags.models.split(","):
+            data_flags, data = prepare_data(model, folder)
+            for mesh in flags.meshes.split(","):
+                try:
+                    summary = run_launcher([f"--model={model}", f"--mesh={mesh}", "--devices=cpu",
+                                            f"--steps={flags.steps}", *data_flags])
+                except RuntimeError as error:
+                    print(f"error: {error}", file=sys.stderr)
+                    failed = True
+                    continue
+                results.append({"summary": summary, "data": data})
+                ours = summary["arms"]["search"]
+                print(f"{model} on {mesh}: {ours['measured_ms']:.0f} ms, {ours['speedup_over_stock']:.2f}x over stock, "
+                      f"{ours['speedup_over_data_parallel']:.2f}x over data parallel, {summary['wall_seconds']:.0f} s "
+                      "in all", flush=True)
+    if results:
+        os.makedirs(flags.output, exist_ok=True)
+        text = document(results)
+        write_atomically(os.path.join(flags.output, "speedup.json"), json.dumps(results, indent=1) + "\n")
+        write_atomically(os.path.join(flags.output, "speedup.md"), f"# Speedup over data parallelism\n\n{text}\n")
+        if flags.readme and not failed:
+            replace_block(flags.readme, "speedup", text)
+    return int(failed or not results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
