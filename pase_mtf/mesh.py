@@ -7,9 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorflow.python.ops import resource_variable_ops
-
-from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.compat import mtf, placement_mesh_impl, resource_variable_ops, tf
 from pase_mtf.configurations import Configuration
 from pase_mtf.emit import Emitter, scopes
 from pase_mtf.errors import UsageError
