@@ -105,7 +105,7 @@ class PlanLowering(mtf.Lowering):
     """
 
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, MeshSpec | Any], devices: Sequence[str],
-                 step: tf.Tensor | None = None):
+                 step: tf.Tensor | None = None, shared_memory: bool | None = None):
         """Lowers the graph.
 
         Args:
@@ -117,13 +117,15 @@ class PlanLowering(mtf.Lowering):
           step: an integer scalar that differs from step to step, on which random numbers then depend (so that a run
             that is resumed goes on with the same numbers). By default they follow a stateful generator, seeded by the
             graph's seed.
+          shared_memory: whether the devices share one memory: then blocks and sums that several of them need are made
+            once. By default: whether they all are CPUs of one process.
 
         Raises:
           UsageError: an operation without a plan, or a device that is not in the list.
         """
         # Not super().__init__: it rewrites the graph (autostack) and assumes one layout.
         self.graph = graph
-        self.emitter = Emitter(devices)
+        self.emitter = Emitter(devices, shared_memory)
         self.current: DeviceMeshImpl | None = None
         self.variables, self.operations = {}, {}
         self.tensors = _Tensors(self)
@@ -320,7 +322,7 @@ def plan_from_configurations(graph: mtf.Graph, computation_graph: ComputationGra
             if layer.dims[name] % parts:
                 raise InfeasibleError(f"layer {layer.name!r}: dim {name!r} of size {layer.dims[name]} does not split "
                                       f"into {parts} parts; choose a divisor")
-        spec = MeshSpec.of_configuration(configuration)
+        spec = MeshSpec.of_configuration(configuration, layer.aliases)
         for operation in layer.operations:
             plan[graph.operations[operation.index]] = spec
     return plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.compat import mtf, placement_mesh_impl, resource_variable_ops, tf
@@ -30,10 +30,18 @@ class MeshSpec:
     devices: tuple[int, ...]
 
     @classmethod
-    def of_configuration(cls, configuration: Configuration) -> MeshSpec:
-        """The mesh of a layer: an axis per axis of its configuration, on the first devices."""
-        axes = tuple((frozenset({name} if name else ()), parts) for name, parts in configuration.axes)
-        return cls(axes, tuple(range(configuration.devices)))
+    def of_configuration(cls, configuration: Configuration, aliases: Mapping[str, str] | None = None) -> MeshSpec:
+        """The mesh of a layer: an axis per axis of its configuration, on the first devices.
+
+        Args:
+          configuration: of the layer.
+          aliases: other dim name -> dim of the layer that it is laid out like (`Layer.aliases`).
+        """
+        axes = []
+        for name, parts in configuration.axes:
+            others = [other for other, dim in (aliases or {}).items() if dim == name]
+            axes.append((frozenset([name, *others] if name else []), parts))
+        return cls(tuple(axes), tuple(range(configuration.devices)))
 
     @classmethod
     def of_layout(cls, mesh_shape: Any, layout: Any, devices: Sequence[int]) -> MeshSpec:
