@@ -102,9 +102,10 @@ def _ordered_factorizations(number: int, length: int) -> Iterator[tuple[int, ...
 @functools.lru_cache(maxsize=4096)
 def _enumerate(dims: tuple[tuple[str, int], ...], totals: tuple[int, ...], replicate: bool,
                max_axes: int) -> tuple[Configuration, ...]:
-    choices = [*dims, ("", 0)] if replicate else list(dims)
     found = []
     for total in totals:
+        # Copies on some devices while others idle would be neither here nor there.
+        choices = [*dims, ("", 0)] if replicate and total == totals[-1] else list(dims)
         for length in range(min(max_axes, len(choices)) + 1):
             for factors in _ordered_factorizations(total, length):
                 partial: list[tuple[tuple[str, int], ...]] = [()]

@@ -299,7 +299,7 @@ def _strategy(name: str, priced: PricedNetwork, assignment: Sequence[int], searc
 
 
 def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | str = "1080ti",
-                  method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None,
+                  method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
@@ -309,6 +309,7 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
       machine: a Machine or the name of one.
       method: a search method ("exact" by default), "data_parallel" or "expert".
       mesh: axes (name, size) for "expert" (default: what the paper's experts used).
+      idle: let layers run on fewer than p devices while the rest idle.
       **options: handed to the search (time_limit, gap, progress, ...).
 
     Returns:
@@ -334,7 +335,7 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
     if not graph.layers:
         raise InfeasibleError(f"{graph.name}: the graph has no layers; build the model before searching")
     start = time.perf_counter()
-    priced = build_network(graph, machine, devices)
+    priced = build_network(graph, machine, devices, idle=idle)
     built = time.perf_counter()
     solution = solve(priced.network, method, **options)
     search = {

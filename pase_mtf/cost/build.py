@@ -174,16 +174,18 @@ class _Builder:
 
 def build_network(graph: ComputationGraph, machine: Machine, devices: int,
                   configurations: Sequence[Sequence[Configuration]] | None = None,
-                  model: str = "seconds") -> PricedNetwork:
+                  model: str = "seconds", *, idle: bool = False) -> PricedNetwork:
     """Prices every configuration of every layer, and every pair of partitions of every edge.
 
     Args:
       graph: what to price. Costs are of one training step where the graph holds one, else of the forward pass.
       machine: on which devices.
       devices: how many of them.
-      configurations: per layer, those to price. By default all that fill the devices, with replication where it is
-        free (real devices), on fewer devices where it is not (shared cores).
+      configurations: per layer, those to price. By default all that use all devices, replicating where the splits do
+        not fill them.
       model: "seconds", or "pase" for the paper's formulas in FLOP.
+      idle: offer configurations that leave devices idle as well. On virtual devices, which share the cores, leaving
+        most of them idle is cheap, as it is on no real machine: it has to be asked for.
 
     Returns:
       The cost network and its parts; `network.vectors` are seconds (or FLOP).
@@ -195,11 +197,9 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
         raise UsageError(f"unknown cost model {model!r}: {nearest(model, MODELS)}")
     machine.check_devices(devices)
     if configurations is None:
-        shared = machine.shared_cores
-        # Many virtual devices gain nothing from a third axis, and with idle ones there are too many ways to choose it.
-        axes = 2 if shared and devices > _FEW_DEVICES else 3
-        offered = tuple(enumerate_configurations(layer, devices, replicate=not shared, idle=shared, max_axes=axes)
-                        for layer in graph.layers)
+        # Many virtual devices gain nothing from a third axis.
+        axes = 2 if machine.shared_cores and devices > _FEW_DEVICES else 3
+        offered = tuple(enumerate_configurations(layer, devices, idle=idle, max_axes=axes) for layer in graph.layers)
     else:
         offered = tuple(tuple(choices) for choices in configurations)
         if len(offered) != len(graph.layers):
