@@ -11,6 +11,7 @@ import numpy as np
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError
 from pase_mtf.launch.devices import Devices
+from pase_mtf.launch.error_text import what_happened
 from pase_mtf.launch.measuring import peak_bytes_per_device
 from pase_mtf.launch.program import Program
 
@@ -132,10 +133,8 @@ class Arm:
         try:
             return self._session.run(*arguments)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
-            lines = str(error).strip().splitlines() or [""]  # TensorFlow's page of text has one line that says what
-            what = next((line for line in lines if "OOM" in line), lines[0]).strip()[:160]
-            raise OutOfMemoryError(f"arm {self.name}: out of memory ({what}); take a smaller --batch or --preset, or "
-                                   "fewer arms in --compare") from error
+            raise OutOfMemoryError(f"arm {self.name}: out of memory ({what_happened(error)}); take a smaller --batch "
+                                   "or --preset, or fewer arms in --compare") from error
 
 
 def _held_bytes(graph: tf.Graph) -> dict[str, int]:

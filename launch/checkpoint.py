@@ -15,6 +15,7 @@ from typing import Any
 
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import read_json, write_atomically
+from pase_mtf.launch.error_text import what_happened
 
 __all__ = ["CheckpointInfo", "find_checkpoint", "restore", "save_checkpoint"]
 
@@ -109,9 +110,9 @@ def restore(info: CheckpointInfo, load: Callable[[str], Any]) -> None:
     try:
         load(info.prefix)
     except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
-        raise FormatError(f"{info.folder}: damaged ({_first_line(error)}); resume from another") from error
+        raise FormatError(f"{info.folder}: damaged ({what_happened(error)}); resume from another") from error
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
-        raise FormatError(f"{info.folder}: holds the variables of another program ({_first_line(error)}); "
+        raise FormatError(f"{info.folder}: holds the variables of another program ({what_happened(error)}); "
                           "resume with the model it was made with") from error
 
 
@@ -125,8 +126,5 @@ def _as_usage_errors(place: str) -> Iterator[None]:
         raise UsageError(f"cannot write {place}: {error.strerror}; free space or choose another place") from error
     except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError, tf.errors.UnknownError,
             tf.errors.InternalError, tf.errors.FailedPreconditionError, tf.errors.NotFoundError) as error:
-        raise UsageError(f"cannot write {place}: {_first_line(error)}; free space or choose another place") from error
+        raise UsageError(f"cannot write {place}: {what_happened(error)}; free space or choose another place") from error
 
-
-def _first_line(error: Any) -> str:
-    return str(error.message).strip().splitlines()[0][:200]

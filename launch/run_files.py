@@ -11,6 +11,7 @@ from typing import Any
 
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
+from pase_mtf.launch.error_text import what_happened
 from pase_mtf.launch.training import Record
 
 __all__ = ["RunFiles"]
@@ -95,6 +96,6 @@ class RunFiles:
                              "--output_dir") from error
         except Exception as error:
             if type(error).__module__.startswith("tensorflow"):
-                raise UsageError(f"cannot write into {self.folder}: {str(error).strip().splitlines()[0][:160]}; free "
-                                 "space or choose another --output_dir") from error
+                raise UsageError(f"cannot write into {self.folder}: {what_happened(error)}; free space or choose "
+                                 "another --output_dir") from error
             raise

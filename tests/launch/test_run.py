@@ -4,6 +4,9 @@ import dataclasses
 import html
 import json
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -216,6 +219,29 @@ def test_ctrl_c_keeps_what_was_measured(launch, monkeypatch):
     assert summary["arms"]["stock_data_parallel"]["measured_steps"] == 3
     assert "measured ms" in out
     assert (folder / "checkpoint").exists()
+
+
+def test_ctrl_c_for_real(tmp_path, preset):
+    """The signal itself, to the process as a user starts it."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
+         "--machine=a100", "--steps=1000000", "--compare=none", f"--output_dir={folder}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while process.poll() is None and not process.stdout.readline().startswith("step    10"):
+            pass
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (130, "")
+    assert "measured ms" in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["arms"]["search"]["measured_steps"] >= 8
+    assert (folder / "report.html").exists()
+    assert json.loads((folder / "checkpoint" / "checkpoint.json").read_text())["step"] >= 11
 
 
 def test_ctrl_c_before_anything_was_measured(launch, monkeypatch):
