@@ -233,6 +233,8 @@ class ExactAdam(mtf.optimize.AdamWeightDecayOptimizer):
     """Mesh-TF's Adam, with slots of the variable's own dtype (Mesh-TF's are always float32)."""
 
     def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
+        if grad is None:
+            return []
         m, v = (mtf.get_variable(var.mesh, f"{var.name}/adam_{slot}", var.shape, dtype=grad.dtype,
                                  initializer=tf.zeros_initializer(), trainable=False) for slot in "mv")
         next_m = self.beta_1 * m + (1.0 - self.beta_1) * grad
@@ -248,7 +250,6 @@ def build(name: str, optimizer: str, dtype: tf.DType) -> Net:
     gradients = mtf.gradients([net.loss], [variable.outputs[0] for variable in variables])
     rule = {
         "sgd": lambda: mtf.optimize.SgdOptimizer(0.05),
-        "momentum": lambda: mtf.optimize.MomentumOptimizer(0.05, 0.9),
         "adam": lambda: (mtf.optimize.AdamWeightDecayOptimizer if dtype == tf.float32 else ExactAdam)(0.01),
         "adafactor": lambda: mtf.optimize.AdafactorOptimizer(learning_rate=0.01, decay_rate=0.8),
     }[optimizer]()
@@ -274,11 +275,30 @@ def train(net: Net, lowering: mtf.Lowering, steps: int = 5, devices: int = 8) ->
 
 @functools.cache
 def reference(name: str, optimizer: str, dtype: tf.DType, steps: int = 5) -> list[np.ndarray]:
-    """What stock Mesh-TF computes on one device."""
+    """What stock Mesh-TF computes on one device, in the form of `train`.
+
+    Stock Mesh-TF reads a variable at every use, unordered with its update: a loop can see the new value. Here the new
+    values are fetched, and the variables set between the steps.
+    """
     with tf.Graph().as_default():
         net = build(name, optimizer, dtype)
         impl = placement_mesh_impl.PlacementMeshImpl([], [], [""])
-        return train(net, mtf.Lowering(net.graph, {net.mesh: impl}), steps, devices=1)
+        lowering = mtf.Lowering(net.graph, {net.mesh: impl})
+        pairs = [(variable.get_master(), lowering.export_to_tf_tensor(value), op.assign_fn)
+                 for op in net.updates for variable, value in zip(op.variables, op.inputs, strict=True)]
+        fetches = [lowering.export_to_tf_tensor(net.loss), [lowering.export_to_tf_tensor(t) for t in net.outputs],
+                   [value for _, value, _ in pairs], [master for master, _, _ in pairs]]
+        masters = [variable.get_master() for variable in net.graph.all_variables]
+        losses = []
+        with session(1) as run:
+            run.run(tf.global_variables_initializer())
+            for _ in range(steps):
+                loss, outputs, news, olds = run.run(fetches)
+                losses.append(loss)
+                for (master, _, assign_fn), new, old in zip(pairs, news, olds, strict=True):
+                    master.load(old - new if assign_fn is ops.assign_sub_slice else new, run)
+            values = run.run(masters)
+    return [np.asarray(losses), *outputs, *values]
 
 
 def random_spec(operation: mtf.Operation, devices: int, rng: np.random.Generator, first: bool = False) -> MeshSpec:
