@@ -17,9 +17,11 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.network import CostNetwork
+from pase_mtf.search.certificate import Certificate
+from pase_mtf.search.certify import certify, potentials_of
 from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
 from pase_mtf.search.messages import message_passes
-from pase_mtf.search.packed import Packed, pack, quantum, reduce
+from pase_mtf.search.packed import Packed, lift, pack, quantum, reduce
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 
 __all__ = ["Minimiser", "exact"]
@@ -31,6 +33,8 @@ _CHEAP_OPERATIONS = 1 << 20
 # ... and where it replaces branching. An entry takes 12 bytes.
 _MOST_OPERATIONS = 1 << 30
 _MOST_ENTRIES = 1 << 25
+# What elimination manages on a slow core, with many tables to be added up.
+_OPERATIONS_PER_SECOND = 5e7
 # Matrix entries that a reduced network may have, whatever the network had.
 _MOST_COPIED = 1 << 23
 
@@ -45,6 +49,7 @@ class Minimiser:
       bound: proven lower bound.
       proven: whether the search has ended with a proof.
       statistics: counts.
+      potentials: float64 [packed.potentials], those that prove `cost` by themselves; None if it took more.
     """
 
     def __init__(self, packed: Packed, *, deadline: float = np.inf, gap: float = 0.0, cutoff: float = np.inf,
@@ -62,13 +67,16 @@ class Minimiser:
         Raises:
           InfeasibleError: no finite assignment can exist.
         """
-        self.root, _ = reduce(packed, np.ones(len(packed.unary), bool))
+        self._packed, self._alive = packed, np.ones(len(packed.unary), bool)
+        self._reduction = reduce(packed, self._alive)
+        self.root = self._reduction.network
         self.cost, self.best, self.bound, self.proven = cutoff, None, -np.inf, False
         self.statistics: dict[str, Any] = {"passes": 0, "nodes": 0, "eliminations": 0, "largest_table": 0,
                                            "configurations_left": len(self.root.unary)}
         self._deadline, self._gap, self._progress = deadline, gap, progress
         self._unit = quantum(packed) if unit is None else unit
         self._scale = 0.0
+        self.potentials: np.ndarray | None = None
         self._start = time.perf_counter()
         self._root_messages = np.zeros(self.root.potentials)
         # Where configuration i of vertex v of the input stands among the root's.
@@ -108,6 +116,11 @@ class Minimiser:
                     return
         self.bound, self.proven = self.cost, True
 
+    @property
+    def slack(self) -> float:
+        """How far a bound may stay below the cost and still prove it (see check_certificate)."""
+        return 0.4 if self._unit and self._scale < 2e14 else 0.9 * _TOLERANCE * self._scale
+
     def _target(self) -> float:
         """An assignment matters only if it is cheaper than the best by more than this."""
         if self._unit:
@@ -144,7 +157,7 @@ class Minimiser:
         p, messages = self.root, self._root_messages
         try:
             if not top:
-                p, messages = reduce(p, alive, messages)
+                p, messages, *_ = reduce(p, alive, messages)
             work = 2 * int((p.extents[0] * p.extents[1]).sum()) + 4 * len(p.classes) + len(p.unary)
             chunk = 1  # the first pass finds the scale of costs
             plan, stalled, previous = None, 0, -np.inf
@@ -160,6 +173,9 @@ class Minimiser:
                 bound = max(bound, reached)
                 self._report(min(bound, others))
                 if self.cost - bound <= self._target():
+                    if p is self.root and self.cost - bound <= self.slack / 2:
+                        self.potentials = lift(self._packed, self._alive, np.zeros(self._packed.potentials),
+                                               self._reduction._replace(messages=messages))
                     return None
                 if self._enough(min(bound, others)) or time.perf_counter() > self._deadline:
                     return float(bound)
@@ -171,12 +187,13 @@ class Minimiser:
                     plan = plan_elimination(domains, p.ends[:, undecided].T.tolist())
                 stalled = stalled + 1 if bound - previous < 0.05 * (self.cost - bound) else 0
                 previous = bound
-                affordable = plan.entries <= _MOST_ENTRIES and plan.operations <= (
-                    max(_CHEAP_OPERATIONS, 2 * work) if stalled < 2 else _MOST_OPERATIONS)
+                most = max(_CHEAP_OPERATIONS, 2 * work) if stalled < 2 else _MOST_OPERATIONS
+                in_time = _OPERATIONS_PER_SECOND * (self._deadline - time.perf_counter())
+                affordable = plan.entries <= _MOST_ENTRIES and plan.operations <= min(most, in_time)
                 if not keep.all() and (affordable or _worth_reducing(p, domains)):
                     if top and p is self.root:
                         self._root_messages = messages.copy()
-                    p, messages = reduce(p, keep, messages)
+                    p, messages, *_ = reduce(p, keep, messages)
                     surplus, keep = surplus[keep], np.ones(len(p.unary), bool)
                 if affordable:
                     self._eliminate(p, plan)
@@ -232,13 +249,15 @@ def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
 
 @register("exact")
 def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
-          progress: Progress | None = None) -> Solution:
+          progress: Progress | None = None, certificate: bool = True) -> Solution:
     """The cheapest assignment, proven.
 
     Args:
       network: what to minimise.
       time_limit, gap: stop early, with an assignment and a proven bound.
       progress: called after every few passes.
+      certificate: attach the proof; where the bound of the first passes is not proof enough, that takes about as long
+        as the search itself. Only an optimal solution has one.
 
     Returns:
       the solution; `optimal` unless stopped early. `statistics`: layers, edges, configurations, passes of message
@@ -248,7 +267,8 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
       InfeasibleError: no assignment is finite, or none was found within the time limit.
     """
     start = time.perf_counter()
-    packed = pack(network.normalized())
+    normal = network.normalized()
+    packed = pack(normal)
     search = Minimiser(packed, deadline=start + (time_limit or np.inf), gap=gap, progress=progress)
     search.run()
     statistics = {"layers": len(network.vectors), "edges": len(network.edges),
@@ -259,5 +279,9 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     assignment = tuple(int(choice) for choice in search.best)
     cost = network.cost(assignment)
     bound = cost if search.proven else min(cost, search.bound)
+    proof = None
+    if certificate and search.proven:
+        proof = (certify(normal, cost, search.slack) if search.potentials is None
+                 else Certificate(potentials_of(normal, packed, search.potentials)))
     return Solution(assignment, cost, bound, relative_gap(cost, bound), search.proven, time.perf_counter() - start,
-                    statistics)
+                    statistics, proof)

@@ -11,7 +11,7 @@ from numba import njit
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.network import CostNetwork
 
-__all__ = ["Packed", "pack", "quantum", "reduce"]
+__all__ = ["Packed", "Reduction", "lift", "pack", "quantum", "reduce"]
 
 
 class Packed(NamedTuple):
@@ -269,19 +269,32 @@ def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray, kind: np.ndarr
                 values[end] = old_values[line + old_class[begin[number] + height + c]]
                 end += 1
     return (first, unary, kept, left, values[:end].copy(), new_matrix, new_extents, classes, new_classes_at, constant,
-            potentials[:potential_end].copy())
+            potentials[:potential_end].copy(), old_class[:potential_end].copy())
 
 
-def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None) -> tuple[Packed, np.ndarray]:
+class Reduction(NamedTuple):
+    """A network reduced to fewer configurations.
+
+    Attributes:
+      network: the smaller network.
+      messages: its potentials.
+      edges: int64, the edge of the larger network that each edge of the smaller one was.
+      classes: int64 [potentials], the class of that edge that each potential belongs to.
+    """
+
+    network: Packed
+    messages: np.ndarray
+    edges: np.ndarray
+    classes: np.ndarray
+
+
+def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None) -> Reduction:
     """Removes what is not alive, and all that can then have no finite cost.
 
     Args:
       packed: the network.
       alive: bool [configurations]; cleared where a configuration turns out to be impossible.
       messages: potentials of `packed`; zero if not given.
-
-    Returns:
-      the smaller network, and its potentials.
 
     Raises:
       InfeasibleError: a vertex has no configuration left.
@@ -291,11 +304,37 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
     if not _make_consistent(packed, alive):
         raise InfeasibleError("no assignment has a finite cost; allow more configurations")
     kind = np.unique(packed.matrix, return_inverse=True)[1]
-    first, unary, kept, left, values, matrix, extents, classes, classes_at, constant, messages = _restrict(
-        packed, alive, messages, kind)
-    return _assemble(first, unary, packed.original[kept], values, matrix,
-                     np.ascontiguousarray(packed.ends[:, left]), extents, classes,
-                     classes_at, constant), messages
+    (first, unary, kept, left, values, matrix, extents, classes, classes_at, constant, messages,
+     old_class) = _restrict(packed, alive, messages, kind)
+    return Reduction(
+        _assemble(first, unary, packed.original[kept], values, matrix, np.ascontiguousarray(packed.ends[:, left]),
+                  extents, classes, classes_at, constant), messages, left, old_class)
+
+
+def lift(packed: Packed, alive: np.ndarray, messages: np.ndarray, reduction: Reduction) -> np.ndarray:
+    """The potentials of a reduced network as potentials of the larger one, with the same bound for what is alive.
+
+    Args:
+      packed, alive, messages: what was reduced (alive as `reduce` left it).
+      reduction: the result, with its potentials as they are now.
+    """
+    full = messages.copy()
+    sizes = reduction.network.extents.T.ravel()
+    begin = np.repeat(packed.potentials_at[:, reduction.edges].T.ravel(), sizes)
+    full[begin + reduction.classes] = reduction.messages
+    kept = np.zeros(len(packed.matrix), bool)
+    kept[reduction.edges] = True
+    for e in np.flatnonzero(~kept).tolist():  # one end is decided: the other takes the whole cost
+        height, width = packed.extents[:, e].tolist()
+        cost = packed.values[packed.matrix[e]:packed.matrix[e] + height * width].reshape(height, width)
+        choices = [np.flatnonzero(alive[packed.first[v]:packed.first[v + 1]]) for v in packed.ends[:, e]]
+        side = 0 if len(choices[0]) == 1 else 1
+        decided = packed.classes[packed.classes_at[side, e] + choices[side][0]]
+        line = cost[decided] if side == 0 else cost[:, decided]
+        own, other = packed.potentials_at[side, e], packed.potentials_at[1 - side, e]
+        full[own:own + packed.extents[side, e]] = 0.0
+        full[other:other + len(line)] = np.where(np.isfinite(line), line, 0.0)
+    return full
 
 
 def quantum(packed: Packed) -> float:

@@ -1,0 +1,144 @@
+"""The k cheapest assignments, in order.
+
+Lawler's scheme: what is left when the best assignment of a set is taken out of it is cut into sets by the first layer
+that differs. Each has a bound from the surplus of that layer's other configurations (messages.py), and is searched only
+once no set with a lower bound is left: few of them ever are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.network import CostNetwork
+from pase_mtf.search.exact import Minimiser
+from pase_mtf.search.messages import message_passes
+from pase_mtf.search.packed import Packed, pack, quantum, reduce
+from pase_mtf.search.registry import Progress, Solution, register, relative_gap
+
+__all__ = ["cheapest", "search_k_best"]
+
+_PASSES = 6
+
+
+class _Set(NamedTuple):
+    """Assignments whose configurations are alive: with the best one if `best` is not None, else with a bound only."""
+
+    bound: float
+    number: int
+    alive: np.ndarray
+    best: np.ndarray | None
+
+
+def _surplus(p: Packed, alive: np.ndarray) -> tuple[float, np.ndarray]:
+    """A bound for what is alive, and float64 [configurations]: how much more each costs at least (inf: impossible)."""
+    network, messages, *_ = reduce(p, alive)
+    keep, own = np.ones(len(network.unary), bool), np.zeros(len(network.unary))
+    nobody = np.zeros(network.vertices, np.int64)
+    bound, *_ = message_passes(network, messages, keep, own, nobody, -np.inf, 0.0, -np.inf, _PASSES)
+    # The surplus of a pass is counted from a bound at least as good as that before it.
+    message_passes(network, messages, keep, own, nobody, -np.inf, 0.0, -np.inf, 1)
+    surplus = np.full(len(p.unary), np.inf)
+    owner = np.repeat(np.arange(network.vertices), network.domains)
+    surplus[p.first[owner] + network.original] = own
+    return bound, surplus
+
+
+def cheapest(network: CostNetwork, deadline: float = math.inf) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """All assignments of finite cost, cheapest first, as (cost, assignment); as far as they are asked for.
+
+    Two whose costs differ by less than 1e-12 of their parts may come in either order (never in a network of integers).
+
+    Raises:
+      TimeoutError: the deadline (a time.perf_counter() value) passed before the next one was certain.
+    """
+    p = pack(network.normalized())
+    unit = quantum(p)
+
+    def solve(alive: np.ndarray, number: int) -> _Set | None:
+        part = p._replace(unary=np.where(alive, p.unary, np.inf))
+        try:
+            search = Minimiser(part, deadline=deadline, unit=unit)
+            search.run()
+        except InfeasibleError:
+            return None
+        if not search.proven:
+            raise TimeoutError
+        return None if search.best is None else _Set(search.cost, number, alive, search.best)
+    first = solve(np.isfinite(p.unary), 0)
+    heap = [] if first is None else [first]
+    number = 0
+    while heap:
+        entry = heapq.heappop(heap)
+        if entry.best is None:
+            solved = solve(entry.alive, entry.number)
+            if solved is not None:
+                heapq.heappush(heap, solved)
+            continue
+        assignment = tuple(entry.best.tolist())
+        yield network.cost(assignment), assignment
+        bound, surplus = _surplus(p, entry.alive.copy())
+        # Layers where another configuration is cheapest to take come first: the sets after them are smaller for it.
+        places = p.first[:-1] + entry.best
+        other = surplus.copy()
+        other[places] = np.inf
+        other[~entry.alive] = np.inf
+        least = np.minimum.reduceat(other, p.first[:-1]) if p.vertices else np.zeros(0)
+        alive = entry.alive
+        for v in np.argsort(least, kind="stable").tolist():
+            if least[v] == np.inf:
+                break
+            part = alive.copy()
+            part[places[v]] = False
+            number += 1
+            heapq.heappush(heap, _Set(max(entry.bound, bound + float(least[v])), number, part, None))
+            alive = alive.copy()
+            alive[p.first[v]:p.first[v + 1]] = False
+            alive[places[v]] = True
+
+
+@register("k_best")
+def search_k_best(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
+                  progress: Progress | None = None, k: int = 10) -> Solution:
+    """The k cheapest distinct assignments.
+
+    Args:
+      network: what to minimise.
+      time_limit: seconds, after which those found so far are returned (they are the cheapest, in order).
+      gap: not used.
+      progress: called after each.
+      k: how many; fewer come back where fewer are finite.
+
+    Returns:
+      the cheapest; all of them in `statistics["strategies"]`: (cost, assignment) in order.
+
+    Raises:
+      UsageError: k is below one.
+      InfeasibleError: no assignment is finite, or none was found within the time limit.
+    """
+    if k < 1:
+        raise UsageError(f"k of {k}; ask for at least one")
+    start = time.perf_counter()
+    found: list[tuple[float, tuple[int, ...]]] = []
+    finished = True
+    try:
+        for entry in cheapest(network, start + (time_limit or math.inf)):
+            found.append(entry)
+            if progress is not None:
+                progress(time.perf_counter() - start, found[0][0], found[0][0])
+            if len(found) == k:
+                break
+    except TimeoutError:
+        finished = False
+    if not found:
+        raise InfeasibleError("no finite assignment exists" if finished else
+                              f"no assignment found in {time_limit} seconds; raise the time limit")
+    cost, assignment = found[0]
+    return Solution(assignment, cost, cost, relative_gap(cost, cost), True, time.perf_counter() - start,
+                    {"strategies": tuple(found), "complete": finished})

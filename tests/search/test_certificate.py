@@ -1,0 +1,111 @@
+"""Certificates prove what they claim, and damaged ones are turned away."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+from random_networks import random_network
+
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.network import CostNetwork, NetworkEdge
+from pase_mtf.search import CertificateError, certificate, certify, check_certificate, solve
+
+INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
+
+
+def cuts(proof):
+    return (proof.layer >= 0) + sum(map(cuts, proof.proofs))
+
+
+def frustrated(seed, layers=7, configurations=6):
+    """Dense and random: the bound of the potentials alone stays below the optimum."""
+    rng = np.random.default_rng(seed)
+    ends = np.arange(configurations)
+    return CostNetwork([rng.random(configurations) for _ in range(layers)],
+                       [NetworkEdge(i, j, rng.random((configurations, configurations)), ends, ends)
+                        for i in range(layers) for j in range(i + 1, layers)])
+
+
+@pytest.mark.parametrize("path", sorted(INSTANCES.glob("*.npz")), ids=lambda path: path.stem)
+def test_instances(path):
+    network = CostNetwork.load(path)
+    check_certificate(network, solve(network))
+
+
+def test_random_networks():
+    checked = 0
+    for seed in range(0, 3000, 3):
+        network = random_network(seed, 3000)
+        try:
+            solution = solve(network)
+        except InfeasibleError:
+            continue
+        check_certificate(network, solution)
+        checked += 1
+    assert checked > 900
+
+
+def test_cut_domains(monkeypatch):
+    """With a checker and a prover that may eliminate next to nothing, domains have to be cut."""
+    monkeypatch.setattr(certificate, "_MOST_ENTRIES", 40)
+    monkeypatch.setattr(certify, "_MOST_OPERATIONS", 30)
+    found = 0
+    for seed in range(12):
+        network = frustrated(seed)
+        solution = solve(network)
+        check_certificate(network, solution)
+        found += cuts(solution.certificate)
+        if solution.certificate.layer >= 0:  # a proof of one part only is no proof
+            halved = dataclasses.replace(solution.certificate, proofs=solution.certificate.proofs[:1])
+            with pytest.raises(CertificateError):
+                check_certificate(network, dataclasses.replace(solution, certificate=halved))
+    assert found > 5
+
+
+def weaken(proof, rng):
+    """Potentials with noise on them: valid as potentials, but their bound is lower."""
+    return dataclasses.replace(proof, potentials=tuple(
+        dataclasses.replace(entry, rows=entry.rows + rng.random(len(entry.rows)) * 1e13)
+        for entry in proof.potentials))
+
+
+@pytest.mark.parametrize("name", ["transformer_8", "densenet-direct_8"])
+def test_damaged_potentials_prove_too_little(name, monkeypatch):
+    monkeypatch.setattr(certificate, "_MOST_ENTRIES", 1000)  # so that the checker does not prove it by itself
+    network = CostNetwork.load(INSTANCES / f"{name}.npz")
+    solution = solve(network)
+    check_certificate(network, solution)
+    damaged = weaken(solution.certificate, np.random.default_rng(0))
+    with pytest.raises(CertificateError, match="too little"):
+        check_certificate(network, dataclasses.replace(solution, certificate=damaged))
+
+
+def test_wrong_claims_are_rejected():
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    solution = solve(network)
+    other = (*solution.assignment[:-1], (solution.assignment[-1] + 1) % network.sizes[-1])
+    worse = dataclasses.replace(solution, assignment=other, cost=network.cost(other))
+    assert worse.cost > solution.cost
+    for claim, match in ((worse, "cheaper"), (dataclasses.replace(solution, cost=solution.cost - 1), "costs"),
+                         (dataclasses.replace(solution, certificate=None), "no certificate")):
+        with pytest.raises(CertificateError, match=match):
+            check_certificate(network, claim)
+
+
+def test_foreign_and_broken_certificates_are_rejected():
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    solution = solve(network)
+    first = solution.certificate.potentials[0]
+    for entry in (dataclasses.replace(first, target=13), dataclasses.replace(first, rows=first.rows[:1]),
+                  dataclasses.replace(first, rows=first.rows * np.nan),
+                  dataclasses.replace(first, row_classes=first.row_classes[1:])):
+        broken = dataclasses.replace(solution.certificate, potentials=(entry, *solution.certificate.potentials[1:]))
+        with pytest.raises(CertificateError):
+            check_certificate(network, dataclasses.replace(solution, certificate=broken))
+
+
+def test_none_without_proof():
+    solution = solve(frustrated(0, layers=16), time_limit=1e-6)
+    assert not solution.optimal
+    assert solution.certificate is None

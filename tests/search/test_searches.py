@@ -1,0 +1,177 @@
+"""The other searches against each other, and the registry."""
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+from random_networks import random_network
+
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.network import CostNetwork, NetworkEdge
+from pase_mtf.search import Solution, methods, pase, register, registry, solve
+
+INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
+
+
+def feasible(seeds, most_assignments=2000):
+    """(network, cheapest cost, the size of what costs are rounded to) for the networks that have a finite cost."""
+    for seed in seeds:
+        network = random_network(seed, most_assignments)
+        try:
+            solution = solve(network, "brute_force")
+        except InfeasibleError:
+            continue
+        parts = [abs(vector[k]) for vector, k in zip(network.vectors, solution.assignment, strict=True)]
+        parts += [abs(edge.matrix[edge.rows[solution.assignment[edge.source]],
+                                  edge.columns[solution.assignment[edge.target]]]) for edge in network.edges]
+        yield network, solution.cost, 1e-12 * sum(parts)
+
+
+@pytest.mark.parametrize("method", ["pase", "breadth_first"])
+def test_dynamic_programs_against_brute_force(method):
+    count = 0
+    for network, cost, rounding in feasible(range(1, 2000, 4)):
+        solution = solve(network, method)
+        assert solution.cost == network.cost(solution.assignment)
+        assert abs(solution.cost - cost) <= rounding
+        count += 1
+    assert count > 450
+
+
+@pytest.mark.parametrize("method", ["exact", "pase", "breadth_first"])
+def test_infeasible(method):
+    ends = np.array([0, 1])
+    unequal = NetworkEdge(0, 1, [[np.inf, 0], [0, np.inf]], ends, ends)
+    equal = NetworkEdge(0, 1, [[0, np.inf], [np.inf, 0]], ends, ends)
+    with pytest.raises(InfeasibleError):
+        solve(CostNetwork([[0, 0], [0, 0]], [equal, unequal]), method)
+
+
+@pytest.mark.parametrize("name", ["alexnet_8", "inception3_8", "transformer_8", "rnnlm_32"])
+def test_pase_agrees_with_exact(name):
+    network = CostNetwork.load(INSTANCES / f"{name}.npz")
+    solution = solve(network, "pase")
+    assert solution.cost == solve(network).cost
+    # "GenerateSeq keeps |D ∪ v| ≤ 3 on Inception-v3"
+    assert solution.statistics["largest_dependent_set"] + 1 <= (3 if name != "transformer_8" else 4)
+
+
+def test_tables_that_do_not_fit_are_refused_at_once():
+    network = CostNetwork.load(INSTANCES / "densenet-direct_16.npz")
+    for method in ("pase", "breadth_first"):
+        with pytest.raises(UsageError, match=r"tables of .* need .* GB"):
+            solve(network, method)
+    with pytest.raises(UsageError, match="tables"):
+        solve(CostNetwork.load(INSTANCES / "inception3_8.npz"), "pase", memory=1000)
+
+
+def test_generate_sequence_by_hand():
+    # A star with a tail: leaves first; the centre once it is down to one neighbour.
+    assert pase.generate_sequence(5, [(0, 1), (0, 2), (0, 3), (3, 4)]) == [1, 2, 0, 3, 4]
+    # Taking a corner of a square joins its neighbours.
+    assert pase.generate_sequence(4, [(0, 1), (1, 2), (2, 3), (3, 0)]) == [0, 1, 2, 3]
+
+
+def test_breadth_first_by_hand():
+    assert pase.breadth_first_order(5, [(0, 3), (3, 1), (2, 4)]) == [0, 3, 1, 2, 4]
+    # On a path of 4 the frontier is the next layer: 3 tables over one layer of 5 configurations, one over none.
+    ends = np.arange(5)
+    path = CostNetwork([np.ones(5)] * 4, [NetworkEdge(i, i + 1, np.ones((5, 5)), ends, ends) for i in range(3)])
+    assert solve(path, "breadth_first").statistics["table_entries"] == 16
+
+
+def test_mcmc_finds_small_optima_and_repeats_itself():
+    found = total = 0
+    for number, (network, cost, rounding) in enumerate(feasible(range(0, 400, 7), 300)):
+        first = solve(network, "mcmc", seed=number, proposals=20000)
+        again = solve(network, "mcmc", seed=number, proposals=20000)
+        assert first.assignment == again.assignment
+        assert first.cost == network.cost(first.assignment)
+        assert first.cost >= cost - rounding
+        assert not first.optimal
+        found += abs(first.cost - cost) <= rounding
+        total += 1
+    assert found > 0.7 * total
+
+
+def test_mcmc_stops_when_half_its_budget_brings_nothing():
+    network = CostNetwork([[1.0, 2.0]], [])
+    assert solve(network, "mcmc", proposals=1000).statistics["proposals"] == 500
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    solution = solve(network, "mcmc", proposals=50000)
+    assert 25000 < solution.statistics["proposals"] <= 50000
+    assert solution.cost < network.cost([int(np.argmin(vector)) for vector in network.vectors])
+    costs = [cost for _, cost in solution.statistics["history"]]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_mcmc_starts_where_told():
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    optimum = solve(network)
+    assert solve(network, "mcmc", initial=optimum.assignment, proposals=100).cost == optimum.cost
+    for options in ({"seed": -1}, {"initial": (0,)}, {"proposals": 0}):
+        with pytest.raises(UsageError):
+            solve(network, "mcmc", **options)
+
+
+def test_k_best_against_enumeration():
+    count = 0
+    for network, _, rounding in feasible(range(0, 1200, 5), 300):
+        costs = sorted(network.cost(choice) for choice in itertools.product(*map(range, network.sizes)))
+        costs = [cost for cost in costs if cost < np.inf][:7]
+        found = solve(network, "k_best", k=7).statistics["strategies"]
+        assert len(found) == len(costs)
+        assert len({assignment for _, assignment in found}) == len(found)
+        rounding = max(rounding, 1e-12 * max(abs(cost) for cost in costs))
+        for (cost, assignment), expected in zip(found, costs, strict=True):
+            assert cost == network.cost(assignment)
+            assert abs(cost - expected) <= 2 * rounding
+        count += 1
+    assert count > 200
+
+
+def test_k_best_is_exact_on_integers():
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    found = solve(network, "k_best", k=20).statistics["strategies"]
+    assert found[0][0] == 97098296512
+    assert [cost for cost, _ in found] == sorted(cost for cost, _ in found)
+    neighbours = []  # no strategy that differs in one layer may have been passed over
+    for layer, size in enumerate(network.sizes):
+        for choice in range(size):
+            other = list(found[0][1])
+            other[layer] = choice
+            neighbours.append(tuple(other))
+    listed = {assignment for _, assignment in found}
+    for other in neighbours:
+        assert other in listed or network.cost(other) >= found[-1][0]
+
+
+def test_unknown_names_offer_the_nearest():
+    network = random_network(0)
+    with pytest.raises(UsageError, match="did you mean 'exact'"):
+        solve(network, "exat")
+    with pytest.raises(UsageError, match="no option 'seeed'; did you mean 'seed'"):
+        solve(network, "mcmc", seeed=1)
+    for options in ({"time_limit": 0}, {"gap": -1}, {"time_limit": float("nan")}):
+        with pytest.raises(UsageError):
+            solve(network, **options)
+
+
+def test_own_search_can_be_registered(monkeypatch):
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+
+    @register("first")
+    def first(network, *, time_limit=None, gap=0.0, progress=None):
+        """The first configuration of every layer."""
+        assignment = (0,) * len(network.vectors)
+        return Solution(assignment, network.cost(assignment), -np.inf, np.inf, False, 0.0, {})
+    assert "first" in methods()
+    network = random_network(3)
+    solution = solve(network, "first")
+    assert solution.cost == network.cost(solution.assignment)
+    assert solution.seconds > 0
+    with pytest.raises(UsageError, match="exists already"):
+        register("first")(first)
+
+
