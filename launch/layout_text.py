@@ -30,11 +30,14 @@ def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration]
     # A mesh axis is an interval of strides: from how many devices share a part, to how many a whole round takes.
     boundaries = {1, devices}
     splits: list[dict[str, tuple[int, int]]] = []
-    for configuration in configurations:
+    for layer, configuration in zip(graph.layers, configurations, strict=True):
         if configuration.devices != devices:
             return None
         strides = configuration.strides
-        splits.append({dim: (strides[dim], strides[dim] * parts) for dim, parts in configuration.splits.items()})
+        split = {dim: (strides[dim], strides[dim] * parts) for dim, parts in configuration.splits.items()}
+        # A renamed dim is laid out like the one it was renamed from: its name needs the same rule.
+        split.update({other: split[dim] for other, dim in layer.aliases.items() if dim in split})
+        splits.append(split)
         boundaries.update(*splits[-1].values())
     cuts = sorted(boundaries)
     if any(high % low for low, high in itertools.pairwise(cuts)):
@@ -47,7 +50,7 @@ def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration]
             if interval not in axes or rules.setdefault(dim, axes[interval]) != axes[interval]:
                 return None
     for layer, split in zip(graph.layers, splits, strict=True):
-        if any(dim in rules and dim not in split for dim in layer.dims):
+        if any(dim in rules and dim not in split for dim in (*layer.dims, *layer.aliases)):
             return None
     return [(name, high // low) for (low, high), name in axes.items()], rules
 
@@ -70,7 +73,8 @@ def layout_text(graph: ComputationGraph, configurations: Sequence[Configuration]
              "# Axes are numbered per layer, outermost first; devices 0..n-1 lie row-major over them."]
     for layer, configuration in zip(graph.layers, configurations, strict=True):
         mesh = [(f"axis_{number}", parts) for number, (_, parts) in enumerate(configuration.axes)]
-        rules_here = [(dim, axis) for (dim, _), (axis, _) in zip(configuration.axes, mesh, strict=True) if dim]
+        rules_here = [(name, axis) for (dim, _), (axis, _) in zip(configuration.axes, mesh, strict=True) if dim
+                      for name in (dim, *(other for other, same in layer.aliases.items() if same == dim))]
         lines.append(f"{layer.name}: mesh_shape = {_join(mesh)}  layout = {_join(rules_here)}")
     return "\n".join(lines) + "\n"
 

@@ -82,7 +82,8 @@ def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Any
     """
     def lowered(name: str) -> Any:
         if name in strategies:
-            return lambda program: lower(program.graph, strategies[name], list(plan.devices.names))
+            return lambda program: lower(program.graph, strategies[name], list(plan.devices.names),
+                                         step=program.global_step.read_value())
         return lambda program: lower_stock_data_parallel(program, plan.devices, batch_dim(graph))
 
     restore = (lambda load: checkpoint.restore(plan.checkpoint, load)) if plan.checkpoint else None

@@ -100,8 +100,16 @@ def check_memory(plan: Plan, strategies: Mapping[str, Any], trained: Sequence[st
             raise OutOfMemoryError(f"arm {arm}: needs {need / 2**30:.3g} GiB per device, a device of machine "
                                    f"{machine.name} has {machine.memory_bytes / 2**30:.3g} GiB; {remedy}")
     available = available_bytes()
-    if plan.devices.kind == "cpu" and available is not None:
-        total = plan.devices.count * sum(needs.values())
+    if plan.devices.kind == "cpu" and available is not None and needs:
+        # All arms keep their variables, with a master of each; one at a time computes.
+        held = {arm: _held(strategies.get(arm, stock)) for arm in needs}
+        working = max(needs[arm] - held[arm] for arm in needs)
+        total = (plan.devices.count + 1) * sum(held.values()) + plan.devices.count * working
         if total > available:
             raise OutOfMemoryError(f"all arms together need {total / 2**30:.1f} GiB on {plan.devices.count} virtual "
                                    f"devices, {available / 2**30:.1f} GiB are free; {remedy}")
+
+
+def _held(strategy: Any) -> float:
+    """Bytes on the fullest device that live from step to step."""
+    return sum(size for part, size in strategy.memory.items() if part in ("weights", "optimizer slots"))

@@ -49,6 +49,16 @@ def test_one_mesh(axes):
     assert "mesh_shape = " + ";".join(f"{name}:{size}" for name, size in mesh) in text
 
 
+def test_a_renamed_dim_needs_the_same_rule():
+    layers = (Layer("first", "matmul", {"batch": 64, "io": 64}, ("batch", "io"), (), (), {"memory": "io"}),
+              Layer("second", "matmul", {"memory": 64}, ("memory",), (), ()))
+    graph = ComputationGraph("net", layers, (), 0)
+    split = Configuration((("io", 8),))
+    assert single_mesh(graph, [split, Configuration((("memory", 8),))], 8)[1] == {"io": "axis_0", "memory": "axis_0"}
+    assert single_mesh(graph, [split, Configuration((("", 8),))], 8) is None
+    assert "layout = io:axis_0;memory:axis_0" in layout_text(graph, [split, Configuration((("", 8),))], 8, "mine")
+
+
 @pytest.mark.parametrize("axes", [
     [[("batch", 8)], [("hidden", 8)], [("", 8)]],  # a layer leaves whole what another splits
     [[("batch", 2), ("hidden", 4)], [("hidden", 4), ("batch", 2)], [("", 8)]],  # two orders
