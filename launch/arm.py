@@ -22,7 +22,7 @@ def session_config(devices: Devices) -> tf.ConfigProto:
     """How every arm's session is set up.
 
     Grappler's passes stay off for all arms alike: on a graph that names the device of every node they find next to
-    nothing, and cost minutes before the first step (README, "Fairness").
+    nothing, and cost minutes before the first step (docs/launcher.md).
     """
     config = tf.ConfigProto(allow_soft_placement=True)
     config.device_count["CPU"] = 1 + max(

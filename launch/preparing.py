@@ -107,7 +107,8 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
         "versions": f"pase_mtf {_version('pase_mtf')}, TensorFlow {tf.__version__}, Mesh-TensorFlow "
                     f"{_version('mesh-tensorflow')}, Python {platform.python_version()}",
         "devices": str(plan.devices),
-        "machine": f"{machine.name}: {machine.source}",
+        "machine": f"{machine.name}: {machine.source}" + (
+            "; NOT the devices of this run: predicted and measured times do not compare" if plan.machine else ""),
         "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
                  f"{graph.flops / 1e9:.2f} GFLOP a step",
         "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, seed {options.seed}, "
