@@ -5,19 +5,16 @@ python -m pase_mtf.launch --model=transformer --mesh=8
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 
-from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
-from pase_mtf.launch.command_line import HelpRequested, parse_command_line
+from pase_mtf.errors import UsageError
+from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.exit_codes import INTERRUPTED, LOSSES_DISAGREE, exit_code_of
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.settle import settle
 
-__all__ = ["INTERRUPTED", "LOSSES_DISAGREE", "main"]
-
-LOSSES_DISAGREE = 6
-INTERRUPTED = 130
+__all__ = ["main"]
 
 
 def run(options: Options) -> int:
@@ -70,36 +67,22 @@ def run(options: Options) -> int:
                             first_step=plan.first_step, watchers=(files.metric, progress.step))
         rows = write_outcome(files, plan, facts, graph, strategies, same, arms, history)
         print("", final_table(rows), "", f"files: {plan.options.output_dir}", sep="\n")
-        if not history.disagreement:
+        if not history.disagreement and history.diverged is None:
             write_checkpoint(files, plan, graph, arms)
         for arm in arms:
             arm.close()
     if history.disagreement:
         print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE
+    if history.diverged is not None:
+        raise UsageError(f"--learning_rate={plan.options.learning_rate}: the loss of every arm is not finite at step "
+                         f"{history.diverged}; take a smaller one")
     return INTERRUPTED if history.interrupted else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
-    try:
-        return run(parse_command_line(sys.argv[1:] if arguments is None else arguments))
-    except HelpRequested as text:
-        print(text)
-        return 0
-    except KeyboardInterrupt:
-        print("interrupted before anything was measured", file=sys.stderr)
-        return INTERRUPTED
-    except MemoryError:
-        error: PaseError = OutOfMemoryError("out of memory; take a smaller --batch or --preset, or fewer arms")
-    except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        error = UsageError(f"disk full ({problem.filename or 'while writing'}); free space or choose another place")
-    except PaseError as problem:
-        error = problem
-    print(f"error: {error}", file=sys.stderr)
-    return error.exit_code
+    return exit_code_of(lambda: run(parse_command_line(sys.argv[1:] if arguments is None else arguments)))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: 
     rows = arm_rows(names, history, strategies, same_as or {}, measured, plan.options.batch)
     main = next(iter(strategies.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
-              else "interrupted" if history.interrupted else "done")
+              else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
     files.write("summary.json", summary_json(
         rows, search=_search(strategies), status=status, facts=facts,
         disagreement=str(history.disagreement) if history.disagreement else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -43,12 +44,14 @@ class History:
       first_step: number of the first step of this run.
       records: arm -> its steps in order.
       disagreement: set when the losses of two arms differ.
+      diverged: a step at which the loss is not finite, in every arm.
       interrupted: the user pressed Ctrl-C.
     """
 
     first_step: int
     records: dict[str, list[Record]]
     disagreement: Disagreement | None = None
+    diverged: int | None = None
     interrupted: bool = False
 
     def timing(self, arm: str) -> Timing | None:
@@ -65,8 +68,8 @@ def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: in
     """Trains every arm for warmup + steps steps.
 
     The warm-up is a block of its own; then the arms take turns, `block` steps each, the turn starting with another arm
-    every time. After every turn the losses are compared, and training ends where they disagree. Ctrl-C ends it with
-    what was measured so far.
+    every time. After every turn the losses are compared, and training ends where they disagree or are not finite any
+    more. Ctrl-C ends it with what was measured so far.
 
     Args:
       arms: things with a name and `step(batch, trace) -> (loss, seconds)`.
@@ -93,7 +96,9 @@ def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: in
             start += size
             history.disagreement = first_disagreement(
                 {arm.name: history.losses(arm.name) for arm in arms}, first_step)
-            if history.disagreement:
+            last = history.records[arms[0].name][-1]
+            history.diverged = None if math.isfinite(last.loss) else last.step
+            if history.disagreement or history.diverged is not None:
                 break
     except KeyboardInterrupt:
         history.interrupted = True

@@ -203,6 +203,15 @@ def test_losses_that_disagree(launch, monkeypatch):
     assert not (folder / "checkpoint").exists()
 
 
+def test_a_loss_that_is_not_finite(launch):
+    code, folder, _, err = launch("--learning_rate=1e30", "--compare=stock_data_parallel", "--steps=50")
+    assert code == 2
+    assert "--learning_rate=1e+30: the loss of every arm is not finite" in err
+    assert json.loads((folder / "summary.json").read_text())["status"] == "diverged"
+    assert len(_metrics(folder)) < 50
+    assert not (folder / "checkpoint").exists()
+
+
 def test_ctrl_c_keeps_what_was_measured(launch, monkeypatch):
     step, done = Arm.step, []
 
