@@ -51,7 +51,7 @@ def _assign(op: mtf.ops.Assign, lowering: PlanLowering) -> None:
     updates = []
     for variable, value in zip(op.variables, op.inputs, strict=True):
         laid_out = lowering.read(value, lowering.mesh_impl(variable)).to_laid_out_tensor()
-        updates.append(lowering.variables[variable].assign_to_slices(op.assign_fn, laid_out.all_slices))
+        updates += lowering.variables[variable].updates(op.assign_fn, laid_out.all_slices)
     lowering.operations[op] = tf.group(updates)
 
 
@@ -210,6 +210,11 @@ def _einsum(op: mtf.ops.EinsumOperation, lowering: PlanLowering) -> None:
     reduce_fn, axes = _reduction(impl, space, inner, "SUM")
     columns = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in op.inputs]
     if full is None and op.inputs[0].dtype.is_floating:
+        # The operand that has the output's leading dim comes first: otherwise TensorFlow's einsum makes the product
+        # the other way round and transposes it, which for a weight gradient takes several times as long as the product.
+        lead = next((dim for dim in inner.dims if sum(dim in shape.dims for shape in shapes) == 1), None)
+        if len(shapes) == 2 and lead in shapes[1].dims:
+            shapes, columns = shapes[::-1], columns[::-1]
         equation = _ops._einsum_equation(shapes, inner)
 
         def tf_fn(device: str, *xs: tf.Tensor) -> tf.Tensor:
