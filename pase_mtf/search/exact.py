@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.network import CostNetwork
 from pase_mtf.search.certificate import Certificate
 from pase_mtf.search.certify import certify, potentials_of
@@ -249,7 +250,8 @@ def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
 
 @register("exact")
 def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
-          progress: Progress | None = None, certificate: bool = True) -> Solution:
+          progress: Progress | None = None, certificate: bool = True,
+          memory: Sequence[np.ndarray] | None = None, memory_limit: float | None = None) -> Solution:
     """The cheapest assignment, proven.
 
     Args:
@@ -257,15 +259,23 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
       time_limit, gap: stop early, with an assignment and a proven bound.
       progress: called after every few passes.
       certificate: attach the proof; where the bound of the first passes is not proof enough, that takes about as long
-        as the search itself. Only an optimal solution has one.
+        as the search itself. Only an optimal solution has one, and none under a memory limit.
+      memory, memory_limit: consider only assignments that need at most so many bytes per device; see
+        memory.minimise_within.
 
     Returns:
       the solution; `optimal` unless stopped early. `statistics`: layers, edges, configurations, passes of message
       passing, nodes of the branch and bound, eliminations, largest_table (entries).
 
     Raises:
-      InfeasibleError: no assignment is finite, or none was found within the time limit.
+      InfeasibleError: no assignment is finite or fits the memory limit, or none was found within the time limit.
+      UsageError: only one of memory and memory_limit, or memory that does not fit the network.
     """
+    if memory is not None or memory_limit is not None:
+        if memory is None or memory_limit is None:
+            raise UsageError("memory and memory_limit belong together; give both, or none")
+        from pase_mtf.search.memory import minimise_within
+        return minimise_within(network, memory, memory_limit, time_limit=time_limit, gap=gap, progress=progress)
     start = time.perf_counter()
     normal = network.normalized()
     packed = pack(normal)

@@ -18,13 +18,11 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.network import CostNetwork
 from pase_mtf.search.exact import Minimiser
-from pase_mtf.search.messages import message_passes
-from pase_mtf.search.packed import Packed, pack, quantum, reduce
+from pase_mtf.search.messages import surplus_of
+from pase_mtf.search.packed import pack, quantum
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 
 __all__ = ["cheapest", "search_k_best"]
-
-_PASSES = 6
 
 
 class _Set(NamedTuple):
@@ -34,20 +32,6 @@ class _Set(NamedTuple):
     number: int
     alive: np.ndarray
     best: np.ndarray | None
-
-
-def _surplus(p: Packed, alive: np.ndarray) -> tuple[float, np.ndarray]:
-    """A bound for what is alive, and float64 [configurations]: how much more each costs at least (inf: impossible)."""
-    network, messages, *_ = reduce(p, alive)
-    keep, own = np.ones(len(network.unary), bool), np.zeros(len(network.unary))
-    nobody = np.zeros(network.vertices, np.int64)
-    bound, *_ = message_passes(network, messages, keep, own, nobody, -np.inf, 0.0, -np.inf, _PASSES)
-    # The surplus of a pass is counted from a bound at least as good as that before it.
-    message_passes(network, messages, keep, own, nobody, -np.inf, 0.0, -np.inf, 1)
-    surplus = np.full(len(p.unary), np.inf)
-    owner = np.repeat(np.arange(network.vertices), network.domains)
-    surplus[p.first[owner] + network.original] = own
-    return bound, surplus
 
 
 def cheapest(network: CostNetwork, deadline: float = math.inf) -> Iterator[tuple[float, tuple[int, ...]]]:
@@ -83,7 +67,7 @@ def cheapest(network: CostNetwork, deadline: float = math.inf) -> Iterator[tuple
             continue
         assignment = tuple(entry.best.tolist())
         yield network.cost(assignment), assignment
-        bound, surplus = _surplus(p, entry.alive.copy())
+        bound, surplus = surplus_of(p._replace(unary=np.where(entry.alive, p.unary, np.inf)))
         # Layers where another configuration is cheapest to take come first: the sets after them are smaller for it.
         places = p.first[:-1] + entry.best
         other = surplus.copy()

@@ -14,7 +14,7 @@ from pase_mtf.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack
 from pase_mtf.search.registry import Progress, Solution, register
 
-__all__ = ["search_mcmc"]
+__all__ = ["cost_at", "search_mcmc"]
 
 _BLOCK = 4096
 
@@ -31,7 +31,7 @@ def _next(state: np.ndarray) -> float:  # pragma: no cover (compiled)
 
 
 @njit(cache=True)
-def _cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
+def cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
     """What depends on the configuration of one vertex."""
     cost = p.unary[p.first[v] + k]
     for side in range(2):
@@ -57,7 +57,7 @@ def _walk(p: Packed, choice: np.ndarray, best: np.ndarray, cost: float, best_cos
         chance = _next(state)
         if k == choice[v]:
             continue
-        now, then = _cost_at(p, v, choice[v], choice), _cost_at(p, v, k, choice)
+        now, then = cost_at(p, v, choice[v], choice), cost_at(p, v, k, choice)
         if then == np.inf and now < np.inf:
             continue
         if then < now or (now == np.inf) or chance < math.exp(beta * (now - then)):

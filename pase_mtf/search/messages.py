@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from pase_mtf.search.packed import Packed
+from pase_mtf.search.packed import Packed, reduce
 
-__all__ = ["improve", "message_passes"]
+__all__ = ["improve", "message_passes", "surplus_of"]
 
 
 @njit(cache=True, fastmath={"nnan", "nsz"})
@@ -198,3 +198,29 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
         if best_cost - bound <= enough:
             break
     return bound, best_cost, made
+
+
+def surplus_of(p: Packed, passes: int = 6) -> tuple[float, np.ndarray]:
+    """How expensive every configuration makes an assignment.
+
+    Args:
+      p: the network.
+      passes: of message passing.
+
+    Returns:
+      a lower bound, and float64 [configurations], how much more than it every assignment costs that holds the
+      configuration (inf: it is in no finite one).
+
+    Raises:
+      InfeasibleError: no finite assignment can exist.
+    """
+    network, messages, *_ = reduce(p, np.ones(len(p.unary), bool))
+    keep, own = np.ones(len(network.unary), bool), np.zeros(len(network.unary))
+    nobody = np.zeros(network.vertices, np.int64)
+    bound, *_ = message_passes(network, messages, keep, own, nobody, -np.inf, 0.0, -np.inf, passes)
+    # The surplus of a pass is counted from a bound at least as good as that before it.
+    message_passes(network, messages, keep, own, nobody, -np.inf, 0.0, -np.inf, 1)
+    surplus = np.full(len(p.unary), np.inf)
+    owner = np.repeat(np.arange(network.vertices), network.domains)
+    surplus[p.first[owner] + network.original] = own
+    return bound, surplus

@@ -1,0 +1,120 @@
+"""Searches a cost network from the command line: python -m pase_mtf.search FILE.npz --method=exact."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pase_mtf.errors import PaseError, UsageError
+from pase_mtf.files import write_atomically
+from pase_mtf.network import CostNetwork
+from pase_mtf.search import Solution, check_certificate, methods, solve
+
+__all__ = ["main"]
+
+FORMAT = "pase_mtf.solution"
+VERSION = 1
+
+
+class _Bar:
+    """A progress bar that only appears once a search has taken a second."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._last = 0.0
+
+    def __call__(self, seconds: float, cost: float, lower_bound: float) -> None:
+        if seconds < 1 or seconds - self._last < 0.2:
+            return
+        self._last = seconds
+        if self._bar is None:
+            from tqdm import tqdm
+            self._bar = tqdm(bar_format="searching {elapsed}: {postfix}", file=sys.stderr)
+        gap = f", gap {(cost - lower_bound) / abs(cost):.2%}" if math.isfinite(lower_bound) and cost else ""
+        self._bar.set_postfix_str(f"cost {cost:.6g}, bound {lower_bound:.6g}{gap}")
+        self._bar.update()
+
+    def close(self) -> None:
+        """Takes the bar off the screen."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pase_mtf.search", description="Finds the cheapest assignment of a cost network (npz).",
+        epilog=f"Methods: {', '.join(methods())}.")
+    parser.add_argument("file", help="the network, as CostNetwork.save writes it")
+    parser.add_argument("--method", default="exact", help="which search (default: %(default)s)")
+    parser.add_argument("--time_limit", type=float, help="seconds after which to stop with what is known")
+    parser.add_argument("--gap", type=float, default=0.0, help="relative gap at which to stop (default: prove it)")
+    parser.add_argument("--seed", type=int, help="of the random numbers (mcmc)")
+    parser.add_argument("--proposals", type=int, help="budget in proposals (mcmc)")
+    parser.add_argument("--k", type=int, help="how many strategies (k_best)")
+    parser.add_argument("--check", action="store_true", help="verify the certificate of the result")
+    parser.add_argument("--output", help="write the solution to this file, as JSON")
+    return parser
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: no infinities, no tuples."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return value
+
+
+def _describe(network: CostNetwork, method: str, solution: Solution) -> str:
+    bound = f"{solution.lower_bound!r}" if math.isfinite(solution.lower_bound) else "none"
+    gap = f"{solution.gap:.4%}" if math.isfinite(solution.gap) else "unknown"
+    lines = [f"network      {network!r}", f"method       {method}", f"cost         {solution.cost!r}",
+             f"lower bound  {bound}", f"gap          {gap}",
+             f"optimal      {'proven' if solution.optimal else 'not proven'}", f"seconds      {solution.seconds:.4f}"]
+    for name, value in solution.statistics.items():
+        if isinstance(value, (int, float, str)):
+            lines.append(f"{name.replace('_', ' '):<24} {value}")
+    for number, (cost, _) in enumerate(solution.statistics.get("strategies", ())):
+        lines.append(f"strategy {number + 1:<4} {cost!r}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command. Returns its exit code: 0, or that of the error, which goes to stderr as one line."""
+    flags = _parser().parse_args(arguments)
+    bar = _Bar()
+    try:
+        options = {name: value for name in ("seed", "proposals", "k") if (value := getattr(flags, name)) is not None}
+        network = CostNetwork.load(flags.file)
+        try:
+            solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=bar, **options)
+        finally:
+            bar.close()
+        if flags.check:
+            if not solution.optimal:
+                raise UsageError("--check: the solution is not proven, there is nothing to verify; allow more time")
+            check_certificate(network, solution)
+        if flags.output:
+            write_atomically(flags.output, json.dumps({
+                "format": FORMAT, "version": VERSION, "method": flags.method, "assignment": solution.assignment,
+                "cost": solution.cost, "lower_bound": _plain(solution.lower_bound), "gap": _plain(solution.gap),
+                "optimal": solution.optimal, "seconds": solution.seconds,
+                "statistics": _plain(solution.statistics)}) + "\n")
+        print(_describe(network, flags.method, solution) + ("\ncertificate  verified" if flags.check else ""))
+    except PaseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted; set --time_limit to get the best so far", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

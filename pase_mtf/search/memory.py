@@ -1,0 +1,333 @@
+"""The cheapest assignment that fits into a memory limit.
+
+The limit is priced: with a multiplier on every byte the problem is an ordinary one, whose optimum less the price of the
+limit bounds the constrained cost from below (Lagrangian relaxation). The best multiplier is found by cutting planes.
+Assignments are repaired and improved within the limit. The gap that is left is closed by branch and bound: the layer in
+which the two best assignments at that price, one within and one above the limit, differ most in memory has its
+configurations cut into light and heavy ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.network import CostNetwork
+from pase_mtf.search.exact import Minimiser
+from pase_mtf.search.mcmc import cost_at
+from pase_mtf.search.messages import surplus_of
+from pase_mtf.search.packed import Packed, pack, quantum
+from pase_mtf.search.registry import Progress, Solution, relative_gap
+
+__all__ = ["least_memory", "minimise_within"]
+
+# Seconds of branching where the caller sets no time limit.
+_PATIENCE = 10.0
+# The constrained optimum is known to this, relative to what is added up: prices times bytes are rounded as well.
+_TOLERANCE = 1e-10
+
+
+@njit(cache=True)
+def _repair(p: Packed, memory: np.ndarray, limit: float, price: float, choice: np.ndarray
+            ) -> float:  # pragma: no cover (compiled)
+    """Brings an assignment within the limit, always by the change that costs least per byte saved, then improves it
+    there until no single change helps. Returns its memory (above the limit if it found no way)."""
+    first = p.first
+    vertices = len(first) - 1
+    used = 0.0
+    for v in range(vertices):
+        used += memory[first[v] + choice[v]]
+    while used > limit:
+        best_rate, best_v, best_k = np.inf, -1, -1
+        for v in range(vertices):
+            own = memory[first[v] + choice[v]]
+            now = cost_at(p, v, choice[v], choice)
+            for k in range(first[v + 1] - first[v]):
+                saved = min(own - memory[first[v] + k], used - limit)
+                if saved > 0 and p.unary[first[v] + k] < np.inf:
+                    rate = (cost_at(p, v, k, choice) - now) / saved
+                    if rate < best_rate:
+                        best_rate, best_v, best_k = rate, v, k
+        if best_v < 0:
+            return used
+        used += memory[first[best_v] + best_k] - memory[first[best_v] + choice[best_v]]
+        choice[best_v] = best_k
+    for _ in range(50):
+        changed = False
+        for v in range(vertices):
+            own = memory[first[v] + choice[v]]
+            best_k = choice[v]
+            best = cost_at(p, v, best_k, choice)
+            for k in range(first[v + 1] - first[v]):
+                if used - own + memory[first[v] + k] <= limit and p.unary[first[v] + k] < np.inf:
+                    cost = cost_at(p, v, k, choice)
+                    if cost < best:
+                        best, best_k = cost, k
+            if best_k != choice[v]:
+                used += memory[first[v] + best_k] - own
+                choice[v] = best_k
+                changed = True
+        if not changed:
+            break
+    return used
+
+
+class _Point(NamedTuple):
+    """An assignment with its cost and its memory."""
+
+    cost: float
+    memory: float
+    choice: np.ndarray
+
+
+class _Node(NamedTuple):
+    """A part of the search space, ordered by its bound."""
+
+    bound: float
+    number: int
+    alive: np.ndarray
+    price: float
+
+
+class _Search:
+    def __init__(self, network: CostNetwork, memory: Sequence[np.ndarray], limit: float, deadline: float,
+                 gap: float, progress: Progress | None) -> None:
+        self.network, self.limit, self.gap, self.deadline, self.progress = network, limit, gap, deadline, progress
+        self.start = time.perf_counter()
+        self.packed = pack(network.normalized())
+        self.memory = _flat(network, memory)
+        self.unit = quantum(self.packed)
+        self.best: _Point | None = None
+        self.solves = self.nodes = 0
+        self.price = 0.0
+
+    def point(self, choice: np.ndarray) -> _Point:
+        places = self.packed.first[:-1] + choice
+        return _Point(self.packed.cost(choice)[0], math.fsum(self.memory[places].tolist()), choice)
+
+    def priced(self, alive: np.ndarray, price: float) -> tuple[float, _Point | None]:
+        """A lower bound at this price, and the assignment that attains it (None: nothing finite)."""
+        self.solves += 1
+        unary = np.where(alive, self.packed.unary + price * self.memory, np.inf)
+        try:
+            search = Minimiser(self.packed._replace(unary=unary), deadline=self.deadline,
+                               unit=self.unit if price == 0 else 0.0)
+            search.run()
+        except InfeasibleError:
+            return math.inf, None
+        if search.best is None:
+            return (math.inf if search.proven else search.bound - price * self.limit), None
+        return search.bound - price * self.limit, self.point(search.best)
+
+    def offer(self, point: _Point, price: float) -> None:
+        """Takes what can be made of an assignment within the limit, if it is the best so far."""
+        choice = point.choice.copy()
+        _repair(self.packed, self.memory, self.limit, price, choice)
+        for candidate in (point, self.point(choice)):
+            if candidate.memory <= self.limit and candidate.cost < (self.best.cost if self.best else math.inf):
+                self.best = candidate
+
+    @property
+    def target(self) -> float:
+        """Assignments that are not cheaper than the best by more than this do not matter."""
+        if self.best is None:
+            return 0.0
+        scale = self.packed.cost(self.best.choice)[1] + self.price * self.limit
+        return max(_TOLERANCE * scale, self.unit - 2 * _TOLERANCE * scale if self.unit else 0.0)
+
+    def dual(self, alive: np.ndarray, price: float | None, rounds: int
+             ) -> tuple[float, float, _Point | None, _Point | None]:
+        """The best bound by prices.
+
+        Returns:
+          (bound, price, best assignment within the limit, best above it) at that price; no assignment above it means
+          that the one within is optimal.
+        """
+        light: _Point | None = None
+        heavy: _Point | None = None
+        bound, best_price = -math.inf, price or 0.0
+        for number in range(rounds):
+            if number == 0:
+                now = 0.0 if price is None else price
+            elif light is not None and heavy is not None:
+                now = (light.cost - heavy.cost) / (heavy.memory - light.memory)
+            elif light is not None:  # fits at this price: cheaper without one?
+                now = 0.0
+            else:  # does not fit at this price
+                now = 4 * best_price or self.first_price(heavy)
+            value, point = self.priced(alive, max(now, 0.0))
+            line = (light.cost + now * (light.memory - self.limit)) if light is not None else math.inf
+            if value > bound:
+                bound, best_price = value, max(now, 0.0)
+            if point is None:
+                break
+            self.offer(point, now)
+            if self.best is not None and bound >= self.best.cost - self.target:
+                break
+            if point.memory <= self.limit:
+                if now == 0:  # the cheapest of all fits
+                    return bound, 0.0, point, None
+                light = point
+            else:
+                heavy = point
+            if value >= line - 1e-12 * abs(line) or time.perf_counter() > self.deadline:
+                break
+        return bound, best_price, light, heavy
+
+    def first_price(self, point: _Point) -> float:
+        return (abs(point.cost) or 1.0) / max(point.memory, 1e-300)
+
+    def run(self) -> tuple[float, bool]:
+        """Returns the lower bound and whether the best is proven optimal."""
+        packed, number = self.packed, 0
+        least = _least_per_layer(self.packed, self.memory)
+        heap = [_Node(-math.inf, 0, np.isfinite(packed.unary), math.nan)]
+        while heap:
+            node = heapq.heappop(heap)
+            if self.best is not None and node.bound >= self.best.cost - self.target:
+                break
+            self.nodes += 1
+            root = math.isnan(node.price)
+            alive = node.alive
+            # What does not fit even with the lightest configuration everywhere else.
+            spare = self.limit - math.fsum(least.tolist()) * (1 - 1e-12)
+            alive &= self.memory <= spare + np.repeat(least, packed.domains)
+            value, price, light, heavy = self.dual(alive, None if root else node.price, 40 if root else 4)
+            bound = max(node.bound, value)
+            if root:
+                self.price = price
+            if self.progress is not None:
+                self.progress(time.perf_counter() - self.start, self.best.cost if self.best else math.inf,
+                              min(bound, heap[0].bound if heap else math.inf))
+            others = min(bound, heap[0].bound if heap else math.inf)
+            if self.best is not None and self.gap and relative_gap(self.best.cost, others) <= self.gap:
+                return others, False
+            if time.perf_counter() > self.deadline:
+                return others, False
+            if (self.best is not None and bound >= self.best.cost - self.target) or (light is None and heavy is None):
+                continue
+            if heavy is None and light is not None and price == 0:
+                continue
+            if self.best is not None:
+                base, surplus = surplus_of(packed._replace(
+                    unary=np.where(alive, packed.unary + price * self.memory, np.inf)))
+                alive = alive & (base - price * self.limit + surplus < self.best.cost - self.target)
+                if not np.logical_or.reduceat(alive, packed.first[:-1]).all():
+                    continue
+            halves = self.halves(alive, light, heavy)
+            for part in halves:
+                number += 1
+                heapq.heappush(heap, _Node(bound, number, part, price))
+        return (self.best.cost if self.best else math.inf), True
+
+    def halves(self, alive: np.ndarray, light: _Point | None, heavy: _Point | None) -> list[np.ndarray]:
+        """Cuts the domain of one layer into configurations of less and of more memory."""
+        packed = self.packed
+        first = packed.first[:-1]
+        low = np.minimum.reduceat(np.where(alive, self.memory, np.inf), first)
+        high = np.maximum.reduceat(np.where(alive, self.memory, -np.inf), first)
+        if light is not None and heavy is not None:
+            ends = np.sort(np.stack([self.memory[first + light.choice], self.memory[first + heavy.choice]]), axis=0)
+            ends = np.clip(ends, low, high)
+            if (ends[1] > ends[0]).any():
+                low, high = ends
+        v = int(np.argmax(high - low))
+        begin, end = int(packed.first[v]), int(packed.first[v + 1])
+        if high[v] > low[v]:
+            lighter = self.memory[begin:end] <= (low[v] + high[v]) / 2
+        else:  # no layer's memory is open any more: cut by number
+            sizes = np.add.reduceat(alive, first, dtype=np.int64)
+            v = int(np.argmax(sizes))
+            begin, end = int(packed.first[v]), int(packed.first[v + 1])
+            lighter = np.cumsum(alive[begin:end]) <= sizes[v] // 2
+        parts = []
+        for mask in (lighter, ~lighter):
+            part = alive.copy()
+            part[begin:end] &= mask
+            if part[begin:end].any():
+                parts.append(part)
+        return parts
+
+
+def _flat(network: CostNetwork, memory: Sequence[np.ndarray]) -> np.ndarray:
+    if len(memory) != len(network.vectors):
+        raise UsageError(f"memory of {len(memory)} layers for {len(network.vectors)}; give one vector per layer")
+    arrays = [np.asarray(entry, np.float64) for entry in memory]
+    for layer, (entry, vector) in enumerate(zip(arrays, network.vectors, strict=True)):
+        if entry.shape != vector.shape or not np.isfinite(entry).all() or (entry < 0).any():
+            raise UsageError(f"memory of layer {layer}: give {len(vector)} finite byte counts, none negative")
+    return np.concatenate([np.zeros(0), *arrays])
+
+
+def _least_per_layer(packed: Packed, memory: np.ndarray) -> np.ndarray:
+    if not packed.vertices:
+        return np.zeros(0)
+    return np.minimum.reduceat(np.where(np.isfinite(packed.unary), memory, np.inf), packed.first[:-1])
+
+
+def least_memory(network: CostNetwork, memory: Sequence[np.ndarray]) -> tuple[float, tuple[int, ...]]:
+    """The least memory any assignment of finite cost needs, and one that needs no more.
+
+    Args:
+      network: which assignments are finite.
+      memory: per layer, bytes per device of every configuration; they add up over the layers.
+
+    Raises:
+      UsageError: memory does not fit the network.
+      InfeasibleError: no assignment is finite.
+    """
+    flat = _flat(network, memory)
+    packed = pack(network.normalized())
+    search = Minimiser(packed._replace(unary=np.where(np.isfinite(packed.unary), flat, np.inf),
+                                       values=np.where(np.isfinite(packed.values), 0.0, np.inf)))
+    search.run()
+    if search.best is None:
+        raise InfeasibleError("no finite assignment exists")
+    return math.fsum(flat[packed.first[:-1] + search.best].tolist()), tuple(search.best.tolist())
+
+
+def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_limit: float, *,
+                    time_limit: float | None = None, gap: float = 0.0, progress: Progress | None = None) -> Solution:
+    """The cheapest assignment whose memory does not exceed a limit.
+
+    Args:
+      network: what to minimise.
+      memory: per layer, bytes per device of every configuration; they add up over the layers.
+      memory_limit: bytes per device.
+      time_limit: seconds; without it, ten seconds of branching after the first bound.
+      gap: relative gap at which to stop.
+      progress: called after every node of the branch and bound.
+
+    Returns:
+      the solution; `optimal` where the gap is closed (to 1e-10 of what is added up). `statistics`: memory (of the
+      assignment), memory_limit, least_memory, multiplier (cost per byte), nodes, solves.
+
+    Raises:
+      UsageError: memory does not fit the network.
+      InfeasibleError: no assignment fits; names the least memory any needs.
+    """
+    start = time.perf_counter()
+    if not memory_limit >= 0:
+        raise UsageError(f"memory limit of {memory_limit} bytes; give a number of bytes per device")
+    least, lightest = least_memory(network, memory)
+    if least > memory_limit:
+        raise InfeasibleError(f"memory limit of {memory_limit:.0f} bytes per device: the least any strategy needs is "
+                              f"{least:.0f}; raise the limit or use more devices")
+    deadline = start + time_limit if time_limit is not None else time.perf_counter() + _PATIENCE
+    search = _Search(network, memory, memory_limit, deadline, gap, progress)
+    search.offer(search.point(np.array(lightest, np.int64)), 0.0)
+    bound, proven = search.run()
+    assignment = tuple(int(choice) for choice in search.best.choice)
+    cost = network.cost(assignment)
+    bound = cost if proven else min(cost, bound)
+    return Solution(assignment, cost, bound, relative_gap(cost, bound), proven, time.perf_counter() - start, {
+        "layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes),
+        "memory": search.best.memory, "memory_limit": memory_limit, "least_memory": least,
+        "multiplier": search.price, "nodes": search.nodes, "solves": search.solves})

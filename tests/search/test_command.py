@@ -1,0 +1,61 @@
+"""python -m pase_mtf.search."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from pase_mtf.search.__main__ import main
+
+INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
+
+
+def test_whole_process_without_tensorflow(tmp_path):
+    script = ("import sys; from pase_mtf.search.__main__ import main; code = main(sys.argv[1:]); "
+              "assert 'tensorflow' not in sys.modules; sys.exit(code)")
+    run = subprocess.run([sys.executable, "-c", script, INSTANCES / "alexnet_8.npz", "--check",
+                          f"--output={tmp_path / 'solution.json'}"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "97098296512.0" in run.stdout
+    assert "certificate  verified" in run.stdout
+    data = json.loads((tmp_path / "solution.json").read_text())
+    assert data["cost"] == 97098296512
+    assert data["optimal"] is True
+    assert len(data["assignment"]) == 14
+
+
+def test_module_runs():
+    run = subprocess.run([sys.executable, "-m", "pase_mtf.search", INSTANCES / "rnnlm_8.npz"], capture_output=True,
+                         text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "4024963186688.0" in run.stdout
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (["--method=mcmc", "--seed=3", "--proposals=5000"], "not proven"),
+    (["--method=k_best", "--k=3"], "strategy 3"),
+    (["--method=pase"], "largest dependent set"),
+])
+def test_methods(arguments, expected, capsys):
+    assert main([str(INSTANCES / "rnnlm_8.npz"), *arguments]) == 0
+    assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["missing.npz"], "check the path"),
+    ([__file__], "truncated or foreign"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--method=exakt"], "did you mean 'exact'"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--seed=1"], "no option 'seed'"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--time_limit=-1"], "positive"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--method=k_best", "--k=0"], "at least one"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--method=mcmc", "--proposals=10", "--check"], "nothing to verify"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--output=/nonexistent/solution.json"], "cannot write"),
+])
+def test_errors_are_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    streams = capsys.readouterr()
+    assert message in streams.err
+    assert streams.err.count("\n") == 1
+    assert "Traceback" not in streams.err

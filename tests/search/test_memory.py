@@ -1,0 +1,124 @@
+"""The memory limit against brute force, and the frontier."""
+
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+from random_networks import random_network
+
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.network import CostNetwork, NetworkEdge
+from pase_mtf.search import frontier, memory, solve
+
+INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
+
+
+def bytes_of(network, seed):
+    """Memory per configuration; equal layers need equal memory."""
+    per_layer = {}
+    for vector in network.vectors:
+        if vector.tobytes() not in per_layer:
+            rng = np.random.default_rng([seed, len(per_layer)])
+            per_layer[vector.tobytes()] = rng.integers(1, 200) * 1e6 * rng.choice([1, 0.5, 0.25, 0.125], len(vector))
+    return [per_layer[vector.tobytes()] for vector in network.vectors]
+
+
+def needed(usage, assignment):
+    return sum(entry[choice] for entry, choice in zip(usage, assignment, strict=True))
+
+
+def test_against_brute_force():
+    solved = refused = 0
+    for seed in range(500):
+        network = random_network(seed, 400)
+        rng = np.random.default_rng(seed)
+        usage = [rng.integers(0, 50, size).astype(float) if seed % 2 else rng.random(size) * 1e9
+                 for size in network.sizes]
+        every = list(itertools.product(*map(range, network.sizes)))
+        needs = np.array([needed(usage, choice) for choice in every])
+        costs = np.array([network.cost(choice) for choice in every])
+        limit = float(np.quantile(needs, rng.random())) if seed % 5 else float(needs.min() * rng.random() * 1.5)
+        allowed = np.isfinite(costs) & (needs <= limit * (1 + 1e-12))
+        if not allowed.any():
+            with pytest.raises(InfeasibleError):
+                solve(network, memory=usage, memory_limit=limit)
+            refused += 1
+            continue
+        solution = solve(network, memory=usage, memory_limit=limit)
+        best = costs[allowed].min()
+        scale = abs(costs[np.isfinite(costs)]).max()
+        assert solution.optimal
+        assert needed(usage, solution.assignment) <= limit * (1 + 1e-12)
+        assert abs(solution.cost - best) <= 1e-10 * scale
+        assert solution.lower_bound <= best + 1e-10 * scale
+        solved += 1
+    assert solved > 350
+    assert refused > 50
+
+
+def test_infeasible_limits_name_the_least():
+    network = CostNetwork([[1, 9], [1, 9]], [])
+    usage = [np.array([80, 30]), np.array([70, 40])]
+    assert memory.least_memory(network, usage) == (70, (1, 1))
+    with pytest.raises(InfeasibleError, match="least any strategy needs is 70"):
+        solve(network, memory=usage, memory_limit=69)
+    assert solve(network, memory=usage, memory_limit=70).assignment == (1, 1)
+    # Light configurations that forbid each other do not count.
+    ends = [0, 1]
+    network = CostNetwork([[1, 9], [1, 9]], [NetworkEdge(0, 1, [[0, 0], [0, np.inf]], ends, ends)])
+    assert memory.least_memory(network, usage)[0] == 100
+    with pytest.raises(InfeasibleError, match="100"):
+        solve(network, memory=usage, memory_limit=99)
+
+
+def test_wrong_memory():
+    network = CostNetwork([[1, 9], [1]], [])
+    good = [np.zeros(2), np.zeros(1)]
+    for usage, limit in ((None, 5), (good, None), (good[:1], 5), ([np.zeros(3), np.zeros(1)], 5),
+                         ([np.array([0, -1]), np.zeros(1)], 5), ([np.array([0, np.nan]), np.zeros(1)], 5), (good, -1)):
+        with pytest.raises(UsageError):
+            solve(network, memory=usage, memory_limit=limit)
+
+
+def test_generous_limit_changes_nothing():
+    network = CostNetwork.load(INSTANCES / "transformer_8.npz")
+    free = solve(network)
+    solution = solve(network, memory=bytes_of(network, 0), memory_limit=1e15)
+    assert solution.optimal
+    assert solution.cost == free.cost
+
+
+@pytest.mark.parametrize("name", ["alexnet_8", "alexnet_32", "rnnlm_8"])
+def test_frontier(name, tmp_path):
+    network = CostNetwork.load(INSTANCES / f"{name}.npz")
+    usage = bytes_of(network, 1)
+    points = frontier.frontier(network, usage, 6)
+    costs = [point.solution.cost for point in points]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] == solve(network).cost
+    assert costs[0] > costs[-1]
+    assert points[0].memory == pytest.approx(memory.least_memory(network, usage)[0])
+    for point in points:
+        assert point.solution.optimal
+        assert needed(usage, point.solution.assignment) == pytest.approx(point.memory)
+        assert point.memory <= point.memory_limit
+    frontier.plot_frontier(points, tmp_path / "frontier.png", name)
+    assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(UsageError, match="end its name"):
+        frontier.plot_frontier(points, tmp_path / "frontier.docx")
+
+
+def test_time_limit_is_honest():
+    network = CostNetwork.load(INSTANCES / "transformer_8.npz")
+    usage = bytes_of(network, 2)
+    least, _ = memory.least_memory(network, usage)
+    most = needed(usage, solve(network).assignment)
+    limit = least + 0.5 * (most - least)
+    solution = solve(network, memory=usage, memory_limit=limit, time_limit=1.0)
+    assert needed(usage, solution.assignment) <= limit
+    assert solution.lower_bound <= solution.cost
+    assert solution.cost == network.cost(solution.assignment)
+    assert solution.gap < 0.05
+    better = solve(network, memory=usage, memory_limit=limit, time_limit=4.0)
+    assert solution.lower_bound <= better.cost * (1 + 1e-12)  # a proven bound stays one
