@@ -13,6 +13,8 @@ import os
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
 
@@ -49,14 +51,17 @@ class Machine:
 
     Attributes:
       name: of the machine.
-      rates: kind of operation -> FLOP/s, per device (of all devices together where they share cores).
+      rates: kind of operation -> FLOP/s, per device (of all devices together where they share cores). Besides `KINDS`
+        there may be a rate for a "batched matmul", many small matrix products in one operation.
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
+      cache_bytes, cache_bandwidth: what an operation reads and writes up to this many bytes goes at this rate instead
+        (none: all at the memory's bandwidth).
       memory_bytes: what one device can hold.
       overhead: seconds that every operation costs on every device, however small (kernel launch, graph node).
       links: innermost level first.
-      shared_cores: the devices are virtual and share the same cores. Then the time of a step is the work of all devices
-        together at the common rate, replicated work is paid once per copy, and a tensor is handed from device to device
-        by reference: only slicing and concatenating it copies anything.
+      shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
+        devices together at the common rate, replicated work is paid once per copy, a tensor is handed from device to
+        device by reference, and what is summed, cut or put together is so once for all devices that need it.
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """
@@ -68,6 +73,8 @@ class Machine:
     overhead: float
     links: tuple[Link, ...]
     shared_cores: bool = False
+    cache_bytes: float = 0.0
+    cache_bandwidth: float = math.inf
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -78,6 +85,13 @@ class Machine:
 
     def __hash__(self) -> int:
         return hash((self.name, self.memory_bandwidth, self.overhead, self.links))
+
+    def traffic_seconds(self, nbytes: np.ndarray) -> np.ndarray:
+        """Seconds in which one operation reads and writes so many bytes."""
+        if not self.cache_bytes:
+            return nbytes / self.memory_bandwidth
+        return (np.minimum(nbytes, self.cache_bytes) / self.cache_bandwidth
+                + np.maximum(nbytes - self.cache_bytes, 0.0) / self.memory_bandwidth)
 
     @property
     def balance(self) -> float:
@@ -95,6 +109,8 @@ class Machine:
     def save(self, path: str | os.PathLike) -> None:
         """Writes the machine as JSON, whole or not at all."""
         data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        if not self.cache_bytes:
+            del data["cache_bytes"], data["cache_bandwidth"]  # JSON has no infinity
         write_atomically(path, json.dumps(data, indent=2) + "\n")
 
     @classmethod
@@ -126,6 +142,7 @@ class Machine:
             for field in ("memory_bandwidth", "memory_bytes", "overhead"):
                 data[field] = float(data[field])
             data["rates"] = {kind: float(rate) for kind, rate in data["rates"].items()}
+            data["cache_bandwidth"] = float(data.get("cache_bandwidth") or math.inf)
             return cls(**data)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FormatError(f"{path}: not a complete machine file ({error}); it is truncated or foreign") from error
@@ -147,10 +164,13 @@ def _problem(machine: Machine) -> str:
     named["memory_bandwidth"], named["memory_bytes"] = machine.memory_bandwidth, machine.memory_bytes
     for link in machine.links:
         named[f"bandwidth of the link of {link.devices} devices"] = link.bandwidth
+    if machine.cache_bytes:
+        named["cache_bandwidth"] = machine.cache_bandwidth
     for what, number in named.items():
         if not (number > 0 and math.isfinite(number)):
             return f"{what} is {number}, not a positive number"
-    for what, number in (("overhead", machine.overhead), *(("latency", link.latency) for link in machine.links)):
+    latencies = [("latency", link.latency) for link in machine.links]
+    for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes), *latencies):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"
     reach = [link.devices for link in machine.links]

@@ -40,8 +40,8 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     """Seconds of an all-reduce, done by all groups of devices at the same time.
 
     On real devices: reduce-scatter at each level, innermost first, so that less is left for the next, and back; each
-    level moves 2 (q - 1) / q of what is left and takes 2 log2(q) messages. On shared cores, per group of q: q blocks
-    are read and q written, and 2 (q - 1) of them change hands.
+    level moves 2 (q - 1) / q of what is left and takes 2 log2(q) messages. On shared cores each group of q sums once,
+    for all: q blocks are read and one is written, and 2 (q - 1) times one is handed over.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
@@ -55,8 +55,8 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     if machine.shared_cores:
         size = groups.prod(axis=0)
         link = machine.links[-1]
-        each = 2.0 * (size - 1.0) * (link.latency + nbytes / link.bandwidth)
-        return each * devices / size
+        each = machine.overhead + 2.0 * (size - 1.0) * link.latency + (size + 1.0) * nbytes / link.bandwidth
+        return np.where(size > 1, each * devices / size, 0.0)
     seconds = np.zeros(len(devices))
     left = np.asarray(nbytes, np.float64)
     for link, size in zip(machine.links, groups, strict=True):

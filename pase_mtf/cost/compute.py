@@ -6,15 +6,16 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph import Layer, Operand
+from pase_mtf.graph import Layer, LayerOperation, Operand
 from pase_mtf.machine import Machine
 
-__all__ = ["PARTS", "PHASES", "Collective", "collectives_of", "layer_parts", "layer_signature"]
+__all__ = ["PARTS", "PHASES", "Collective", "OperationSignature", "collectives_of", "layer_parts", "layer_signature"]
 
 PHASES = ("forward", "backward", "update")
 
@@ -22,8 +23,18 @@ PARTS = (*PHASES, "overhead", *(f"all-reduce {phase}" for phase in PHASES))
 """The parts of a layer's cost, in the order of the rows of `layer_parts`: the arithmetic or memory traffic of each
 phase, what every operation costs however small, and the all-reduces of each phase."""
 
-# (phase, kind, flops, columns of its dims, ((columns, bytes) per tensor), (columns, bytes) per output, reduced columns)
-_Signature = tuple
+
+class OperationSignature(NamedTuple):
+    """What the cost of an operation depends on; tensors as (columns of the dims that may be split, unsplit bytes)."""
+
+    phase: str
+    kind: str
+    flops: float
+    dims: tuple[int, ...]
+    inputs: tuple[tuple[tuple[int, ...], int], ...]
+    outputs: tuple[tuple[tuple[int, ...], int], ...]
+    reduced: tuple[int, ...]
+    transposed: tuple[tuple[tuple[int, ...], int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +56,7 @@ class Collective:
     seconds: float
 
 
-def layer_signature(layer: Layer) -> tuple[_Signature, ...]:
+def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
     """What the cost of a layer depends on: equal for layers that differ in names only."""
     position = dim_positions(layer)
 
@@ -53,19 +64,56 @@ def layer_signature(layer: Layer) -> tuple[_Signature, ...]:
         columns = sorted(column for column in positions_of(operand.dims, position) if column >= 0)
         return tuple(columns), math.prod(operand.shape) * operand.itemsize
 
-    return tuple(
-        (operation.phase, operation.kind, operation.flops, positions_of(operation.dims, position),
-         tuple(tensor(operand) for operand in operation.inputs),
-         tuple(tensor(operand) for operand in operation.outputs), positions_of(operation.reduced, position))
-        for operation in layer.operations if operation.kind != "none" or operation.reduced)
+    found = []
+    for operation in layer.operations:
+        if operation.kind != "none" or operation.reduced:
+            kind, transposed = operation.kind, ()
+            if kind == "matmul" and len(operation.inputs) == 2:
+                batched, moved = _product_order(operation)
+                kind = "batched matmul" if batched else kind
+                transposed = tuple(tensor(operand) for operand in moved)
+            found.append(OperationSignature(
+                operation.phase, kind, operation.flops, positions_of(operation.dims, position),
+                tuple(tensor(operand) for operand in operation.inputs),
+                tuple(tensor(operand) for operand in operation.outputs),
+                positions_of(operation.reduced, position), transposed))
+    return tuple(found)
 
 
-def layer_parts(signature: Sequence[_Signature], table: ConfigurationTable, machine: Machine) -> np.ndarray:
+def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:
+    """Whether an einsum is many matrix products, and which of its tensors have to be transposed for (or after) it.
+
+    A matrix product takes its operands as [batch, free, contracted] or [batch, contracted, free] dims, and makes
+    [batch, free of the first, free of the second].
+    """
+    # A dim without a name is known by its size.
+    first, second, output = ([name or str(size) for name, size in zip(operand.dims, operand.shape, strict=True)]
+                             for operand in (*operation.inputs, operation.outputs[0]))
+    lead = next((name for name in output if (name in first) != (name in second)), None)
+    operands = [(first, operation.inputs[0]), (second, operation.inputs[1])]
+    if lead in second:
+        operands.reverse()
+    (first, _), (second, _) = operands
+    batch = [name for name in first if name in second and name in output]
+    contracted = [name for name in first if name in second and name not in output]
+    moved, made = [], list(batch)
+    for names, operand in operands:
+        free = [name for name in names if name not in batch and name not in contracted]
+        made += free
+        if names not in ([*batch, *free, *contracted], [*batch, *contracted, *free]):
+            moved.append(operand)
+    if output != made:
+        moved.append(operation.outputs[0])
+    return bool(batch), moved
+
+
+def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTable, machine: Machine) -> np.ndarray:
     """Seconds per training step of a layer under each of its configurations, by part.
 
     An operation takes the longer of its FLOP at the rate of its kind and its bytes at the memory's bandwidth, at the
-    sizes one device holds, plus the overhead. Replicated work costs nothing extra on real devices (all copies are
-    computed at once); where devices share cores, every copy is paid.
+    sizes one device holds, plus the overhead; a matrix product also the time to bring its tensors into order.
+    Replicated work costs nothing extra on real devices (all copies are computed at once); where devices share cores,
+    every copy is paid.
 
     Args:
       signature: `layer_signature` of the layer.
@@ -85,28 +133,44 @@ def layer_parts(signature: Sequence[_Signature], table: ConfigurationTable, mach
         return shares.setdefault(tuple(sorted(column for column in set(columns) if column >= 0)), len(shares))
 
     operations = collections.Counter(signature)
-    computing = [(entry, times) for entry, times in operations.items() if entry[1] != "none"]
-    flops = np.array([entry[2] / machine.rates[entry[1]] for entry, _ in computing]).reshape(-1, 1)
-    work = [share(entry[3]) for entry, _ in computing]
-    traffic = [[(share(columns), nbytes) for columns, nbytes in (*entry[4], *entry[5])] for entry, _ in computing]
-    matrix = np.zeros((len(computing), len(shares)))
-    for row, tensors in enumerate(traffic):
-        for column, nbytes in tensors:
-            matrix[row, column] += nbytes / machine.memory_bandwidth
-    held = np.stack([table.share(columns) for columns in shares]) if shares else np.zeros((0, count))
-    seconds = np.maximum(flops * held[work], matrix @ held) if computing else np.zeros((0, count))
+    computing = [(entry, times) for entry, times in operations.items() if entry.kind != "none"]
+    flops = np.array([entry.flops / _rate(machine, entry.kind) for entry, _ in computing]).reshape(-1, 1)
+    work = [share(entry.dims) for entry, _ in computing]
+    moved = [[(share(columns), nbytes) for columns, nbytes in (*entry.inputs, *entry.outputs)]
+             for entry, _ in computing]
+    # Read and written once more, per transposed tensor.
+    ordered = [[(share(columns), 2 * nbytes) for columns, nbytes in entry.transposed] for entry, _ in computing]
+    seconds = np.zeros((0, count))
+    if computing:
+        held = np.stack([table.share(columns) for columns in shares])
+        seconds = np.maximum(flops * held[work], machine.traffic_seconds(_combine(moved, len(shares)) @ held))
+        if any(ordered):
+            seconds = seconds + machine.traffic_seconds(_combine(ordered, len(shares)) @ held)
     # The work of all devices together, or that of the slowest (they are all alike).
     devices = table.devices if machine.shared_cores else np.ones(count)
     for (entry, times), row in zip(computing, seconds, strict=True):
-        result[PHASES.index(entry[0])] += times * devices * row
+        result[PHASES.index(entry.phase)] += times * devices * row
         result[len(PHASES)] += times * devices * machine.overhead
     for entry, times in operations.items():
-        if entry[6]:
-            nbytes = sum(size * table.share(columns) for columns, size in entry[5])
-            groups = group_sizes(table, entry[6], machine)
-            result[len(PHASES) + 1 + PHASES.index(entry[0])] += times * allreduce_seconds(
+        if entry.reduced:
+            nbytes = sum(size * table.share(columns) for columns, size in entry.outputs)
+            groups = group_sizes(table, entry.reduced, machine)
+            result[len(PHASES) + 1 + PHASES.index(entry.phase)] += times * allreduce_seconds(
                 nbytes, groups, table.devices, machine)
     return result
+
+
+def _rate(machine: Machine, kind: str) -> float:
+    return machine.rates.get(kind) or machine.rates["matmul"]
+
+
+def _combine(terms: list[list[tuple[int, int]]], width: int) -> np.ndarray:
+    """A matrix of the sums of sparse rows [(column, value), ...]."""
+    matrix = np.zeros((len(terms), width))
+    for row, entries in enumerate(terms):
+        for column, value in entries:
+            matrix[row, column] += value
+    return matrix
 
 
 def collectives_of(layer: Layer, table: ConfigurationTable, machine: Machine) -> list[Collective]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pase_mtf.cost.compute import OperationSignature
 from pase_mtf.cost.resharding import elements_moved
 from pase_mtf.cost.tables import ConfigurationTable, PartitionClasses
 from pase_mtf.machine import Machine
@@ -30,7 +31,7 @@ def _group(table: ConfigurationTable, columns: Sequence[int]) -> np.ndarray:
     return 1.0 / table.share(sorted({column for column in columns if column >= 0}))
 
 
-def paper_parts(signature: Sequence[tuple], table: ConfigurationTable, machine: Machine) -> np.ndarray:
+def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTable, machine: Machine) -> np.ndarray:
     """FLOP of a layer under each configuration, by part.
 
     A matrix product of local sizes m, n, k (a convolution is one) costs 3 m n k for its compute, an all-reduce of m n
@@ -46,10 +47,10 @@ def paper_parts(signature: Sequence[tuple], table: ConfigurationTable, machine: 
       float64 [len(PAPER_PARTS), K].
     """
     result = np.zeros((len(PAPER_PARTS), len(table.devices)))
-    for phase, kind, flops, dims, inputs, outputs, reduced in signature:
+    for phase, kind, flops, dims, inputs, outputs, reduced, _ in signature:
         if phase != "forward":
             continue
-        product = kind in ("matmul", "convolution")
+        product = kind in ("matmul", "batched matmul", "convolution")
         # A multiply-add is one FLOP in the paper, two in ours.
         result[0] += 3.0 * (flops / 2.0 if product else flops) * table.share(sorted(set(dims) - {-1}))
         for columns, nbytes in outputs:

@@ -24,8 +24,9 @@ def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape
     """Seconds to move a tensor between two partitions, for every pair of them.
 
     On real devices: the slowest device; what it fetches at each link level takes bytes/bandwidth, each message a
-    latency. On shared cores: the blocks that are cut out or put together are copied once each (read and written), and
-    every cutting, putting together and handing over costs a graph node; whole blocks are handed over by reference.
+    latency. On shared cores: what is cut out or put together is copied (read and written) once for all devices that
+    need it; every cutting and putting together costs an operation, every handing over of a block (by reference) a
+    latency.
 
     Args:
       source: R partitions of the tensor where it is made.
@@ -42,7 +43,9 @@ def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape
         copied, nodes, handed = _copies(*arrays, all(map(_powers_of_two, arrays)))
         nbytes = float(math.prod(shape) * itemsize)
         link = machine.links[-1]
-        return copied * (2.0 * nbytes / machine.memory_bandwidth) + nodes * machine.overhead + handed * link.latency
+        # A copy is spread over the nodes that make it.
+        traffic = machine.traffic_seconds(2.0 * nbytes * copied / np.maximum(nodes, 1.0)) * np.maximum(nodes, 1.0)
+        return traffic + nodes * machine.overhead + handed * link.latency
     nbytes = float(math.prod(shape) * itemsize)
     reach = np.array([1, *(link.devices for link in machine.links[:-1])], np.int64)
     per_tensor = np.array([nbytes / link.bandwidth for link in machine.links])
@@ -238,12 +241,39 @@ def _count_own(source_devices, parts, strides, target_devices, wanted, wanted_st
 
 
 @numba.njit(cache=True)
+def _count_own_devices(source_devices, parts, strides, target_devices, wanted, wanted_strides):
+    """How many devices hold some of what they need, in general."""
+    count = 0
+    for device in range(min(source_devices, target_devices)):
+        own = True
+        for dim in range(len(parts)):
+            part = device // wanted_strides[dim] % wanted[dim]
+            mine = device // strides[dim] % parts[dim]
+            own = own and part * parts[dim] < (mine + 1) * wanted[dim] and mine * wanted[dim] < (part + 1) * parts[dim]
+        count += own
+    return count
+
+
+@numba.njit(cache=True)
+def _gcd(one, other):
+    while other:
+        one, other = other, one % other
+    return one
+
+
+@numba.njit(cache=True)
 def _copies(source_devices, source_parts, source_strides, target_devices, target_parts, target_strides, powers):
-    """What all devices together copy, as the lowering moves a tensor; `powers` says that all are powers of two.
+    """What is copied where memory is shared, as the lowering moves a tensor: every block of the target once.
+
+    Blocks are cut one dim after the other, and put together one dim after the other; each time the whole tensor is
+    copied, but for a cut of the first dim, whose parts lie in memory as they are.
+
+    Args:
+      powers: all numbers are powers of two.
 
     Returns:
-      (copied, nodes, handed), each float64 [R, C]: elements copied as a multiple of the tensor, slices and
-      concatenations, and blocks that change from one device to another.
+      (copied, nodes, handed), each float64 [R, C]: how many times the tensor is copied, the nodes that cut and put
+      together, and how often a block is handed to another device.
     """
     rows, columns, dims = len(source_devices), len(target_devices), source_parts.shape[1]
     copied = np.zeros((rows, columns))
@@ -251,44 +281,25 @@ def _copies(source_devices, source_parts, source_strides, target_devices, target
     handed = np.zeros((rows, columns))
     for row in range(rows):
         for column in range(columns):
-            need, sliced = 1.0, False
+            blocks, made, pieces = 1.0, 1.0, 1.0
             for dim in range(dims):
-                need /= target_parts[column, dim]
-                sliced = sliced or source_parts[row, dim] % target_parts[column, dim] != 0
-            if powers:
-                # All target blocks are alike, but for what their devices hold already.
-                total = float(target_devices[column])
-                pieces = 1
-                for dim in range(dims):
-                    pieces *= max(1, source_parts[row, dim] // target_parts[column, dim])
-                if sliced:
-                    copied[row, column] += need * total
-                    nodes[row, column] += pieces * total
-                if pieces > 1:
-                    copied[row, column] += need * total
-                    nodes[row, column] += total
-                handed[row, column] = pieces * total - _count_own(
-                    source_devices[row], source_parts[row], source_strides[row],
-                    target_devices[column], target_parts[column], target_strides[column])
-                continue
-            for device in range(target_devices[column]):
-                # Source blocks that the needed block touches, those that lie wholly in it, and the share of those.
-                pieces, whole, covered, own = 1, 1, 1.0, device < source_devices[row]
-                for dim in range(dims):
-                    parts, wanted = source_parts[row, dim], target_parts[column, dim]
-                    part = device // target_strides[column, dim] % wanted
-                    first = part * parts // wanted
-                    last = -(-(part + 1) * parts // wanted) - 1
-                    inside = max(0, (part + 1) * parts // wanted + (-part * parts // wanted))
-                    pieces *= last - first + 1
-                    whole *= inside
-                    covered *= inside / parts
-                    mine = device // source_strides[row, dim] % parts
-                    own = own and first <= mine <= last
-                copied[row, column] += need - covered
-                nodes[row, column] += pieces - whole
-                if pieces > 1:
-                    copied[row, column] += need
-                    nodes[row, column] += 1.0
-                handed[row, column] += pieces - (1.0 if own else 0.0)
+                blocks *= source_parts[row, dim]
+                made *= target_parts[column, dim]
+            cutting, joining = blocks, made
+            for dim in range(dims):
+                parts, wanted = source_parts[row, dim], target_parts[column, dim]
+                cells = parts + wanted - _gcd(parts, wanted)
+                if cells > parts:
+                    copied[row, column] += 1.0 if dim else 0.0
+                    nodes[row, column] += cutting
+                    cutting *= cells / parts
+                if cells > wanted:
+                    copied[row, column] += 1.0
+                    nodes[row, column] += joining
+                    joining *= cells / wanted
+                    pieces *= cells / wanted
+            arguments = (source_devices[row], source_parts[row], source_strides[row],
+                         target_devices[column], target_parts[column], target_strides[column])
+            own = _count_own(*arguments) if powers else _count_own_devices(*arguments)
+            handed[row, column] = target_devices[column] - own + made * (pieces - 1.0)
     return copied, nodes, handed
