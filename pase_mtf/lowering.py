@@ -55,10 +55,10 @@ def _legal(spec: MeshSpec, operation: mtf.Operation) -> MeshSpec:
     axes = []
     for axis, parts in spec.axes:
         kept = {name for name in axis if name not in names or name in allowed}
+        kept -= {dim.name for space in spaces for dim in space if dim.size % parts}
         for space in spaces:
-            mine = [dim for dim in space if dim.name in kept]
-            kept -= {dim.name for dim in mine if dim.size % parts}
-            kept -= {dim.name for dim in mine[1:] if dim.name != mine[0].name}
+            mine = [dim.name for dim in space if dim.name in kept]
+            kept -= set(mine) - set(mine[:1])
         axes.append((axis if len(kept) == len(axis) else frozenset(kept), parts))
     return MeshSpec(tuple(axes), spec.devices)
 
@@ -131,6 +131,7 @@ class PlanLowering(mtf.Lowering):
         self.tensors = _Tensors(self)
         self._counters = []
         self._step = step
+        self._filled: tf.Operation | None = None
         self._stored: dict[mtf.Tensor, Any] = {}
         self._impls: dict[MeshSpec, DeviceMeshImpl] = {}
         self._impl_of: dict[mtf.Operation, DeviceMeshImpl] = {}
@@ -280,7 +281,9 @@ class PlanLowering(mtf.Lowering):
 
     def copy_masters_to_slices(self) -> tf.Operation:
         """Fills the slice variables from the master variables: run it after initialising or restoring these."""
-        return tf.group([variable.copy_master_to_slices for variable in self.variables.values()])
+        if self._filled is None:
+            self._filled = tf.group([fill for variable in self.variables.values() for fill in variable.fills()])
+        return self._filled
 
     def autostack(self) -> None:
         """Does nothing: the graph is not rewritten."""

@@ -343,13 +343,17 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
               assign_fn: a function from (mtf.Variable, slice variable, tf.Tensor) to a tf.Operation.
               values: a tensor per slice.
             """
+            return tf.group(self.updates(assign_fn, values))
+
+        def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> list[Any]:
+            """The assignments of `assign_to_slices`, for the caller to group with others."""
             read = self.has_read() or [None] * len(values)
-            updates = []
+            result = []
             for device, variable, value, old in zip(
                     self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True):
                 with tf.device(device), tf.control_dependencies([] if old is None else [old]):
-                    updates.append(_assign(self._variable, variable, value, assign_fn))
-            return tf.group(updates)
+                    result.append(_assign(self._variable, variable, value, assign_fn))
+            return result
 
         @property
         def laid_out_tensor(self) -> Any:
@@ -360,23 +364,27 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         def copy_master_to_slices(self) -> tf.Operation:
             """Fills the slices from the master."""
             if self._copy_master_to_slices is None:
-                with self._graph.as_default(), tf.control_dependencies(None):
-                    self._copy_master_to_slices = self._fill()
+                self._copy_master_to_slices = tf.group(self.fills())
             return self._copy_master_to_slices
 
-        def _fill(self) -> tf.Operation:
+        def fills(self) -> list[Any]:
+            """The assignments of `copy_master_to_slices`, for the caller to group with others."""
+            with self._graph.as_default(), tf.control_dependencies(None):
+                return self._fills()
+
+        def _fills(self) -> list[Any]:
             if self.slice_is_master:
-                return tf.no_op()
+                return []
             variable, mesh_impl = self._variable, self._mesh_impl
             with tf.device(variable.master_device):
                 master = tf.convert_to_tensor(variable.get_master())
-            updates = []
+            result = []
             slices = mesh_impl.make_slices(master, variable.shape)
             for device, target, value in zip(
                     mesh_impl.devices, self.laid_out_tensor.all_slices, slices, strict=True):
                 with tf.device(device):
-                    updates.append(_assign(variable, target, value, mtf.ops.assign_slice))
-            return tf.group(updates)
+                    result.append(_assign(variable, target, value, mtf.ops.assign_slice))
+            return result
 
         @property
         def copy_slices_to_master(self) -> tf.Operation:

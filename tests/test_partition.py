@@ -1,0 +1,148 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pase_mtf.compat import mtf, placement_mesh_impl
+from pase_mtf.configurations import Configuration
+from pase_mtf.partition import Partition, cover, groups, nearest, of_mesh, translate, volume, whole
+
+_PROPERTY = settings(max_examples=200)
+
+
+@st.composite
+def _partitions(draw, shape, devices=8):
+    """A partition of a tensor of this shape over some of the devices, in any order."""
+    size = draw(st.sampled_from([1, 2, 4, 8]))
+    numbers = tuple(draw(st.permutations(range(devices)))[:size])
+    cuts, stride, open_dims = [(1, 1)] * len(shape), 1, list(range(len(shape)))
+    while stride < size:
+        factor = draw(st.sampled_from([n for n in (2, 4, 8) if size // stride % n == 0]))
+        fitting = [dim for dim in open_dims if shape[dim] % factor == 0]
+        dim = draw(st.sampled_from([*fitting, None]))
+        if dim is not None:
+            cuts[dim] = (factor, stride)
+            open_dims.remove(dim)
+        stride *= factor
+    return Partition(numbers, tuple(cuts))
+
+
+_SHAPES = st.lists(st.sampled_from([1, 2, 4, 8, 12, 6]), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def _pairs(draw):
+    shape = draw(_SHAPES)
+    return shape, draw(_partitions(shape)), draw(_partitions(shape))
+
+
+def _block(values, partition, position):
+    """The block that a position holds, straight from the definition."""
+    region = []
+    for size, (parts, stride) in zip(values.shape, partition.cuts, strict=True):
+        part = (position // stride) % parts
+        region.append(slice(part * size // parts, (part + 1) * size // parts))
+    return values[tuple(region)]
+
+
+@_PROPERTY
+@given(_pairs())
+def test_cover_puts_every_block_together(case):
+    shape, source, target = case
+    values = np.arange(math.prod(shape)).reshape(shape)
+    for parts, positions in target.holders.items():
+        counts, pieces = cover(source, target, shape, parts)
+        pieces = list(pieces)
+        assert math.prod(counts) == len(pieces)
+        cells = []
+        for piece in pieces:
+            block = _block(values, source, source.holders[piece.parts][-1])
+            cells.append(block[tuple(slice(b, b + s) for b, s in zip(piece.begin, piece.size, strict=True))])
+        for dim in reversed(range(len(shape))):
+            cells = [np.concatenate(cells[k:k + counts[dim]], dim) for k in range(0, len(cells), counts[dim])]
+        for position in positions:
+            np.testing.assert_array_equal(cells[0], _block(values, target, position))
+
+
+@_PROPERTY
+@given(_pairs())
+def test_volume_counts_the_elements_a_device_lacks(case):
+    shape, source, target = case
+    values = np.arange(math.prod(shape)).reshape(shape)
+    owned = {}
+    for position, device in enumerate(source.devices):
+        owned.setdefault(device, set()).update(_block(values, source, position).ravel().tolist())
+    expected = sum(
+        len(set(_block(values, target, position).ravel().tolist()) - owned.get(device, set()))
+        for position, device in enumerate(target.devices))
+    assert volume(source, target, shape) == expected
+
+
+@st.composite
+def _reshapes(draw):
+    atoms = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4))
+
+    def grouped():
+        shape, rest = [], list(atoms)
+        while rest:
+            count = draw(st.integers(1, len(rest)))
+            shape.append(math.prod(rest[:count]))
+            rest = rest[count:]
+        return tuple(shape)
+
+    old = grouped()
+    return old, grouped(), draw(_partitions(old))
+
+
+@_PROPERTY
+@given(_reshapes())
+def test_translated_partitions_hold_the_same_elements(case):
+    old, new, partition = case
+    kept, moved = translate(partition, old, new)
+    before = np.arange(math.prod(old)).reshape(old)
+    after = before.reshape(new)
+    assert all(cut in ((1, 1), original) for cut, original in zip(kept.cuts, partition.cuts, strict=True))
+    for position in range(len(partition.devices)):
+        np.testing.assert_array_equal(_block(before, kept, position).ravel(), _block(after, moved, position).ravel())
+
+
+@pytest.mark.parametrize(("old", "new", "cuts", "expected"), [
+    ((4,), (4,), ((2, 1),), ((2, 1),)),                                 # a rename
+    ((8, 4), (32,), ((4, 1), (1, 1)), ((4, 1),)),                        # merge: the outer dim stays cut
+    ((8, 4), (32,), ((8, 2), (2, 1)), ((16, 1),)),                       # both cut, outer completely: one cut
+    ((32,), (8, 4), ((16, 1),), ((8, 2), (2, 1))),                       # and back
+    ((8, 4), (32,), ((4, 1), (2, 4)), ((4, 1),)),                        # the inner cut cannot be said
+    ((6, 4), (4, 6), ((2, 1), (1, 1)), ((1, 1), (1, 1))),                # no common factors in order
+    ((8, 6, 4), (8, 4, 6), ((8, 1), (2, 8), (1, 1)), ((8, 1), (1, 1), (1, 1))),
+])
+def test_translate(old, new, cuts, expected):
+    devices = tuple(range(16))
+    assert translate(Partition(devices, cuts), old, new)[1] == Partition(devices, expected)
+
+
+def test_a_configuration_and_its_mesh_agree():
+    configuration = Configuration((("b", 2), ("", 2), ("c", 2)))
+    impl = placement_mesh_impl.PlacementMeshImpl("x:2;y:2;z:2", "b:x;c:z", [""] * 8)
+    shape = mtf.Shape([mtf.Dimension("c", 4), mtf.Dimension("a", 3), mtf.Dimension("b", 2)])
+    devices, cuts = configuration.partition(["c", "a", "b"])
+    assert of_mesh(impl, shape, range(8)) == Partition(tuple(range(devices)), cuts)
+    for position in range(8):
+        begin = impl.slice_begin(shape, position)
+        assert [b * p // s for b, p, s in zip(begin, (2, 1, 2), (4, 3, 2), strict=True)] == list(
+            of_mesh(impl, shape, range(8)).parts(position))
+
+
+def test_nearest_stays_in_the_node():
+    devices = (0, 7, 8, 15)
+    assert nearest(range(4), devices, 15) == 3
+    assert nearest(range(4), devices, 9) == 2
+    assert nearest((0, 2), devices, 7) == 0
+    assert nearest((0, 1), devices, 8) == 0
+
+
+def test_groups_differ_along_the_axes_only():
+    assert groups(8, [(2, 2)]) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert groups(4, [(2, 2), (2, 1)]) == [(0, 1, 2, 3)]
+    assert whole(3, 2) == Partition((3,), ((1, 1), (1, 1)))
