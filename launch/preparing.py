@@ -41,8 +41,7 @@ def load_machine(plan: Plan) -> Machine:
     if plan.machine:
         return plan.machine
     from pase_mtf.calibrate import load_local
-    with Stage("machine numbers"):
-        return load_local(list(plan.devices.names))
+    return load_local(plan.devices.count, plan.devices.kind)
 
 
 def _build(plan: Plan) -> Program:
