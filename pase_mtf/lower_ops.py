@@ -248,6 +248,10 @@ def _pool_backward(op: mtf.ops.PoolBackPropOperation, lowering: PlanLowering) ->
 
     As in Mesh-TF, every element of a window that equals its maximum receives the whole gradient.
     """
+    if len(op._ksize) == 3:
+        # TensorFlow broadcasts over five dims at most.
+        op.lower(lowering)
+        return
     impl, (x, _, _), window = lowering.mesh_impl(op), op.inputs, op._ksize
     shape, emitter, rank = impl.slice_shape(x.shape), lowering.emitter, len(op._ksize)
     lead, spatial, channels = shape[:-1 - rank], shape[-1 - rank:-1], shape[-1:]

@@ -1,5 +1,7 @@
 """The regression test that matters: random layouts for every operation train as stock Mesh-TF does on one device."""
 
+import types
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,9 @@ from hypothesis import strategies as st
 from nets import NETS, build, device_names, random_plan, reference, train
 
 from pase_mtf.compat import tf
-from pase_mtf.lowering import PlanLowering
+from pase_mtf.configurations import enumerate_configurations
+from pase_mtf.export import export_graph
+from pase_mtf.lowering import PlanLowering, lower
 
 # Adam divides by the root of the second moment: a rounding error in a gradient near zero is as large as the gradient,
 # and the weight moves by the learning rate either way. The losses do not feel it.
@@ -43,6 +47,27 @@ def test_random_plans_train_as_one_device_does(name):
            plan_seed=st.integers(0, 10**6), devices=st.sampled_from([4, 4, 2, 8]), shared=st.booleans())
     def check(optimizer, dtype, plan_seed, devices, shared):
         _check(name, optimizer, dtype, plan_seed, devices, shared)
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_random_strategies_train_as_one_device_does(name):
+    """The same through the whole line: export, a configuration per layer, lower."""
+    @settings(max_examples=6)
+    @given(seed=st.integers(0, 10**6), devices=st.sampled_from([2, 4, 8]))
+    def check(seed, devices):
+        rng = np.random.default_rng(seed)
+        with tf.Graph().as_default():
+            net = build(name, "adam", tf.float64)
+            exported = export_graph(net.graph)
+            offered = [enumerate_configurations(layer, devices, idle=True) for layer in exported.layers]
+            strategy = types.SimpleNamespace(
+                graph_hash=exported.hash, configurations=[choice[rng.integers(len(choice))] for choice in offered])
+            got = train(net, lower(net.graph, strategy, device_names(8)))
+        for one, other in zip(got, reference(name, "adam", tf.float64), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
     check()
 

@@ -349,6 +349,43 @@ def test_bfloat16_activations_and_integer_einsums(builder):
     assert lowering.lowered_operation(update) is not None
 
 
+@pytest.mark.parametrize("kind", ["MAX_3D", "AVG_3D"])
+def test_volumes(builder, kind):
+    """Convolution, transposed convolution and pooling in three dimensions, and their gradients."""
+    batch, spatial = dim("batch", 4), [dim(name, 4) for name in ("d", "h", "w")]
+    x, y, z = dim("x", 4), dim("y", 4), dim("z", 4)
+    taps = [dim(name, 3) for name in ("fd", "fh", "fw")]
+    weights = [builder.variable("f", [*taps, x, y]), builder.variable("g", [*taps, z, y])]
+    image = builder.input("image", [batch, *spatial, x])
+    out = mtf.ops.Conv3dOperation(image, weights[0], [1, 1, 1, 1, 1], "SAME").outputs[0]
+    out = mtf.ops.Conv3dTransposeOperation(out, weights[1], [1, 2, 2, 2, 1], "SAME").outputs[0]
+    out = mtf.ops.PoolOperation(out, (2, 2, 2), (2, 2, 2), kind).outputs[0]
+    results = [out, *mtf.gradients([mtf.reduce_mean(mtf.square(out))], [image, *weights])]
+    impl = placement_mesh_impl.PlacementMeshImpl([], [], [""])
+    want = _values(mtf.Lowering(builder.graph, {builder.mesh: impl}), *results)
+    for seed in range(3):
+        lowering = PlanLowering(builder.graph, random_plan(builder.graph, 8, seed), _DEVICES)
+        for one, other in zip(_values(lowering, *results), want, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_prints_summaries_and_imported_slices(builder, capfd):
+    x = builder.input("x", [dim("a", 8)])
+    total = mtf.Print(mtf.reduce_sum(x), [x], "the whole input", summarize=8)
+    mtf.scalar_summary("total", total)
+    laid_out = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor([tf.range(8.0)] * 2)
+    copies = mtf.import_laid_out_tensor(builder.mesh, laid_out, mtf.Shape([dim("a", 8)]))
+    lowering = PlanLowering(builder.graph, random_plan(builder.graph, 8, 1), _DEVICES)
+    got = _values(lowering, total, copies)
+    np.testing.assert_allclose(got[0], builder.values("x", [8]).sum(), rtol=1e-5)
+    np.testing.assert_array_equal(got[1], np.arange(8))
+    assert "the whole input" in capfd.readouterr().err
+    part = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor([tf.zeros(4), tf.zeros(4)])
+    mtf.import_laid_out_tensor(builder.mesh, part, mtf.Shape([dim("a", 8)]))
+    with pytest.raises(UsageError, match=r"use mtf\.import_tf_tensor"):
+        PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 2})), _DEVICES)
+
+
 def test_feeds_of_unknown_batch(builder):
     feed = tf.placeholder(tf.float32, [None, 4])
     x = mtf.import_tf_tensor(builder.mesh, feed, mtf.Shape([dim("batch", 8), dim("f", 4)]))
