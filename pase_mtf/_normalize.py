@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,22 +24,31 @@ class _Table(NamedTuple):
         return id(self.matrix), id(self.rows), id(self.columns)
 
 
-def _tighten_side(matrix: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Drops unused classes (rows of the matrix), joins equal ones."""
-    used = np.zeros(len(matrix), bool)
+def _tighten(matrix: np.ndarray, classes: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Drops unused classes (rows of the matrix if axis is 0, else columns), joins equal ones.
+
+    They are compared by a sum of their bits with odd weights, which is verified.
+    """
+    used = np.zeros(matrix.shape[axis], bool)
     used[classes] = True
-    seen: dict[bytes, int] = {}
-    renumber = np.zeros(len(matrix), np.int32)
-    keep = []
-    for index in np.flatnonzero(used).tolist():
-        content = matrix[index].tobytes()
-        if content not in seen:
-            seen[content] = len(keep)
-            keep.append(index)
-        renumber[index] = seen[content]
-    if len(keep) == len(matrix):
-        return matrix, classes
-    return np.ascontiguousarray(matrix[keep]), renumber[classes]
+    if not used.all():
+        matrix, classes = matrix.compress(used, axis), (np.cumsum(used, dtype=np.int32) - np.int32(1))[classes]
+    bits = matrix.view(np.uint64)
+    weights = np.random.default_rng(0).integers(0, 2 ** 63, matrix.shape[1 - axis], np.uint64) | np.uint64(1)
+    _, keep, kind = np.unique(bits @ weights if axis == 0 else weights @ bits, return_index=True, return_inverse=True)
+    if len(keep) < matrix.shape[axis]:
+        smaller = bits.take(keep, axis)
+        if np.array_equal(smaller.take(kind, axis), bits):
+            matrix, classes = smaller.view(np.float64), kind.astype(np.int32)[classes]
+    return matrix, classes
+
+
+def _pick(matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """matrix[rows][:, columns], without a copy where that is the matrix."""
+    if all(len(kept) == size and np.array_equal(kept, np.arange(size))
+           for kept, size in zip((rows, columns), matrix.shape, strict=True)):
+        return matrix
+    return matrix[np.ix_(rows, columns)]
 
 
 class _Normalizer:
@@ -72,16 +80,20 @@ class _Normalizer:
         key = "tighten", *table.key
         if key in self._memo:
             return self._memo[key]
-        matrix, rows = _tighten_side(table.matrix, table.rows)
-        flipped, columns = _tighten_side(np.ascontiguousarray(matrix.T), table.columns)
-        if flipped.shape != matrix.shape[::-1]:
-            matrix = np.ascontiguousarray(flipped.T)
+        matrix, rows = _tighten(table.matrix, table.rows, 0)
+        matrix, columns = _tighten(matrix, table.columns, 1)
+        matrix = np.ascontiguousarray(matrix)
         # Different class arrays may leave the same matrix: one object for all of them.
         return self._remember(key, table, _Table(self._one(matrix), self._one(rows), self._one(columns)))
 
     def _one(self, array: np.ndarray) -> np.ndarray:
-        digest = hashlib.blake2b(array, digest_size=16).digest()
-        return self._memo.setdefault(("content", array.shape, digest), array)
+        flat = array.reshape(-1)
+        sample = flat[::max(1, len(flat) // 256)].tobytes()
+        for other in self._memo.setdefault(("content", array.shape, array.dtype, sample), []):
+            if np.array_equal(other, array):
+                return other
+        self._memo["content", array.shape, array.dtype, sample].append(array)
+        return array
 
     def _joint(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The classes of pairs: (class in first, class in second) per joint class, and the joint class arrays."""
@@ -101,8 +113,8 @@ class _Normalizer:
         columns_first, columns_second, columns = self._joint(first.columns, second.columns)
         result = None
         if len(rows_first) * len(columns_first) <= 2 * (first.matrix.size + second.matrix.size) + 4096:
-            matrix = (first.matrix[np.ix_(rows_first, columns_first)]
-                      + second.matrix[np.ix_(rows_second, columns_second)])
+            matrix = (_pick(first.matrix, rows_first, columns_first)
+                      + _pick(second.matrix, rows_second, columns_second))
             result = self.tightened(_Table(matrix, rows, columns))
         return self._remember(key, (first, second), result)
 

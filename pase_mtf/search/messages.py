@@ -27,13 +27,24 @@ def _pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) ->
       rows: whether this is the side of the rows.
     """
     if rows:
-        width = len(given)
+        # Minima side by side: a single running minimum would be a chain that cannot be vectorised.
+        width, lanes = len(given), 32
+        partial = np.empty(lanes)
         for r in range(len(taken)):
             line = edge[r * width:(r + 1) * width]
+            partial[:] = np.inf
+            c = 0
+            while c + lanes <= width:
+                for lane in range(lanes):
+                    value = line[c + lane] - given[c + lane]
+                    partial[lane] = value if value < partial[lane] else partial[lane]
+                c += lanes
+            for last in range(c, width):
+                value = line[last] - given[last]
+                partial[last - c] = value if value < partial[last - c] else partial[last - c]
             least = np.inf
-            for c in range(width):
-                value = line[c] - given[c]
-                least = value if value < least else least
+            for lane in range(lanes):
+                least = partial[lane] if partial[lane] < least else least
             taken[r] = least
     else:
         width = len(taken)
@@ -142,7 +153,7 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
     for e in range(len(matrix)):
         widest = max(widest, extents[0, e], extents[1, e])
     least = np.empty(widest)
-    minimum = np.zeros(vertices)
+    minimum, level = np.zeros(vertices), np.zeros(vertices)
     choice = np.zeros(vertices, np.int64)
     bound, known = -np.inf, False
     made = 0
@@ -177,11 +188,9 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
             running += delta
             rest -= minimum[v]
             minimum[v] = delta
-            room = best_cost + margin - (running + rest) if known else np.inf
+            level[v] = running + rest  # the bound at this moment
             for k in range(size):
                 surplus[first[v] + k] = theta[k] - delta
-                if theta[k] - delta > room:
-                    alive[first[v] + k] = False
             degree = (adjacent_at[0, v + 1] - adjacent_at[0, v], adjacent_at[1, v + 1] - adjacent_at[1, v])
             share = 1.0 / max(degree[0], degree[1], 1)
             for position in range(adjacent_at[ahead, v], adjacent_at[ahead, v + 1]):
@@ -189,11 +198,17 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
                 place = potentials_at[ahead, e]
                 _hand_on(theta, delta, share, classes[classes_at[ahead, e]:classes_at[ahead, e] + size],
                          messages[place:place + extents[ahead, e]], least)
-        bound, known = max(bound, running), True
-        cost = improve(p, choice, 2)
+        cost = improve(p, choice, 2 * ahead)
         if cost < best_cost:
             best_cost = cost
             best[:] = choice
+        if known:
+            for v in range(vertices):
+                room = best_cost + margin - level[v]
+                for position in range(first[v], first[v + 1]):
+                    if surplus[position] > room:
+                        alive[position] = False
+        bound, known = max(bound, running), True
         made += ahead
         if best_cost - bound <= enough:
             break

@@ -127,12 +127,19 @@ def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, alive: 
     for k in range(len(other)):
         if other_alive[k]:
             used[other[k]] = True
+    listed, count = np.empty(other_extent, np.int64), 0
+    for c in range(other_extent):
+        if used[c]:
+            listed[count] = c
+            count += 1
     good = np.zeros(extent, np.bool_)
-    for r in range(extent):
-        for c in range(other_extent):
-            if used[c] and edge[r * step + c * other_step] < np.inf:
-                good[r] = True
-                break
+    for k in range(len(classes)):
+        r = classes[k]
+        if alive[k] and not good[r]:
+            for position in range(count):
+                if edge[r * step + listed[position] * other_step] < np.inf:
+                    good[r] = True
+                    break
     changed = False
     for k in range(len(classes)):
         if alive[k] and not good[classes[k]]:
@@ -222,6 +229,8 @@ def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray, kind: np.ndarr
     potentials = np.empty(len(messages))
     old_class = np.empty(len(messages), np.int64)  # which class of the old edge a potential belongs to
     begin = np.empty(count, np.int64)  # where the potentials of an edge begin
+    # Where no edge loses a class the matrices stay where they are.
+    whole = True
     newest, older = np.full(len(matrix), -1, np.int64), np.empty(count, np.int64)  # edges of a kind, linked
     end, class_end, potential_end = 0, 0, 0
     for number in range(count):
@@ -231,18 +240,24 @@ def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray, kind: np.ndarr
             v = ends[side, e]
             renumber = np.full(extents[side, e], -1, np.int32)
             new_classes_at[side, number] = class_end
-            seen = 0
+            place = classes_at[side, e] - old_first[v]
             for position in range(first[v], first[v + 1]):
-                old = old_classes[classes_at[side, e] + kept[position] - old_first[v]]
-                if renumber[old] < 0:
+                renumber[old_classes[place + kept[position]]] = 0
+            seen = 0
+            for old in range(extents[side, e]):
+                if renumber[old] == 0:
                     renumber[old] = seen
                     old_class[potential_end] = old
                     potentials[potential_end] = messages[potentials_at[side, e] + old]
                     potential_end += 1
                     seen += 1
-                classes[class_end] = renumber[old]
+            for position in range(first[v], first[v + 1]):
+                classes[class_end] = renumber[old_classes[place + kept[position]]]
                 class_end += 1
             new_extents[side, number] = seen
+        whole &= new_extents[0, number] == extents[0, e] and new_extents[1, number] == extents[1, e]
+    for number in range(count if not whole else 0):
+        e = left[number]
         height, width = new_extents[0, number], new_extents[1, number]
         twin, tries = newest[kind[e]], 0
         while twin >= 0 and tries < 16:
@@ -268,8 +283,8 @@ def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray, kind: np.ndarr
             for c in range(width):
                 values[end] = old_values[line + old_class[begin[number] + height + c]]
                 end += 1
-    return (first, unary, kept, left, values[:end].copy(), new_matrix, new_extents, classes, new_classes_at, constant,
-            potentials[:potential_end].copy(), old_class[:potential_end].copy())
+    return (first, unary, kept, left, whole, values[:end].copy(), new_matrix, new_extents, classes, new_classes_at,
+            constant, potentials[:potential_end].copy(), old_class[:potential_end].copy())
 
 
 class Reduction(NamedTuple):
@@ -304,8 +319,10 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
     if not _make_consistent(packed, alive):
         raise InfeasibleError("no assignment has a finite cost; allow more configurations")
     kind = np.unique(packed.matrix, return_inverse=True)[1]
-    (first, unary, kept, left, values, matrix, extents, classes, classes_at, constant, messages,
+    (first, unary, kept, left, whole, values, matrix, extents, classes, classes_at, constant, messages,
      old_class) = _restrict(packed, alive, messages, kind)
+    if whole:
+        values, matrix = packed.values, packed.matrix[left]
     return Reduction(
         _assemble(first, unary, packed.original[kept], values, matrix, np.ascontiguousarray(packed.ends[:, left]),
                   extents, classes, classes_at, constant), messages, left, old_class)
