@@ -15,10 +15,12 @@ from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.lowering import PlanLowering, uniform_plan
 
 
-def transformer(mesh: mtf.Mesh, layers: int, scale: int) -> mtf.Tensor:
+def transformer(mesh: mtf.Mesh, layers: int, scale: int, devices: int) -> mtf.Tensor:
     """A stack of self-attention and feed-forward blocks; returns the loss."""
-    batch, length, memory = mtf.Dimension("batch", 16), mtf.Dimension("length", 16), mtf.Dimension("memory", 16)
-    model, heads, key = mtf.Dimension("model", 32 * scale), mtf.Dimension("heads", 8), mtf.Dimension("key", 8 * scale)
+    examples = max(16, devices)
+    batch, length, memory = mtf.Dimension("batch", examples), mtf.Dimension("length", 16), mtf.Dimension("memory", 16)
+    model, key = mtf.Dimension("model", 32 * scale), mtf.Dimension("key", 8 * scale)
+    heads = mtf.Dimension("heads", max(8, devices))
     ff, vocabulary = mtf.Dimension("ff", 64 * scale), mtf.Dimension("vocabulary", 512)
 
     def variable(name: str, dims: list) -> mtf.Tensor:
@@ -28,7 +30,8 @@ def transformer(mesh: mtf.Mesh, layers: int, scale: int) -> mtf.Tensor:
         x -= mtf.reduce_mean(x, reduced_dim=model)
         return x * mtf.rsqrt(mtf.reduce_mean(mtf.square(x), reduced_dim=model) + 1e-3) * variable(name, [model])
 
-    tokens = mtf.import_tf_tensor(mesh, tf.random.uniform([16, 16], 0, 512, tf.int32), mtf.Shape([batch, length]))
+    tokens = tf.random.uniform([examples, 16], 0, 512, tf.int32)
+    tokens = mtf.import_tf_tensor(mesh, tokens, mtf.Shape([batch, length]))
     x = mtf.gather(variable("embedding", [vocabulary, model]), tokens, vocabulary)
     for layer in range(layers):
         y = normalize(x, f"norm_a{layer}")
@@ -45,16 +48,17 @@ def transformer(mesh: mtf.Mesh, layers: int, scale: int) -> mtf.Tensor:
     return mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, targets, vocabulary))
 
 
-def mlp(mesh: mtf.Mesh, layers: int, scale: int) -> mtf.Tensor:
+def mlp(mesh: mtf.Mesh, layers: int, scale: int, devices: int) -> mtf.Tensor:
     """Dense layers with biases; returns the loss."""
-    batch, classes = mtf.Dimension("batch", 64), mtf.Dimension("classes", 16)
+    examples = max(64, devices)
+    batch, classes = mtf.Dimension("batch", examples), mtf.Dimension("classes", 16)
     width = mtf.Dimension("model", 64 * scale)
-    x = mtf.import_tf_tensor(mesh, tf.random.normal([64, 64 * scale]), mtf.Shape([batch, width]))
+    x = mtf.import_tf_tensor(mesh, tf.random.normal([examples, 64 * scale]), mtf.Shape([batch, width]))
     for layer in range(layers):
         following = mtf.Dimension("ff" if layer % 2 == 0 else "model", 64 * scale)
         x = mtf.layers.dense(x, [following], activation=mtf.relu, name=f"dense{layer}")
     logits = mtf.layers.dense(x, [classes], name="logits")
-    labels = mtf.import_tf_tensor(mesh, tf.random.uniform([64], 0, 16, tf.int32), mtf.Shape([batch]))
+    labels = mtf.import_tf_tensor(mesh, tf.random.uniform([examples], 0, 16, tf.int32), mtf.Shape([batch]))
     return mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, mtf.one_hot(labels, classes), classes))
 
 
@@ -69,7 +73,8 @@ def measure(model: str, layout: str, ours: bool, options: argparse.Namespace) ->
     with tf.Graph().as_default() as tf_graph:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        loss = {"transformer": transformer, "mlp": mlp}[model](mesh, options.layers, options.scale)
+        loss = {"transformer": transformer, "mlp": mlp}[model](
+            mesh, options.layers, options.scale, options.devices)
         variables = graph.trainable_variables
         gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
         optimizer = mtf.optimize.AdamWeightDecayOptimizer(1e-3)
