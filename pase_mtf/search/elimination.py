@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed
 
 __all__ = ["Factor", "Plan", "eliminate", "factors_of", "plan_elimination"]
@@ -105,7 +105,7 @@ def plan_elimination(domains: Sequence[int], edges: Sequence[tuple[int, int]],
     return Plan(tuple(sequence), tuple(scopes), operations, largest, entries)
 
 
-@njit(cache=True)
+@compiled
 def _minimise(values: np.ndarray, starts: np.ndarray, maps: np.ndarray, places: np.ndarray, shape: np.ndarray,
               size: int, out: np.ndarray, choice: np.ndarray) -> None:  # pragma: no cover (compiled)
     """out[t] = min over k of the sum of all factors under t and k, and choice[t] the first such k.

@@ -181,6 +181,8 @@ class Minimiser:
                 if self._enough(min(bound, others)) or time.perf_counter() > self._deadline:
                     return float(bound)
                 domains = np.add.reduceat(keep, p.first[:-1], dtype=np.int64)
+                if top:
+                    self.statistics["configurations_left"] = int(keep.sum())
                 if not domains.all():
                     return None
                 if plan is None or keep.sum() < left:
@@ -206,8 +208,6 @@ class Minimiser:
             if top and self.best is None and self.cost == np.inf:
                 raise
             return None
-        if top:
-            self.statistics["configurations_left"] = len(p.unary)
         return (float(bound), *self._halves(p, keep, plan, surplus))
 
     def _eliminate(self, p: Packed, plan: Plan) -> None:
@@ -265,7 +265,8 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
 
     Returns:
       the solution; `optimal` unless stopped early. `statistics`: layers, edges, configurations, passes of message
-      passing, nodes of the branch and bound, eliminations, largest_table (entries).
+      passing, nodes of the branch and bound, eliminations, largest_table (entries),
+      configurations_left (when the root was last looked at).
 
     Raises:
       InfeasibleError: no assignment is finite or fits the memory limit, or none was found within the time limit.

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.network import CostNetwork
+from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed, pack
 from pase_mtf.search.registry import Progress, Solution, register
 
@@ -19,7 +19,7 @@ __all__ = ["cost_at", "search_mcmc"]
 _BLOCK = 4096
 
 
-@njit(cache=True)
+@compiled
 def _next(state: np.ndarray) -> float:  # pragma: no cover (compiled)
     """A number in [0, 1) (xorshift64*): the same on every machine and for every block size."""
     x = state[0]
@@ -30,7 +30,7 @@ def _next(state: np.ndarray) -> float:  # pragma: no cover (compiled)
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True)
+@compiled
 def cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
     """What depends on the configuration of one vertex."""
     cost = p.unary[p.first[v] + k]
@@ -44,7 +44,7 @@ def cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: 
     return cost
 
 
-@njit(cache=True)
+@compiled
 def _walk(p: Packed, choice: np.ndarray, best: np.ndarray, cost: float, best_cost: float, beta: float,
           steps: int, state: np.ndarray):  # pragma: no cover (compiled)
     """So many proposals. Returns the cost of `choice`, that of `best`, and at which proposal `best` was last improved
@@ -70,7 +70,7 @@ def _walk(p: Packed, choice: np.ndarray, best: np.ndarray, cost: float, best_cos
     return cost, best_cost, improved
 
 
-@njit(cache=True)
+@compiled
 def _total(p: Packed, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
     cost = p.constant
     for v in range(len(p.first) - 1):

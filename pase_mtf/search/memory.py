@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.network import CostNetwork
+from pase_mtf.search.compiled import compiled
 from pase_mtf.search.exact import Minimiser
 from pase_mtf.search.mcmc import cost_at
 from pase_mtf.search.messages import surplus_of
@@ -34,7 +34,7 @@ _PATIENCE = 10.0
 _TOLERANCE = 1e-10
 
 
-@njit(cache=True)
+@compiled
 def _repair(p: Packed, memory: np.ndarray, limit: float, price: float, choice: np.ndarray
             ) -> float:  # pragma: no cover (compiled)
     """Brings an assignment within the limit, always by the change that costs least per byte saved, then improves it

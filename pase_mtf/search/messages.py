@@ -10,14 +10,14 @@ surplus exceeds the distance to the best known assignment is in no better one.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed, reduce
 
 __all__ = ["improve", "message_passes", "surplus_of"]
 
 
-@njit(cache=True, fastmath={"nnan", "nsz"})
+@compiled(fastmath={"nnan", "nsz"})
 def _pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> None:  # pragma: no cover (compiled)
     """The potentials of one side of an edge as large as it allows: taken = min over the other side of edge - given.
 
@@ -57,14 +57,14 @@ def _pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) ->
                 taken[c] = value if value < taken[c] else taken[c]
 
 
-@njit(cache=True)
+@compiled
 def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Adds to every configuration the value of its class."""
     for k in range(len(out)):
         out[k] += values[classes[k]]
 
 
-@njit(cache=True)
+@compiled
 def _hand_on(theta: np.ndarray, delta: float, share: float, classes: np.ndarray, potentials: np.ndarray,
              least: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Moves a share of the surplus of a vertex (theta - delta) to an edge."""
@@ -77,7 +77,7 @@ def _hand_on(theta: np.ndarray, delta: float, share: float, classes: np.ndarray,
         potentials[r] -= share * (least[r] - delta)
 
 
-@njit(cache=True)
+@compiled
 def _lines(p: Packed, v: int, side: int, choice: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Adds what the edges that have v at this side cost, given the choice at their other ends."""
     matrix, ends, extents, classes, classes_at = p.matrix, p.ends, p.extents, p.classes, p.classes_at
@@ -93,7 +93,7 @@ def _lines(p: Packed, v: int, side: int, choice: np.ndarray, out: np.ndarray) ->
             out[k] += values[start + step * classes[begin + k]]
 
 
-@njit(cache=True)
+@compiled
 def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no cover (compiled)
     """Gives every vertex the best configuration for its neighbours', until nothing improves. Returns the cost."""
     first, unary = p.first, p.unary
@@ -124,7 +124,7 @@ def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no 
     return cost
 
 
-@njit(cache=True)
+@compiled
 def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: np.ndarray, best: np.ndarray,
                    best_cost: float, margin: float, enough: float, passes: int):  # pragma: no cover (compiled)
     """Runs passes there and back.

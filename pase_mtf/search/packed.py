@@ -6,10 +6,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.network import CostNetwork
+from pase_mtf.search.compiled import compiled
 
 __all__ = ["Packed", "Reduction", "lift", "pack", "quantum", "reduce"]
 
@@ -118,7 +118,7 @@ def pack(network: CostNetwork) -> Packed:
         classes, classes_at.reshape(2, -1), 0.0)
 
 
-@njit(cache=True)
+@compiled
 def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, alive: np.ndarray, other_alive: np.ndarray,
                step: int, other_step: int, extent: int, other_extent: int) -> bool:  # pragma: no cover (compiled)
     """Clears the configurations of one end of an edge that no configuration of the other end may go with. Whether
@@ -148,7 +148,7 @@ def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, alive: 
     return changed
 
 
-@njit(cache=True)
+@compiled
 def _make_consistent(p: Packed, alive: np.ndarray) -> bool:  # pragma: no cover (compiled)
     """Clears every configuration that some edge forbids with all configurations of its other end, until none is left.
     False: a vertex has nothing left."""
@@ -179,7 +179,7 @@ def _make_consistent(p: Packed, alive: np.ndarray) -> bool:  # pragma: no cover 
     return True
 
 
-@njit(cache=True)
+@compiled
 def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray, kind: np.ndarray):  # pragma: no cover (compiled)
     """The arrays of the network with the configurations alive only; edges of a vertex with one configuration left are
     folded into their other end. Potentials of classes that remain are carried over. Edges of one kind (they share a

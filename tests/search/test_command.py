@@ -59,3 +59,28 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert message in streams.err
     assert streams.err.count("\n") == 1
     assert "Traceback" not in streams.err
+
+
+def test_nowhere_to_keep_compiled_code():
+    """A package nobody may write to, and no home: slower, but it works."""
+    script = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []
+from numba import njit
+from pase_mtf.search.compiled import compiled
+
+try:
+    njit(cache=True)(lambda x: x)
+except RuntimeError:
+    pass
+else:
+    raise SystemExit("the cache still finds a place")
+
+@compiled
+def double(x):
+    return 2 * x
+
+assert double(4) == 8
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
