@@ -61,7 +61,7 @@ def document(results: Sequence[dict[str, Any]]) -> str:
     return (table([entry["summary"] for entry in results]) + "\n\n"
             f"Milliseconds per training step: median of {steps} steps ± half the distance of the quartiles; arms run "
             "interleaved, warm-up excluded; the losses of all arms agree. “Predicted” is the speedup over data "
-            "parallelism that the search promised. “(same)”: the search found this very strategy.  \n"
+            "parallelism that the search promised. “(same)”: the very strategy of another column, measured once.  \n"
             f"Virtual CPU devices of one process on {facts['devices'].partition(' on ')[2]}; {facts['versions']}; "
             f"data: {data}. Reproduce with `make benchmark`.")
 
