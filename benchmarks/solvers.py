@@ -1,0 +1,154 @@
+"""One search on one cost network, in a process of its own, so that its time and peak memory are its own.
+
+    python -m benchmarks.solvers exact FILE.npz --limit=60
+
+Prints one JSON object. Besides the searches of the library: `milp` (HiGHS through scipy.optimize.milp) and `toulbar2`
+(pytoulbar2, where it is installed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pase_mtf.errors import PaseError
+from pase_mtf.network import CostNetwork
+from pase_mtf.search import solve
+
+__all__ = ["SOLVERS", "main"]
+
+_MOST_BYTES = 12 << 30
+
+
+def milp(network: CostNetwork, limit: float) -> dict[str, Any]:
+    """Alpa's formulation: a one-hot variable per layer and per edge, tied by linear equations. The edges' are over
+    classes, which is kinder than over configurations; they are continuous, as the layers' make them integral."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+    normal = network.normalized()
+    start = np.concatenate([[0], np.cumsum(normal.sizes)])
+    costs, binary = [*normal.vectors], [np.ones(start[-1])]
+    rows, columns, values, right = [], [], [], []
+    equations, variables = 0, int(start[-1])
+
+    def equation(row: np.ndarray, column: np.ndarray, value: np.ndarray | float) -> None:
+        rows.append(row + equations)
+        columns.append(column)
+        values.append(np.broadcast_to(np.asarray(value, float), row.shape))
+    for layer, size in enumerate(normal.sizes):
+        equation(np.zeros(size, int), start[layer] + np.arange(size), 1.0)
+        right.append(np.ones(1))
+        equations += 1
+    for edge in normal.edges:
+        height, width = edge.matrix.shape
+        place = variables + np.arange(height * width).reshape(height, width)
+        for axis, (end, classes) in enumerate(((edge.source, edge.rows), (edge.target, edge.columns))):
+            count = edge.matrix.shape[axis]
+            equation(np.repeat(np.arange(count), edge.matrix.size // count),
+                     (place if axis == 0 else place.T).ravel(), 1.0)
+            equation(classes.astype(int), start[end] + np.arange(len(classes)), -1.0)
+            right.append(np.zeros(count))
+            equations += count
+        costs.append(edge.matrix.ravel())
+        binary.append(np.zeros(edge.matrix.size))
+        variables += edge.matrix.size
+    cost = np.concatenate(costs)
+    allowed = np.isfinite(cost)
+    scale = np.abs(cost[allowed]).max(initial=0.0) or 1.0  # its tolerances are absolute
+    matrix = coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
+                       shape=(equations, variables)).tocsr()
+    equal = np.concatenate(right)
+    result = milp(np.where(allowed, cost, 0.0) / scale, integrality=np.concatenate(binary),
+                  bounds=Bounds(0, np.where(allowed, 1.0, 0.0)), constraints=LinearConstraint(matrix, equal, equal),
+                  options={"time_limit": limit, "mip_rel_gap": 0.0})
+    bound = result.mip_dual_bound * scale if result.mip_dual_bound is not None else -math.inf
+    if result.x is None:
+        return {"cost": math.inf, "lower_bound": bound, "optimal": False, "variables": variables}
+    chosen = [int(np.argmax(result.x[begin:end])) for begin, end in itertools.pairwise(start)]
+    return {"cost": network.cost(chosen), "lower_bound": bound, "optimal": result.status == 0, "variables": variables}
+
+
+def toulbar2(network: CostNetwork, limit: float) -> dict[str, Any]:
+    """The weighted constraint solver, with a dense table per edge (it has no other kind)."""
+    import pytoulbar2
+    normal = network.normalized()
+    arrays = [*normal.vectors, *(edge.matrix for edge in normal.edges)]
+    whole = all(np.array_equal(array[np.isfinite(array)], np.rint(array[np.isfinite(array)])) for array in arrays)
+    # It counts in integers: what is not whole is counted in parts of 1e-9 of the largest cost.
+    largest = max(float(np.abs(array[np.isfinite(array)]).max(initial=0)) for array in arrays) or 1.0
+    unit = 1.0 if whole else largest * 1e-9
+    total = sum(float(array[np.isfinite(array)].max()) for array in arrays) / unit + 1
+
+    def count(array: np.ndarray) -> list[float]:
+        return np.rint(np.where(np.isfinite(array), array / unit, total)).ravel().tolist()
+    problem = pytoulbar2.CFN(ubinit=math.ceil(total), resolution=0)
+    for layer, vector in enumerate(normal.vectors):
+        problem.AddVariable(f"x{layer}", range(len(vector)))
+        problem.AddFunction([layer], count(vector))
+    for edge in normal.edges:
+        problem.AddFunction([edge.source, edge.target], count(edge.matrix[np.ix_(edge.rows, edge.columns)]))
+    start = time.perf_counter()
+    found = problem.Solve(timeLimit=max(1, int(limit)))
+    in_time = time.perf_counter() - start < limit
+    bound = float(problem.GetDDualBound()) * unit
+    if found is None:
+        return {"cost": math.inf, "lower_bound": bound, "optimal": False}
+    cost = network.cost([int(choice) for choice in found[0]])
+    return {"cost": cost, "lower_bound": cost if in_time else bound, "optimal": in_time}
+
+
+def _ours(method: str) -> Callable[[CostNetwork, float], dict[str, Any]]:
+    def run(network: CostNetwork, limit: float) -> dict[str, Any]:
+        options = {"certificate": False} if method == "exact" else {}
+        solution = solve(network, method, time_limit=limit, **options)
+        return {"cost": solution.cost, "lower_bound": solution.lower_bound, "optimal": solution.optimal,
+                "history": [list(point) for point in solution.statistics.get("history", ())],
+                "statistics": {key: value for key, value in solution.statistics.items()
+                               if isinstance(value, (int, float))}}
+    return run
+
+
+SOLVERS: dict[str, Callable[[CostNetwork, float], dict[str, Any]]] = {
+    "exact": _ours("exact"), "pase": _ours("pase"), "breadth_first": _ours("breadth_first"), "mcmc": _ours("mcmc"),
+    "milp": milp, "toulbar2": toulbar2}
+# Those whose first call loads compiled code: called again, the search alone is timed.
+_COMPILED = ("exact", "pase", "breadth_first")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one solver and prints what came out of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("solver", choices=sorted(SOLVERS))
+    parser.add_argument("file")
+    parser.add_argument("--limit", type=float, default=60.0)
+    flags = parser.parse_args(arguments)
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    start = time.perf_counter()
+    network = CostNetwork.load(flags.file)
+    loaded = time.perf_counter()
+    try:
+        outcome = SOLVERS[flags.solver](network, flags.limit)
+    except (PaseError, MemoryError, ImportError) as error:
+        outcome = {"error": str(error) or type(error).__name__}
+    finished = time.perf_counter()
+    outcome |= {"load_seconds": loaded - start, "seconds": finished - loaded,
+                "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if flags.solver in _COMPILED and "error" not in outcome and outcome["seconds"] < 10:
+        start = time.perf_counter()
+        SOLVERS[flags.solver](network, flags.limit)
+        outcome["warm_seconds"] = time.perf_counter() - start
+    print(json.dumps(outcome))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
