@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.collectives import allreduce_seconds
+from pase_mtf.cost.compute import PRODUCTS
 from pase_mtf.emit import Emitter
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.export import export_graph
@@ -33,7 +34,7 @@ from pase_mtf.mesh import DeviceMeshImpl, MeshSpec
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 1
+VERSION = 3
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 _REPEATS = 5
@@ -47,11 +48,13 @@ class _Sample:
 
     Attributes:
       flops, nbytes: work of one node, tensors it reads and writes.
-      seconds: that each node took while all devices were busy (of shared cores: their share).
+      read: of these bytes, those it reads.
+      seconds: that each node took while all devices were busy (of shared cores: its share).
     """
 
     flops: float
     nbytes: float
+    read: float
     seconds: float
 
 
@@ -139,7 +142,7 @@ class _Bench:
             self._pending.append((name, tf.group(nodes), result))
 
     def sample(self, name: str, emit: Callable[..., Any], shapes: Sequence[Sequence[int]], flops: float,
-               moved: int) -> None:
+               moved: float, nodes: int = 1) -> None:
         """Registers a node that is emitted on every device several times.
 
         Args:
@@ -148,18 +151,24 @@ class _Bench:
           shapes: of its inputs.
           flops: of one node.
           moved: elements it reads and writes.
+          nodes: how many such nodes `emit` makes.
         """
-        times = int(np.clip(_SECONDS / len(self.names) / (flops / 5e11 + 4.0 * moved / 3e10), 1, _NODES))
-        nodes = []
+        times = int(np.clip(_SECONDS / len(self.names) / (flops / 5e11 + 4.0 * moved / 3e10) / nodes, 1, _NODES))
+        made = []
         for device in self.names:
             tensors = [self.tensor(device, shape, copy) for copy, shape in enumerate(shapes)]
             with tf.device(device):
-                nodes += [emit(*tensors) for _ in range(times)]
-        count = times * (len(self.names) if self.shared else 1)
-        self.add(name, nodes, lambda seconds: _Sample(float(flops), 4.0 * float(moved), seconds / count))
+                made += [emit(*tensors) for _ in range(times)]
+        count = times * nodes * (len(self.names) if self.shared else 1)
+        self.add(name, made, lambda seconds: _Sample(
+            float(flops), 4.0 * float(moved), 4.0 * float(sum(map(math.prod, shapes))), seconds / count))
 
-    def measure(self, progress: Callable[[], None]) -> dict[str, list]:
-        """Runs all that is registered: name -> samples."""
+    def measure(self, progress: Callable[[], None]) -> tuple[dict[str, list], float]:
+        """Runs all that is registered.
+
+        Returns:
+          (name -> samples; for virtual devices their seconds are seconds of one core, how many cores are kept busy).
+        """
         with self.graph.as_default():
             nothing = []
             for device in self.names:
@@ -168,28 +177,38 @@ class _Bench:
             start = tf.group(nothing)
             initializer = tf.group([variable.initializer for variable in self._variables.values()])
         samples: dict[str, list] = {}
+        busy = []
         with tf.Session(graph=self.graph, config=self._config) as session:
             session.run(initializer)
-            idle = _least_seconds(session, start)
+            idle, idle_work = _least_seconds(session, start)
             for name, target, result in self._pending:
-                samples.setdefault(name, []).append(result(max(1e-9, _least_seconds(session, target) - idle)))
+                seconds, work = _least_seconds(session, target)
+                busy.append(work / seconds)
+                whole, rest = (work, idle_work) if self.shared else (seconds, idle)
+                if whole > 2.0 * rest:  # else it says more about starting a run
+                    samples.setdefault(name, []).append(result(whole - rest))
                 progress()
-        return samples
+        # The runs that nobody disturbed keep the most cores busy.
+        return samples, min(float(np.quantile(busy, 0.9)), float(_cores()))
 
     def __len__(self) -> int:
         return len(self._pending)
 
 
-def _least_seconds(session: tf.Session, target: tf.Operation) -> float:
-    """The least seconds of a few runs."""
+def _least_seconds(session: tf.Session, target: tf.Operation) -> tuple[float, float]:
+    """The least seconds of a few runs, and the least seconds of work of all cores.
+
+    Others who use the same cores make a run longer, but (but for caches) not its work.
+    """
     run = session.make_callable(target)
     run()
-    best = np.inf
+    seconds = work = np.inf
     for _ in range(_REPEATS):
-        begin = time.perf_counter()
+        begin, begin_work = time.perf_counter(), time.process_time()
         run()
-        best = min(best, time.perf_counter() - begin)
-    return best
+        seconds = min(seconds, time.perf_counter() - begin)
+        work = min(work, time.process_time() - begin_work)
+    return seconds, work
 
 
 def _add_products(bench: _Bench) -> None:
@@ -202,7 +221,7 @@ def _add_products(bench: _Bench) -> None:
                      2.0 * math.prod(sizes.values()), sum(map(math.prod, shapes)) + output)
 
     for m, k, n in ((512, 512, 512), (64, 512, 512), (128, 128, 512), (64, 128, 1024), (8, 2048, 2048),
-                    (256, 1024, 64)):
+                    (16, 2048, 1024), (256, 1024, 64)):
         add("matmul", "ab,bc->ac", (m, k), (k, n))
     for m, k, n in ((512, 64, 512), (1024, 16, 1024)):
         add("matmul", "ba,bc->ac", (k, m), (k, n))
@@ -232,21 +251,26 @@ def _add_convolutions(bench: _Bench) -> None:
 
 
 def _add_traffic(bench: _Bench) -> None:
-    """Elementwise products of several sizes: nothing but memory traffic."""
-    for size in (1 << 14, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 23):
-        bench.sample("traffic", lambda x, y: tf.raw_ops.Mul(x=x, y=y), [(size,), (size,)], size, 3 * size)
+    """Elementwise operations in a row, nothing but memory traffic: as in an optimizer, most write where they read."""
+    def emit(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        product = tf.raw_ops.Mul(x=tf.raw_ops.Mul(x=x, y=y), y=half)
+        return tf.raw_ops.AddV2(x=product, y=x)
+
+    half = tf.constant(0.5)
+    for size in (1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23):
+        bench.sample("traffic", emit, [(size,), (size,)], size, 8 * size / 3, nodes=3)
 
 
 def _add_others(bench: _Bench) -> None:
     """Elementwise operations of optimizers and activations, reductions, concatenations and slices."""
-    for size in (1 << 16, 1 << 19):
+    for size in (1 << 18, 1 << 20):
         for emit in (lambda x: tf.raw_ops.Sqrt(x=x), lambda x: tf.raw_ops.Square(x=x),
                      lambda x: tf.raw_ops.Reciprocal(x=x), lambda x: tf.raw_ops.Relu(features=x),
                      lambda x: tf.raw_ops.Exp(x=x)):
             bench.sample("pointwise", emit, [(size,)], size, 2 * size)
     axes = [tf.constant([axis]) for axis in range(2)]
     zero, begin = tf.constant(1), tf.constant([0, 64])
-    for rows in (64, 1024):
+    for rows in (512, 2048):
         for axis in axes:
             for emit in (tf.raw_ops.Sum, tf.raw_ops.Max):
                 bench.sample("reduction", lambda x, a=axis, f=emit: f(input=x, axis=a), [(rows, 512)], rows * 512,
@@ -266,7 +290,7 @@ def _add_allreduces(bench: _Bench) -> None:
         if group < devices:
             axes.insert(0, (frozenset(), devices // group))
         impl = DeviceMeshImpl(MeshSpec(tuple(axes), tuple(range(devices))), bench.emitter)
-        for elements in (1 << 8, 1 << 14, 1 << 17, 1 << 20):
+        for elements in (1 << 12, 1 << 15, 1 << 17, 1 << 20):
             times = int(np.clip(_SECONDS / (4.0 * elements * devices / 1e10), 1, _NODES))
             slices = impl.LaidOutTensor([bench.tensor(device, (elements,)) for device in bench.names])
             nodes = []
@@ -281,7 +305,10 @@ def _add_allreduces(bench: _Bench) -> None:
 
 
 def _overhead(devices: int, kind: str) -> float:
-    """Seconds per operation and device: of a training step whose tensors are so small that nothing else counts."""
+    """Seconds per operation of a training step whose tensors are so small that nothing else counts.
+
+    For virtual devices, of one core and per device.
+    """
     names = [f"/device:{kind.upper()}:{number}" for number in range(devices)]
     with tf.Graph().as_default() as tf_graph:
         graph = mtf.Graph()
@@ -305,9 +332,9 @@ def _overhead(devices: int, kind: str) -> float:
         with tf.Session(graph=tf_graph, config=config) as session:
             session.run(initializer)
             session.run(fill)
-            seconds = _least_seconds(session, step)
+            seconds, work = _least_seconds(session, step)
     operations = sum(operation.kind != "none" for layer in exported.layers for operation in layer.operations)
-    return seconds / operations / (devices if kind == "cpu" else 1)
+    return work / operations / devices if kind == "cpu" else seconds / operations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +350,8 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     """Measures the devices of this machine.
 
     Matrix products, convolutions, memory traffic, reductions and all-reduces of several sizes (float32), with all
-    devices busy at once, and the cost of an operation however small; about ten seconds.
+    devices busy at once, and the cost of an operation however small; about ten seconds. Of virtual devices the work of
+    the cores is measured, so that others who use the same cores disturb it little.
 
     Args:
       devices: how many.
@@ -353,9 +381,14 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
             _add_allreduces(bench)
         bar.total = len(bench) + 1
         bar.refresh()
-        samples = bench.measure(bar.update)
+        samples, busy = bench.measure(bar.update)
         overhead = _overhead(devices, kind)
         bar.update()
+    if kind == "cpu":
+        # From the work of one core to the time of all of them.
+        overhead /= busy
+        samples = {name: [dataclasses.replace(sample, seconds=sample.seconds / busy) for sample in found]
+                   for name, found in samples.items()}
     return _fit(samples, overhead, devices, kind)
 
 
@@ -366,9 +399,11 @@ def _fit(samples: dict[str, list], overhead: float, devices: int, kind: str) -> 
     machine = Machine(
         LOCAL, dict.fromkeys(KINDS, 1e12), memory_bandwidth, _memory_bytes() / (devices if shared else 1), overhead,
         (Link(max(devices, 2), memory_bandwidth, overhead),), shared, cache_bytes, cache_bandwidth)
-    rates = {name: _fit_rate(samples[name], machine) for name in (*KINDS, "batched matmul")}
+    rates = {name: _fit_rate(samples[name], machine)[0] for name in KINDS if name != "matmul"}
+    machine = dataclasses.replace(machine, packing=_fit_packing(samples["matmul"], machine))
+    rates.update({name: _fit_rate(samples[name], machine)[0] for name in PRODUCTS})
     links = machine.links
-    if "all-reduce" in samples:
+    if samples.get("all-reduce"):
         links = (_fit_link(samples["all-reduce"], machine, devices),)
     where = fingerprint(devices, kind)
     return dataclasses.replace(
@@ -398,27 +433,34 @@ def _fit_traffic(samples: Sequence[_Sample]) -> tuple[float, float, float]:
     """Memory bandwidth, bytes an operation may move at the cache's bandwidth, and that bandwidth."""
     nbytes = np.array([sample.nbytes for sample in samples])
     seconds = np.array([sample.seconds for sample in samples])
-    best = None
-    for cache_bytes in np.geomspace(1 << 19, 1 << 24, 11):
-        rows = np.stack([np.minimum(nbytes, cache_bytes), np.maximum(nbytes - cache_bytes, 0),
-                         np.ones(len(samples))], axis=1)
-        found, error = _least_relative(rows, seconds)
-        if best is None or error < best[0]:
-            best = error, cache_bytes, found
-    _, cache_bytes, (cached, uncached, _) = best
-    # Timer resolution and noise must not give a bandwidth without bound.
-    cached = max(cached, 1e-13)
-    return float(1.0 / max(uncached, cached)), float(cache_bytes), float(1.0 / cached)
+    cache_bytes, bandwidth, times = (axis.ravel() for axis in np.meshgrid(
+        np.geomspace(1 << 19, 1 << 25, 13), np.geomspace(1e9, 1e13, 121), np.geomspace(1, 16, 33)))
+    # Few samples, some of them disturbed: the least sum of relative errors, not of their squares.
+    errors = np.zeros(len(bandwidth))
+    for moved, measured in zip(nbytes, seconds, strict=True):
+        predicted = (np.minimum(moved, cache_bytes) / times + np.maximum(moved - cache_bytes, 0)) / bandwidth
+        errors += np.abs(np.log(predicted / measured))
+    best = int(np.argmin(errors))
+    return float(bandwidth[best]), float(cache_bytes[best]), float(bandwidth[best] * times[best])
 
 
-def _fit_rate(samples: Sequence[_Sample], machine: Machine) -> float:
-    """The FLOP/s at which the longer of arithmetic and traffic is nearest to what was measured."""
+def _fit_rate(samples: Sequence[_Sample], machine: Machine) -> tuple[float, float]:
+    """The FLOP/s at which the longer of arithmetic and traffic is nearest to what was measured, and that error."""
     flops = np.array([sample.flops for sample in samples])
     seconds = np.array([sample.seconds for sample in samples])
     traffic = machine.traffic_seconds(np.array([sample.nbytes for sample in samples]))
+    packing = machine.traffic_seconds(machine.packing * np.array([sample.read for sample in samples]))
     rates = np.geomspace(1e8, 1e15, 1401)
-    errors = [np.abs(np.log(np.maximum(flops / rate, traffic) / seconds)).sum() for rate in rates]
-    return float(rates[int(np.argmin(errors))])
+    errors = [np.abs(np.log((np.maximum(flops / rate, traffic) + packing) / seconds)).sum() for rate in rates]
+    best = int(np.argmin(errors))
+    return float(rates[best]), float(errors[best])
+
+
+def _fit_packing(samples: Sequence[_Sample], machine: Machine) -> float:
+    """How often the operands of a matrix product are read again, at the rate that fits best with it."""
+    choices = np.linspace(0.0, 8.0, 33)
+    errors = [_fit_rate(samples, dataclasses.replace(machine, packing=float(choice)))[1] for choice in choices]
+    return float(choices[int(np.argmin(errors))])
 
 
 def _fit_link(samples: Sequence[_Collective], machine: Machine, devices: int) -> Link:

@@ -62,6 +62,8 @@ class Machine:
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per copy, a tensor is handed from device to
         device by reference, and what is summed, cut or put together is so once for all devices that need it.
+      packing: how many times as long as reading its operands a matrix product takes to bring them into its own order,
+        besides its arithmetic.
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """
@@ -75,6 +77,7 @@ class Machine:
     shared_cores: bool = False
     cache_bytes: float = 0.0
     cache_bandwidth: float = math.inf
+    packing: float = 0.0
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -170,7 +173,8 @@ def _problem(machine: Machine) -> str:
         if not (number > 0 and math.isfinite(number)):
             return f"{what} is {number}, not a positive number"
     latencies = [("latency", link.latency) for link in machine.links]
-    for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes), *latencies):
+    for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
+                         ("packing", machine.packing), *latencies):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"
     reach = [link.devices for link in machine.links]

@@ -15,13 +15,16 @@ from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph import Layer, LayerOperation, Operand
 from pase_mtf.machine import Machine
 
-__all__ = ["PARTS", "PHASES", "Collective", "OperationSignature", "collectives_of", "layer_parts", "layer_signature"]
+__all__ = ["PARTS", "PHASES", "PRODUCTS", "Collective", "OperationSignature", "collectives_of", "layer_parts",
+           "layer_signature"]
 
 PHASES = ("forward", "backward", "update")
 
 PARTS = (*PHASES, "overhead", *(f"all-reduce {phase}" for phase in PHASES))
 """The parts of a layer's cost, in the order of the rows of `layer_parts`: the arithmetic or memory traffic of each
 phase, what every operation costs however small, and the all-reduces of each phase."""
+PRODUCTS = ("matmul", "batched matmul")
+"""Kinds of operation that are matrix products."""
 
 
 class OperationSignature(NamedTuple):
@@ -138,8 +141,10 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     work = [share(entry.dims) for entry, _ in computing]
     moved = [[(share(columns), nbytes) for columns, nbytes in (*entry.inputs, *entry.outputs)]
              for entry, _ in computing]
-    # Read and written once more, per transposed tensor.
-    ordered = [[(share(columns), 2 * nbytes) for columns, nbytes in entry.transposed] for entry, _ in computing]
+    # Read and written once more, per transposed tensor; and the operands of a matrix product packed.
+    ordered = [[(share(columns), 2.0 * nbytes) for columns, nbytes in entry.transposed]
+               + [(share(columns), machine.packing * nbytes) for columns, nbytes in entry.inputs
+                  if machine.packing and entry.kind in PRODUCTS] for entry, _ in computing]
     seconds = np.zeros((0, count))
     if computing:
         held = np.stack([table.share(columns) for columns in shares])
@@ -164,7 +169,7 @@ def _rate(machine: Machine, kind: str) -> float:
     return machine.rates.get(kind) or machine.rates["matmul"]
 
 
-def _combine(terms: list[list[tuple[int, int]]], width: int) -> np.ndarray:
+def _combine(terms: list[list[tuple[int, float]]], width: int) -> np.ndarray:
     """A matrix of the sums of sparse rows [(column, value), ...]."""
     matrix = np.zeros((len(terms), width))
     for row, entries in enumerate(terms):
