@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import numbers
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
-from pase_mtf.partition import Partition, cover, translate, volume
-from pase_mtf.reshard import assemble, move
+from pase_mtf.lower_loop import lower_while
+from pase_mtf.lower_random import lower_random
+from pase_mtf.partition import Partition, translate, volume
+from pase_mtf.reshard import move
 
 if TYPE_CHECKING:
     from pase_mtf.lowering import PlanLowering
@@ -30,20 +31,14 @@ def _variable(op: mtf.Variable, lowering: PlanLowering) -> None:
     impl = lowering.mesh_impl(op)
     laid_out = impl.LaidOutVariable(op, impl)
     lowering.variables[op] = laid_out
-    lowering.set_tensor_lowering(op.outputs[0], _activation(op, impl, laid_out.read()))
+    lowering.set_tensor_lowering(op.outputs[0], laid_out.activation(laid_out.read()))
     kind = "trainable" if op.trainable else "untrainable"
     lowering.add_counter(f"variables/{kind}", op.outputs[0].size)
 
 
-def _activation(variable: mtf.Variable, impl: Any, values: list[tf.Tensor]) -> Any:
-    dtype = variable.activation_dtype
-    return impl.per_device(lambda _, value: tf.cast(value, dtype), values)
-
-
 def _read_variable(op: mtf.ops.ReadVariable, lowering: PlanLowering) -> None:
-    impl = lowering.mesh_impl(op._var)
-    lowering.set_tensor_lowering(
-        op.outputs[0], _activation(op._var, impl, lowering.variables[op._var].read_again()))
+    laid_out = lowering.variables[op._var]
+    lowering.set_tensor_lowering(op.outputs[0], laid_out.activation(laid_out.read_again()))
 
 
 def _assign(op: mtf.ops.Assign, lowering: PlanLowering) -> None:
@@ -316,77 +311,6 @@ def _reshape(op: mtf.ops.ReshapeOperation, lowering: PlanLowering) -> None:
     lowering.set_tensor_lowering(y, impl.LaidOutTensor(tensors))
 
 
-def _random(op: mtf.ops.RandomOperation, lowering: PlanLowering) -> None:
-    """The same numbers under every plan: a fixed grid of chunks, each with its own seed for a stateless generator."""
-    impl, output, emitter = lowering.mesh_impl(op), op.outputs[0], lowering.emitter
-    shape, target = tuple(output.shape.to_integer_list), impl.partition(output.shape)
-    generate = _generator(op)
-    if generate is None:
-        # A function we know nothing of: run it once, with a seed of its own, and cut the result.
-        with tf.device(impl.devices[0]):
-            total = op._tf_fn(list(shape), seed=zlib.crc32(op.name.encode()) & 0x7fffffff, **op._kwargs)
-        source = Partition(impl.spec.devices[:1], ((1, 1),) * len(shape))
-        lowering.set_tensor_lowering(output, impl.LaidOutTensor(move([total], source, target, shape, emitter)))
-        return
-    chunks = math.gcd(shape[0], _CHUNKS) if shape else 1
-    grid = ((chunks, 1), *((1, 1),) * (len(shape) - 1)) if shape else ()
-    size = (shape[0] // chunks, *shape[1:]) if shape else ()
-    made: dict[tuple[str, int], tf.Tensor] = {}
-
-    def chunk(device: str, number: int) -> tf.Tensor:
-        if (device, number) not in made:
-            key = zlib.crc32(f"{op.name}/{number}".encode()) & 0x7fffffff
-            with tf.device(device):
-                seed = tf.add(lowering.random_seed(), emitter.constant(device, (key, 0)))
-                made[device, number] = generate(device, emitter, emitter.constant(device, size), seed)
-        return made[device, number]
-
-    if emitter.shared:
-        homes = [impl.spec.devices[number * impl.size // chunks] for number in range(chunks)]
-        tensors = [chunk(emitter.devices[home], number) for number, home in enumerate(homes)]
-        result = move(tensors, Partition(tuple(homes), grid), target, shape, emitter)
-    else:
-        # Made where they are used: cheaper than sending them.
-        source, result = Partition(tuple(range(chunks)), grid), []
-        for position, device in enumerate(impl.devices):
-            counts, pieces = cover(source, target, shape, target.parts(position))
-            cells = []
-            for piece in pieces:
-                cell = chunk(device, piece.parts[0] if shape else 0)
-                cells.append(cell if piece.size == size else emitter.slice(device, cell, piece.begin, piece.size))
-            result.append(assemble(cells, counts, device, emitter))
-    lowering.set_tensor_lowering(output, impl.LaidOutTensor(result))
-
-
-# So many chunks, where the first dim has them: it is the batch, and the batch is what is split most. Fixed, because
-# the numbers depend on it.
-_CHUNKS = 8
-
-
-def _generator(op: mtf.ops.RandomOperation) -> Callable | None:
-    """A function (device, emitter, shape, seed) for the distributions that have a stateless generator."""
-    options = {key: value for key, value in op._kwargs.items() if key not in ("name", "dtype")}
-    dtype = op.outputs[0].dtype
-    if not dtype.is_floating or any(not isinstance(value, numbers.Real) for value in options.values()):
-        return None
-    if op._tf_fn is tf.random.uniform and set(options) <= {"minval", "maxval"}:
-        emit, low = tf.raw_ops.StatelessRandomUniform, float(options.get("minval", 0.0))
-        scale = float(options.get("maxval", 1.0)) - low
-    elif op._tf_fn is tf.random.normal and set(options) <= {"mean", "stddev"}:
-        emit, low = tf.raw_ops.StatelessRandomNormal, float(options.get("mean", 0.0))
-        scale = float(options.get("stddev", 1.0))
-    else:
-        return None
-
-    def generate(device: str, emitter: Any, shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        numbers_ = emit(shape=shape, seed=seed, dtype=dtype)
-        if scale != 1.0:
-            numbers_ = tf.multiply(numbers_, emitter.constant(device, scale, dtype))
-        return tf.add(numbers_, emitter.constant(device, low, dtype)) if low else numbers_
-
-    return generate
-
-
 def _import_laid_out(op: mtf.ops.ImportLaidOutTensorOperation, lowering: PlanLowering) -> None:
     """Somebody else's slices: only whole copies can be laid out otherwise."""
     impl, output = lowering.mesh_impl(op), op.outputs[0]
@@ -396,80 +320,6 @@ def _import_laid_out(op: mtf.ops.ImportLaidOutTensorOperation, lowering: PlanLow
     if len(tensors) != impl.size:
         tensors = [tensors[0]] * impl.size
     lowering.set_tensor_lowering(output, impl.LaidOutTensor(list(tensors)))
-
-
-def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[mtf.Tensor], set[mtf.Variable]]:
-    """Tensors from outside that the loop uses, and the variables that it assigns."""
-    made = {*op._cond_inputs, *op._body_inputs}
-    used, assigned = [op._cond_output, *op._body_outputs], set()
-    for inner in (*op._cond_ops, *op._body_ops):
-        used += inner.inputs
-        made |= set(inner.outputs)
-        if isinstance(inner, _ops.WhileLoopOperation):
-            more, variables = _captured(inner)
-            used += more
-            assigned |= variables
-        elif isinstance(inner, _ops.Assign):
-            assigned |= set(inner.variables)
-    return [t for t in dict.fromkeys(used) if t not in made], assigned
-
-
-def _while(op: mtf.ops.WhileLoopOperation, lowering: PlanLowering) -> None:
-    """A loop, its body in the loop's own layout. What it captures is moved into that layout before it starts."""
-    impl = lowering.mesh_impl(op)
-    captured, assigned = _captured(op)
-    values = {variable.outputs[0]: variable for variable in assigned}
-    for t in captured:
-        if t not in values:
-            lowering.tensors[t].to_laid_out_tensor()
-    before = {t: lowering.stored(t) for t in values}
-    lazy: dict[int, Any] = {}
-
-    def enter(placeholders: list[mtf.Tensor], tf_inputs: Any, inner: list[mtf.Operation]) -> None:
-        for t, slices in zip(placeholders, tf_inputs, strict=False):
-            lowering.tensors[t] = impl.LaidOutTensor(list(slices))
-        # Variables that the body assigns have another value in every iteration.
-        with tf.control_dependencies([x for slices in tf_inputs for x in slices]):
-            for t, variable in values.items():
-                own = lowering.mesh_impl(variable)
-                lowering.tensors[t] = _activation(variable, own, lowering.variables[variable].read())
-        for operation in inner:
-            lowering.lower_operation(operation)
-
-    def tf_cond(*tf_inputs: Any) -> tf.Tensor:
-        enter(op._cond_inputs, tf_inputs, op._cond_ops)
-        return lowering.tensors[op._cond_output].to_laid_out_tensor().tensor_list[0]
-
-    def tf_body(*tf_inputs: Any) -> list[list[tf.Tensor]]:
-        enter(op._body_inputs, tf_inputs, op._body_ops)
-        result = []
-        for number, t in enumerate(op._body_outputs):
-            laid_out = lowering.tensors[t]
-            if number < len(op.inputs):
-                result.append(laid_out.to_laid_out_tensor().tensor_list)
-                continue
-            # Accumulators stay spread over the devices until the loop has ended.
-            if isinstance(laid_out, _ops.LazyAllreduceSum):
-                lazy[number] = laid_out
-                laid_out = laid_out.laid_out_input
-            total = impl.per_device(
-                lambda _, x, y: tf.add(x, y), laid_out.to_laid_out_tensor().tensor_list, tf_inputs[number])
-            result.append(total.tensor_list)
-        return result
-
-    starts = [lowering.tensors[t].to_laid_out_tensor().tensor_list for t in op.inputs]
-    for t in op._body_outputs[len(op.inputs):]:
-        shape = impl.slice_shape(t.shape)
-        starts.append(impl.slicewise(lambda shape=shape, t=t: tf.zeros(shape, t.dtype)).tensor_list)
-    results = tf.while_loop(tf_cond, tf_body, starts, back_prop=False, **{
-        key: value for key, value in op._tf_kwargs.items() if key != "back_prop"})
-    for t, stored in before.items():
-        lowering.tensors[t] = stored
-    for number, (slices, t) in enumerate(zip(results, op.outputs, strict=True)):
-        laid_out = impl.LaidOutTensor(list(slices))
-        if number in lazy:
-            laid_out = _ops.LazyAllreduceSum(impl, laid_out, lazy[number].mesh_axes, lazy[number].add_counter_fn)
-        lowering.set_tensor_lowering(t, laid_out)
 
 
 _RULES: dict[type, Callable] = {
@@ -488,9 +338,9 @@ _RULES: dict[type, Callable] = {
     _ops.EinsumOperation: _einsum,
     _ops.PoolBackPropOperation: _pool_backward,
     _ops.ReshapeOperation: _reshape,
-    _ops.RandomOperation: _random,
+    _ops.RandomOperation: lower_random,
     _ops.ImportLaidOutTensorOperation: _import_laid_out,
-    _ops.WhileLoopOperation: _while,
+    _ops.WhileLoopOperation: lower_while,
 }
 
 

@@ -336,6 +336,11 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
                     values.append(_value(variable))
             return values
 
+        def activation(self, values: Sequence[tf.Tensor]) -> Any:
+            """What was read, in the type that the model computes with."""
+            dtype = self._variable.activation_dtype
+            return self._mesh_impl.per_device(lambda _, value: tf.cast(value, dtype), values)
+
         def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
             """Assigns to the slices, after they were read where they were.
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_partitions import block, partition_pairs, partitions
 
 from pase_mtf.compat import mtf, placement_mesh_impl
 from pase_mtf.configurations import Configuration
@@ -12,43 +13,8 @@ from pase_mtf.partition import Partition, cover, groups, nearest, of_mesh, trans
 _PROPERTY = settings(max_examples=200)
 
 
-@st.composite
-def _partitions(draw, shape, devices=8):
-    """A partition of a tensor of this shape over some of the devices, in any order."""
-    size = draw(st.sampled_from([1, 2, 4, 8]))
-    numbers = tuple(draw(st.permutations(range(devices)))[:size])
-    cuts, stride, open_dims = [(1, 1)] * len(shape), 1, list(range(len(shape)))
-    while stride < size:
-        factor = draw(st.sampled_from([n for n in (2, 4, 8) if size // stride % n == 0]))
-        fitting = [dim for dim in open_dims if shape[dim] % factor == 0]
-        dim = draw(st.sampled_from([*fitting, None]))
-        if dim is not None:
-            cuts[dim] = (factor, stride)
-            open_dims.remove(dim)
-        stride *= factor
-    return Partition(numbers, tuple(cuts))
-
-
-_SHAPES = st.lists(st.sampled_from([1, 2, 4, 8, 12, 6]), min_size=1, max_size=3).map(tuple)
-
-
-@st.composite
-def _pairs(draw):
-    shape = draw(_SHAPES)
-    return shape, draw(_partitions(shape)), draw(_partitions(shape))
-
-
-def _block(values, partition, position):
-    """The block that a position holds, straight from the definition."""
-    region = []
-    for size, (parts, stride) in zip(values.shape, partition.cuts, strict=True):
-        part = (position // stride) % parts
-        region.append(slice(part * size // parts, (part + 1) * size // parts))
-    return values[tuple(region)]
-
-
 @_PROPERTY
-@given(_pairs())
+@given(partition_pairs())
 def test_cover_puts_every_block_together(case):
     shape, source, target = case
     values = np.arange(math.prod(shape)).reshape(shape)
@@ -58,24 +24,24 @@ def test_cover_puts_every_block_together(case):
         assert math.prod(counts) == len(pieces)
         cells = []
         for piece in pieces:
-            block = _block(values, source, source.holders[piece.parts][-1])
-            cells.append(block[tuple(slice(b, b + s) for b, s in zip(piece.begin, piece.size, strict=True))])
+            found = block(values, source, source.holders[piece.parts][-1])
+            cells.append(found[tuple(slice(b, b + s) for b, s in zip(piece.begin, piece.size, strict=True))])
         for dim in reversed(range(len(shape))):
             cells = [np.concatenate(cells[k:k + counts[dim]], dim) for k in range(0, len(cells), counts[dim])]
         for position in positions:
-            np.testing.assert_array_equal(cells[0], _block(values, target, position))
+            np.testing.assert_array_equal(cells[0], block(values, target, position))
 
 
 @_PROPERTY
-@given(_pairs())
+@given(partition_pairs())
 def test_volume_counts_the_elements_a_device_lacks(case):
     shape, source, target = case
     values = np.arange(math.prod(shape)).reshape(shape)
     owned = {}
     for position, device in enumerate(source.devices):
-        owned.setdefault(device, set()).update(_block(values, source, position).ravel().tolist())
+        owned.setdefault(device, set()).update(block(values, source, position).ravel().tolist())
     expected = sum(
-        len(set(_block(values, target, position).ravel().tolist()) - owned.get(device, set()))
+        len(set(block(values, target, position).ravel().tolist()) - owned.get(device, set()))
         for position, device in enumerate(target.devices))
     assert volume(source, target, shape) == expected
 
@@ -93,7 +59,7 @@ def _reshapes(draw):
         return tuple(shape)
 
     old = grouped()
-    return old, grouped(), draw(_partitions(old))
+    return old, grouped(), draw(partitions(old))
 
 
 @_PROPERTY
@@ -105,7 +71,7 @@ def test_translated_partitions_hold_the_same_elements(case):
     after = before.reshape(new)
     assert all(cut in ((1, 1), original) for cut, original in zip(kept.cuts, partition.cuts, strict=True))
     for position in range(len(partition.devices)):
-        np.testing.assert_array_equal(_block(before, kept, position).ravel(), _block(after, moved, position).ravel())
+        np.testing.assert_array_equal(block(before, kept, position).ravel(), block(after, moved, position).ravel())
 
 
 @pytest.mark.parametrize(("old", "new", "cuts", "expected"), [

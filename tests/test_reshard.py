@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import device_names, session
-from test_partition import _block, _pairs
+from random_partitions import block, partition_pairs
 
 from pase_mtf.compat import tf
 from pase_mtf.emit import Emitter
@@ -20,12 +20,12 @@ def _place(values, partition, emitter):
     tensors = []
     for position, number in enumerate(partition.devices):
         with tf.device(emitter.devices[number]):
-            tensors.append(tf.constant(_block(values, partition, position)))
+            tensors.append(tf.constant(block(values, partition, position)))
     return tensors
 
 
 @settings(max_examples=25)
-@given(st.lists(_pairs(), min_size=6, max_size=6), st.booleans())
+@given(st.lists(partition_pairs(), min_size=6, max_size=6), st.booleans())
 def test_any_partition_to_any_other(cases, shared):
     with tf.Graph().as_default():
         emitter = Emitter(_DEVICES, shared)
@@ -33,7 +33,7 @@ def test_any_partition_to_any_other(cases, shared):
         for shape, source, target in cases:
             values = np.arange(math.prod(shape)).reshape(shape)
             moved.append(move(_place(values, source, emitter), source, target, shape, emitter))
-            expected.append([_block(values, target, position) for position in range(len(target.devices))])
+            expected.append([block(values, target, position) for position in range(len(target.devices))])
         with session() as run:
             for got, want in zip(run.run(moved), expected, strict=True):
                 for one, other in zip(got, want, strict=True):
@@ -41,7 +41,7 @@ def test_any_partition_to_any_other(cases, shared):
 
 
 @settings(max_examples=25)
-@given(st.lists(_pairs(), min_size=6, max_size=6), st.booleans(), st.data())
+@given(st.lists(partition_pairs(), min_size=6, max_size=6), st.booleans(), st.data())
 def test_partial_sums_to_any_partition(cases, shared, data):
     with tf.Graph().as_default():
         emitter = Emitter(_DEVICES, shared)
@@ -63,7 +63,7 @@ def test_partial_sums_to_any_partition(cases, shared, data):
                 devices = [emitter.devices[number] for number in source.devices]
                 result = move(all_reduce(parts, members, devices, emitter), source, target, shape, emitter)
             moved.append(result)
-            expected.append([_block(total, target, position) for position in range(len(target.devices))])
+            expected.append([block(total, target, position) for position in range(len(target.devices))])
         with session() as run:
             for got, want in zip(run.run(moved), expected, strict=True):
                 for one, other in zip(got, want, strict=True):
