@@ -11,7 +11,7 @@ from typing import Any
 
 from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.files import write_atomically
-from pase_mtf.network import CostNetwork
+from pase_mtf.network import CostNetwork, NetworkEdge
 from pase_mtf.search import Solution, check_certificate, methods, solve
 
 __all__ = ["main"]
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pase_mtf.search", description="Finds the cheapest assignment of a cost network (npz).",
         epilog=f"Methods: {', '.join(methods())}.")
-    parser.add_argument("file", help="the network, as CostNetwork.save writes it")
+    parser.add_argument("file", nargs="?", help="the network, as CostNetwork.save writes it")
     parser.add_argument("--method", default="exact", help="which search (default: %(default)s)")
     parser.add_argument("--time_limit", type=float, help="seconds after which to stop with what is known")
     parser.add_argument("--gap", type=float, default=0.0, help="relative gap at which to stop (default: prove it)")
@@ -56,8 +56,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--proposals", type=int, help="budget in proposals (mcmc)")
     parser.add_argument("--k", type=int, help="how many strategies (k_best)")
     parser.add_argument("--check", action="store_true", help="verify the certificate of the result")
+    parser.add_argument("--compile", action="store_true",
+                        help="compile all inner loops now and keep them, so that no search has to wait for that")
     parser.add_argument("--output", help="write the solution to this file, as JSON")
     return parser
+
+
+def _compile_all() -> None:
+    """Runs every compiled loop once, on a network that needs them all."""
+    ends = [0, 1, 2]
+    unequal, equal = [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], [[1.0, 0.0, 2.0], [0.0, 1.0, 2.0], [2.0] * 3]
+    triangle = [NetworkEdge(0, 1, unequal, ends, ends), NetworkEdge(1, 2, unequal, ends, ends),
+                NetworkEdge(0, 2, equal, ends, ends)]
+    network = CostNetwork([[0.0, 0.0, math.inf]] * 3, triangle)  # the third configurations and their classes go
+    for method in ("exact", "pase", "mcmc"):
+        solve(network, method)
+    solve(network, memory=[[1.0, 2.0, 3.0]] * 3, memory_limit=4.0)
 
 
 def _plain(value: Any) -> Any:
@@ -90,6 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parser().parse_args(arguments)
     bar = _Bar()
     try:
+        if flags.compile:
+            _compile_all()
+        if flags.file is None:
+            if flags.compile:
+                return 0
+            raise UsageError("no network named; give the npz file to search")
         options = {name: value for name in ("seed", "proposals", "k") if (value := getattr(flags, name)) is not None}
         network = CostNetwork.load(flags.file)
         try:

@@ -149,9 +149,9 @@ def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, alive: 
 
 
 @compiled
-def _make_consistent(p: Packed, alive: np.ndarray) -> bool:  # pragma: no cover (compiled)
-    """Clears every configuration that some edge forbids with all configurations of its other end, until none is left.
-    False: a vertex has nothing left."""
+def _make_consistent(p: Packed, alive: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Clears every configuration that some edge forbids with all configurations of its other end, until there is no
+    such configuration."""
     first, unary, ends, extents = p.first, p.unary, p.ends, p.extents
     classes, classes_at, values, matrix = p.classes, p.classes_at, p.values, p.matrix
     for position in range(len(alive)):
@@ -170,121 +170,100 @@ def _make_consistent(p: Packed, alive: np.ndarray) -> bool:  # pragma: no cover 
                               alive[first[v]:first[v + 1]], extents[1, e] if side == 0 else 1,
                               1 if side == 0 else extents[1, e], extents[side, e], extents[1 - side, e]):
                     changed = True
-    for v in range(len(first) - 1):
-        found = False
-        for k in range(first[v], first[v + 1]):
-            found |= alive[k]
-        if not found:
-            return False
-    return True
 
 
 @compiled
-def _restrict(p: Packed, alive: np.ndarray, messages: np.ndarray, kind: np.ndarray):  # pragma: no cover (compiled)
-    """The arrays of the network with the configurations alive only; edges of a vertex with one configuration left are
-    folded into their other end. Potentials of classes that remain are carried over. Edges of one kind (they share a
-    matrix) that keep the same classes go on sharing."""
-    old_first, old_unary, ends, extents, matrix = p.first, p.unary, p.ends, p.extents, p.matrix
-    old_classes, classes_at, old_values, potentials_at = p.classes, p.classes_at, p.values, p.potentials_at
-    vertices, edges = len(old_first) - 1, len(matrix)
-    first = np.zeros(vertices + 1, np.int64)
-    kept = np.empty(len(alive), np.int64)  # the configurations alive
-    count = 0
-    for v in range(vertices):
-        for k in range(old_first[v], old_first[v + 1]):
-            if alive[k]:
-                kept[count] = k
-                count += 1
-        first[v + 1] = count
-    kept = kept[:count]
-    unary = old_unary[kept]
-    constant = p.constant
-    left = np.empty(edges, np.int64)  # the edges that remain
-    count, class_room = 0, 0
-    for e in range(edges):
+def _fold(p: Packed, kept: np.ndarray, first: np.ndarray, unary: np.ndarray):  # pragma: no cover (compiled)
+    """Adds the edges of vertices with one configuration left to their other end. Returns the edges that remain."""
+    old_first, ends, extents, matrix = p.first, p.ends, p.extents, p.matrix
+    classes, classes_at, values = p.classes, p.classes_at, p.values
+    left, count = np.empty(len(matrix), np.int64), 0
+    for e in range(len(matrix)):
         u, v = ends[0, e], ends[1, e]
-        size, other = first[u + 1] - first[u], first[v + 1] - first[v]
-        if size > 1 and other > 1:
+        if first[u + 1] - first[u] > 1 and first[v + 1] - first[v] > 1:
             left[count] = e
             count += 1
-            class_room += size + other
             continue
-        for i in range(size):
-            r = old_classes[classes_at[0, e] + kept[first[u] + i] - old_first[u]]
-            for j in range(other):
-                c = old_classes[classes_at[1, e] + kept[first[v] + j] - old_first[v]]
-                value = old_values[matrix[e] + r * extents[1, e] + c]
-                if size > 1:
-                    unary[first[u] + i] += value
-                else:
-                    unary[first[v] + j] += value
-    for v in range(vertices):
-        if first[v + 1] - first[v] == 1:  # decided: counted once and for all
-            constant += unary[first[v]]
-            unary[first[v]] = 0.0
-    left = left[:count]
-    values, classes = np.empty(1024), np.empty(class_room, np.int32)
-    new_matrix, new_extents = np.empty(count, np.int64), np.empty((2, count), np.int64)
-    new_classes_at = np.empty((2, count), np.int64)
-    potentials = np.empty(len(messages))
-    old_class = np.empty(len(messages), np.int64)  # which class of the old edge a potential belongs to
-    begin = np.empty(count, np.int64)  # where the potentials of an edge begin
-    # Where no edge loses a class the matrices stay where they are.
-    whole = True
-    newest, older = np.full(len(matrix), -1, np.int64), np.empty(count, np.int64)  # edges of a kind, linked
-    end, class_end, potential_end = 0, 0, 0
-    for number in range(count):
-        e = left[number]
-        begin[number] = potential_end
+        for i in range(first[u], first[u + 1]):
+            line = matrix[e] + classes[classes_at[0, e] + kept[i] - old_first[u]] * extents[1, e]
+            for j in range(first[v], first[v + 1]):
+                value = values[line + classes[classes_at[1, e] + kept[j] - old_first[v]]]
+                unary[i if first[u + 1] - first[u] > 1 else j] += value
+    return left[:count]
+
+
+@compiled
+def _renumber(p: Packed, left: np.ndarray, kept: np.ndarray, first: np.ndarray, new_classes: np.ndarray,
+              old_class: np.ndarray, new_extents: np.ndarray, new_classes_at: np.ndarray
+              ) -> int:  # pragma: no cover (compiled)
+    """The classes that are still used, numbered anew in their old order. Fills in the last four; returns how many."""
+    classes, extents = p.classes, p.extents
+    class_end, potential_end = 0, 0
+    for number in range(len(left)):
         for side in range(2):
-            v = ends[side, e]
-            renumber = np.full(extents[side, e], -1, np.int32)
+            e = left[number]
+            v = p.ends[side, e]
+            place = p.classes_at[side, e] - p.first[v]
             new_classes_at[side, number] = class_end
-            place = classes_at[side, e] - old_first[v]
+            renumber = np.full(extents[side, e], -1, np.int32)
             for position in range(first[v], first[v + 1]):
-                renumber[old_classes[place + kept[position]]] = 0
+                renumber[classes[place + kept[position]]] = 0
             seen = 0
             for old in range(extents[side, e]):
                 if renumber[old] == 0:
                     renumber[old] = seen
                     old_class[potential_end] = old
-                    potentials[potential_end] = messages[potentials_at[side, e] + old]
                     potential_end += 1
                     seen += 1
             for position in range(first[v], first[v + 1]):
-                classes[class_end] = renumber[old_classes[place + kept[position]]]
+                new_classes[class_end] = renumber[classes[place + kept[position]]]
                 class_end += 1
             new_extents[side, number] = seen
-        whole &= new_extents[0, number] == extents[0, e] and new_extents[1, number] == extents[1, e]
-    for number in range(count if not whole else 0):
-        e = left[number]
-        height, width = new_extents[0, number], new_extents[1, number]
+    return potential_end
+
+
+@compiled
+def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.ndarray, extents: np.ndarray,
+          begin: np.ndarray, old_class: np.ndarray, new_matrix: np.ndarray
+          ) -> np.ndarray:  # pragma: no cover (compiled)
+    """The matrices of fewer classes. Edges of one kind (they share a matrix) that keep the same classes go on sharing.
+
+    Args:
+      values: of the larger network.
+      matrix, stride, kind: int64 [edges], where the edge's matrix began, its width then, and its kind.
+      extents: int64 [2, edges], its shape now.
+      begin: int64 [edges], where the old classes of its potentials begin in old_class.
+      new_matrix: int64 [edges], filled in.
+    """
+    out, end = np.empty(1024), 0
+    newest, older = np.full(len(matrix) + 1, -1, np.int64), np.empty(len(matrix), np.int64)  # edges of a kind, linked
+    for e in range(len(matrix)):
+        height, width = extents[0, e], extents[1, e]
         twin, tries = newest[kind[e]], 0
         while twin >= 0 and tries < 16:
-            same = new_extents[0, twin] == height and new_extents[1, twin] == width
+            same = extents[0, twin] == height and extents[1, twin] == width
             position = 0
             while same and position < height + width:
-                same = old_class[begin[twin] + position] == old_class[begin[number] + position]
+                same = old_class[begin[twin] + position] == old_class[begin[e] + position]
                 position += 1
             if same:
                 break
             twin, tries = older[twin], tries + 1
         if twin >= 0 and tries < 16:
-            new_matrix[number] = new_matrix[twin]
+            new_matrix[e] = new_matrix[twin]
             continue
-        older[number], newest[kind[e]] = newest[kind[e]], number
-        if end + height * width > len(values):
+        older[e], newest[kind[e]] = newest[kind[e]], e
+        if end + height * width > len(out):
             grown = np.empty(2 * (end + height * width))
-            grown[:end] = values[:end]
-            values = grown
-        new_matrix[number] = end
+            grown[:end] = out[:end]
+            out = grown
+        new_matrix[e] = end
         for r in range(height):
-            line = matrix[e] + old_class[begin[number] + r] * extents[1, e]
+            line = matrix[e] + old_class[begin[e] + r] * stride[e]
             for c in range(width):
-                values[end] = old_values[line + old_class[begin[number] + height + c]]
+                out[end] = values[line + old_class[begin[e] + height + c]]
                 end += 1
-    return (first, unary, kept, left, whole, values[:end].copy(), new_matrix, new_extents, classes, new_classes_at,
-            constant, potentials[:potential_end].copy(), old_class[:potential_end].copy())
+    return out[:end].copy()
 
 
 class Reduction(NamedTuple):
@@ -316,16 +295,37 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
     """
     if messages is None:
         messages = np.zeros(packed.potentials)
-    if not _make_consistent(packed, alive):
+    forbidden = max(packed.unary.max(initial=0.0), packed.values.max(initial=0.0)) == np.inf
+    if forbidden:  # most networks forbid nothing, and never need this kernel
+        _make_consistent(packed, alive)
+    if packed.vertices and not np.logical_or.reduceat(alive, packed.first[:-1]).all():
         raise InfeasibleError("no assignment has a finite cost; allow more configurations")
-    kind = np.unique(packed.matrix, return_inverse=True)[1]
-    (first, unary, kept, left, whole, values, matrix, extents, classes, classes_at, constant, messages,
-     old_class) = _restrict(packed, alive, messages, kind)
-    if whole:
-        values, matrix = packed.values, packed.matrix[left]
-    return Reduction(
-        _assemble(first, unary, packed.original[kept], values, matrix, np.ascontiguousarray(packed.ends[:, left]),
-                  extents, classes, classes_at, constant), messages, left, old_class)
+    kept = np.flatnonzero(alive)
+    first = np.zeros(packed.vertices + 1, np.int64)
+    np.cumsum(np.add.reduceat(alive, packed.first[:-1], dtype=np.int64) if packed.vertices else [], out=first[1:])
+    unary = packed.unary[kept]
+    left = _fold(packed, kept, first, unary)
+    decided = first[:-1][np.diff(first) == 1]  # counted once and for all
+    constant = packed.constant + float(unary[decided].sum())
+    unary[decided] = 0.0
+    ends = np.ascontiguousarray(packed.ends[:, left])
+    classes = np.empty(int(np.diff(first)[ends].sum()), np.int32)
+    old_class = np.empty(packed.potentials, np.int64)
+    extents, classes_at = np.empty((2, len(left)), np.int64), np.empty((2, len(left)), np.int64)
+    old_class = old_class[:_renumber(packed, left, kept, first, classes, old_class, extents, classes_at)]
+    begin = np.cumsum(extents.sum(axis=0)) - extents.sum(axis=0)
+    matrix = packed.matrix[left]
+    if np.array_equal(extents, packed.extents[:, left]):  # no edge loses a class: the matrices stay where they are
+        values = packed.values
+    else:
+        kind = np.unique(matrix, return_inverse=True)[1]
+        new_matrix = np.empty_like(matrix)
+        values = _copy(packed.values, matrix, packed.extents[1, left], kind, extents, begin, old_class, new_matrix)
+        matrix = new_matrix
+    network = _assemble(first, unary, packed.original[kept], values, matrix, ends, extents, classes, classes_at,
+                        constant)
+    from_where = np.repeat(packed.potentials_at[:, left].T.ravel(), extents.T.ravel())
+    return Reduction(network, messages[from_where + old_class], left, old_class)
 
 
 def lift(packed: Packed, alive: np.ndarray, messages: np.ndarray, reduction: Reduction) -> np.ndarray:

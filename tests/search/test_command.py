@@ -1,12 +1,14 @@
 """python -m pase_mtf.search."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
+from pase_mtf.search import elimination, mcmc, memory, messages, packed
 from pase_mtf.search.__main__ import main
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
@@ -33,6 +35,20 @@ def test_module_runs():
     assert "4024963186688.0" in run.stdout
 
 
+def test_compile_keeps_the_code(tmp_path):
+    run = subprocess.run([sys.executable, "-m", "pase_mtf.search", "--compile"], capture_output=True, text=True,
+                         check=False, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
+    assert run.returncode == 0, run.stderr
+    kept = {path.name.split("-")[0] for path in tmp_path.rglob("*.nbc")}
+    compiled = set()
+    for module in (elimination, mcmc, memory, messages, packed):
+        short = module.__name__.rpartition(".")[2]
+        compiled |= {f"{short}.{name}" for name, value in vars(module).items()
+                     if hasattr(value, "py_func") and value.__module__ == module.__name__}
+    assert len(compiled) > 10
+    assert kept >= compiled
+
+
 @pytest.mark.parametrize(("arguments", "expected"), [
     (["--method=mcmc", "--seed=3", "--proposals=5000"], "not proven"),
     (["--method=k_best", "--k=3"], "strategy 3"),
@@ -44,6 +60,7 @@ def test_methods(arguments, expected, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
+    ([], "no network named"),
     (["missing.npz"], "check the path"),
     ([__file__], "truncated or foreign"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=exakt"], "did you mean 'exact'"),
