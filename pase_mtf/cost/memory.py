@@ -26,7 +26,7 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
 
     Weights and optimizer slots: the variables of the layer. Gradients: one per weight that is updated. Activations:
     what the forward pass computes, where a backward pass will read it (it may not read all of it: an upper bound);
-    otherwise the largest tensor that is computed. Communication buffers: the largest all-reduce, and what it sums.
+    otherwise the largest tensor that is computed. Communication buffers: what arrives for the largest all-reduce.
 
     Args:
       layer: of a graph.
@@ -59,7 +59,7 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
         if operation.reduced:
             group = 1.0 / table.share(positions_of(dict.fromkeys(operation.reduced), position))
             # The parts of the others arrive in pieces, as large together as the device's own.
-            result[4] = np.maximum(result[4], np.where(group > 1, 2.0 * nbytes, 0.0))
+            result[4] = np.maximum(result[4], np.where(group > 1, nbytes, 0.0))
     return result
 
 

@@ -1,0 +1,191 @@
+"""Layers: arithmetic, traffic, overhead and all-reduces, by hand on tiny layers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from small_graphs import dense
+
+from pase_mtf.configurations import Configuration, enumerate_configurations
+from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
+from pase_mtf.cost.compute import PARTS, collectives_of, layer_parts, layer_signature
+from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
+from pase_mtf.graph import Layer, LayerOperation, Operand
+from pase_mtf.machine import KINDS, Link, Machine
+
+RATES = {kind: 1e9 * (number + 1) for number, kind in enumerate(KINDS)}
+
+
+def _machine(**changes):
+    values = {"name": "test", "rates": RATES, "memory_bandwidth": 1e15, "memory_bytes": 1e10, "overhead": 0.0,
+              "links": (Link(64, 1e9, 0.0),), **changes}
+    return Machine(**values)
+
+
+def _parts(layer, configurations, machine):
+    table = ConfigurationTable.build(configurations, dim_positions(layer), len(layer.dims))
+    return dict(zip(PARTS, layer_parts(layer_signature(layer), table, machine), strict=True))
+
+
+WHOLE, BATCH, OUT, IN = (Configuration(), Configuration((("batch", 4),)), Configuration((("out", 4),)),
+                         Configuration((("in", 4),)))
+
+
+def test_compute_is_divided_by_the_splits():
+    layer = dense("dense", 32, 64, 128)
+    parts = _parts(layer, [WHOLE, BATCH, OUT, IN, Configuration((("batch", 2), ("in", 4)))], _machine())
+    product = 2 * 32 * 64 * 128 / RATES["matmul"]
+    np.testing.assert_allclose(parts["forward"], product / np.array([1, 4, 4, 4, 8]))
+    np.testing.assert_allclose(parts["backward"], 2 * product / np.array([1, 4, 4, 4, 8]))
+    # The weights have no batch: every part of the batch updates them all.
+    np.testing.assert_allclose(parts["update"], 64 * 128 / RATES["pointwise"] / np.array([1, 1, 4, 4, 4]))
+
+
+def test_copies_are_free_on_devices_and_paid_on_shared_cores():
+    layer = dense("dense", 32, 64, 128)
+    copies = Configuration((("", 8),))
+    real = _parts(layer, [WHOLE, copies], _machine())
+    shared = _parts(layer, [WHOLE, copies, BATCH], _machine(shared_cores=True))
+    assert real["forward"][1] == real["forward"][0]
+    assert shared["forward"][1] == pytest.approx(8 * shared["forward"][0])
+    # Split work is the same work; the update is done by every part of the batch.
+    assert shared["forward"][2] == pytest.approx(shared["forward"][0])
+    assert shared["update"][2] == pytest.approx(4 * shared["update"][0])
+
+
+def test_traffic_bound_where_memory_is_slow():
+    layer = dense("dense", 32, 64, 128)
+    parts = _parts(layer, [WHOLE, OUT], _machine(memory_bandwidth=1e6))
+    assert parts["forward"][0] == pytest.approx(4 * (32 * 64 + 64 * 128 + 32 * 128) / 1e6)
+    assert parts["forward"][1] == pytest.approx(4 * (32 * 64 + 64 * 32 + 32 * 32) / 1e6)
+    assert parts["update"][0] == pytest.approx(4 * 2 * 64 * 128 / 1e6)
+
+
+def test_overhead_per_operation():
+    layer = dense("dense", 32, 64, 128)
+    assert _parts(layer, [OUT], _machine(overhead=1e-3))["overhead"][0] == pytest.approx(4e-3)
+    assert _parts(layer, [OUT], _machine(overhead=1e-3, shared_cores=True))["overhead"][0] == pytest.approx(16e-3)
+
+
+def test_allreduces_follow_the_split_dims():
+    layer = dense("dense", 32, 64, 128)
+    machine = _machine()
+
+    def moved(elements, group):
+        return 2 * (group - 1) / group * 4 * elements / 1e9
+
+    names = [f"all-reduce {phase}" for phase in ("forward", "backward", "update")]
+    expected = {BATCH: (0, moved(64 * 128, 4), 0), OUT: (0, moved(32 * 64, 4), 0), IN: (moved(32 * 128, 4), 0, 0),
+                WHOLE: (0, 0, 0), Configuration((("batch", 2), ("in", 4))): (
+                    moved(16 * 128, 4), moved(16 * 128, 2), 0)}
+    parts = _parts(layer, list(expected), machine)
+    for number, values in enumerate(expected.values()):
+        np.testing.assert_allclose([parts[name][number] for name in names], values)
+
+
+def test_collectives_add_up_to_the_parts():
+    layer = dense("dense", 32, 64, 128)
+    machine = _machine(links=(Link(4, 1e9, 1e-6), Link(64, 1e8, 1e-5)))
+    for configuration in enumerate_configurations(layer, 16):
+        parts = _parts(layer, [configuration], machine)
+        table = ConfigurationTable.build([configuration], dim_positions(layer), len(layer.dims))
+        found = collectives_of(layer, table, machine)
+        for phase in ("forward", "backward"):
+            total = sum(collective.seconds for collective in found if collective.phase == phase)
+            assert total == pytest.approx(parts[f"all-reduce {phase}"][0])
+        for collective in found:
+            assert 1 < collective.devices <= 16
+
+
+def test_group_levels_by_counting():
+    links = (Link(2, 1e9, 0), Link(8, 1e9, 0), Link(64, 1e9, 0))
+    machine = _machine(links=links)
+    layer = dense("dense", 64, 64, 64)
+    configurations = enumerate_configurations(layer, 32)
+    position = dim_positions(layer)
+    table = ConfigurationTable.build(configurations, position, 3)
+    for dims in (("batch",), ("batch", "out"), ("in",)):
+        groups = group_sizes(table, positions_of(dims, position), machine)
+        for number, configuration in enumerate(configurations):
+            kept = [name for name in ("batch", "in", "out", "") if name not in dims]
+
+            def coordinates(device, names, configuration=configuration):
+                found, stride = [], 1
+                for name, parts in reversed(configuration.axes):
+                    if name in names:
+                        found.append(device // stride % parts)
+                    stride *= parts
+                return tuple(found)
+
+            members = [device for device in range(32) if coordinates(device, kept) == coordinates(0, kept)]
+            expected, clusters = [], members
+            for link in links:
+                reached = {device // link.devices for device in members}
+                expected.append(len(clusters) / len(reached))
+                clusters = sorted(reached)
+            np.testing.assert_allclose(groups[:, number], expected)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_allreduce_is_monotone(shared):
+    machine = _machine(shared_cores=shared, links=(Link(4, 1e9, 1e-6), Link(64, 1e8, 1e-5)))
+    sizes, devices = np.geomspace(1, 1e9, 20), np.full(20, 16)
+    before = np.zeros(20)
+    for inside, across in ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4)):
+        groups = np.stack([np.full(20, float(inside)), np.full(20, float(across))])
+        seconds = allreduce_seconds(sizes, groups, devices, machine)
+        assert np.all(np.diff(seconds) >= 0)
+        assert np.all(seconds[1:] >= before[1:] * (0.5 if shared else 1))
+        assert (seconds.max() == 0) == (inside * across == 1)
+        before = seconds
+
+
+def test_slow_link_is_paid_for_what_the_fast_one_has_summed():
+    machine = _machine(links=(Link(4, 1e9, 0.0), Link(64, 1e6, 0.0)))
+    seconds = allreduce_seconds(np.array([8e6]), np.array([[4.0], [2.0]]), np.array([8]), machine)
+    assert seconds[0] == pytest.approx(2 * 3 / 4 * 8e6 / 1e9 + 2 * 1 / 2 * 2e6 / 1e6)
+
+
+def _einsum(inputs, output, sizes):
+    operands = [Operand(tuple(dims), tuple(sizes[name] for name in dims)) for dims in (*inputs, output)]
+    operation = LayerOperation(0, "einsum", "EinsumOperation", "forward", "matmul", 1.0, tuple(sizes),
+                               tuple(operands[:2]), tuple(operands[2:]))
+    return Layer("einsum", "matmul", sizes, tuple(sizes), (operation,), ())
+
+
+@pytest.mark.parametrize(("inputs", "output", "kind", "transposed"), [
+    (("ab", "bc"), "ac", "matmul", 0), (("ab", "cb"), "ac", "matmul", 0), (("ab", "ac"), "cb", "matmul", 0),
+    (("abc", "cd"), "abd", "matmul", 0), (("abc", "dab"), "cd", "matmul", 0), (("bac", "cd"), "abd", "matmul", 1),
+    (("abc", "abd"), "acd", "batched matmul", 0), (("abcd", "aecd"), "acbe", "batched matmul", 2),
+    (("abcd", "acbe"), "aecd", "batched matmul", 2)])
+def test_einsum_order(inputs, output, kind, transposed):
+    signature, = layer_signature(_einsum(inputs, output, {name: 8 for name in "abcde"}))
+    assert signature.kind == kind
+    assert len(signature.transposed) == transposed
+
+
+def test_transposes_and_packing_cost_traffic():
+    layer = _einsum(("bac", "cd"), "abd", {"a": 4, "b": 8, "c": 16, "d": 32})
+    plain = _machine(memory_bandwidth=1e6)
+    base = _parts(layer, [WHOLE], plain)["forward"][0]
+    nbytes = 4 * (4 * 8 * 16 + 16 * 32 + 4 * 8 * 32)
+    assert base == pytest.approx((nbytes + 2 * 4 * 4 * 8 * 32) / 1e6)
+    packed = _parts(layer, [WHOLE], dataclasses.replace(plain, packing=3.0))["forward"][0]
+    assert packed - base == pytest.approx(3 * 4 * (4 * 8 * 16 + 16 * 32) / 1e6)
+
+
+def test_aliases_are_laid_out_like_their_dim():
+    layer = dense("dense", 32, 64, 128)
+    renamed = dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, dims=tuple("memory" if name == "batch" else name for name in operation.dims))
+        for operation in layer.operations), aliases={"memory": "batch"})
+    machine = _machine()
+    np.testing.assert_array_equal(_parts(layer, [BATCH], machine)["forward"],
+                                  _parts(renamed, [BATCH], machine)["forward"])
+
+
+def test_nothing_costs_nothing():
+    free = LayerOperation(0, "import", "ImportOperation", "forward", "none", 0.0, ("batch",), (),
+                          (Operand(("batch",), (32,)),))
+    layer = Layer("import", "other", {"batch": 32}, ("batch",), (free,), ())
+    assert not any(part.any() for part in _parts(layer, [WHOLE, BATCH], _machine(overhead=1.0)).values())

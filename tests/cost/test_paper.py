@@ -1,0 +1,46 @@
+"""The paper's formulas, by hand."""
+
+import numpy as np
+import pytest
+from small_graphs import perceptron
+
+from pase_mtf.configurations import Configuration
+from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.machine import Machine
+
+MACHINE = Machine.load("1080ti")
+R = 11.3e12 / 1.5e9
+
+
+@pytest.mark.parametrize(("splits", "m", "n", "k"), [
+    ((), 1, 1, 1), ((("batch", 8),), 8, 1, 1), ((("width1", 8),), 1, 8, 1), ((("width0", 8),), 1, 1, 8),
+    ((("batch", 2), ("width1", 2), ("width0", 2)), 2, 2, 2), ((("width0", 4), ("batch", 2)), 2, 1, 4)])
+def test_matrix_product(splits, m, n, k):
+    graph = perceptron([64, 128])
+    priced = build_network(graph, MACHINE, 8, [[Configuration(splits)]], model="pase")
+    rows, columns, inner = 32 / m, 128 / n, 64 / k
+
+    def allreduce(words, group):
+        return 2 * (group - 1) * words / group
+
+    parts = priced.layer_parts(0, 0)
+    assert parts["compute"] == pytest.approx(3 * rows * columns * inner)
+    assert parts["all-reduce output"] == pytest.approx(R * allreduce(rows * columns, k))
+    assert parts["all-reduce gradients"] == pytest.approx(
+        R * (allreduce(rows * inner, n) + allreduce(inner * columns, m)))
+
+
+def test_edge_counts_both_ways():
+    graph = perceptron([64, 64, 64])
+    chosen = [Configuration((("batch", 8),)), Configuration((("width1", 8),))]
+    # Each device needs an eighth of the columns of all rows and holds an eighth of those; the gradient likewise.
+    words = 32 * 64 / 8 * 7 / 8
+    assert price_strategy(graph, MACHINE, 8, chosen, model="pase").edges == pytest.approx((2 * R * words, 0))
+
+
+def test_backward_operations_are_not_charged_twice():
+    with_training = build_network(perceptron(), MACHINE, 8, model="pase")
+    without = build_network(perceptron(training=False), MACHINE, 8, model="pase")
+    for one, other in zip(with_training.network.vectors, without.network.vectors, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(with_training.network.edges) == len(without.network.edges)
