@@ -1,7 +1,5 @@
 """The cost network: sums of parts, each shape priced once, errors."""
 
-import time
-
 import numpy as np
 import pytest
 from small_graphs import dense, perceptron
@@ -66,14 +64,6 @@ def test_only_sizes_that_matter_are_distinguished():
     graph = perceptron([64, 128, 64, 128, 64])
     priced = build_network(graph, REAL, 8)
     assert len({id(parts) for parts in priced.parts}) == 2
-
-
-def test_many_layers_are_quick():
-    graph = perceptron([256] * 300)
-    build_network(graph, REAL, 8)
-    begin = time.perf_counter()
-    build_network(graph, REAL, 64)
-    print(f"300 layers on 64 devices: {time.perf_counter() - begin:.3f} s")
 
 
 def test_data_parallelism_moves_nothing_between_layers():

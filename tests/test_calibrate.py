@@ -1,0 +1,134 @@
+"""Calibration: the fits find what samples were made from; the cache is used, and redone when it has to be."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from pase_mtf import calibrate as module
+from pase_mtf.calibrate import cache_path, calibrate, fingerprint, load_local
+from pase_mtf.cost.collectives import allreduce_seconds
+from pase_mtf.errors import UsageError
+from pase_mtf.machine import KINDS, Link, Machine
+
+TRUE = Machine("true", {**dict.fromkeys(KINDS, 2e10), "matmul": 3e11, "convolution": 2e11, "batched matmul": 5e10},
+               3e10, 1e9, 2e-6, (Link(8, 2e10, 5e-6),), shared_cores=True, cache_bytes=2.0**21, cache_bandwidth=1.2e11,
+               packing=1.5)
+
+
+def _samples(machine, noise=0.0):
+    rng = np.random.default_rng(0)
+
+    def measured(seconds):
+        return float(seconds * np.exp(noise * rng.standard_normal()))
+
+    samples = {"traffic": [
+        module._Sample(0.0, nbytes, nbytes, measured(machine.traffic_seconds(nbytes)))
+        for nbytes in np.geomspace(1e5, 1e8, 9)]}
+    for kind, intensities in {**dict.fromkeys(KINDS, (0.1, 1, 10)), "matmul": (2, 8, 20, 80, 320),
+                              "batched matmul": (2, 8, 20)}.items():
+        samples[kind] = []
+        for nbytes, intensity in itertools.product((5e5, 8e6), intensities):
+            flops, read = nbytes * intensity, nbytes * 0.8
+            seconds = max(flops / machine.rates[kind], machine.traffic_seconds(nbytes))
+            if "matmul" in kind:
+                seconds += machine.traffic_seconds(machine.packing * read)
+            samples[kind].append(module._Sample(flops, nbytes, read, measured(seconds)))
+    samples["all-reduce"] = [
+        module._Collective(group, nbytes, measured(allreduce_seconds(
+            np.array([nbytes]), np.array([[float(group)]]), np.array([8]), machine)[0]))
+        for group in (2, 4, 8) for nbytes in (1e3, 1e5, 1e6, 1e7)]
+    return samples
+
+
+@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.1), (0.05, 0.35)])
+def test_fits_find_the_machine(noise, tolerance):
+    found = module._fit(_samples(TRUE, noise), TRUE.overhead, 8, "cpu")
+    assert found.memory_bandwidth == pytest.approx(TRUE.memory_bandwidth, rel=tolerance)
+    assert found.cache_bandwidth == pytest.approx(TRUE.cache_bandwidth, rel=2 * tolerance)
+    for kind in ("matmul", "convolution", "pointwise", "reduction", "gather", "batched matmul"):
+        assert found.rates[kind] == pytest.approx(TRUE.rates[kind], rel=tolerance), kind
+    assert found.packing == pytest.approx(TRUE.packing, abs=0.5)
+    assert found.links[0].bandwidth == pytest.approx(TRUE.links[0].bandwidth, rel=tolerance)
+    assert found.links[0].latency == pytest.approx(TRUE.links[0].latency, rel=2 * tolerance)
+    assert found.overhead == TRUE.overhead
+    assert found.shared_cores
+
+
+def test_least_relative_errors_stay_positive():
+    rows = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 4.0]])
+    found, error = module._least_relative(rows, rows @ [2.0, 3.0])
+    np.testing.assert_allclose(found, [2, 3])
+    assert error == pytest.approx(0)
+    found, _ = module._least_relative(rows, np.array([4.0, 3.0, 1.0]))
+    assert found.min() >= 0
+
+
+def test_cache(cache_dir, monkeypatch):
+    calls = []
+
+    def measure(devices, kind="cpu", progress=True):
+        calls.append(devices)
+        return dataclasses.replace(TRUE, measured={"on": fingerprint(devices, kind)})
+
+    monkeypatch.setattr(module, "calibrate", measure)
+    first = load_local(8)
+    assert cache_path(8).is_file()
+    assert cache_dir in cache_path(8).parents
+    assert load_local(8) == first
+    assert calls == [8]
+    load_local(4)
+    assert calls == [8, 4]
+    load_local(8, again=True)
+    assert calls == [8, 4, 8]
+    # Truncated: measured again, and whole afterwards.
+    text = cache_path(8).read_text()
+    cache_path(8).write_text(text[:len(text) // 2])
+    assert load_local(8) == first
+    assert calls == [8, 4, 8, 8]
+    assert cache_path(8).read_text() == text
+    # Another processor, TensorFlow or way of measuring.
+    for name, value in (("_cores", lambda: 77), ("VERSION", -1)):
+        monkeypatch.setattr(module, name, value)
+        load_local(8)
+        load_local(8)
+    assert calls == [8, 4, 8, 8, 8, 8]
+
+
+def test_no_place_for_the_cache(monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    monkeypatch.setattr(module, "calibrate", lambda devices, kind, progress: TRUE)
+    assert load_local(8) is TRUE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_measures(monkeypatch, tmp_path, devices):
+    monkeypatch.setattr(module, "_SECONDS", 1e-3)
+    monkeypatch.setattr(module, "_NODES", 4)
+    monkeypatch.setattr(module, "_REPEATS", 2)
+    machine = calibrate(devices, progress=False)
+    assert machine.name == "local"
+    assert machine.shared_cores
+    assert set(machine.rates) == {*KINDS, "batched matmul"}
+    machine.check_devices(devices)
+    # No number that no computer has: between a very slow core and a large server.
+    assert 1e8 < machine.rates["matmul"] < 1e14
+    assert 1e8 < machine.memory_bandwidth <= machine.cache_bandwidth < 1e13
+    assert 1e-8 < machine.overhead < 1e-2
+    assert machine.measured["on"] == fingerprint(devices)
+    assert len(machine.measured["samples"]["convolution"]) == 9
+    machine.save(tmp_path / "local.json")
+    assert Machine.load(tmp_path / "local.json") == machine
+
+
+def test_errors():
+    with pytest.raises(UsageError, match="at least one"):
+        calibrate(0)
+    with pytest.raises(UsageError, match="did you mean 'gpu'"):
+        calibrate(1, "gpus")
+    with pytest.raises(UsageError, match="4000 GPUs"):
+        calibrate(4000, "gpu")
