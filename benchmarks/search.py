@@ -209,7 +209,8 @@ def plot(results: dict[str, dict[str, dict[str, Any]]], methods: Sequence[str], 
             right.step([max(seconds, 1e-3) for seconds, _ in history], [cost / best for _, cost in history],
                        where="post", label=name)
     right.set(xscale="log", yscale="log", xlabel="seconds", ylabel="cost / optimum", title="mcmc over time")
-    right.legend(fontsize=6)
+    if right.get_legend_handles_labels()[1]:
+        right.legend(fontsize=6)
     figure.savefig(path, dpi=130)
 
 
