@@ -14,7 +14,7 @@ ENVIRONMENT := .venv/.installed-$(TENSORFLOW)
 BIN := .venv/bin
 
 # The C++ core of TensorFlow opens with a page of notes unless told before it is loaded.
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -60,6 +60,8 @@ $(ENVIRONMENT): setup.py
 # TensorFlow Probability, for one of Mesh-TF's own tests, imports tf-keras. Its dependency is the package `tensorflow`,
 # which would overwrite the files of `tensorflow-cpu`; TensorFlow is there already, so it goes in by itself.
 	@$(BIN)/python -m pip install -qq --no-deps 'tf-keras>=2.21,<2.22'
+	@echo "compiling the kernels of the search (once)"
+	@$(BIN)/python -m pase_mtf.search --compile >/dev/null
 	@touch $@
 
 clean:

@@ -337,6 +337,8 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
     start = time.perf_counter()
     priced = build_network(graph, machine, devices, idle=idle)
     built = time.perf_counter()
+    if method == "exact":
+        options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
     solution = solve(priced.network, method, **options)
     search = {
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
