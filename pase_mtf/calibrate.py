@@ -34,11 +34,12 @@ from pase_mtf.mesh import DeviceMeshImpl, MeshSpec
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 3
+VERSION = 5
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 _REPEATS = 5
 _SECONDS = 0.01  # of one run of a sample, if its node takes about as long as expected
+_LONG = 0.05  # all runs of a sample together take at least so long
 _NODES = 24  # at most, of one sample and device: making a node takes longer than running it
 
 
@@ -70,8 +71,14 @@ def fingerprint(devices: int, kind: str = "cpu") -> dict[str, Any]:
             "memory": _memory_bytes(), "tensorflow": tf.__version__, "host": platform.node()}
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _cores() -> float:
+    """Cores this process may keep busy: those of the machine, or fewer by its affinity or its control group's quota."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        return cores if quota == "max" else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        return cores
 
 
 def _memory_bytes() -> int:
@@ -163,11 +170,11 @@ class _Bench:
         self.add(name, made, lambda seconds: _Sample(
             float(flops), 4.0 * float(moved), 4.0 * float(sum(map(math.prod, shapes))), seconds / count))
 
-    def measure(self, progress: Callable[[], None]) -> tuple[dict[str, list], float]:
+    def measure(self, progress: Callable[[], None]) -> dict[str, list]:
         """Runs all that is registered.
 
         Returns:
-          (name -> samples; for virtual devices their seconds are seconds of one core, how many cores are kept busy).
+          Name -> samples; for virtual devices their seconds are those of all cores together.
         """
         with self.graph.as_default():
             nothing = []
@@ -177,38 +184,37 @@ class _Bench:
             start = tf.group(nothing)
             initializer = tf.group([variable.initializer for variable in self._variables.values()])
         samples: dict[str, list] = {}
-        busy = []
         with tf.Session(graph=self.graph, config=self._config) as session:
             session.run(initializer)
-            idle, idle_work = _least_seconds(session, start)
+            idle = _seconds(session, start, self.shared)
             for name, target, result in self._pending:
-                seconds, work = _least_seconds(session, target)
-                busy.append(work / seconds)
-                whole, rest = (work, idle_work) if self.shared else (seconds, idle)
-                if whole > 2.0 * rest:  # else it says more about starting a run
-                    samples.setdefault(name, []).append(result(whole - rest))
+                seconds = _seconds(session, target, self.shared)
+                if seconds > 2.0 * idle:  # else it says more about starting a run
+                    samples.setdefault(name, []).append(result(seconds - idle))
                 progress()
-        # The runs that nobody disturbed keep the most cores busy.
-        return samples, min(float(np.quantile(busy, 0.9)), float(_cores()))
+        return samples
 
     def __len__(self) -> int:
         return len(self._pending)
 
 
-def _least_seconds(session: tf.Session, target: tf.Operation) -> tuple[float, float]:
-    """The least seconds of a few runs, and the least seconds of work of all cores.
+def _seconds(session: tf.Session, target: tf.Operation, shared: bool) -> float:
+    """Seconds of a run: the least of several.
 
-    Others who use the same cores make a run longer, but (but for caches) not its work.
+    Of devices that share cores: the time all cores worked on it, divided by their number, on the average of enough runs
+    for a coarse clock. Others who use the same cores make a run longer, but (but for the caches) not its work.
     """
     run = session.make_callable(target)
     run()
-    seconds = work = np.inf
-    for _ in range(_REPEATS):
-        begin, begin_work = time.perf_counter(), time.process_time()
+    least, runs = np.inf, 0
+    begin, begin_work = time.perf_counter(), time.process_time()
+    while runs < _REPEATS or time.perf_counter() - begin < _LONG:
+        started = time.perf_counter()
         run()
-        seconds = min(seconds, time.perf_counter() - begin)
-        work = min(work, time.process_time() - begin_work)
-    return seconds, work
+        least = min(least, time.perf_counter() - started)
+        runs += 1
+    work = (time.process_time() - begin_work) / runs / _cores()
+    return work if shared else least
 
 
 def _add_products(bench: _Bench) -> None:
@@ -221,7 +227,7 @@ def _add_products(bench: _Bench) -> None:
                      2.0 * math.prod(sizes.values()), sum(map(math.prod, shapes)) + output)
 
     for m, k, n in ((512, 512, 512), (64, 512, 512), (128, 128, 512), (64, 128, 1024), (8, 2048, 2048),
-                    (16, 2048, 1024), (256, 1024, 64)):
+                    (16, 2048, 1024), (256, 1024, 64), (64, 64, 64), (8, 128, 512)):
         add("matmul", "ab,bc->ac", (m, k), (k, n))
     for m, k, n in ((512, 64, 512), (1024, 16, 1024)):
         add("matmul", "ba,bc->ac", (k, m), (k, n))
@@ -233,7 +239,8 @@ def _add_products(bench: _Bench) -> None:
 
 def _add_convolutions(bench: _Bench) -> None:
     """Convolutions and both their gradients."""
-    for batch, size, inputs, window, outputs in ((8, 14, 64, 3, 128), (8, 7, 192, 3, 192), (8, 28, 16, 5, 64)):
+    for batch, size, inputs, window, outputs in (
+            (8, 14, 64, 3, 128), (8, 7, 192, 3, 192), (8, 28, 16, 5, 64), (2, 7, 64, 3, 64)):
         image, filters = (batch, size, size, inputs), (window, window, inputs, outputs)
         gradient = (batch, size, size, outputs)
         options = {"strides": [1, 1, 1, 1], "padding": "SAME"}
@@ -305,21 +312,21 @@ def _add_allreduces(bench: _Bench) -> None:
 
 
 def _overhead(devices: int, kind: str) -> float:
-    """Seconds per operation of a training step whose tensors are so small that nothing else counts.
-
-    For virtual devices, of one core and per device.
-    """
+    """Seconds per operation and device of a training step whose tensors are so small that little else counts."""
     names = [f"/device:{kind.upper()}:{number}" for number in range(devices)]
     with tf.Graph().as_default() as tf_graph:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        batch, width, other = mtf.Dimension("batch", devices), mtf.Dimension("width", 8), mtf.Dimension("other", 8)
-        x = mtf.import_tf_tensor(mesh, tf.ones([devices, 8]), mtf.Shape([batch, width]))
-        for number in range(4):
+        batch, width, other = mtf.Dimension("batch", devices), mtf.Dimension("width", 32), mtf.Dimension("other", 32)
+        x = mtf.import_tf_tensor(mesh, tf.ones([devices, 32]), mtf.Shape([batch, width]))
+        for number in range(6):
             weights = [mtf.get_variable(mesh, f"w{number}{i}", mtf.Shape(dims), initializer=tf.ones_initializer())
-                       for i, dims in enumerate(([width, other], [other], [other, width]))]
-            hidden = mtf.relu(mtf.einsum([x, weights[0]], output_shape=[batch, other]) + weights[1])
-            x = mtf.layers.layer_norm(x + mtf.einsum([hidden, weights[2]], output_shape=[batch, width]), width)
+                       for i, dims in enumerate(([width, other], [other], [width]))]
+            # Without matrix products, which have an overhead of their own.
+            hidden = mtf.relu(mtf.reduce_sum(mtf.multiply(x, weights[0], output_shape=[batch, width, other]),
+                                             output_shape=[batch, other]) + weights[1])
+            hidden = mtf.rename_dimension(hidden, "other", "width")
+            x = mtf.layers.layer_norm(x + hidden * weights[2], width)
         loss = mtf.reduce_mean(mtf.square(x))
         gradients = mtf.gradients([loss], [variable.outputs[0] for variable in graph.trainable_variables])
         updates = mtf.optimize.AdamWeightDecayOptimizer(1e-3).apply_grads(gradients, graph.trainable_variables)
@@ -332,9 +339,9 @@ def _overhead(devices: int, kind: str) -> float:
         with tf.Session(graph=tf_graph, config=config) as session:
             session.run(initializer)
             session.run(fill)
-            seconds, work = _least_seconds(session, step)
+            seconds = _seconds(session, step, kind == "cpu")
     operations = sum(operation.kind != "none" for layer in exported.layers for operation in layer.operations)
-    return work / operations / devices if kind == "cpu" else seconds / operations
+    return seconds / operations / (devices if kind == "cpu" else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,14 +388,9 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
             _add_allreduces(bench)
         bar.total = len(bench) + 1
         bar.refresh()
-        samples, busy = bench.measure(bar.update)
+        samples = bench.measure(bar.update)
         overhead = _overhead(devices, kind)
         bar.update()
-    if kind == "cpu":
-        # From the work of one core to the time of all of them.
-        overhead /= busy
-        samples = {name: [dataclasses.replace(sample, seconds=sample.seconds / busy) for sample in found]
-                   for name, found in samples.items()}
     return _fit(samples, overhead, devices, kind)
 
 
@@ -399,16 +401,19 @@ def _fit(samples: dict[str, list], overhead: float, devices: int, kind: str) -> 
     machine = Machine(
         LOCAL, dict.fromkeys(KINDS, 1e12), memory_bandwidth, _memory_bytes() / (devices if shared else 1), overhead,
         (Link(max(devices, 2), memory_bandwidth, overhead),), shared, cache_bytes, cache_bandwidth)
-    rates = {name: _fit_rate(samples[name], machine)[0] for name in KINDS if name != "matmul"}
+    rates = {name: _fit_rate(samples[name], machine)[0] for name in ("pointwise", "reduction", "gather")}
+    overheads = {}
+    rates["convolution"], overheads["convolution"], _ = _fit_rate(samples["convolution"], machine, starts=True)
     machine = dataclasses.replace(machine, packing=_fit_packing(samples["matmul"], machine))
-    rates.update({name: _fit_rate(samples[name], machine)[0] for name in PRODUCTS})
+    for name in PRODUCTS:
+        rates[name], overheads[name], _ = _fit_rate(samples[name], machine, starts=True)
     links = machine.links
     if samples.get("all-reduce"):
         links = (_fit_link(samples["all-reduce"], machine, devices),)
     where = fingerprint(devices, kind)
     return dataclasses.replace(
-        machine, rates=rates, links=links,
-        source=f"measured here on {where['cores']} cores of {where['processor']}, {devices} {kind} devices, "
+        machine, rates=rates, overheads=overheads, links=links,
+        source=f"measured here on {where['cores']:g} cores of {where['processor']}, {devices} {kind} devices, "
                f"TensorFlow {where['tensorflow']}",
         measured={"on": where, "samples": {
             name: [dataclasses.asdict(sample) for sample in found] for name, found in samples.items()}})
@@ -444,22 +449,39 @@ def _fit_traffic(samples: Sequence[_Sample]) -> tuple[float, float, float]:
     return float(bandwidth[best]), float(cache_bytes[best]), float(bandwidth[best] * times[best])
 
 
-def _fit_rate(samples: Sequence[_Sample], machine: Machine) -> tuple[float, float]:
-    """The FLOP/s at which the longer of arithmetic and traffic is nearest to what was measured, and that error."""
-    flops = np.array([sample.flops for sample in samples])
-    seconds = np.array([sample.seconds for sample in samples])
-    traffic = machine.traffic_seconds(np.array([sample.nbytes for sample in samples]))
-    packing = machine.traffic_seconds(machine.packing * np.array([sample.read for sample in samples]))
-    rates = np.geomspace(1e8, 1e15, 1401)
-    errors = [np.abs(np.log((np.maximum(flops / rate, traffic) + packing) / seconds)).sum() for rate in rates]
-    best = int(np.argmin(errors))
-    return float(rates[best]), float(errors[best])
+_OVERHEADS = np.concatenate([[0.0], np.geomspace(1e-6, 1e-4, 25)])
+
+
+def _fit_rate(samples: Sequence[_Sample], machine: Machine, *, starts: bool = False) -> tuple[float, float, float]:
+    """What fits best to the longer of arithmetic and traffic, and the packing of operands.
+
+    Args:
+      samples: of one kind of operation.
+      machine: its traffic and packing.
+      starts: whether the kind may have an overhead of its own.
+
+    Returns:
+      (FLOP/s, overhead, the error that is left).
+    """
+    flops, nbytes, read, seconds = (np.array([getattr(sample, name) for sample in samples])
+                                    for name in ("flops", "nbytes", "read", "seconds"))
+    traffic, packing = machine.traffic_seconds(nbytes), machine.traffic_seconds(machine.packing * read)
+    rates = np.geomspace(1e8, 1e15, 701)
+    best = np.inf, 0.0, 0.0
+    for overhead in _OVERHEADS if starts else _OVERHEADS[:1]:
+        predicted = np.maximum(flops / rates[:, None], traffic) + packing + overhead
+        errors = np.abs(np.log(predicted / seconds)).sum(axis=1)
+        index = int(np.argmin(errors))
+        if errors[index] < best[0]:
+            best = float(errors[index]), float(rates[index]), float(overhead)
+    return best[1], best[2], best[0]
 
 
 def _fit_packing(samples: Sequence[_Sample], machine: Machine) -> float:
-    """How often the operands of a matrix product are read again, at the rate that fits best with it."""
+    """How often the operands of a matrix product are read again, at the rate and overhead that fit best with it."""
     choices = np.linspace(0.0, 8.0, 33)
-    errors = [_fit_rate(samples, dataclasses.replace(machine, packing=float(choice)))[1] for choice in choices]
+    errors = [_fit_rate(samples, dataclasses.replace(machine, packing=float(choice)), starts=True)[2]
+              for choice in choices]
     return float(choices[int(np.argmin(errors))])
 
 

@@ -58,6 +58,7 @@ class Machine:
         (none: all at the memory's bandwidth).
       memory_bytes: what one device can hold.
       overhead: seconds that every operation costs on every device, however small (kernel launch, graph node).
+      overheads: kind of operation -> seconds that it costs besides, where its kernels take longer to start.
       links: innermost level first.
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per copy, a tensor is handed from device to
@@ -78,6 +79,7 @@ class Machine:
     cache_bytes: float = 0.0
     cache_bandwidth: float = math.inf
     packing: float = 0.0
+    overheads: dict[str, float] = dataclasses.field(default_factory=dict)
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -174,7 +176,8 @@ def _problem(machine: Machine) -> str:
             return f"{what} is {number}, not a positive number"
     latencies = [("latency", link.latency) for link in machine.links]
     for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
-                         ("packing", machine.packing), *latencies):
+                         ("packing", machine.packing), *latencies,
+                         *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"
     reach = [link.devices for link in machine.links]

@@ -14,7 +14,7 @@ from pase_mtf.machine import KINDS, Link, Machine
 
 TRUE = Machine("true", {**dict.fromkeys(KINDS, 2e10), "matmul": 3e11, "convolution": 2e11, "batched matmul": 5e10},
                3e10, 1e9, 2e-6, (Link(8, 2e10, 5e-6),), shared_cores=True, cache_bytes=2.0**21, cache_bandwidth=1.2e11,
-               packing=1.5)
+               packing=1.5, overheads={"matmul": 2e-5, "batched matmul": 1e-5})
 
 
 def _samples(machine, noise=0.0):
@@ -26,14 +26,15 @@ def _samples(machine, noise=0.0):
     samples = {"traffic": [
         module._Sample(0.0, nbytes, nbytes, measured(machine.traffic_seconds(nbytes)))
         for nbytes in np.geomspace(1e5, 1e8, 9)]}
-    for kind, intensities in {**dict.fromkeys(KINDS, (0.1, 1, 10)), "matmul": (2, 8, 20, 80, 320),
-                              "batched matmul": (2, 8, 20)}.items():
+    for kind, intensities in {**dict.fromkeys(KINDS, (0.1, 1, 10)), "matmul": (0.1, 2, 8, 20, 80, 320),
+                              "batched matmul": (0.1, 2, 8, 20)}.items():
         samples[kind] = []
-        for nbytes, intensity in itertools.product((5e5, 8e6), intensities):
+        for nbytes, intensity in itertools.product((2e4, 5e5, 8e6), intensities):
             flops, read = nbytes * intensity, nbytes * 0.8
             seconds = max(flops / machine.rates[kind], machine.traffic_seconds(nbytes))
             if "matmul" in kind:
                 seconds += machine.traffic_seconds(machine.packing * read)
+            seconds += machine.overheads.get(kind, 0.0)
             samples[kind].append(module._Sample(flops, nbytes, read, measured(seconds)))
     samples["all-reduce"] = [
         module._Collective(group, nbytes, measured(allreduce_seconds(
@@ -53,6 +54,8 @@ def test_fits_find_the_machine(noise, tolerance):
     assert found.links[0].bandwidth == pytest.approx(TRUE.links[0].bandwidth, rel=tolerance)
     assert found.links[0].latency == pytest.approx(TRUE.links[0].latency, rel=2 * tolerance)
     assert found.overhead == TRUE.overhead
+    assert found.overheads["matmul"] == pytest.approx(2e-5, rel=0.5)
+    assert found.overheads["batched matmul"] == pytest.approx(1e-5, rel=0.5)
     assert found.shared_cores
 
 
@@ -109,7 +112,7 @@ def test_no_place_for_the_cache(monkeypatch, tmp_path):
 def test_measures(monkeypatch, tmp_path, devices):
     monkeypatch.setattr(module, "_SECONDS", 1e-3)
     monkeypatch.setattr(module, "_NODES", 4)
-    monkeypatch.setattr(module, "_REPEATS", 2)
+    monkeypatch.setattr(module, "_LONG", 0.02)
     machine = calibrate(devices, progress=False)
     assert machine.name == "local"
     assert machine.shared_cores
@@ -120,7 +123,7 @@ def test_measures(monkeypatch, tmp_path, devices):
     assert 1e8 < machine.memory_bandwidth <= machine.cache_bandwidth < 1e13
     assert 1e-8 < machine.overhead < 1e-2
     assert machine.measured["on"] == fingerprint(devices)
-    assert len(machine.measured["samples"]["convolution"]) == 9
+    assert len(machine.measured["samples"]["convolution"]) == 12
     machine.save(tmp_path / "local.json")
     assert Machine.load(tmp_path / "local.json") == machine
 

@@ -155,7 +155,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     devices = table.devices if machine.shared_cores else np.ones(count)
     for (entry, times), row in zip(computing, seconds, strict=True):
         result[PHASES.index(entry.phase)] += times * devices * row
-        result[len(PHASES)] += times * devices * machine.overhead
+        overhead = machine.overhead + machine.overheads.get(entry.kind, 0.0)
+        result[len(PHASES)] += times * devices * overhead
     for entry, times in operations.items():
         if entry.reduced:
             nbytes = sum(size * table.share(columns) for columns, size in entry.outputs)
