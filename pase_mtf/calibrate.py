@@ -31,10 +31,12 @@ from pase_mtf.export import export_graph
 from pase_mtf.lowering import PlanLowering, uniform_plan
 from pase_mtf.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.mesh import DeviceMeshImpl, MeshSpec
+from pase_mtf.partition import Partition
+from pase_mtf.reshard import move
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 5
+VERSION = 6
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 _REPEATS = 5
@@ -289,6 +291,27 @@ def _add_others(bench: _Bench) -> None:
                      rows * 256, rows * 512)
 
 
+def _add_copies(bench: _Bench) -> None:
+    """Tensors moved between two splits, through the resharding of training: cut in one dim, joined in another."""
+    devices = len(bench.names)
+    numbers = tuple(range(devices))
+    for shape, cut in (((2 * devices, 64, 16 * devices), 2), ((4 * devices, 128, 16 * devices), 2),
+                       ((devices, 16 * devices, 64), 1), ((8 * devices, 16 * devices, 64), 1)):
+        source, target = (Partition(numbers, tuple((devices if dim == split else 1, 1) for dim in range(3)))
+                          for split in (0, cut))
+        tensors = [bench.tensor(device, source.block_shape(shape)) for device in bench.names]
+        elements, times, made = math.prod(shape), 4, []
+        for _ in range(times):
+            # A move is made once: another tensor for every time.
+            blocks = move([tf.identity(tensor) for tensor in tensors], source, target, shape, bench.emitter)
+            for device, block in zip(bench.names, blocks, strict=True):
+                with tf.device(device):
+                    made.append(tf.raw_ops.Identity(input=block))
+        # Every device cuts once and joins once, and each time copies what it holds.
+        bench.add("copy", made, lambda seconds, n=elements, t=times: _Sample(
+            n / devices, 8.0 * n / devices, 4.0 * n / devices, seconds / t / (2 * devices if bench.shared else 2)))
+
+
 def _add_allreduces(bench: _Bench) -> None:
     """All-reduces of several sizes in groups of several sizes, through the mesh implementation of training."""
     devices = len(bench.names)
@@ -356,7 +379,7 @@ class _Collective:
 def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> Machine:
     """Measures the devices of this machine.
 
-    Matrix products, convolutions, memory traffic, reductions and all-reduces of several sizes (float32), with all
+    Matrix products, convolutions, memory traffic, reductions, resharding and all-reduces of several sizes, with all
     devices busy at once, and the cost of an operation however small; about ten seconds. Of virtual devices the work of
     the cores is measured, so that others who use the same cores disturb it little.
 
@@ -385,7 +408,9 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
             _add_convolutions(bench)
             _add_traffic(bench)
             _add_others(bench)
-            _add_allreduces(bench)
+            if devices > 1:
+                _add_copies(bench)
+                _add_allreduces(bench)
         bar.total = len(bench) + 1
         bar.refresh()
         samples = bench.measure(bar.update)
@@ -404,6 +429,8 @@ def _fit(samples: dict[str, list], overhead: float, devices: int, kind: str) -> 
     rates = {name: _fit_rate(samples[name], machine)[0] for name in ("pointwise", "reduction", "gather")}
     overheads = {}
     rates["convolution"], overheads["convolution"], _ = _fit_rate(samples["convolution"], machine, starts=True)
+    if samples.get("copy"):
+        rates["copy"], overheads["copy"], _ = _fit_rate(samples["copy"], machine, starts=True)
     machine = dataclasses.replace(machine, packing=_fit_packing(samples["matmul"], machine))
     for name in PRODUCTS:
         rates[name], overheads[name], _ = _fit_rate(samples[name], machine, starts=True)

@@ -52,7 +52,8 @@ class Machine:
     Attributes:
       name: of the machine.
       rates: kind of operation -> FLOP/s, per device (of all devices together where they share cores). Besides `KINDS`
-        there may be a rate for a "batched matmul", many small matrix products in one operation.
+        there may be a rate for "batched matmul" (many small matrix products in one operation) and, in elements/s, for
+        "copy" (cutting a tensor and putting it together, where devices share memory).
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
       cache_bytes, cache_bandwidth: what an operation reads and writes up to this many bytes goes at this rate instead
         (none: all at the memory's bandwidth).

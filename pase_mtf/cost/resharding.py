@@ -43,9 +43,13 @@ def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape
         copied, nodes, handed = _copies(*arrays, all(map(_powers_of_two, arrays)))
         nbytes = float(math.prod(shape) * itemsize)
         link = machine.links[-1]
-        # A copy is spread over the nodes that make it.
-        traffic = machine.traffic_seconds(2.0 * nbytes * copied / np.maximum(nodes, 1.0)) * np.maximum(nodes, 1.0)
-        return traffic + nodes * machine.overhead + handed * link.latency
+        # The copies are spread over the nodes that make them.
+        each = nbytes * copied / np.maximum(nodes, 1.0)
+        seconds = machine.traffic_seconds(2.0 * each)
+        if "copy" in machine.rates:
+            seconds = np.maximum(seconds, each / (itemsize * machine.rates["copy"]))
+        overhead = machine.overhead + machine.overheads.get("copy", 0.0)
+        return nodes * (seconds + overhead) + handed * link.latency
     nbytes = float(math.prod(shape) * itemsize)
     reach = np.array([1, *(link.devices for link in machine.links[:-1])], np.int64)
     per_tensor = np.array([nbytes / link.bandwidth for link in machine.links])
