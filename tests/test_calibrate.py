@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pase_mtf import calibrate as module
+from pase_mtf import sampling
 from pase_mtf.calibrate import cache_path, calibrate, fingerprint, load_local
 from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.errors import UsageError
@@ -24,7 +25,7 @@ def _samples(machine, noise=0.0):
         return float(seconds * np.exp(noise * rng.standard_normal()))
 
     samples = {"traffic": [
-        module._Sample(0.0, nbytes, nbytes, measured(machine.traffic_seconds(nbytes)))
+        sampling.Sample(0.0, nbytes, nbytes, measured(machine.traffic_seconds(nbytes)))
         for nbytes in np.geomspace(1e5, 1e8, 9)]}
     for kind, intensities in {**dict.fromkeys(KINDS, (0.1, 1, 10)), "matmul": (0.1, 2, 8, 20, 80, 320),
                               "batched matmul": (0.1, 2, 8, 20)}.items():
@@ -35,9 +36,9 @@ def _samples(machine, noise=0.0):
             if "matmul" in kind:
                 seconds += machine.traffic_seconds(machine.packing * read)
             seconds += machine.overheads.get(kind, 0.0)
-            samples[kind].append(module._Sample(flops, nbytes, read, measured(seconds)))
+            samples[kind].append(sampling.Sample(flops, nbytes, read, measured(seconds)))
     samples["all-reduce"] = [
-        module._Collective(group, nbytes, measured(allreduce_seconds(
+        sampling.Collective(group, nbytes, measured(allreduce_seconds(
             np.array([nbytes]), np.array([[float(group)]]), np.array([8]), machine)[0]))
         for group in (2, 4, 8) for nbytes in (1e3, 1e5, 1e6, 1e7)]
     return samples
@@ -92,7 +93,7 @@ def test_cache(cache_dir, monkeypatch):
     assert calls == [8, 4, 8, 8]
     assert cache_path(8).read_text() == text
     # Another processor, TensorFlow or way of measuring.
-    for name, value in (("_cores", lambda: 77), ("VERSION", -1)):
+    for name, value in (("cores", lambda: 77), ("VERSION", -1)):
         monkeypatch.setattr(module, name, value)
         load_local(8)
         load_local(8)
@@ -110,13 +111,13 @@ def test_no_place_for_the_cache(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_measures(monkeypatch, tmp_path, devices):
-    monkeypatch.setattr(module, "_SECONDS", 1e-3)
-    monkeypatch.setattr(module, "_NODES", 4)
-    monkeypatch.setattr(module, "_LONG", 0.02)
+    monkeypatch.setattr(sampling, "_SECONDS", 1e-3)
+    monkeypatch.setattr(sampling, "_NODES", 4)
+    monkeypatch.setattr(sampling, "_LONG", 0.02)
     machine = calibrate(devices, progress=False)
     assert machine.name == "local"
     assert machine.shared_cores
-    assert set(machine.rates) == {*KINDS, "batched matmul"}
+    assert set(machine.rates) == {*KINDS, "batched matmul"} | ({"copy"} if devices > 1 else set())
     machine.check_devices(devices)
     # No number that no computer has: between a very slow core and a large server.
     assert 1e8 < machine.rates["matmul"] < 1e14
@@ -126,6 +127,12 @@ def test_measures(monkeypatch, tmp_path, devices):
     assert len(machine.measured["samples"]["convolution"]) == 12
     machine.save(tmp_path / "local.json")
     assert Machine.load(tmp_path / "local.json") == machine
+
+
+def test_threads_of_an_operation(monkeypatch):
+    monkeypatch.setattr(sampling, "cores", lambda: 16.0)
+    assert [sampling.operation_threads(devices) for devices in (1, 4, 8, 64)] == [16, 4, 2, 1]
+    assert sampling.session_config(4).intra_op_parallelism_threads == 4
 
 
 def test_errors():
