@@ -1,8 +1,8 @@
 """Measures the machine this runs on, through the code that training uses, with all devices busy at once.
 
 Virtual CPU devices (the default) share the cores of one process: what is measured there is the rate of all of them
-together. It takes about twenty seconds; the numbers are kept in the user's cache directory until what they were measured
-on changes.
+together. It takes about twenty seconds; the numbers are kept in the user's cache directory until what they were
+measured on changes.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     """Measures the devices of this machine.
 
     Matrix products, convolutions, memory traffic, reductions, resharding and all-reduces of several sizes, with all
-    devices busy at once, and the cost of an operation however small; about twenty seconds. Of virtual devices the work of
-    the cores is measured, so that others who use the same cores disturb it little.
+    devices busy at once, and the cost of an operation however small; about twenty seconds. Of virtual devices the work
+    of the cores is measured, so that others who use the same cores disturb it little.
 
     Args:
       devices: how many.
