@@ -21,10 +21,13 @@ import numpy as np
 from tqdm import tqdm
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.configurations import Configuration
+from pase_mtf.cost.build import price_strategy
 from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.cost.compute import PRODUCTS
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.export import export_graph
+from pase_mtf.graph import ComputationGraph
 from pase_mtf.lowering import PlanLowering, uniform_plan
 from pase_mtf.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.sampling import (
@@ -40,7 +43,7 @@ from pase_mtf.sampling import (
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 7
+VERSION = 8
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 
@@ -94,22 +97,41 @@ def load_local(devices: int = 8, kind: str = "cpu", *, again: bool = False, prog
     return machine
 
 
-def _overhead(devices: int, kind: str) -> float:
-    """Seconds per operation and device of a training step whose tensors are so small that little else counts."""
+def _block(x: mtf.Tensor, number: int) -> mtf.Tensor:
+    """Attention and a feed-forward layer, as in a small transformer."""
+    mesh, (batch, length, width) = x.mesh, x.shape.dims
+    heads, channels, hidden = mtf.Dimension("heads", 8), mtf.Dimension("channels", 16), mtf.Dimension("hidden", 512)
+    memory = mtf.Dimension("memory", length.size)
+
+    def weights(name: str, *dims: mtf.Dimension) -> mtf.Tensor:
+        return mtf.get_variable(mesh, f"{name}{number}", mtf.Shape(dims),
+                                initializer=tf.random_uniform_initializer(-0.1, 0.1))
+
+    y = mtf.layers.layer_norm(x, width, name=f"norm_a{number}")
+    z = mtf.rename_dimension(y, "length", "memory")
+    query = mtf.einsum([y, weights("q", width, heads, channels)], output_shape=[batch, length, heads, channels])
+    key, value = (mtf.einsum([z, weights(name, width, heads, channels)], output_shape=[batch, memory, heads, channels])
+                  for name in "kv")
+    scores = mtf.softmax(mtf.einsum([query, key], output_shape=[batch, heads, length, memory]), memory)
+    seen = mtf.einsum([scores, value], output_shape=[batch, length, heads, channels])
+    x += mtf.einsum([seen, weights("o", heads, channels, width)], output_shape=[batch, length, width])
+    y = mtf.layers.layer_norm(x, width, name=f"norm_b{number}")
+    y = mtf.relu(mtf.einsum([y, weights("in", width, hidden)], output_shape=[batch, length, hidden])
+                 + weights("bias", hidden))
+    return x + mtf.einsum([y, weights("out", hidden, width)], output_shape=[batch, length, width])
+
+
+def _training_step(devices: int, kind: str) -> tuple[ComputationGraph, list[Configuration], float]:
+    """A data-parallel training step of a small model with many operations: (graph, configurations, seconds)."""
     names = [f"/device:{kind.upper()}:{number}" for number in range(devices)]
     with tf.Graph().as_default() as tf_graph:
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        batch, width, other = mtf.Dimension("batch", devices), mtf.Dimension("width", 32), mtf.Dimension("other", 32)
-        x = mtf.import_tf_tensor(mesh, tf.ones([devices, 32]), mtf.Shape([batch, width]))
-        for number in range(6):
-            weights = [mtf.get_variable(mesh, f"w{number}{i}", mtf.Shape(dims), initializer=tf.ones_initializer())
-                       for i, dims in enumerate(([width, other], [other], [width]))]
-            # Without matrix products, which have an overhead of their own.
-            hidden = mtf.relu(mtf.reduce_sum(mtf.multiply(x, weights[0], output_shape=[batch, width, other]),
-                                             output_shape=[batch, other]) + weights[1])
-            hidden = mtf.rename_dimension(hidden, "other", "width")
-            x = mtf.layers.layer_norm(x + hidden * weights[2], width)
+        shape = mtf.Shape([mtf.Dimension("batch", 2 * devices), mtf.Dimension("length", 32),
+                           mtf.Dimension("width", 128)])
+        x = mtf.import_tf_tensor(mesh, tf.random.stateless_uniform(shape.to_integer_list, [1, 2]), shape)
+        for number in range(2):
+            x = _block(x, number)
         loss = mtf.reduce_mean(mtf.square(x))
         gradients = mtf.gradients([loss], [variable.outputs[0] for variable in graph.trainable_variables])
         updates = mtf.optimize.AdamWeightDecayOptimizer(1e-3).apply_grads(gradients, graph.trainable_variables)
@@ -121,16 +143,30 @@ def _overhead(devices: int, kind: str) -> float:
             session.run(initializer)
             session.run(fill)
             seconds = seconds_of(session, step, kind == "cpu")
-    operations = sum(operation.kind != "none" for layer in exported.layers for operation in layer.operations)
-    return seconds / operations / (devices if kind == "cpu" else 1)
+    chosen = [Configuration((("batch" if "batch" in layer.splittable else "", devices),) if devices > 1 else ())
+              for layer in exported.layers]
+    return exported, chosen, seconds
+
+
+def _with_overhead(machine: Machine, graph: ComputationGraph, chosen: Sequence[Configuration], devices: int,
+                   seconds: float) -> Machine:
+    """The machine, with the overhead per operation that a whole training step takes beyond what is known of its parts.
+
+    In a step the operands of an operation lie further away than where the same operation runs over and over again; this
+    is counted here.
+    """
+    operations = sum(operation.kind != "none" for layer in graph.layers for operation in layer.operations)
+    left = seconds - price_strategy(graph, machine, devices, chosen).total
+    overhead = max(left, 0.0) / operations / (devices if machine.shared_cores else 1)
+    return dataclasses.replace(machine, overhead=max(overhead, 1e-7))
 
 
 def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> Machine:
     """Measures the devices of this machine.
 
     Matrix products, convolutions, memory traffic, reductions, resharding and all-reduces of several sizes, with all
-    devices busy at once, and the cost of an operation however small; about twenty seconds. Of virtual devices the work
-    of the cores is measured, so that others who use the same cores disturb it little.
+    devices busy at once, and a whole training step for what these leave unexplained; about twenty seconds. Of virtual
+    devices the work of the cores is measured, so that others who use the same cores disturb it little.
 
     Args:
       devices: how many.
@@ -156,18 +192,18 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
         bar.total = len(bench) + 1
         bar.refresh()
         samples = bench.measure(bar.update)
-        overhead = _overhead(devices, kind)
+        graph, chosen, seconds = _training_step(devices, kind)
         bar.update()
-    return _fit(samples, overhead, devices, kind)
+    return _with_overhead(_fit(samples, devices, kind), graph, chosen, devices, seconds)
 
 
-def _fit(samples: dict[str, list], overhead: float, devices: int, kind: str) -> Machine:
-    """The machine whose predictions have the least relative errors."""
+def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
+    """The machine whose predictions have the least relative errors; its operations cost nothing but their work."""
     shared = kind == "cpu"
     memory_bandwidth, cache_bytes, cache_bandwidth = _fit_traffic(samples["traffic"])
     machine = Machine(
-        LOCAL, dict.fromkeys(KINDS, 1e12), memory_bandwidth, _memory_bytes() / (devices if shared else 1), overhead,
-        (Link(max(devices, 2), memory_bandwidth, overhead),), shared, cache_bytes, cache_bandwidth)
+        LOCAL, dict.fromkeys(KINDS, 1e12), memory_bandwidth, _memory_bytes() / (devices if shared else 1), 0.0,
+        (Link(max(devices, 2), memory_bandwidth, 0.0),), shared, cache_bytes, cache_bandwidth)
     rates = {name: _fit_rate(samples[name], machine)[0] for name in ("pointwise", "reduction", "gather")}
     overheads = {}
     rates["convolution"], overheads["convolution"], _ = _fit_rate(samples["convolution"], machine, starts=True)

@@ -22,7 +22,7 @@ __all__ = ["Bench", "Collective", "Sample", "add_samples", "cores", "operation_t
 
 _REPEATS = 5
 _SECONDS = 0.01  # of one run of a sample, if its node takes about as long as expected
-_LONG = 0.05  # all runs of a sample together take at least so long
+_LONG = 0.04  # all runs of a sample together take at least so long
 _NODES = 24  # at most, of one sample and device: making a node takes longer than running it
 
 
