@@ -49,7 +49,7 @@ def pictures():
 @pytest.fixture
 def idx_folder(tmp_path, pictures):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(_idx(pictures[0]))
-    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(pictures[1])))
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(pictures[1]), mtime=0))
     return tmp_path
 
 
@@ -148,7 +148,7 @@ WHOLE = _idx(np.zeros((20, 28, 28), np.uint8))
     ("images", _idx(np.zeros((0, 28, 28), np.uint8)), "20 labels"),
     ("images", _idx(np.zeros((19, 28, 28), np.uint8)), "has 19 images"),
     ("images", _idx(np.zeros((20, 28, 28, 2), np.uint8)), "2 channels"),
-    ("images", gzip.compress(WHOLE)[:-9], "damaged gzip"),
+    ("images", gzip.compress(WHOLE, mtime=0)[:-9], "damaged gzip"),
     ("images", b"\x1f\x8bnonsense", "damaged gzip"),
     ("labels", _idx(np.full(20, 10, np.uint8)), "label 10 (example 1) is out of range, the model has 10 classes"),
     ("labels", _idx(np.zeros((20, 2), np.uint8)), "is it a file of images"),
