@@ -3,8 +3,8 @@
     python -m benchmarks.speedup                             # an hour on two cores
     python -m benchmarks.speedup --models=transformer --meshes=8 --steps=10
 
-Every row is one run of the launcher as a user starts it. Writes docs/benchmarks/speedup.md and speedup.json (the
-summaries, complete with machine and versions), and the table of the README.
+Every row is one run of the launcher as a user starts it. Writes docs/benchmarks/speedup.md, speedup.svg and
+speedup.json (the summaries, complete with machine and versions), and the table of the README.
 """
 
 from __future__ import annotations
@@ -66,6 +66,30 @@ def document(results: Sequence[dict[str, Any]]) -> str:
             f"data: {data}. Reproduce with `make benchmark`.")
 
 
+def plot(summaries: Sequence[dict[str, Any]], path: str) -> None:
+    """Draws the speedup over stock Mesh-TF's data parallelism, a panel per model, a group of bars per mesh."""
+    from matplotlib.figure import Figure
+    models = list(dict.fromkeys(summary["model"] for summary in summaries))
+    figure = Figure(figsize=(4.5 * len(models), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(models), squeeze=False)[0]
+    arms = (("data_parallel", "data parallel, our lowering", "#c5c9c7"), ("expert", "expert", "#7fa8c9"),
+            ("search", "searched", "#2a6f97"))
+    for axes, model in zip(panels, models, strict=True):
+        rows = sorted((summary for summary in summaries if summary["model"] == model),
+                      key=lambda summary: summary["devices"])
+        for number, (arm, label, color) in enumerate(arms):
+            heights = [row["arms"][arm]["speedup_over_stock"] for row in rows]
+            axes.bar([place + 0.27 * (number - 1) for place in range(len(rows))], heights, 0.25, color=color,
+                     label=label)
+        axes.axhline(1, color="#888", linewidth=0.8)
+        axes.set_xticks(range(len(rows)), [f"{row['devices']} devices" for row in rows])
+        axes.set_title(model)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("times stock data parallelism")
+    panels[0].legend(frameon=False)
+    figure.savefig(path)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where a run failed (the others are written all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -87,6 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"error: {error}", file=sys.stderr)
                     failed = True
                     continue
+                # Where this machine put its temporary files is nobody's business.
+                summary["facts"].pop("output", None)
+                summary["facts"]["data"] = summary["facts"]["data"].replace(folder + os.sep, "")
                 results.append({"summary": summary, "data": data})
                 ours = summary["arms"]["search"]
                 print(f"{model} on {mesh}: {ours['measured_ms']:.0f} ms, {ours['speedup_over_stock']:.2f}x over stock, "
@@ -96,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.makedirs(flags.output, exist_ok=True)
         text = document(results)
         write_atomically(os.path.join(flags.output, "speedup.json"), json.dumps(results, indent=1) + "\n")
+        plot([entry["summary"] for entry in results], os.path.join(flags.output, "speedup.svg"))
         write_atomically(os.path.join(flags.output, "speedup.md"), f"# Speedup over data parallelism\n\n{text}\n")
         if flags.readme and not failed:
             replace_block(flags.readme, "speedup", text)
