@@ -1,6 +1,6 @@
 """The main measurement: both models on 2, 4, 8 and 16 virtual devices, our strategy beside data parallelism.
 
-    python -m benchmarks.speedup                             # an hour on two cores
+    python -m benchmarks.speedup                             # a quarter of an hour on two cores
     python -m benchmarks.speedup --models=transformer --meshes=8 --steps=10
 
 Every row is one run of the launcher as a user starts it. Writes docs/benchmarks/speedup.md, speedup.svg and
