@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="alexnet,transformer")
     parser.add_argument("--meshes", default="2,4,8,16")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--output", default=str(FOLDER))
     parser.add_argument("--readme", default=str(ROOT / "README.md"), help="empty: leave it alone")
     flags = parser.parse_args(arguments)
