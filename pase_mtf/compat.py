@@ -47,7 +47,7 @@ __all__ = ["mtf", "placement_mesh_impl", "resource_variable_ops", "tf"]
 
 
 def _restore_estimator() -> None:
-    """`tf.estimator` left TensorFlow in 2.16; Mesh-TF subclasses two of its names."""
+    """`tf.estimator` left TensorFlow in 2.16; Mesh-TF subclasses two of its names, and its models read a third."""
     try:
         from tensorflow.compat.v1 import estimator  # noqa: F401
         return
@@ -56,10 +56,14 @@ def _restore_estimator() -> None:
     module = types.ModuleType("tensorflow.compat.v1.estimator")
     module.CheckpointSaverListener = tf.train.CheckpointSaverListener
     module.SessionRunHook = tf.train.SessionRunHook
+    module.ModeKeys = types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer")
     sys.modules["tensorflow.compat.v1.estimator"] = module
     tf.estimator = module
     # `import tensorflow.compat.v1 as tf` may hand out a lazily loading wrapper: the real module needs it as well.
     sys.modules["tensorflow.compat.v1"].estimator = module
+    # gin, by which Mesh-TF's transformer is configured, reads it there.
+    if not hasattr(sys.modules["tensorflow"], "estimator"):
+        sys.modules["tensorflow"].estimator = module
 
 
 def _restore_conversion_function() -> None:
