@@ -409,17 +409,18 @@ class _Grouping:
 
 def _corresponding_dims(old: mtf.Shape, new: mtf.Shape) -> list[tuple[mtf.Dimension, mtf.Dimension]]:
     """Pairs of dims of two shapes of equal size whose cuts coincide: the outermost dims of every matching run."""
+    olds, news = ([dim for dim in shape.dims if dim.size > 1] for shape in (old, new))
     pairs = []
     i = j = 0
-    while i < old.ndims and j < new.ndims:
-        pairs.append((old.dims[i], new.dims[j]))
-        left, right = old.dims[i].size, new.dims[j].size
+    while i < len(olds) and j < len(news):
+        pairs.append((olds[i], news[j]))
+        left, right = olds[i].size, news[j].size
         i, j = i + 1, j + 1
         while left != right:
             if left < right:
-                left, i = left * old.dims[i].size, i + 1
+                left, i = left * olds[i].size, i + 1
             else:
-                right, j = right * new.dims[j].size, j + 1
+                right, j = right * news[j].size, j + 1
     return pairs
 
 
