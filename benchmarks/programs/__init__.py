@@ -1,0 +1,47 @@
+"""Programs that people have: code of the mesh-tensorflow package as it is, each at full size and reduced.
+
+    program = programs.build("bert", "reduced")      # in the current tf.Graph
+    exported = pase_mtf.export_graph(program.graph)
+
+Full sizes are built, exported and searched, not run; reduced ones train in seconds. A program's loss does not depend
+on mesh or layout: reduced ones are without dropout, since Mesh-TF's random numbers depend on the slicing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from benchmarks.programs.program import Program
+
+__all__ = ["PROGRAMS", "REBUILT", "Program", "build"]
+
+PROGRAMS: dict[str, tuple[str, str]] = {
+    "bert": ("bert", ""),
+    "bert_moe": ("bert", "_moe"),
+    "lm": ("lm", ""),
+    "translation": ("lm", "_translation"),
+    "lm_moe": ("lm", "_moe"),
+    "unet_2d": ("unet", "_2d"),
+    "unet_3d": ("unet", "_3d"),
+}
+"""Program -> module and the suffix of its presets."""
+
+REBUILT = ("bert_moe", "lm_moe", "unet_2d", "unet_3d")
+"""Programs whose graph depends on mesh and layout."""
+
+
+def build(name: str, size: str = "reduced", mesh_shape: Any = None, layout: Any = None, seed: int = 1) -> Program:
+    """Builds a program's training step in the current tf.Graph, which must be new.
+
+    Args:
+      name: of PROGRAMS.
+      size: "full" or "reduced".
+      mesh_shape, layout: for the programs that look at them.
+      seed: of the initial values.
+    """
+    from pase_mtf.compat import tf
+    tf.set_random_seed(seed)
+    module, suffix = PROGRAMS[name]
+    builder = importlib.import_module(f"benchmarks.programs.{module}")
+    return builder.build(size + suffix, mesh_shape, layout)
