@@ -99,6 +99,13 @@ def _ordered_factorizations(number: int, length: int) -> Iterator[tuple[int, ...
                 yield (first, *rest)
 
 
+def _trusted(axes: tuple[tuple[str, int], ...]) -> Configuration:
+    """A configuration of axes that need no checking: there are tens of thousands of them."""
+    configuration = object.__new__(Configuration)
+    object.__setattr__(configuration, "axes", axes)
+    return configuration
+
+
 @functools.lru_cache(maxsize=4096)
 def _enumerate(dims: tuple[tuple[str, int], ...], totals: tuple[int, ...], replicate: bool,
                max_axes: int) -> tuple[Configuration, ...]:
@@ -106,14 +113,16 @@ def _enumerate(dims: tuple[tuple[str, int], ...], totals: tuple[int, ...], repli
     for total in totals:
         # Copies on some devices while others idle would be neither here nor there.
         choices = [*dims, ("", 0)] if replicate and total == totals[-1] else list(dims)
+        # The axes that may have so many parts; those of one dim are told apart by its name.
+        offered = {parts: [(name, parts) for name, size in choices if size % parts == 0]
+                   for parts in range(2, total + 1) if total % parts == 0}
         for length in range(min(max_axes, len(choices)) + 1):
             for factors in _ordered_factorizations(total, length):
                 partial: list[tuple[tuple[str, int], ...]] = [()]
                 for parts in factors:
-                    partial = [
-                        (*axes, (name, parts)) for axes in partial for name, size in choices
-                        if size % parts == 0 and all(name != other for other, _ in axes)]
-                found.extend(Configuration(axes) for axes in partial)
+                    partial = [(*axes, axis) for axes in partial for axis in offered[parts]
+                               if axis[0] not in [name for name, _ in axes]]
+                found.extend(map(_trusted, partial))
     return tuple(found)
 
 

@@ -135,6 +135,7 @@ class _Builder:
         self._interned: dict[tuple, ConfigurationTable] = {}
         self._parts: dict[tuple, np.ndarray] = {}
         self._classes: dict[tuple, PartitionClasses] = {}
+        self._contents: dict[tuple, PartitionClasses] = {}
         self._matrices: dict[tuple, np.ndarray] = {}
 
     def table(self, configurations: tuple[Configuration, ...], position: dict[str, int],
@@ -157,12 +158,16 @@ class _Builder:
     def classes(self, table: ConfigurationTable, positions: tuple[int, ...]) -> PartitionClasses:
         key = id(table), positions
         if key not in self._classes:
-            self._classes[key] = table.classes(positions)
+            # Layers of different kinds cut a tensor alike: what is the same is one object, and priced once.
+            found = table.classes(positions)
+            same = self._contents.setdefault(found.key, found)
+            self._classes[key] = dataclasses.replace(same, index=found.index)
         return self._classes[key]
 
     def matrix(self, source: PartitionClasses, target: PartitionClasses, shape: tuple[int, ...],
                itemsize: int) -> np.ndarray:
-        key = id(source), id(target), shape, itemsize
+        # Arrays of equal contents are one object (see `classes`); they live as long as the builder.
+        key = id(source.parts), id(target.parts), shape, itemsize
         if key not in self._matrices:
             if self._model == "seconds":
                 matrix = resharding_seconds(source, target, shape, itemsize, self._machine)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
+from pase_mtf.cost.slowest import slowest_devices, slowest_powers
 from pase_mtf.cost.tables import PartitionClasses
 from pase_mtf.machine import Machine
 
@@ -80,133 +81,12 @@ def _slowest(source: PartitionClasses, target: PartitionClasses, reach: np.ndarr
       float64 [R, C].
     """
     arrays = (source.devices, source.parts, source.strides, target.devices, target.parts, target.strides)
-    kernel = _slowest_powers if all(_powers_of_two(array) for array in (*arrays, reach)) else _slowest_devices
+    kernel = slowest_powers if all(_powers_of_two(array) for array in (*arrays, reach)) else slowest_devices
     return kernel(*arrays, reach, per_tensor, per_message)
 
 
 def _powers_of_two(array: np.ndarray) -> bool:
     return not np.any(array & (array - 1))
-
-
-@numba.njit(cache=True)
-def _slowest_powers(source_devices, source_parts, source_strides, target_devices, target_parts, target_strides, reach,
-                    per_tensor, per_message):
-    """`_slowest` where all numbers are powers of two.
-
-    Then a device's part number is a run of bits of its own number, and its blocks at the two ends overlap in every dim
-    either wholly (the higher bits of the two part numbers agree) or not at all. If the compared runs are the same bits
-    of the device's number they agree for all devices. If not, there is a device for which they differ, and then they
-    differ at the levels further in as well, where still more bits are compared: it is the one worst off.
-    """
-    rows, columns, dims = len(source_devices), len(target_devices), source_parts.shape[1]
-    result = np.zeros((rows, columns))
-    for row in range(rows):
-        for column in range(columns):
-            need, needed_blocks = 1.0, 1.0
-            for dim in range(dims):
-                need /= target_parts[column, dim]
-                needed_blocks *= max(1.0, source_parts[row, dim] / target_parts[column, dim])
-            outer, outer_blocks = 0.0, 0.0  # what crosses the levels further out
-            for level in range(len(reach) - 1, -1, -1):
-                near = reach[level]
-                held, blocks = 1.0, 1.0
-                if target_devices[column] > max(near, source_devices[row]):
-                    held = blocks = 0.0  # the last device has no device of the source in its group
-                for dim in range(dims):
-                    parts, stride = source_parts[row, dim], source_strides[row, dim]
-                    wanted = target_parts[column, dim]
-                    # The devices of a group differ in the low bits of their number: together they hold larger blocks.
-                    coarse = parts // (min(max(stride, near), parts * stride) // stride)
-                    if coarse > 1 and wanted > 1 and parts * stride != wanted * target_strides[column, dim]:
-                        held = blocks = 0.0
-                        break
-                    held /= max(coarse, wanted)
-                    blocks *= max(1.0, parts / max(coarse, wanted))
-                missing, missing_blocks = need - held, needed_blocks - blocks
-                result[row, column] += ((missing - outer) * per_tensor[level]
-                                        + (missing_blocks - outer_blocks) * per_message[level])
-                outer, outer_blocks = missing, missing_blocks
-    return result
-
-
-@numba.njit(cache=True)
-def _overlap(part, parts, wanted_part, wanted):
-    """What part of a dim two of its blocks share."""
-    begin = max(part / parts, wanted_part / wanted)
-    end = min((part + 1) / parts, (wanted_part + 1) / wanted)
-    # Less than any true overlap of two grids: a rounding error.
-    return end - begin if end - begin > 1e-9 else 0.0
-
-
-@numba.njit(cache=True)
-def _mark_first(parts, strides, devices, near, first):
-    """Marks every device that is the first of its group of `near` devices to hold its block."""
-    for device in range(devices):
-        first[device] = True
-        for earlier in range(device // near * near, device):
-            same = True
-            for dim in range(len(parts)):
-                if device // strides[dim] % parts[dim] != earlier // strides[dim] % parts[dim]:
-                    same = False
-                    break
-            if same:
-                first[device] = False
-                break
-
-
-@numba.njit(cache=True)
-def _held(device, begin, end, first, parts, strides, wanted, wanted_strides):
-    """What devices begin..end-1 hold together of the block a device needs: (share of the tensor, number of blocks)."""
-    held, blocks = 0.0, 0.0
-    for other in range(begin, end):
-        if first[other]:
-            common = 1.0
-            for dim in range(len(parts)):
-                common *= _overlap(other // strides[dim] % parts[dim], parts[dim],
-                                   device // wanted_strides[dim] % wanted[dim], wanted[dim])
-                if common == 0.0:
-                    break
-            if common > 0.0:
-                held += common
-                blocks += 1.0
-    return held, blocks
-
-
-@numba.njit(cache=True)
-def _slowest_devices(source_devices, source_parts, source_strides, target_devices, target_parts, target_strides, reach,
-                     per_tensor, per_message):
-    """`_slowest` in general: every device, and everything the devices near it hold."""
-    rows, columns, dims = len(source_devices), len(target_devices), source_parts.shape[1]
-    result = np.zeros((rows, columns))
-    for row in range(rows):
-        parts, strides, devices = source_parts[row], source_strides[row], source_devices[row]
-        first = np.zeros((len(reach), devices), np.bool_)
-        for level in range(len(reach)):
-            _mark_first(parts, strides, devices, reach[level], first[level])
-        for column in range(columns):
-            wanted, wanted_strides = target_parts[column], target_strides[column]
-            need = 1.0
-            for dim in range(dims):
-                need /= wanted[dim]
-            for device in range(target_devices[column]):
-                needed_blocks = 1.0
-                for dim in range(dims):
-                    part = device // wanted_strides[dim] % wanted[dim]
-                    needed_blocks *= (-(-(part + 1) * parts[dim] // wanted[dim])) - part * parts[dim] // wanted[dim]
-                cost, outer, outer_blocks = 0.0, 0.0, 0.0
-                for level in range(len(reach) - 1, -1, -1):
-                    begin = device // reach[level] * reach[level]
-                    held, blocks = _held(device, begin, min(begin + reach[level], devices), first[level], parts,
-                                         strides, wanted, wanted_strides)
-                    missing = need - held if need - held > 1e-12 else 0.0
-                    missing_blocks = needed_blocks - blocks
-                    cost += ((missing - outer) * per_tensor[level]
-                             + (missing_blocks - outer_blocks) * per_message[level])
-                    outer, outer_blocks = missing, missing_blocks
-                    if blocks == 0.0:
-                        break  # nothing is held further in either
-                result[row, column] = max(result[row, column], cost)
-    return result
 
 
 @numba.njit(cache=True)

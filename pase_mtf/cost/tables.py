@@ -43,6 +43,11 @@ class PartitionClasses:
     strides: np.ndarray
     index: np.ndarray
 
+    @property
+    def key(self) -> tuple[bytes, bytes, bytes, tuple[int, ...]]:
+        """Equal where the partitions are the same, whichever configurations make them."""
+        return self.devices.tobytes(), self.parts.tobytes(), self.strides.tobytes(), self.parts.shape
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConfigurationTable:

@@ -54,9 +54,9 @@ def test_equal_layers_and_edges_are_priced_once(monkeypatch):
     monkeypatch.setattr(build_module, "resharding_seconds", counted("edge", build_module.resharding_seconds))
     graph = perceptron([64] * 50)
     priced = build_network(graph, REAL, 8)
-    # Names differ from layer to layer; shapes do not. Forward and backward edges are two shapes of partition.
-    assert calls == {"layer": 1, "edge": 2}
-    assert priced.network.distinct_matrices == 2
+    # Names differ from layer to layer; shapes do not. Forward and backward edges cut the same tensor in the same ways.
+    assert calls == {"layer": 1, "edge": 1}
+    assert priced.network.distinct_matrices == 1
     assert len({id(vector) for vector in priced.network.vectors}) == 1
 
 

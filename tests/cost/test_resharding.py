@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pase_mtf.configurations import Configuration
-from pase_mtf.cost.resharding import _slowest_devices, elements_moved, resharding_seconds
+from pase_mtf.cost.resharding import elements_moved, resharding_seconds
+from pase_mtf.cost.slowest import slowest_devices, slowest_powers
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.machine import KINDS, Link, Machine
 
@@ -88,15 +89,19 @@ def test_agrees_with_a_count_of_elements(devices):
                 assert moved[rows.index[i], columns.index[j]] == pytest.approx(counted)
 
 
-def test_both_kernels_agree():
+@pytest.mark.parametrize("reach", [[1], [1, 8], [1, 2, 8], [1, 2, 4, 8, 16]])
+def test_both_kernels_agree(reach):
     rng = random.Random(1)
-    configurations = [_random_configuration(rng, 64, (64, 64, 64)) for _ in range(40)]
-    classes = _classes(configurations)
-    reach, tensor, message = np.array([1, 8], np.int64), np.array([1.0, 5.0]), np.array([1e-3, 1e-2])
-    from pase_mtf.cost import resharding
-    arrays = (classes.devices, classes.parts, classes.strides) * 2
-    np.testing.assert_allclose(resharding._slowest_powers(*arrays, reach, tensor, message),
-                               _slowest_devices(*arrays, reach, tensor, message), atol=1e-12)
+    sources, targets = (_classes([_random_configuration(rng, most, (64, 64, 64)) for _ in range(40)])
+                        for most in (64, 32))
+    rng = np.random.default_rng(len(reach))
+    # Links further out are slower, as on every machine.
+    tensor, message = (np.sort(rng.uniform(low, 5 * low, len(reach))) for low in (1.0, 1e-3))
+    for one, other in ((sources, sources), (sources, targets), (targets, sources)):
+        arrays = (one.devices, one.parts, one.strides, other.devices, other.parts, other.strides)
+        fast = slowest_powers(*arrays, np.array(reach), tensor, message)
+        np.testing.assert_allclose(fast, slowest_devices(*arrays, np.array(reach), tensor, message), atol=1e-12)
+        assert fast.any()
 
 
 @pytest.mark.parametrize("shared", [False, True])
