@@ -1,4 +1,4 @@
-"""Programs that people have: code of the mesh-tensorflow package as it is, each at full size and reduced.
+"""Programs that people have: code of the mesh-tensorflow package as it is, at full size and reduced, and examples/.
 
     program = programs.build("bert", "reduced")      # in the current tf.Graph
     exported = pase_mtf.export_graph(program.graph)
@@ -24,6 +24,8 @@ PROGRAMS: dict[str, tuple[str, str]] = {
     "lm_moe": ("lm", "_moe"),
     "unet_2d": ("unet", "_2d"),
     "unet_3d": ("unet", "_3d"),
+    "digits": ("examples", "_digits"),
+    "toy": ("examples", "_toy"),
 }
 """Program -> module and the suffix of its presets."""
 
