@@ -43,7 +43,7 @@ def _without_banner():
 with _without_banner():
     import tensorflow.compat.v1 as tf
 
-__all__ = ["mtf", "placement_mesh_impl", "resource_variable_ops", "tf"]
+__all__ = ["func_graph", "mtf", "placement_mesh_impl", "resource_variable_ops", "tf"]
 
 
 def _restore_estimator() -> None:
@@ -81,4 +81,5 @@ tf.logging.set_verbosity(tf.logging.ERROR)
 
 import mesh_tensorflow as mtf  # noqa: E402
 from mesh_tensorflow import placement_mesh_impl  # noqa: E402
+from tensorflow.python.framework import func_graph  # noqa: E402  # private to TensorFlow, so it may move
 from tensorflow.python.ops import resource_variable_ops  # noqa: E402  # private to TensorFlow, so it may move

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from pase_mtf.compat import mtf
 
-__all__ = ["register_splittable", "splittable_dims"]
+__all__ = ["register_splittable", "rule_of", "splittable_dims"]
 
 _ops = mtf.ops
 
@@ -139,6 +139,17 @@ def register_splittable(operation_class: type, rule: Callable[[mtf.Operation], I
     _RULES[operation_class] = rule
 
 
+def rule_of(operation: mtf.Operation) -> Callable[[mtf.Operation], Iterable[str]] | None:
+    """The rule of the operation's class, or None where the class is unknown.
+
+    A subclass with a lowering of its own is another operation, whatever it inherits.
+    """
+    for cls in type(operation).__mro__:
+        if cls in _RULES:
+            return _RULES[cls] if type(operation).lower is cls.lower else None
+    return None
+
+
 def _repeated(names: Iterable[str]) -> set[str]:
     return {name for name, count in Counter(names).items() if count > 1}
 
@@ -155,13 +166,7 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
     Returns:
       A subset of the dim names of its inputs and outputs (and, for a while loop, of its body).
     """
-    for cls in type(operation).__mro__:
-        if cls in _RULES:
-            # A subclass with a lowering of its own is another operation, whatever it inherits.
-            rule = _RULES[cls] if type(operation).lower is cls.lower else _none
-            break
-    else:
-        rule = _none
+    rule = rule_of(operation) or _none
     twice = set()
     for tensor in (*operation.inputs, *operation.outputs):
         twice |= _repeated(tensor.shape.dimension_names)

@@ -1,0 +1,402 @@
+"""One mesh shape and one global map from dim names to mesh axes, for programs that call mtf.Lowering themselves.
+
+    layout = pase_mtf.find_layout(mtf_graph, devices=8, outputs=[loss], machine="h100")
+    layout.mesh_shape, layout.layout_rules     # "rows:2;cols:4", "batch:rows;d_ff:cols"
+
+The command line is `python -m pase_mtf.layout --graph=my_project.train:build_graph --mesh=8`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pase_mtf.compat import mtf
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.experts import batch_dim
+from pase_mtf.export import export_graph
+from pase_mtf.graph import ComputationGraph
+from pase_mtf.layout_formats import format_layout
+from pase_mtf.layout_legality import Problem, StockLegality
+from pase_mtf.layout_network import LayoutPrices, MeshNetwork
+from pase_mtf.layout_search import Candidate, Search
+from pase_mtf.layout_space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules, rules_text
+from pase_mtf.layout_verify import lowering_problem
+from pase_mtf.machine import Machine
+from pase_mtf.search.k_best import cheapest
+from pase_mtf.tables import format_table
+
+__all__ = ["Layout", "LayoutCost", "find_layout"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutCost:
+    """What one layout is predicted to cost.
+
+    Attributes:
+      name: what it is, for people.
+      mesh_shape, layout_rules: as Mesh-TF parses them.
+      seconds: of a training step.
+      parts: part of the cost -> seconds.
+      memory: part -> bytes on the fullest device.
+      problem: why it does not lower; "" if it does. Then the prediction is of nothing that can be run.
+    """
+
+    name: str
+    mesh_shape: str
+    layout_rules: str
+    seconds: float
+    parts: dict[str, float]
+    memory: dict[str, float]
+    problem: str = ""
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes on the fullest device."""
+        return sum(self.memory.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The cheapest layout of a graph.
+
+    Attributes:
+      best: what it costs.
+      graph_name: of the graph.
+      devices: p.
+      machine_name, machine_source: whose numbers the predictions are.
+      data_parallel: the batch over all devices; None where no dim could be called the batch.
+      compared: the layouts that were given for comparison, in order.
+      alternatives: the next best, cheapest first.
+      search: "seconds", "export_seconds", "optimal", "gap", "mesh_shapes", "dims", "vertices", "configurations".
+      notes: what a person should know: cheaper layouts that do not lower, and why.
+    """
+
+    best: LayoutCost
+    graph_name: str
+    devices: int
+    machine_name: str
+    machine_source: str
+    data_parallel: LayoutCost | None
+    compared: tuple[LayoutCost, ...]
+    alternatives: tuple[LayoutCost, ...]
+    search: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    _search: Search | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def mesh_shape(self) -> str:
+        """The mesh shape, as mtf.convert_to_shape parses it."""
+        return self.best.mesh_shape
+
+    @property
+    def layout_rules(self) -> str:
+        """The layout rules, as mtf.convert_to_layout_rules parses them."""
+        return self.best.layout_rules
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of one training step."""
+        return self.best.seconds
+
+    @property
+    def memory_bytes(self) -> float:
+        """Predicted bytes on the fullest device."""
+        return self.best.memory_bytes
+
+    def format(self, style: str = "flags") -> str:
+        """The layout as a program takes it: "flags", "gin" or "json".
+
+        Raises:
+          UsageError: an unknown style.
+        """
+        return format_layout(self.mesh_shape, self.layout_rules, style)
+
+    def __str__(self) -> str:
+        rows = [self.best, *([self.data_parallel] if self.data_parallel else []), *self.compared, *self.alternatives]
+        body = []
+        for entry in rows:
+            total = f"{1e3 * entry.seconds:.3f}" if not entry.problem else "does not lower"
+            moved = sum(seconds for part, seconds in entry.parts.items() if "all-reduce" in part)
+            between = sum(seconds for part, seconds in entry.parts.items() if part.startswith("resharding"))
+            split = [f"{1e3 * seconds:.3f}" if not entry.problem else ""
+                     for seconds in (entry.seconds - moved - between, moved, between)]
+            body.append([entry.name, entry.mesh_shape, entry.layout_rules or "(none)", total, *split,
+                         f"{entry.memory_bytes / 2**20:.1f}" if not entry.problem else ""])
+        head = ["layout", "mesh shape", "layout rules", "ms a step", "compute", "collectives", "resharding", "MiB"]
+        verdict = ("proven optimal" if self.search["optimal"]
+                   else f"at most {100 * self.search['gap']:.2f} % above the optimum")
+        text = (f"{self.graph_name} on {self.devices} devices ({self.machine_name}): predicted "
+                f"{1e3 * self.seconds:.3f} ms a step, {verdict} among the layouts that lower\n"
+                + format_table(head, body, right=(3, 4, 5, 6, 7)))
+        problems = [f"{entry.name}: {entry.problem}" for entry in rows if entry.problem]
+        return "\n".join([text, *problems, *self.notes])
+
+    def explain(self, dim: str) -> str:
+        """What every axis would cost for a dim: with the other rules as they are, and with all others chosen anew.
+
+        Raises:
+          UsageError: no tensor has such a dim.
+        """
+        search = self._search
+        legality = search.prices.legality
+        if dim not in legality.sizes:
+            from pase_mtf.errors import nearest
+            raise UsageError(f"unknown dim {dim!r}: {nearest(dim, [n for n in legality.sizes if n[0] != '_'])}")
+        mesh = parse_mesh_shape(self.mesh_shape)
+        axis_of = {name: mesh.names.index(axis) for name, axis in parse_rules(self.layout_rules, mesh).items()}
+        body = []
+        for axis in (None, *(number for number, size in enumerate(mesh.sizes) if size > 1)):
+            changed = {name: other for name, other in axis_of.items() if name != dim}
+            if axis is not None:
+                changed[dim] = axis
+            chosen = axis_of.get(dim) == axis
+            problem = legality.problem(changed, mesh.sizes)
+            alone = legality.problem_of(dim, axis, mesh.sizes) if axis is not None else None
+            here = f"{1e3 * search.prices.total(mesh, changed):.4f}" if problem is None else "-"
+            anew, rules = "-", ""
+            if alone is None:
+                found = _cheapest_with(search, mesh, dim, axis)
+                if found is not None:
+                    anew, rules = f"{1e3 * found.cost:.4f}", rules_text(search.trim(found).rules)
+            why = "chosen" if chosen else str(alone or problem or "")
+            label = "(none)" if axis is None else f"{mesh.names[axis]}:{mesh.sizes[axis]}"
+            body.append([label, here, anew, rules, why])
+        sizes = ", ".join(map(str, sorted(legality.sizes[dim])))
+        return (f"{dim} (size {sizes}) on mesh {mesh}\n" + format_table(
+            ["axis", "ms, the rest as it is", "ms, the rest anew", "rules then", "why"], body, right=(1, 2)))
+
+
+def _cheapest_with(search: Search, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:
+    """The cheapest layout of a mesh shape with a dim on an axis, of those that are legal."""
+    network = MeshNetwork(search.prices, mesh, {**search.fixed_axes(mesh), dim: axis})
+    if network.dead:
+        return None
+    try:
+        for _, assignment in itertools.islice(cheapest(network.network), 100):
+            axis_of = network.layout(assignment)
+            if search.prices.legality.problem(axis_of, mesh.sizes) is None:
+                return Candidate(search.prices.total(mesh, axis_of), mesh, axis_of)
+    except InfeasibleError:
+        pass
+    return None
+
+
+def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = None,
+                outputs: Iterable[mtf.Tensor] = (), machine: Machine | str = "1080ti",
+                mesh_shape: str | MeshShape | mtf.Shape | None = None, memory_limit: float | None = None,
+                fixed: Mapping[str, str | None] | None = None, *, compare: Sequence[Any] = (),
+                alternatives: int = 3, exported: ComputationGraph | None = None, name: str = "program") -> Layout:
+    """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
+
+    Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
+    every map from dims to axes under which stock mtf.Lowering lowers the graph to the values of one device. What is
+    returned has been lowered, for its shapes.
+
+    Args:
+      graph: an mtf.Graph, before it is lowered; or a function that builds one (see `rebuild.find_layout_of_program`).
+      devices: p (default: that of mesh_shape, else 8).
+      outputs: tensors that the program exports.
+      machine: a Machine, the name of one, or "local", which is measured.
+      mesh_shape: only this one, as "rows:2;cols:4"; otherwise the search chooses.
+      memory_limit: bytes per device.
+      fixed: dim name -> axis name for dims whose axis is given, None for those that stay whole. Axes named here are
+        among those of the mesh shape.
+      compare: layouts to price too, as "mesh shape;layout rules" ("rows:2;cols:4;batch:rows"), or pairs of the two.
+      alternatives: how many of the next best layouts to return.
+      exported: what export_graph made of the graph, if it is at hand.
+      name: of the program, for people.
+
+    Returns:
+      The layout, with its predicted cost and that of data parallelism and of the layouts to compare with.
+
+    Raises:
+      UsageError: arguments that do not parse or do not fit each other.
+      InfeasibleError: no layout satisfies the constraints or lowers; names operation and dim.
+    """
+    if callable(graph) and not isinstance(graph, mtf.Graph):
+        from pase_mtf.layout_rebuild import find_layout_of_program
+        return find_layout_of_program(graph, devices=devices, machine=machine, mesh_shape=mesh_shape,
+                                      memory_limit=memory_limit, fixed=fixed, compare=compare,
+                                      alternatives=alternatives, name=name)
+    start = time.perf_counter()
+    outputs = list(outputs)
+    mesh, devices = _mesh_and_devices(mesh_shape, devices)
+    machine = _machine(machine, devices)
+    machine.check_devices(devices)
+    fixed = {dim: axis or None for dim, axis in (fixed or {}).items()}
+    if not graph.operations:
+        raise InfeasibleError(f"{name}: the graph has no operations; build the model before searching")
+    if exported is None:
+        exported = export_graph(graph, name=name)
+    exported_at = time.perf_counter()
+    legality = StockLegality(graph, outputs, devices)
+    prices = LayoutPrices(exported, machine, legality)
+    named = tuple(dict.fromkeys(axis for axis in fixed.values() if axis is not None))
+    meshes = (mesh,) if mesh else mesh_shapes(devices, machine, named)
+    meshes = _meshes_for_fixed(meshes, fixed, legality)
+    verified: dict[tuple[str, str], Problem | None] = {}
+
+    def verify(shape: MeshShape, rules: Mapping[str, str]) -> Problem | None:
+        key = str(shape), rules_text(dict(sorted(rules.items())))
+        if key not in verified:
+            verified[key] = lowering_problem(graph, shape, rules, outputs)
+        return verified[key]
+
+    search = Search(prices, meshes, fixed, memory_limit, verify)
+    found = list(itertools.islice(search, 1 + max(0, alternatives)))
+    if not found:
+        raise InfeasibleError(_why_nothing(search, devices, name))
+    if devices > 1 and not found[0].axis_of and not any(candidate.axis_of for candidate in found):
+        problem = _why_no_split(search)
+        if problem:
+            raise InfeasibleError(f"{name}: no dim can be split over {devices} devices; {problem}")
+    searched = time.perf_counter()
+
+    def cost(label: str, shape: MeshShape, rules: Mapping[str, str], problem: str = "") -> LayoutCost:
+        axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items()}
+        parts = prices.parts(shape, axis_of)
+        return LayoutCost(label, str(shape), rules_text(rules), sum(parts.values()), parts,
+                          prices.memory(shape, axis_of), problem)
+
+    def given(label: str, shape: MeshShape, rules: Mapping[str, str]) -> LayoutCost:
+        axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items() if dim in legality.sizes}
+        problem = legality.problem(axis_of, shape.sizes) or verify(shape, rules)
+        return cost(label, shape, rules, str(problem or ""))
+
+    best = found[0]
+    compared = [_parse_compared(entry) for entry in compare]
+    for shape, _ in compared:
+        if shape.devices != devices:
+            raise UsageError(f"layout to compare with has mesh {shape} of {shape.devices} devices, not {devices}; "
+                             "compare meshes of one size")
+    return Layout(
+        best=cost("best", best.mesh, best.rules), graph_name=name, devices=devices, machine_name=machine.name,
+        machine_source=machine.source, data_parallel=_data_parallel(exported, devices, given),
+        compared=tuple(given(f"given {number}", *entry) for number, entry in enumerate(compared, 1)),
+        alternatives=tuple(cost(f"next best {number}", candidate.mesh, candidate.rules)
+                           for number, candidate in enumerate(found[1:], 1)),
+        search={"seconds": searched - exported_at, "export_seconds": exported_at - start, "optimal": True, "gap": 0.0,
+                "mesh_shapes": len(meshes), "dims": len(prices.dims), "layers": len(exported.layers),
+                "vertices": max(size for size, _ in search.networks.values()),
+                "configurations": max(count for _, count in search.networks.values())},
+        notes=_notes(search, best), _search=search)
+
+
+def _machine(machine: Machine | str, devices: int) -> Machine:
+    if machine == "local":
+        from pase_mtf.calibrate import load_local
+        return load_local(devices)
+    return Machine.load(machine) if isinstance(machine, str) else machine
+
+
+def _mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | None, int]:
+    mesh = None
+    if isinstance(mesh_shape, mtf.Shape):
+        mesh = MeshShape(tuple((dim.name, dim.size) for dim in mesh_shape.dims))
+    elif mesh_shape is not None:
+        mesh = parse_mesh_shape(mesh_shape)
+    if devices is None:
+        devices = mesh.devices if mesh else 8
+    if devices < 1:
+        raise UsageError(f"devices={devices}: there must be at least one device")
+    if mesh and mesh.devices != devices:
+        raise UsageError(f"mesh shape {mesh} has {mesh.devices} devices, not {devices}; make them agree")
+    return mesh, devices
+
+
+def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],
+                      legality: StockLegality) -> list[MeshShape]:
+    """The mesh shapes under which what is fixed is legal by itself."""
+    for dim, axis in fixed.items():
+        if dim not in legality.sizes:
+            from pase_mtf.errors import nearest
+            known = [name for name in legality.sizes if not name.startswith("_")]
+            raise UsageError(f"fixed dim {dim!r} is no dim of the graph: {nearest(dim, known)}")
+        if axis is not None and not any(axis in mesh.names for mesh in meshes):
+            raise UsageError(f"fixed {dim}:{axis}: no axis {axis!r} in mesh {', '.join(map(str, meshes))}")
+    kept, problems = [], []
+    for mesh in meshes:
+        problem = None
+        axis_of = {dim: mesh.names.index(axis) for dim, axis in fixed.items() if axis in mesh.names}
+        for dim, axis in axis_of.items():
+            problem = problem or legality.problem_of(dim, axis, mesh.sizes)
+        for (one, axis), (other, other_axis) in itertools.combinations(axis_of.items(), 2):
+            problem = problem or legality.problem_of_pair(one, axis, other, other_axis, mesh.sizes)
+        if problem is None:
+            kept.append(mesh)
+        else:
+            problems.append(problem)
+    if not kept:
+        rules = ";".join(f"{dim}:{axis}" for dim, axis in fixed.items())
+        raise InfeasibleError(f"what is fixed ({rules}) does not lower: {problems[0]}; fix it otherwise")
+    return kept
+
+
+def _parse_compared(entry: Any) -> tuple[MeshShape, dict[str, str]]:
+    """ "mesh shape;layout rules" in one string (sizes are numbers, axes are not), or a pair."""
+    if isinstance(entry, str):
+        pairs = [part for part in entry.replace(",", ";").replace(" ", ";").split(";") if part]
+        mesh_pairs = [part for part in pairs if part.rpartition(":")[2].isdigit()]
+        mesh = parse_mesh_shape(";".join(mesh_pairs))
+        return mesh, parse_rules(";".join(part for part in pairs if part not in mesh_pairs), mesh)
+    shape, rules = entry
+    mesh, _ = _mesh_and_devices(shape, None)
+    if isinstance(rules, mtf.LayoutRules):
+        rules = {dim: axis for dim, axis in sorted(rules._pairs) if axis in mesh.names}
+    return mesh, parse_rules(rules, mesh)
+
+
+def _data_parallel(exported: ComputationGraph, devices: int,
+                   given: Callable[[str, MeshShape, dict[str, str]], LayoutCost]) -> LayoutCost | None:
+    try:
+        name = batch_dim(exported)
+    except InfeasibleError:
+        return None
+    return given("data parallel", MeshShape((("all", devices),)), {name: "all"})
+
+
+def _why_nothing(search: Search, devices: int, name: str) -> str:
+    if search.prices.legality.hopeless:
+        return f"{name}: no layout lowers: {search.prices.legality.hopeless[0]}; build the graph for {devices} devices"
+    if search.memory_limit is not None and search.least_memory < float("inf"):
+        return (f"{name}: memory limit of {search.memory_limit:.0f} bytes per device: the least any layout needs is "
+                f"{search.least_memory:.0f}; raise the limit or use more devices")
+    if search.rejected:
+        return f"{name}: no layout lowers: {search.rejected[0][1]}; change the operation or fix other dims"
+    for dim, (parts, operation) in search.prices.legality.parts.items():
+        return (f"{name}: no layout lowers: operation {operation}, dim {dim}: its slices were laid out beforehand in "
+                f"{parts} parts; give a mesh shape with an axis of {parts}")
+    return f"{name}: no layout lowers over {devices} devices with what is fixed; fix fewer dims"
+
+
+def _why_no_split(search: Search) -> str:
+    """Why no dim can be split by any axis of any mesh shape; "" if one can."""
+    legality, reasons = search.prices.legality, []
+    for dim in legality.sizes:
+        problems = [legality.problem_of(dim, axis, mesh.sizes) for mesh in search.meshes
+                    for axis, size in enumerate(mesh.sizes) if size > 1]
+        if not all(problems) and dim in search.prices.dims:
+            return ""
+        if all(problems) and not dim.startswith("_"):
+            reasons.append(str(problems[-1]))
+    return "; ".join(reasons[:5]) or "name the dims of its tensors"
+
+
+def _notes(search: Search, best: Candidate) -> tuple[str, ...]:
+    notes = []
+    for candidate, problem in search.rejected:
+        if candidate.cost < best.cost:
+            notes.append(f"note: {candidate.mesh} with {rules_text(candidate.rules)} would be cheaper "
+                         f"({1e3 * candidate.cost:.3f} ms) but does not lower: {problem}; this is the next best")
+    return tuple(notes[:3])
+
+
+if __name__ == "__main__":
+    import sys
+
+    from pase_mtf.layout_command import main
+    sys.exit(main(sys.argv))
