@@ -40,5 +40,7 @@ setup(
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6",
                  "mock>=5", "tensorflow-probability>=0.25,<0.26", "setuptools>=68"],
         "benchmark": ["scipy>=1.11"],
+        # Compared with in benchmarks.search; there are wheels for Linux only, so it is not part of "benchmark".
+        "toulbar2": ["pytoulbar2>=1.4"],
     },
 )

@@ -1,6 +1,7 @@
 """One search on one cost network, in a process of its own, so that its time and peak memory are its own.
 
     python -m benchmarks.solvers exact FILE.npz --limit=60
+    python -m benchmarks.solvers mcmc FILE.npz --limit=10 --start=2
 
 Prints one JSON object. Besides the searches of the library: `milp` (HiGHS through scipy.optimize.milp) and `toulbar2`
 (pytoulbar2, where it is installed).
@@ -20,13 +21,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.search_networks import starts_file
+from benchmarks.search_process import peak_bytes
 from pase_mtf.errors import PaseError
 from pase_mtf.network import CostNetwork
 from pase_mtf.search import solve
 
-__all__ = ["SOLVERS", "main"]
+__all__ = ["SOLVERS", "main", "starts"]
 
 _MOST_BYTES = 12 << 30
+# Of a problem with more variables or table entries than these, no copy would fit in that.
+_MOST_VARIABLES = 20_000_000
+_MOST_ENTRIES = 100_000_000
 
 
 def milp(network: CostNetwork, limit: float) -> dict[str, Any]:
@@ -35,6 +41,9 @@ def milp(network: CostNetwork, limit: float) -> dict[str, Any]:
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
     normal = network.normalized()
+    wanted = sum(normal.sizes) + sum(edge.matrix.size for edge in normal.edges)
+    if wanted > _MOST_VARIABLES:
+        raise MemoryError(f"refused: {wanted / 1e6:.0f} million variables")
     start = np.concatenate([[0], np.cumsum(normal.sizes)])
     costs, binary = [*normal.vectors], [np.ones(start[-1])]
     rows, columns, values, right = [], [], [], []
@@ -81,6 +90,9 @@ def toulbar2(network: CostNetwork, limit: float) -> dict[str, Any]:
     """The weighted constraint solver, with a dense table per edge (it has no other kind)."""
     import pytoulbar2
     normal = network.normalized()
+    wanted = sum(len(edge.rows) * len(edge.columns) for edge in normal.edges)
+    if wanted > _MOST_ENTRIES:
+        raise MemoryError(f"refused: dense tables of {wanted / 1e6:.0f} million entries")
     arrays = [*normal.vectors, *(edge.matrix for edge in normal.edges)]
     whole = all(np.array_equal(array[np.isfinite(array)], np.rint(array[np.isfinite(array)])) for array in arrays)
     # It counts in integers: what is not whole is counted in parts of 1e-9 of the largest cost.
@@ -107,8 +119,11 @@ def toulbar2(network: CostNetwork, limit: float) -> dict[str, Any]:
 
 
 def _ours(method: str) -> Callable[[CostNetwork, float], dict[str, Any]]:
-    def run(network: CostNetwork, limit: float) -> dict[str, Any]:
-        options = {"certificate": False} if method == "exact" else {}
+    def run(network: CostNetwork, limit: float, **options: Any) -> dict[str, Any]:
+        if method == "exact":
+            options["certificate"] = False
+        elif method in ("pase", "breadth_first"):
+            options["memory"] = _MOST_BYTES - (2 << 30)  # what else the process needs
         solution = solve(network, method, time_limit=limit, **options)
         return {"cost": solution.cost, "lower_bound": solution.lower_bound, "optimal": solution.optimal,
                 "history": [list(point) for point in solution.statistics.get("history", ())],
@@ -117,11 +132,23 @@ def _ours(method: str) -> Callable[[CostNetwork, float], dict[str, Any]]:
     return run
 
 
-SOLVERS: dict[str, Callable[[CostNetwork, float], dict[str, Any]]] = {
+SOLVERS: dict[str, Callable[..., dict[str, Any]]] = {
     "exact": _ours("exact"), "pase": _ours("pase"), "breadth_first": _ours("breadth_first"), "mcmc": _ours("mcmc"),
     "milp": milp, "toulbar2": toulbar2}
 # Those whose first call loads compiled code: called again, the search alone is timed.
 _COMPILED = ("exact", "pase", "breadth_first")
+_REPEATS = 3
+
+
+def starts(network: CostNetwork, path: str) -> list[tuple[str, list[int]]]:
+    """Two assignments for mcmc to start from: as FlexFlow, data parallelism and an expert's strategy, where they are
+    known (a file beside the network); else every layer's own cheapest configuration and a random one."""
+    file = starts_file(path)
+    known = json.loads(file.read_text()) if file.exists() else {}
+    rng = np.random.default_rng(0)
+    known.setdefault("each layer's cheapest", [int(np.argmin(vector)) for vector in network.vectors])
+    known.setdefault("random", [int(rng.choice(np.flatnonzero(np.isfinite(vector)))) for vector in network.vectors])
+    return list(known.items())[:2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,22 +157,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("solver", choices=sorted(SOLVERS))
     parser.add_argument("file")
     parser.add_argument("--limit", type=float, default=60.0)
+    parser.add_argument("--start", type=int, choices=(1, 2), help="of mcmc: from the first or the second start")
     flags = parser.parse_args(arguments)
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-    start = time.perf_counter()
+    began = time.perf_counter()
     network = CostNetwork.load(flags.file)
     loaded = time.perf_counter()
+    options, outcome = {}, {}
+    if flags.start:
+        outcome["start"], options["initial"] = starts(network, flags.file)[flags.start - 1]
+    start = time.perf_counter()
     try:
-        outcome = SOLVERS[flags.solver](network, flags.limit)
-    except (PaseError, MemoryError, ImportError) as error:
-        outcome = {"error": str(error) or type(error).__name__}
+        outcome |= SOLVERS[flags.solver](network, flags.limit, **options)
+    except ImportError:
+        outcome = {"error": "not installed"}
+    except (PaseError, MemoryError) as error:
+        outcome = {"error": str(error) or "out of memory"}
     finished = time.perf_counter()
-    outcome |= {"load_seconds": loaded - start, "seconds": finished - loaded,
-                "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    outcome |= {"load_seconds": loaded - began, "seconds": finished - start,
+                "peak_bytes": peak_bytes()}
     if flags.solver in _COMPILED and "error" not in outcome and outcome["seconds"] < 10:
-        start = time.perf_counter()
-        SOLVERS[flags.solver](network, flags.limit)
-        outcome["warm_seconds"] = time.perf_counter() - start
+        times = []
+        for _ in range(_REPEATS):
+            start = time.perf_counter()
+            SOLVERS[flags.solver](network, flags.limit, **options)
+            times.append(time.perf_counter() - start)
+        outcome["warm_seconds"] = sorted(times)[_REPEATS // 2]
     print(json.dumps(outcome))
     return 0
 

@@ -1,30 +1,176 @@
-"""The comparison of searches: its solvers agree, its networks are what they say."""
+"""The benchmark of the searches: its rivals agree with brute force, its networks and its page are what they say."""
 
+import itertools
 import json
+import math
 import pathlib
 
 import numpy as np
 import pytest
 
-from benchmarks import search, solvers
+from benchmarks import search, search_document, search_networks, search_sections, solvers
+from benchmarks.search_densenet import BLOCKS, densenet, paper_configurations, paper_machine
+from benchmarks.search_networks import Variation, Workshop, shuffled
+from benchmarks.search_process import main as search_process
+from pase_mtf.cost.build import build_network
+from pase_mtf.graph import ComputationGraph
 from pase_mtf.network import CostNetwork
+from pase_mtf.search import solve
+from pase_mtf.search.pase import generate_sequence
+from tests.random_networks import random_network
+from tests.small_graphs import perceptron
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
+PACKAGES = {"milp": "scipy", "toulbar2": "pytoulbar2"}
 
 
-@pytest.mark.parametrize("solver", ["exact", "pase", "milp", "toulbar2"])
+# -- DenseNet ----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def graph():
+    return densenet()
+
+
+def test_densenet_121_has_the_published_sizes(graph):
+    kinds = [layer.kind for layer in graph.layers]
+    # 120 convolutions and one fully connected layer: the 121 of its name.
+    assert (kinds.count("convolution"), kinds.count("matmul")) == (120, 1)
+    assert kinds.count("other") == sum(BLOCKS)
+    assert graph.parameters == 7_978_856  # torchvision.models.densenet121
+    products = [operation for layer in graph.layers for operation in layer.operations
+                if operation.kind in ("convolution", "matmul")]
+    per_image = sum(operation.flops for operation in products) / 2 / 128
+    assert per_image == pytest.approx(2.9e9, rel=0.03)  # published: 2.9 billion multiply-adds
+    assert graph.layers[-2].dims == {"batch": 128, "out": 1000, "in": 1024}
+
+
+def test_every_earlier_layer_of_a_block_has_an_edge_to_each_concatenation(graph):
+    reads = {}
+    for edge in graph.edges:
+        reads.setdefault(edge.target, []).append(edge.source)
+    seen = 0
+    for index, layer in enumerate(graph.layers):
+        if layer.kind == "other":
+            block, _, number = layer.name.removesuffix("/concat").partition("/layer")
+            names = [graph.layers[source].name for source in reads[index]]
+            assert names[1:] == [f"{block}/layer{earlier}/conv2" for earlier in range(1, int(number) + 1)]
+            assert layer.dims["channels"] == sum(
+                edge.shape[1] for edge in graph.edges if edge.target == index)
+            seen += 1
+    assert seen == sum(BLOCKS)
+
+
+def _largest_dependent_set(graph):
+    """Of the paper's order."""
+    pairs = {tuple(sorted((edge.source, edge.target))) for edge in graph.edges}
+    neighbours = {layer: set() for layer in range(len(graph.layers))}
+    for u, v in pairs:
+        neighbours[u].add(v)
+        neighbours[v].add(u)
+    largest = 0
+    for layer in generate_sequence(len(graph.layers), sorted(pairs)):
+        around = neighbours.pop(layer)
+        largest = max(largest, len(around))
+        for other in around:
+            neighbours[other] = (neighbours[other] | around) - {layer, other}
+    return largest
+
+
+def test_no_order_keeps_the_dependent_sets_of_dense_blocks_small():
+    sizes = [_largest_dependent_set(densenet(blocks=(depth,))) for depth in (4, 8, 16)]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] >= 8
+    assert {_largest_dependent_set(densenet(blocks=(depth,), direct=False)) for depth in (4, 8, 16)} == {2}
+
+
+@pytest.mark.parametrize("devices", [8, 16])
+def test_it_is_the_graph_of_the_instances(devices):
+    graph, instance = densenet(normalization="layer"), CostNetwork.load(INSTANCES / f"densenet-direct_{devices}.npz")
+    assert [(edge.source, edge.target) for edge in graph.edges] == [
+        (edge.source, edge.target) for edge in instance.edges]
+    offered = [paper_configurations(layer, devices, every_divisor=True) for layer in graph.layers]
+    assert tuple(map(len, offered)) == instance.sizes
+    ours = build_network(graph, paper_machine(), devices, offered, "pase").network
+    equal = [np.allclose(a, b) for a, b in zip(ours.vectors, instance.vectors, strict=True)]
+    assert sum(equal) == 243
+    # What differs is named in the module: kernels larger than 1x1, pooling, the softmax.
+    different = {graph.layers[number].name.rpartition("/")[2] for number, same in enumerate(equal) if not same}
+    assert different == {"conv0", "conv2", "pool", "pool0", "softmax"}
+    assert solve(ours, certificate=False).cost == pytest.approx(solve(instance, certificate=False).cost, rel=1e-3)
+
+
+def test_chain_is_the_graph_of_the_other_instance():
+    instance = CostNetwork.load(INSTANCES / "densenet-chain_8.npz")
+    assert sorted((edge.source, edge.target) for edge in densenet(direct=False).edges) == sorted(
+        (edge.source, edge.target) for edge in instance.edges)
+
+
+def test_unknown_normalization():
+    with pytest.raises(ValueError, match="normalization='none'"):
+        densenet(normalization="none")
+
+
+# -- rivals ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("solver", ["exact", "pase", "breadth_first", "milp", "toulbar2"])
+def test_solvers_agree_with_brute_force(solver):
+    if solver in PACKAGES:
+        pytest.importorskip(PACKAGES[solver])
+    for seed in [*range(18), *range(54, 63), *range(72, 81)]:  # floats, integers, forbidden entries, negative costs
+        network = random_network(seed, most_assignments=2000)
+        best = min(network.cost(choice) for choice in itertools.product(*map(range, network.sizes)))
+        if math.isinf(best):
+            continue
+        outcome = solvers.SOLVERS[solver](network, 30.0)
+        assert outcome["optimal"]
+        assert outcome["cost"] == pytest.approx(best, rel=1e-6, abs=1e-6), seed
+
+
+@pytest.mark.parametrize("solver", ["milp", "toulbar2"])
 @pytest.mark.parametrize(("name", "optimum"), [("alexnet_8", 97098296512), ("rnnlm_8", 4024963186688)])
-def test_solvers_agree(solver, name, optimum):
-    if solver in ("milp", "toulbar2"):
-        pytest.importorskip({"milp": "scipy", "toulbar2": "pytoulbar2"}[solver])
+def test_rivals_find_the_known_optima(solver, name, optimum):
+    pytest.importorskip(PACKAGES[solver])
     outcome = solvers.SOLVERS[solver](CostNetwork.load(INSTANCES / f"{name}.npz"), 60.0)
     assert outcome["optimal"]
     assert outcome["cost"] == optimum
 
 
-def test_variations_differ_and_share():
+@pytest.mark.parametrize(("solver", "constant"), [("milp", "_MOST_VARIABLES"), ("toulbar2", "_MOST_ENTRIES")])
+def test_rivals_refuse_what_would_not_fit(solver, constant, monkeypatch, capsys):
+    pytest.importorskip(PACKAGES[solver])
+    monkeypatch.setattr(solvers, constant, 10)
+    monkeypatch.setattr(solvers.resource, "setrlimit", lambda *_: None)
+    assert solvers.main([solver, str(INSTANCES / "rnnlm_8.npz")]) == 0
+    assert json.loads(capsys.readouterr().out)["error"].startswith("refused")
+
+
+def test_a_solver_that_is_not_installed_says_so(monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "pytoulbar2", None)
+    monkeypatch.setattr(solvers.resource, "setrlimit", lambda *_: None)
+    assert solvers.main(["toulbar2", str(INSTANCES / "rnnlm_8.npz")]) == 0
+    assert json.loads(capsys.readouterr().out)["error"] == "not installed"
+
+
+def test_mcmc_starts_where_people_would(tmp_path):
+    workshop = Workshop(tmp_path)
+    path = workshop.densenet_network("batch", 8)
+    network = CostNetwork.load(path)
+    (first, by_batch), (second, by_expert) = solvers.starts(network, path)
+    assert (first, second) == ("data parallelism", "expert")
+    graph = densenet()
+    offered = [paper_configurations(layer, 8) for layer in graph.layers]
+    splits = [choices[index].splits for choices, index in zip(offered, by_batch, strict=True)]
+    assert splits == [{"batch": 8}] * len(splits)
+    assert math.isfinite(network.cost(by_expert))
+    # An instance does not say what its configurations are.
+    path = str(INSTANCES / "rnnlm_8.npz")
+    network = CostNetwork.load(path)
+    names = [name for name, start in solvers.starts(network, path) if math.isfinite(network.cost(start))]
+    assert names == ["each layer's cheapest", "random"]
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
+def test_scaled_networks_differ_and_share():
     network = CostNetwork.load(INSTANCES / "transformer_4.npz")
-    first, second = search.variation(network, 0), search.variation(network, 1)
+    first, second = (search_networks.scaled(network, 2.0, factor, np.random.default_rng(0)) for factor in (0.5, 4.0))
     assert first.distinct_matrices == network.distinct_matrices
     assert first.sizes == network.sizes
     zeros = (0,) * len(network.vectors)
@@ -33,24 +179,123 @@ def test_variations_differ_and_share():
 
 def test_shuffling_keeps_the_numbers():
     network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
-    hard = search.shuffled(network)
+    hard = shuffled(network)
     for ours, theirs in zip(hard.edges, network.edges, strict=True):
         np.testing.assert_array_equal(np.sort(ours.matrix.ravel()), np.sort(theirs.matrix.ravel()))
     assert any((ours.matrix != theirs.matrix).any() for ours, theirs in zip(hard.edges, network.edges, strict=True))
 
 
-def test_whole_run(tmp_path):
-    assert search.main(["--networks=rnnlm_8", "--methods=exact,mcmc", "--limit=1", "--variations=3",
-                        f"--output={tmp_path}"]) == 0
-    text = (tmp_path / "search.md").read_text()
-    assert "| rnnlm_8 | 4, 3, 123 |" in text
-    assert "proven" in text
-    assert "3 random variations" in text
-    assert json.loads((tmp_path / "search.json").read_text())["results"]["rnnlm_8"]["exact"]["cost"] == 4024963186688
-    assert (tmp_path / "search.png").stat().st_size > 10000
+def test_variations_cover_graphs_devices_bandwidth_and_batch():
+    drawn = [Variation.draw(seed) for seed in range(500)]
+    assert drawn == [Variation.draw(seed) for seed in range(500)]
+    assert len({variation.graph for variation in drawn}) == 7
+    assert {variation.devices for variation in drawn} == {2, 4, 6, 8, 12, 16, 24, 32, 64}
+    assert len({variation.batch for variation in drawn if isinstance(variation.batch, int)}) == 9
+    assert min(variation.bandwidth for variation in drawn) < 0.1 < 10 < max(variation.bandwidth for variation in drawn)
+
+
+def test_bandwidth_of_a_variation_changes_communication_only(tmp_path):
+    workshop, seed = Workshop(tmp_path), 0
+    while not (Variation.draw(seed).graph == "densenet-direct" and Variation.draw(seed).devices == 4):
+        seed += 1
+    slow, fast = (search_networks.price(search_networks.dataclasses.replace(
+        Variation.draw(seed), bandwidth=factor), workshop)[0] for factor in (1.0, 4.0))
+    for one, other in zip(slow.edges, fast.edges, strict=True):
+        np.testing.assert_allclose(one.matrix, 4 * other.matrix)
+    assert all((a >= b).all() for a, b in zip(slow.vectors, fast.vectors, strict=True))
+
+
+# -- processes, the page -----------------------------------------------------------------------------------------------
+def test_process_from_a_graph(tmp_path, capsys):
+    path = tmp_path / "graph.json"
+    perceptron().save(path)
+    assert search_process([str(path), "--machine=h100", "--devices=4", "--repeat=2"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["optimal"]
+    assert outcome["layers"] == len(ComputationGraph.load(path).layers)
+    assert outcome["warm_seconds"] == pytest.approx(
+        outcome["warm_build_seconds"] + outcome["warm_search_seconds"], rel=0.5)
+    assert 50e6 < outcome["peak_bytes"] < 4e9
+    assert search_process([str(tmp_path / "missing.json")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+def _result(cost=1.0, **more):
+    return {"cost": cost, "optimal": True, "lower_bound": cost, "seconds": 1.0, "peak_bytes": 1e8, "limit": 60.0,
+            "process_seconds": 2.0, **more}
+
+
+def test_limits_are_met_or_not():
+    rows = {"start": {"process_seconds": 0.5}, "x_8": {**_result(), "process_seconds": 0.9, "search_seconds": 0.1}}
+    (_, limit, measured, proven, met), = search_document.limits({"instances": rows})
+    assert (limit, measured, proven, met) == ("0.5 s above start-up", "at most 400 ms (x_8)", "1 of 1", True)
+    rows["x_8"]["process_seconds"] = 1.1
+    assert not search_document.limits({"instances": rows})[0][-1]
+    rows["x_8"] |= {"process_seconds": 0.9, "optimal": False}
+    assert search_document.limits({"instances": rows})[0][-2:] == ("0 of 1", False)
+    deep = {"transformer-big-96+96_1024": {**_result(), "process_seconds": 5.0, "load_seconds": 1.0, "layers": 3,
+                                           "build_seconds": 1.0, "search_seconds": 1.0, "edges": 2}}
+    assert search_document.limits({"scale": deep})[0][-1]
+    deep["transformer-big-96+96_1024"]["peak_bytes"] = 1.1e9
+    assert not search_document.limits({"scale": deep})[0][-1]
+    hard = {"shuffled": {"hard": _result(optimal=False, lower_bound=0.9)}}
+    assert search_document.limits(hard)[0][2:] == ("gap 10.0% after 1.00 s, 100 MB", "no (hard by construction)", True)
+    hard["shuffled"]["hard"] = {"error": "out of memory"}
+    assert not search_document.limits(hard)[0][-1]
+
+
+def test_page():
+    results = {
+        "facts": {"all": {"machine": "Chip, 2 cores", "versions": "Python 9"}},
+        "variations": {"0": {"what": "a net", "build_seconds": 1.0, "search_seconds": 5.0, "optimal": True, "gap": 0.0,
+                             "commit": "abc"}},
+        "rivals": {"x_8 | size": {"layers": 1, "edges": 0, "configurations": 2}, "x_8 | exact": _result(),
+                   "x_8 | mcmc (1)": _result(2.0, optimal=False, lower_bound=-math.inf, start="random"),
+                   "x_8 | pase": {"error": "pase: tables of 1e+09 entries need 12 GB, 8 GB are free; use exact"},
+                   "x_8 | toulbar2": {"error": "not installed"}}}
+    text = search_document.document(results)
+    assert ("| x_8 | 1, 0, 2 | 1.00 s, 100 MB, proven | refused: tables of 12 GB |  | 1.00 s, 100 MB, +100.00% |  |  "
+            "| not installed |") in text
+    assert "| 1 random variations, build and search | 5 s | at most 6.00 s (a net) | 1 of 1 | **no** |" in text
+    for word in ("Chip, 2 cores", "Python 9", "commit abc"):
+        assert word in text
 
 
 def test_a_wrong_proof_would_be_seen():
-    result = {"cost": 2.0, "optimal": True, "lower_bound": 2.0, "seconds": 1.0, "peak_bytes": 1}
-    row = {"size": {"layers": 1, "edges": 0, "configurations": 2}, "exact": {**result, "cost": 1.0}, "pase": result}
-    assert "WRONG" in search.table({"x": row}, ["exact", "pase"])
+    rows = {"x | exact": _result(1.0), "x | pase": _result(2.0)}
+    assert "WRONG" in search_document.comparison(rows)
+
+
+def test_whole_run_piece_by_piece(tmp_path, capsys):
+    def run(*flags):
+        return search.main(["--networks=rnnlm_8", "--methods=exact,mcmc (1)", "--limit=1", "--mcmc-limit=0.2",
+                            "--repeats=1", "--variations=2", f"--output={tmp_path}", f"--work={tmp_path / 'work'}",
+                            *flags])
+    assert run("--sections=rivals", "--budget=0") == 0
+    assert "--resume" in capsys.readouterr().err
+    assert run("--sections=instances,rivals") == 0
+    first = search.load(tmp_path / "search.json")
+    assert first["rivals"]["rnnlm_8 | exact"]["cost"] == 4024963186688
+    assert set(first["instances"]) == {"start", "rnnlm_8"}
+    assert run("--sections=rivals,plot", "--resume") == 0
+    assert search.load(tmp_path / "search.json")["rivals"] == first["rivals"]
+    text = (tmp_path / "search.md").read_text()
+    assert "| rnnlm_8 | 4, 3, 123 |" in text
+    assert "networks of the paper's graphs" in text
+    for name in ("search.svg", "search-mcmc.svg"):
+        assert (tmp_path / name).stat().st_size > 10000
+
+
+def test_a_flag_that_makes_no_sense(tmp_path, capsys):
+    for flag in ("--sections=nothing", "--methods=guess"):
+        assert search.main([flag, f"--output={tmp_path}", f"--work={tmp_path / 'work'}"]) == 2
+        assert flag in capsys.readouterr().err
+
+
+def test_sections_name_what_they_measure(tmp_path):
+    options = search_sections.Options(Workshop(tmp_path))
+    rows = {name: [key for key, _ in section(options)] for name, section in search_sections.SECTIONS.items()}
+    assert len(rows["instances"]) == 1 + 11 + 2 * 10
+    assert len(rows["variations"]) == 500
+    assert {f"densenet-layer_{devices}" for devices in (8, 16, 32, 64, 128, 256)} <= set(rows["dense"])
+    assert all(len(keys) == len(set(keys)) for keys in rows.values())

@@ -1,0 +1,61 @@
+"""The launcher's own graphs as files, for the search benchmarks; the one part of them that needs TensorFlow.
+
+    python -m benchmarks.search_export transformer big 64 transformer.json --layers=96
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.errors import PaseError
+from pase_mtf.export import export_graph
+from pase_mtf.graph import ComputationGraph
+from pase_mtf.launch.program import build_program
+
+__all__ = ["export", "main"]
+
+
+def export(model: str, preset: str, batch: int, layers: int | None = None) -> ComputationGraph:
+    """The training step that the launcher would build, exported.
+
+    Args:
+      model, preset: as for the launcher.
+      batch: examples per step.
+      layers: of the transformer's encoder, and of its decoder; None: the preset's.
+
+    Raises:
+      PaseError: no such model or preset, or sizes that make no sense.
+    """
+    config = models.load_config(model, preset, batch=batch, layers=layers)
+    with tf.Graph().as_default():
+        program = build_program(models.get(model), config, batch, config.optimizer, config.learning_rate, 0)
+        depth = "" if layers is None else f"-{layers}+{layers}"
+        return export_graph(program.graph, name=f"{model}-{preset}{depth}",
+                            meta={"batch": batch, "optimizer": config.optimizer, "preset": preset})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exports one graph to a file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("preset")
+    parser.add_argument("batch", type=int)
+    parser.add_argument("output")
+    parser.add_argument("--layers", type=int)
+    flags = parser.parse_args(arguments)
+    try:
+        graph = export(flags.model, flags.preset, flags.batch, flags.layers)
+        graph.save(flags.output)
+    except PaseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{graph.name}: {len(graph.layers)} layers, {len(graph.edges)} edges, {graph.operations} operations")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
