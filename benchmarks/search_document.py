@@ -256,7 +256,8 @@ than 12 GiB.
 - `mcmc`: FlexFlow's search, from two starts: (1) data parallelism, (2) the expert's strategy, where it is known what
   the configurations are; on the paper's networks (1) each layer's cheapest configuration, (2) a random one. It stops
   when half of its time has brought nothing.
-- `milp`: HiGHS through scipy.optimize.milp, a one-hot variable per layer and edge (Alpa's formulation).
+- `milp`: HiGHS through scipy.optimize.milp, a one-hot variable per layer and edge (Alpa's formulation). It is spared
+  what has more variables than fit in 12 GiB; it does not always stop at its limit.
 - `toulbar2`: through pytoulbar2 (`pip install '.[toulbar2]'`), costs rounded to 1e-9 of the largest.
 
 ![time against devices](search.svg)

@@ -30,9 +30,9 @@ from pase_mtf.search import solve
 __all__ = ["SOLVERS", "main", "starts"]
 
 _MOST_BYTES = 12 << 30
-# Of a problem with more variables or table entries than these, no copy would fit in that.
-_MOST_VARIABLES = 20_000_000
-_MOST_ENTRIES = 100_000_000
+# HiGHS takes some 2.4 kB for every variable, toulbar2 some 20 bytes for every table entry: more would not fit in that.
+_MOST_VARIABLES = 10_000_000
+_MOST_ENTRIES = 500_000_000
 
 
 def milp(network: CostNetwork, limit: float) -> dict[str, Any]:
