@@ -55,7 +55,8 @@ def plot_times(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> N
         axes.grid(axis="y", color="#e5e5e5", linewidth=0.6)
     panels[0].set_ylabel("seconds to the result")
     for method, colour in _COLOURS.items():
-        panels[-1].plot([], [], "o-", color=colour, markersize=4, label=method)
+        panels[-1].plot([], [], "o-", color=colour, markersize=4,
+                        label=f"{method}: no proof" if method.startswith("mcmc") else method)
     panels[-1].plot([], [], "o", color="black", markerfacecolor="none", markersize=4, label="the paper's network")
     panels[-1].plot([], [], "--", color="black", label="paper, its machine: PaSE")
     panels[-1].plot([], [], ":", color="black", label="paper, its machine: FlexFlow")
