@@ -20,15 +20,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from pase_mtf.compat import mtf, tf
-from pase_mtf.configurations import Configuration
-from pase_mtf.cost.build import price_strategy
+from pase_mtf.compat import tf
 from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.cost.compute import PRODUCTS
 from pase_mtf.errors import FormatError, UsageError, nearest
-from pase_mtf.export import export_graph
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.lowering import PlanLowering, uniform_plan
 from pase_mtf.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.sampling import (
     Bench,
@@ -37,14 +32,15 @@ from pase_mtf.sampling import (
     add_samples,
     cores,
     operation_threads,
-    seconds_of,
-    session_config,
 )
+from pase_mtf.training_steps import fit_steps, measure_step
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 8
+VERSION = 9
 """Of the way of measuring; cached numbers of another version are measured again."""
+
+_STEPS = 3  # training steps under as many strategies
 
 
 def fingerprint(devices: int, kind: str = "cpu") -> dict[str, Any]:
@@ -97,75 +93,11 @@ def load_local(devices: int = 8, kind: str = "cpu", *, again: bool = False, prog
     return machine
 
 
-def _block(x: mtf.Tensor, number: int) -> mtf.Tensor:
-    """Attention and a feed-forward layer, as in a small transformer."""
-    mesh, (batch, length, width) = x.mesh, x.shape.dims
-    heads, channels, hidden = mtf.Dimension("heads", 8), mtf.Dimension("channels", 16), mtf.Dimension("hidden", 512)
-    memory = mtf.Dimension("memory", length.size)
-
-    def weights(name: str, *dims: mtf.Dimension) -> mtf.Tensor:
-        return mtf.get_variable(mesh, f"{name}{number}", mtf.Shape(dims),
-                                initializer=tf.random_uniform_initializer(-0.1, 0.1))
-
-    y = mtf.layers.layer_norm(x, width, name=f"norm_a{number}")
-    z = mtf.rename_dimension(y, "length", "memory")
-    query = mtf.einsum([y, weights("q", width, heads, channels)], output_shape=[batch, length, heads, channels])
-    key, value = (mtf.einsum([z, weights(name, width, heads, channels)], output_shape=[batch, memory, heads, channels])
-                  for name in "kv")
-    scores = mtf.softmax(mtf.einsum([query, key], output_shape=[batch, heads, length, memory]), memory)
-    seen = mtf.einsum([scores, value], output_shape=[batch, length, heads, channels])
-    x += mtf.einsum([seen, weights("o", heads, channels, width)], output_shape=[batch, length, width])
-    y = mtf.layers.layer_norm(x, width, name=f"norm_b{number}")
-    y = mtf.relu(mtf.einsum([y, weights("in", width, hidden)], output_shape=[batch, length, hidden])
-                 + weights("bias", hidden))
-    return x + mtf.einsum([y, weights("out", hidden, width)], output_shape=[batch, length, width])
-
-
-def _training_step(devices: int, kind: str) -> tuple[ComputationGraph, list[Configuration], float]:
-    """A data-parallel training step of a small model with many operations: (graph, configurations, seconds)."""
-    names = [f"/device:{kind.upper()}:{number}" for number in range(devices)]
-    with tf.Graph().as_default() as tf_graph:
-        graph = mtf.Graph()
-        mesh = mtf.Mesh(graph, "mesh")
-        shape = mtf.Shape([mtf.Dimension("batch", 2 * devices), mtf.Dimension("length", 32),
-                           mtf.Dimension("width", 128)])
-        x = mtf.import_tf_tensor(mesh, tf.random.stateless_uniform(shape.to_integer_list, [1, 2]), shape)
-        for number in range(2):
-            x = _block(x, number)
-        loss = mtf.reduce_mean(mtf.square(x))
-        gradients = mtf.gradients([loss], [variable.outputs[0] for variable in graph.trainable_variables])
-        updates = mtf.optimize.AdamWeightDecayOptimizer(1e-3).apply_grads(gradients, graph.trainable_variables)
-        exported = export_graph(graph)
-        lowering = PlanLowering(graph, uniform_plan(graph, f"all:{devices}", "batch:all", names), names)
-        step = tf.group([lowering.lowered_operation(update) for update in updates])
-        initializer, fill = tf.global_variables_initializer(), lowering.copy_masters_to_slices()
-        with tf.Session(graph=tf_graph, config=session_config(devices, kind)) as session:
-            session.run(initializer)
-            session.run(fill)
-            seconds = seconds_of(session, step, kind == "cpu")
-    chosen = [Configuration((("batch" if "batch" in layer.splittable else "", devices),) if devices > 1 else ())
-              for layer in exported.layers]
-    return exported, chosen, seconds
-
-
-def _with_overhead(machine: Machine, graph: ComputationGraph, chosen: Sequence[Configuration], devices: int,
-                   seconds: float) -> Machine:
-    """The machine, with the overhead per operation that a whole training step takes beyond what is known of its parts.
-
-    In a step the operands of an operation lie further away than where the same operation runs over and over again; this
-    is counted here.
-    """
-    operations = sum(operation.kind != "none" for layer in graph.layers for operation in layer.operations)
-    left = seconds - price_strategy(graph, machine, devices, chosen).total
-    overhead = max(left, 0.0) / operations / (devices if machine.shared_cores else 1)
-    return dataclasses.replace(machine, overhead=max(overhead, 1e-7))
-
-
 def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> Machine:
     """Measures the devices of this machine.
 
     Matrix products, convolutions, memory traffic, reductions, resharding and all-reduces of several sizes, with all
-    devices busy at once, and a whole training step for what these leave unexplained; about twenty seconds. Of virtual
+    devices busy at once, and whole training steps for what these leave unexplained; about twenty seconds. Of virtual
     devices the work of the cores is measured, so that others who use the same cores disturb it little.
 
     Args:
@@ -189,12 +121,14 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     bench = Bench(devices, kind)
     with tqdm(total=1, desc="measuring this machine", disable=None if progress else True, leave=False) as bar:
         add_samples(bench)
-        bar.total = len(bench) + 1
+        bar.total = len(bench) + _STEPS
         bar.refresh()
         samples = bench.measure(bar.update)
-        graph, chosen, seconds = _training_step(devices, kind)
-        bar.update()
-    return _with_overhead(_fit(samples, devices, kind), graph, chosen, devices, seconds)
+        steps = []
+        for number in range(_STEPS):
+            steps.append(measure_step(devices, kind, number))
+            bar.update()
+    return fit_steps(_fit(samples, devices, kind), devices, [step for step in steps if step])
 
 
 def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:

@@ -8,7 +8,7 @@ import pytest
 from small_graphs import perceptron
 
 from pase_mtf import calibrate as module
-from pase_mtf import sampling
+from pase_mtf import sampling, training_steps
 from pase_mtf.calibrate import cache_path, calibrate, fingerprint, load_local
 from pase_mtf.configurations import Configuration
 from pase_mtf.cost.build import price_strategy
@@ -62,13 +62,31 @@ def test_fits_find_the_machine(noise, tolerance):
     assert found.shared_cores
 
 
-def test_overhead_is_what_is_left_of_a_step():
-    graph, chosen = perceptron(), [Configuration((("batch", 8),))] * 3
-    seconds = price_strategy(graph, TRUE, 8, chosen).total
-    found = module._with_overhead(dataclasses.replace(TRUE, overhead=0.0), graph, chosen, 8, seconds)
-    # The all-reduces of a step have the overhead of an operation too.
+def test_whole_steps_tell_overhead_and_latency():
+    graph, split = perceptron(), [Configuration((("batch", 8),))] * 3
+    moved = [split[0], Configuration((("width2", 8),)), split[2]]
+    slower = dataclasses.replace(TRUE, links=tuple(dataclasses.replace(link, latency=link.latency + 3e-5)
+                                                   for link in TRUE.links))
+    steps = [training_steps.Step(graph, tuple(chosen), price_strategy(graph, machine, 8, chosen).total)
+             for chosen, machine in ((split, TRUE), (moved, slower))]
+    start = dataclasses.replace(TRUE, overhead=0.0)
+    found = training_steps.fit_steps(start, 8, steps)
     assert found.overhead == pytest.approx(TRUE.overhead, rel=0.1)
-    assert module._with_overhead(TRUE, graph, chosen, 8, 0.0).overhead == 1e-7
+    assert found.links[-1].latency == pytest.approx(TRUE.links[-1].latency + 3e-5, rel=0.1)
+    # Faster than the sum of its parts: neither becomes negative.
+    fast = [dataclasses.replace(step, seconds=0.0001 * step.seconds) for step in steps]
+    found = training_steps.fit_steps(start, 8, fast)
+    assert found.overhead == 1e-7
+    assert found.links == TRUE.links
+
+
+def test_measured_strategies_differ_in_what_they_hand_over():
+    graph = perceptron()
+    assert len(training_steps.strategies_to_measure(graph, 1)) == 1
+    strategies = training_steps.strategies_to_measure(graph, 8)
+    assert len(strategies) == len(set(strategies)) == 3
+    moved = [sum(price_strategy(graph, TRUE, 8, chosen).edges) for chosen in strategies]
+    assert moved[0] < min(moved[1:])
 
 
 def test_least_relative_errors_stay_positive():
