@@ -103,6 +103,8 @@ def limits(results: dict[str, Rows]) -> list[tuple[str, str, str, str, bool]]:
                           f"gap {gap:.1%} after {seconds_text(row['seconds'])}, {_bytes_text(row['peak_bytes'])}",
                           "yes" if row["optimal"] else "no (hard by construction)",
                           math.isfinite(gap) and row["seconds"] < 1.5 * row["limit"] + 5))
+    lines += [(name, "", row["error"], "no", False) for section in ("instances", "scale", "dense")
+              for name, row in results.get(section, {}).items() if "error" in row]
     return lines
 
 

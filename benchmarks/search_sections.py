@@ -132,9 +132,11 @@ def _network_process(path: str, repeats: int) -> dict[str, Any]:
         output = pathlib.Path(folder) / "solution.json"
         for _ in range(1 + repeats):
             start = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "pase_mtf.search", path, f"--output={output}"], check=True, cwd=ROOT,
-                           capture_output=True)
+            run = subprocess.run([sys.executable, "-m", "pase_mtf.search", path, f"--output={output}"], check=False,
+                                 cwd=ROOT, capture_output=True, text=True)
             times.append(time.perf_counter() - start)
+            if run.returncode:
+                return {"error": run.stderr.strip().rpartition("\n")[2]}
         solution = json.loads(output.read_text())
     return {"process_seconds": statistics.median(times[1:]), "search_seconds": solution["seconds"],
             "optimal": solution["optimal"], "cost": solution["cost"]}

@@ -242,6 +242,7 @@ def test_limits_are_met_or_not():
     assert search_document.limits(hard)[0][2:] == ("gap 10.0% after 1.00 s, 100 MB", "no (hard by construction)", True)
     hard["shuffled"]["hard"] = {"error": "out of memory"}
     assert not search_document.limits(hard)[0][-1]
+    assert search_document.limits({"scale": {"x": {"error": "broke"}}}) == [("x", "", "broke", "no", False)]
 
 
 def test_page():
