@@ -13,6 +13,8 @@ from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.network import CostNetwork, NetworkEdge
 from pase_mtf.search import Solution, check_certificate, methods, solve
+from pase_mtf.search.messages import rounded_down
+from pase_mtf.search.packed import pack
 
 __all__ = ["main"]
 
@@ -72,6 +74,10 @@ def _compile_all() -> None:
     for method in ("exact", "pase", "mcmc"):
         solve(network, method)
     solve(network, memory=[[1.0, 2.0, 3.0]] * 3, memory_limit=4.0)
+    rounded_down(pack(network.normalized()))  # of large networks
+    for edge in network.edges:  # as they are when read from a file
+        edge.matrix.setflags(write=False)
+    network.normalized()
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.network import CostNetwork
 from pase_mtf.search.certificate import Certificate, Potential
 from pase_mtf.search.elimination import plan_elimination
-from pase_mtf.search.messages import message_passes
+from pase_mtf.search.messages import EXACTLY, message_passes
 from pase_mtf.search.packed import Packed, lift, pack, reduce
 
 __all__ = ["certify", "potentials_of"]
@@ -50,10 +50,11 @@ def _prove(network: CostNetwork, packed: Packed, alive: np.ndarray, messages: np
         return Certificate(potentials_of(network, packed, messages))
     p = reduction.network
     keep, surplus = np.ones(len(p.unary), bool), np.zeros(len(p.unary))
-    nobody = np.zeros(p.vertices, np.int64)
+    nobody, level = np.zeros(p.vertices, np.int64), np.zeros(p.vertices)
     previous, passes, chunk = -np.inf, 0, 4
     while True:
-        bound, _, _ = message_passes(p, reduction.messages, keep, surplus, nobody, cost, -slack, slack / 2, chunk)
+        bound, _, _ = message_passes(p, EXACTLY, reduction.messages, keep, surplus, level, nobody, cost, -slack,
+                                     slack / 2, chunk)
         passes += chunk
         # What a configuration's surplus was during the pass, not what could be struck out at any time of it: the
         # checker sees the potentials as they are in the end.

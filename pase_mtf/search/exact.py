@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from pase_mtf.network import CostNetwork
 from pase_mtf.search.certificate import Certificate
 from pase_mtf.search.certify import certify, potentials_of
 from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
-from pase_mtf.search.messages import message_passes
+from pase_mtf.search.messages import EXACTLY, improve, message_passes, rounded_down
 from pase_mtf.search.packed import Packed, lift, pack, quantum, reduce
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 
@@ -38,6 +39,13 @@ _MOST_ENTRIES = 1 << 25
 _OPERATIONS_PER_SECOND = 5e7
 # Matrix entries that a reduced network may have, whatever the network had.
 _MOST_COPIED = 1 << 23
+# Entries of all edges from where on the first passes are in single precision: below, the others are as quick.
+_LARGE = 1 << 21
+# Single precision holds costs between these limits.
+_LEAST_COST, _MOST_COST = 1e-25, 1e25
+# Configurations per vertex that are looked at for a good assignment, by surplus.
+_PROMISING = 12
+_SWEEPS = 20
 
 
 class Minimiser:
@@ -86,8 +94,8 @@ class Minimiser:
         owner = np.repeat(np.arange(self.root.vertices), self.root.domains)
         self._place[packed.first[owner] + self.root.original] = np.arange(len(self.root.unary))
 
-    def run(self) -> None:
-        """Searches until proven, or the deadline or gap is reached."""
+    def run(self, most_nodes: float = np.inf) -> None:
+        """Searches until proven, or the deadline or gap is reached, or so many nodes have been looked at."""
         # (bound, number, alive configurations of the root as bits); the number makes the order definite.
         open_nodes: list[tuple[float, int, np.ndarray]] = []
         node: tuple[float, np.ndarray | None] | None = (-np.inf, None)
@@ -112,6 +120,8 @@ class Minimiser:
                     if bound < self.cost - self._target():
                         node = bound, np.unpackbits(bits, count=len(self.root.unary)).astype(bool)
             if node is not None:
+                if self.statistics["nodes"] >= most_nodes:
+                    return
                 self.bound = max(self.bound, min(node[0], open_nodes[0][0] if open_nodes else np.inf))
                 if self._enough(self.bound):
                     return
@@ -159,22 +169,26 @@ class Minimiser:
         try:
             if not top:
                 p, messages, *_ = reduce(p, alive, messages)
-            work = 2 * int((p.extents[0] * p.extents[1]).sum()) + 4 * len(p.classes) + len(p.unary)
+            work, folded = _work(p), not (p.domains == 1)[p.ends].any()
             chunk = 1  # the first pass finds the scale of costs
             plan, stalled, previous = None, 0, -np.inf
             keep = np.ones(len(p.unary), bool)
-            surplus = np.zeros(len(p.unary))
+            surplus, level = np.zeros(len(p.unary)), np.zeros(p.vertices)
+            rough = self._rounded_down(p, work)
             while True:
                 choice = np.zeros(p.vertices, np.int64)
                 target, left = self._target(), keep.sum()
-                reached, cost, made = message_passes(p, messages, keep, surplus, choice, self.cost, -target, target,
-                                                     chunk)
+                reached, cost, made = message_passes(p, rough, messages, keep, surplus, level, choice, self.cost,
+                                                     -target, target, chunk)
                 self.statistics["passes"] += made
                 self._offer(p, choice, cost)
+                if rough is not EXACTLY:
+                    self._look_for_better(p, keep, surplus)
+                    keep &= surplus <= self.cost - self._target() - np.repeat(level, p.domains)
                 bound = max(bound, reached)
                 self._report(min(bound, others))
                 if self.cost - bound <= self._target():
-                    if p is self.root and self.cost - bound <= self.slack / 2:
+                    if p is self.root and rough is EXACTLY and self.cost - bound <= self.slack / 2:
                         self.potentials = lift(self._packed, self._alive, np.zeros(self._packed.potentials),
                                                self._reduction._replace(messages=messages))
                     return None
@@ -190,25 +204,52 @@ class Minimiser:
                     plan = plan_elimination(domains, p.ends[:, undecided].T.tolist())
                 stalled = stalled + 1 if bound - previous < 0.05 * (self.cost - bound) else 0
                 previous = bound
-                most = max(_CHEAP_OPERATIONS, 2 * work) if stalled < 2 else _MOST_OPERATIONS
+                most = max(_CHEAP_OPERATIONS, 4 * _entries_left(p, domains)) if stalled < 2 else _MOST_OPERATIONS
                 in_time = _OPERATIONS_PER_SECOND * (self._deadline - time.perf_counter())
                 affordable = plan.entries <= _MOST_ENTRIES and plan.operations <= min(most, in_time)
-                if not keep.all() and (affordable or _worth_reducing(p, domains)):
+                if (not (folded and keep.all()) and affordable) or (not keep.all() and _worth_reducing(p, domains)):
                     if top and p is self.root:
                         self._root_messages = messages.copy()
                     p, messages, *_ = reduce(p, keep, messages)
                     surplus, keep = surplus[keep], np.ones(len(p.unary), bool)
+                    folded, work = True, _work(p)
+                    rough = self._rounded_down(p, work)
                 if affordable:
                     self._eliminate(p, plan)
                     return None
                 if stalled >= 2:
-                    break
+                    if rough is EXACTLY:
+                        break
+                    rough, stalled = EXACTLY, 0
                 chunk = max(1, min(4, int(5e7 / max(work, 1))))
         except InfeasibleError:
             if top and self.best is None and self.cost == np.inf:
                 raise
             return None
         return (float(bound), *self._halves(p, keep, plan, surplus))
+
+    def _rounded_down(self, p: Packed, work: int) -> np.ndarray:
+        if work < _LARGE or not all(array.max(initial=0.0) < _MOST_COST and array.min(initial=0.0) > -_MOST_COST
+                                    for array in (p.unary, p.values)) or p.values.max() < _LEAST_COST:
+            return EXACTLY
+        return rounded_down(p)
+
+    def _look_for_better(self, p: Packed, keep: np.ndarray, surplus: np.ndarray) -> None:
+        """Searches among the configurations of least surplus: a good assignment early saves passes over all of them."""
+        few, value = np.zeros(len(keep), bool), np.where(keep, surplus, np.inf)
+        for begin, end in itertools.pairwise(p.first.tolist()):
+            if end - begin <= _PROMISING:
+                few[begin:end] = True
+            else:
+                few[begin + np.argpartition(value[begin:end], _PROMISING)[:_PROMISING]] = True
+        part = reduce(p, few).network
+        own = part.original
+        part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
+        search = Minimiser(part, deadline=self._deadline, cutoff=self.cost, unit=self._unit)
+        search.run(most_nodes=1)
+        if search.best is not None:
+            choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
+            self._offer(p, choice, improve(p, choice, _SWEEPS))
 
     def _eliminate(self, p: Packed, plan: Plan) -> None:
         self.statistics["eliminations"] += 1
@@ -239,11 +280,21 @@ class Minimiser:
         return first, second
 
 
+def _work(p: Packed) -> int:
+    """What a pass takes."""
+    return 2 * int((p.extents[0] * p.extents[1]).sum()) + 4 * len(p.classes) + len(p.unary)
+
+
+def _entries_left(p: Packed, domains: np.ndarray) -> int:
+    """Matrix entries of all edges, at most, when there are so many configurations per vertex."""
+    size = np.minimum(p.extents, domains[p.ends])
+    return int((size[0] * size[1]).sum())
+
+
 def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
     """Whether the network without the configurations that are not alive takes clearly less work, and no more memory
     than now (matrices that were shared may part)."""
-    size = np.minimum(p.extents, domains[p.ends])
-    work = int((size[0] * size[1]).sum())
+    work = _entries_left(p, domains)
     before = int((p.extents[0] * p.extents[1]).sum())
     return work < 0.7 * before + 1000 and work <= max(2 * len(p.values), _MOST_COPIED)
 

@@ -14,7 +14,13 @@ import numpy as np
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed, reduce
 
-__all__ = ["improve", "message_passes", "surplus_of"]
+__all__ = ["EXACTLY", "improve", "message_passes", "rounded_down", "surplus_of"]
+
+# Rounding to single precision changes a number by half of this, relative to it.
+_ULP = 2.0 ** -23
+
+EXACTLY = np.zeros(0, np.float32)
+"""In place of `rounded_down`: passes in double precision."""
 
 
 @compiled(fastmath={"nnan", "nsz"})
@@ -57,6 +63,62 @@ def _pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) ->
                 taken[c] = value if value < taken[c] else taken[c]
 
 
+@compiled(fastmath={"nnan", "nsz"})
+def _pull_rough(lines: np.ndarray, given: np.ndarray, open_lines: np.ndarray, taken: np.ndarray,
+                out: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """`_pull` in single precision, rounded down: never more than the minimum over the open lines.
+
+    Args:
+      lines: float32, the matrix rounded down, a line per class of the other side.
+      given: float64, the potentials of the other side.
+      open_lines: int64, the classes of the other side that count.
+      taken: float64, filled in.
+      out: float32, room for as many.
+    """
+    width = len(taken)
+    for c in range(width):
+        out[c] = np.inf
+    position = 0
+    while position < len(open_lines):  # four lines at once, the last one again where there are fewer
+        a = open_lines[position]
+        b = open_lines[min(position + 1, len(open_lines) - 1)]
+        d = open_lines[min(position + 2, len(open_lines) - 1)]
+        e = open_lines[min(position + 3, len(open_lines) - 1)]
+        first, second = lines[a * width:(a + 1) * width], lines[b * width:(b + 1) * width]
+        third, fourth = lines[d * width:(d + 1) * width], lines[e * width:(e + 1) * width]
+        one, two = np.float32(given[a] + abs(given[a]) * _ULP), np.float32(given[b] + abs(given[b]) * _ULP)
+        three, four = np.float32(given[d] + abs(given[d]) * _ULP), np.float32(given[e] + abs(given[e]) * _ULP)
+        for c in range(width):
+            out[c] = min(out[c], min(min(first[c] - one, second[c] - two), min(third[c] - three, fourth[c] - four)))
+        position += 4
+    for c in range(width):
+        taken[c] = out[c] - abs(out[c]) * _ULP
+
+
+@compiled
+def _round_down(values: np.ndarray, matrix: np.ndarray, extents: np.ndarray) -> np.ndarray:  # pragma: no cover
+    rough = np.empty(2 * len(values), np.float32)
+    for position in range(len(values)):
+        rough[position] = np.float32(values[position] - abs(values[position]) * _ULP)
+    block = 32
+    for e in range(len(matrix)):
+        height, width = extents[0, e], extents[1, e]
+        begin, turned = matrix[e], len(values) + matrix[e]
+        for top in range(0, height, block):
+            for left in range(0, width, block):
+                for c in range(left, min(left + block, width)):
+                    for r in range(top, min(top + block, height)):
+                        rough[turned + c * height + r] = rough[begin + r * width + c]
+    return rough
+
+
+def rounded_down(p: Packed) -> np.ndarray:
+    """The matrices of a network in single precision, rounded down, and after them all of them once more transposed:
+    half the memory traffic, for passes whose bound need not be exact (see message_passes)."""
+    matrix, first = np.unique(p.matrix, return_index=True)
+    return _round_down(p.values, matrix, np.ascontiguousarray(p.extents[:, first]))
+
+
 @compiled
 def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Adds to every configuration the value of its class."""
@@ -74,7 +136,8 @@ def _hand_on(theta: np.ndarray, delta: float, share: float, classes: np.ndarray,
         if theta[k] < least[classes[k]]:
             least[classes[k]] = theta[k]
     for r in range(len(potentials)):
-        potentials[r] -= share * (least[r] - delta)
+        if least[r] < np.inf:
+            potentials[r] -= share * (least[r] - delta)
 
 
 @compiled
@@ -125,17 +188,37 @@ def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no 
 
 
 @compiled
-def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: np.ndarray, best: np.ndarray,
-                   best_cost: float, margin: float, enough: float, passes: int):  # pragma: no cover (compiled)
+def _open(alive: np.ndarray, classes: np.ndarray, used: np.ndarray, lines: np.ndarray) -> int:  # pragma: no cover
+    """Lists the classes that something alive has. Returns how many."""
+    count = 0
+    for c in range(len(lines)):
+        used[c] = False
+    for k in range(len(alive)):
+        if alive[k]:
+            used[classes[k]] = True
+    for c in range(len(lines)):
+        if used[c]:
+            lines[count] = c
+            count += 1
+    return count
+
+
+@compiled
+def message_passes(p: Packed, rough: np.ndarray, messages: np.ndarray, alive: np.ndarray, surplus: np.ndarray,
+                   level: np.ndarray, best: np.ndarray, best_cost: float, margin: float, enough: float,
+                   passes: int):  # pragma: no cover (compiled)
     """Runs passes there and back.
 
     Args:
       p: the network; every entry of every domain can be part of a finite assignment of each edge (see packed.reduce).
+      rough: EXACTLY, or `rounded_down(p)` for large networks without infinite costs: the bound is then that of what is
+        alive (not of the whole network), and lower than it could be by about 1e-7 of the costs.
       messages: float64 [p.potentials], changed in place.
       alive: bool [configurations]: cleared where a configuration cannot be part of an assignment cheaper than
         best_cost + margin.
-      surplus: float64 [configurations], filled in: how much more than the bound every assignment costs that holds the
-        configuration.
+      surplus: float64 [configurations], filled in: how much more than `level` of its vertex every assignment costs
+        that holds the configuration.
+      level: float64 [vertices], filled in: the bound when the surplus of that vertex was found.
       best: int64 [vertices], the best assignment known; replaced in place when a cheaper one is found.
       best_cost: its cost (inf: none known).
       margin: how much cheaper than best_cost an assignment must be to matter: negative, or 0.
@@ -153,7 +236,9 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
     for e in range(len(matrix)):
         widest = max(widest, extents[0, e], extents[1, e])
     least = np.empty(widest)
-    minimum, level = np.zeros(vertices), np.zeros(vertices)
+    out, used, open_lines = np.empty(widest, np.float32), np.zeros(widest, np.bool_), np.empty(widest, np.int64)
+    minimum = np.zeros(vertices)
+    exactly = len(rough) == 0
     choice = np.zeros(vertices, np.int64)
     bound, known = -np.inf, False
     made = 0
@@ -172,18 +257,28 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
                     e = adjacent[side, position]
                     place, other = potentials_at[side, e], potentials_at[1 - side, e]
                     if side == behind:
-                        _pull(values[matrix[e]:matrix[e] + extents[0, e] * extents[1, e]],
-                              messages[other:other + extents[1 - side, e]],
-                              messages[place:place + extents[side, e]], side == 0)
+                        given, taken = messages[other:other + extents[1 - side, e]], messages[place:
+                                                                                              place + extents[side, e]]
+                        begin, end = matrix[e], matrix[e] + extents[0, e] * extents[1, e]
+                        if exactly:
+                            _pull(values[begin:end], given, taken, side == 0)
+                        else:
+                            u = p.ends[1 - side, e]
+                            count = _open(alive[first[u]:first[u + 1]], classes[classes_at[1 - side, e]:], used,
+                                          open_lines[:len(given)])
+                            turned = len(values) if side == 0 else 0
+                            _pull_rough(rough[turned + begin:turned + end], given, open_lines[:count], taken, out)
                     own = classes[classes_at[side, e]:classes_at[side, e] + size]
                     _add(theta, messages[place:place + extents[side, e]], own)
                     if side == ahead:
                         _add(score, messages[place:place + extents[side, e]], own)
-            delta, pick = np.inf, 0
+            own_alive = alive[first[v]:first[v + 1]]
+            delta, pick, lowest = np.inf, 0, np.inf
             for k in range(size):
-                delta = min(delta, theta[k])
-                if score[k] < score[pick]:
-                    pick = k
+                if exactly or own_alive[k]:
+                    delta = min(delta, theta[k])
+                    if score[k] < lowest:
+                        lowest, pick = score[k], k
             choice[v] = pick
             running += delta
             rest -= minimum[v]
@@ -191,6 +286,11 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
             level[v] = running + rest  # the bound at this moment
             for k in range(size):
                 surplus[first[v] + k] = theta[k] - delta
+                # Never the last one: where nothing cheaper can be, the bound says so.
+                if not exactly and known and theta[k] > delta and theta[k] - delta > best_cost + margin - level[v]:
+                    own_alive[k] = False
+                if not exactly and not own_alive[k]:
+                    theta[k] = np.inf
             degree = (adjacent_at[0, v + 1] - adjacent_at[0, v], adjacent_at[1, v + 1] - adjacent_at[1, v])
             share = 1.0 / max(degree[0], degree[1], 1)
             for position in range(adjacent_at[ahead, v], adjacent_at[ahead, v + 1]):
@@ -202,7 +302,7 @@ def message_passes(p: Packed, messages: np.ndarray, alive: np.ndarray, surplus: 
         if cost < best_cost:
             best_cost = cost
             best[:] = choice
-        if known:
+        if known and exactly:
             for v in range(vertices):
                 room = best_cost + margin - level[v]
                 for position in range(first[v], first[v + 1]):
@@ -230,11 +330,11 @@ def surplus_of(p: Packed, passes: int = 6) -> tuple[float, np.ndarray]:
       InfeasibleError: no finite assignment can exist.
     """
     network, messages, *_ = reduce(p, np.ones(len(p.unary), bool))
-    keep, own = np.ones(len(network.unary), bool), np.zeros(len(network.unary))
+    keep, own, level = np.ones(len(network.unary), bool), np.zeros(len(network.unary)), np.zeros(network.vertices)
     nobody = np.zeros(network.vertices, np.int64)
-    bound, *_ = message_passes(network, messages, keep, own, nobody, -np.inf, 0.0, -np.inf, passes)
+    bound, *_ = message_passes(network, EXACTLY, messages, keep, own, level, nobody, -np.inf, 0.0, -np.inf, passes)
     # The surplus of a pass is counted from a bound at least as good as that before it.
-    message_passes(network, messages, keep, own, nobody, -np.inf, 0.0, -np.inf, 1)
+    message_passes(network, EXACTLY, messages, keep, own, level, nobody, -np.inf, 0.0, -np.inf, 1)
     surplus = np.full(len(p.unary), np.inf)
     owner = np.repeat(np.arange(network.vertices), network.domains)
     surplus[p.first[owner] + network.original] = own

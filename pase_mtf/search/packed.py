@@ -95,6 +95,14 @@ def _assemble(first: np.ndarray, unary: np.ndarray, original: np.ndarray, values
 def pack(network: CostNetwork) -> Packed:
     """Lays a normalized network out flat. Arrays that edges share are stored once."""
     def join(arrays: list[np.ndarray], dtype: type) -> tuple[np.ndarray, np.ndarray]:
+        bases = {id(array.base): array.base for array in arrays}
+        base = next(iter(bases.values()), None)
+        if len(bases) == 1 and isinstance(base, np.ndarray) and base.ndim == 1 and base.dtype == dtype and all(
+                array.flags.c_contiguous for array in arrays):  # they lie in one array already
+            begin = base.__array_interface__["data"][0]
+            starts = np.array([array.__array_interface__["data"][0] - begin for array in arrays], np.int64)
+            starts //= base.itemsize
+            return base[:max(start + array.size for start, array in zip(starts.tolist(), arrays, strict=True))], starts
         place: dict[int, int] = {}
         parts, starts, end = [np.zeros(0, dtype)], np.zeros(len(arrays), np.int64), 0
         for number, array in enumerate(arrays):
@@ -116,6 +124,10 @@ def pack(network: CostNetwork) -> Packed:
         np.array([[edge.source for edge in edges], [edge.target for edge in edges]], np.int32),
         np.array([edge.matrix.shape for edge in edges], np.int64).reshape(-1, 2).T.copy(),
         classes, classes_at.reshape(2, -1), 0.0)
+
+
+# Entries of all matrices from where on a network is not copied for nothing.
+_LARGE = 1 << 20
 
 
 @compiled
@@ -282,8 +294,14 @@ class Reduction(NamedTuple):
     classes: np.ndarray
 
 
+def _class_of_potentials(packed: Packed) -> np.ndarray:
+    sizes = packed.extents.T.ravel()
+    return np.arange(packed.potentials) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
 def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None) -> Reduction:
-    """Removes what is not alive, and all that can then have no finite cost.
+    """Removes what is not alive, and all that can then have no finite cost. Vertices that have one configuration are
+    folded into their neighbours; but not where nothing at all is removed from a large network, which stays as it is.
 
     Args:
       packed: the network.
@@ -296,6 +314,8 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
     if messages is None:
         messages = np.zeros(packed.potentials)
     forbidden = max(packed.unary.max(initial=0.0), packed.values.max(initial=0.0)) == np.inf
+    if not forbidden and alive.all() and (len(packed.values) > _LARGE or packed.domains.min(initial=2) > 1):
+        return Reduction(packed, messages, np.arange(len(packed.matrix)), _class_of_potentials(packed))
     if forbidden:  # most networks forbid nothing, and never need this kernel
         _make_consistent(packed, alive)
     if packed.vertices and not np.logical_or.reduceat(alive, packed.first[:-1]).all():
@@ -358,6 +378,10 @@ def quantum(packed: Packed) -> float:
     """The number that every cost is a multiple of, where all are integers (0 where they are not, or are too large to
     add without rounding). No two assignments can differ by less."""
     divisor = 0
+    for array in (packed.unary, packed.values):
+        if np.array_equal(np.rint(array[:64]), array[:64]):
+            continue
+        return 0.0
     for array in (packed.unary, packed.values):
         finite = array[np.isfinite(array)]
         if finite.size and (np.abs(finite).max() > 2.0 ** 50 or not np.array_equal(finite, np.rint(finite))):
