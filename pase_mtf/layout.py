@@ -24,7 +24,7 @@ from pase_mtf.layout_legality import Problem, StockLegality
 from pase_mtf.layout_network import LayoutPrices, MeshNetwork
 from pase_mtf.layout_search import Candidate, Search
 from pase_mtf.layout_space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules, rules_text
-from pase_mtf.layout_verify import lowering_problem
+from pase_mtf.layout_verify import Verifier
 from pase_mtf.machine import Machine
 from pase_mtf.search.k_best import cheapest
 from pase_mtf.tables import format_table
@@ -238,12 +238,14 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
     named = tuple(dict.fromkeys(axis for axis in fixed.values() if axis is not None))
     meshes = (mesh,) if mesh else mesh_shapes(devices, machine, named)
     meshes = _meshes_for_fixed(meshes, fixed, legality)
-    verified: dict[tuple[str, str], Problem | None] = {}
+    verifier = Verifier(graph, outputs)
+    verified: dict[tuple, Problem | None] = {}
 
     def verify(shape: MeshShape, rules: Mapping[str, str]) -> Problem | None:
-        key = str(shape), rules_text(dict(sorted(rules.items())))
+        # The names of axes make no difference.
+        key = shape.sizes, tuple(sorted((dim, shape.names.index(axis)) for dim, axis in rules.items()))
         if key not in verified:
-            verified[key] = lowering_problem(graph, shape, rules, outputs)
+            verified[key] = verifier.problem(shape, rules)
         return verified[key]
 
     search = Search(prices, meshes, fixed, memory_limit, verify)

@@ -80,7 +80,8 @@ class LayoutPrices:
     """
 
     def __init__(self, graph: ComputationGraph, machine: Machine, legality: StockLegality) -> None:
-        self.graph, self.machine, self.legality = graph, machine, legality
+        # A layout is lowered by Mesh-TF itself.
+        self.graph, self.machine, self.legality = graph, dataclasses.replace(machine, ring=True), legality
         possible = set(legality.dims())
         used = {name for layer in graph.layers for name in layer.splittable}
         self.dims = tuple(name for name in legality.sizes if name in possible and name in used)

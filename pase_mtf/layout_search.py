@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.layout_legality import Problem
@@ -76,9 +78,17 @@ class Search:
         return {dim: None if axis is None else mesh.names.index(axis) for dim, axis in self.fixed.items()}
 
     def __iter__(self) -> Iterator[Candidate]:
-        """Legal layouts that lower, cheapest first, each once but for rules without effect."""
-        heap: list[tuple[float, int, int, int, object, MeshShape]] = []
+        """Legal layouts that lower, cheapest first, each once but for names of axes and rules without effect."""
+        heap: list[tuple[float, int, int, int, Any, MeshShape]] = []
         number = itertools.count()
+
+        def push(layouts: Generator, mesh: MeshShape, cause: dict[str, int] | None = None) -> None:
+            with contextlib.suppress(StopIteration):
+                found = layouts.send(cause)
+                # Sums of the same numbers in another order are the same: then fewer axes come first.
+                heapq.heappush(heap, (float(f"{found.cost:.12g}"), 1, len(mesh.axes), next(number),
+                                      (found, layouts), mesh))
+
         seen: set[tuple] = set()
         for mesh in self.meshes:
             network = self._network(mesh, ())
@@ -89,21 +99,26 @@ class Search:
         while heap:
             cost, _, _, _, item, mesh = heapq.heappop(heap)
             if isinstance(item, MeshNetwork):  # only bounded so far
-                item = self._layouts(mesh, item)
-            else:
-                if mesh not in opened:
-                    opened.add(mesh)
-                    self.least[mesh] = cost
-                candidate, item = item
-                effect = _effect(candidate)
-                if effect not in seen:
-                    seen.add(effect)
-                    yield candidate
-            found = next(item, None)
-            if found is not None:
-                # Sums of the same numbers in another order are the same: then fewer axes come first.
-                rounded = float(f"{found.cost:.12g}")
-                heapq.heappush(heap, (rounded, 1, len(mesh.axes), next(number), (found, item), mesh))
+                push(self._layouts(mesh, item), mesh)
+                continue
+            candidate, layouts = item
+            if mesh not in opened:
+                opened.add(mesh)
+                self.least[mesh] = cost
+            effect = _effect(candidate)
+            if effect in seen:
+                push(layouts, mesh)
+                continue
+            seen.add(effect)
+            problem = self.verify(mesh, candidate.rules)
+            if problem is None:
+                yield candidate
+                push(layouts, mesh)
+                continue
+            self.rejected.append((candidate, problem))
+            cause = {name: candidate.axis_of[name] for name in problem.dims if name in candidate.axis_of}
+            if not set(cause) <= set(self.fixed):  # else no other layout avoids it
+                push(layouts, mesh, cause)
 
     def _network(self, mesh: MeshShape, forbidden: Sequence[Mapping[str, int]]) -> MeshNetwork | None:
         network = MeshNetwork(self.prices, mesh, self.fixed_axes(mesh), forbidden)
@@ -112,8 +127,9 @@ class Search:
         self.networks[mesh] = (len(network.network.vectors), sum(network.network.sizes))
         return network
 
-    def _layouts(self, mesh: MeshShape, network: MeshNetwork) -> Iterator[Candidate]:
-        """The layouts of a mesh shape that lower, cheapest first."""
+    def _layouts(self, mesh: MeshShape, network: MeshNetwork | None) -> Generator:
+        """The legal layouts of a mesh shape, cheapest first. What is sent in does not lower: it is left out, with
+        everything that has it."""
         forbidden: list[dict[str, int]] = []
         done: set[tuple] = set()
         while network is not None:
@@ -122,29 +138,24 @@ class Search:
                 trimmed = self.trim(candidate)
                 if self.prices.legality.problem(trimmed.axis_of, mesh.sizes) is None:
                     candidate = trimmed
-                axis_of = candidate.axis_of
-                key = tuple(sorted(axis_of.items()))
+                key = tuple(sorted(candidate.axis_of.items()))
                 if key in done:
                     continue
                 done.add(key)
-                problem = self._problem(candidate)
+                problem = self.prices.legality.problem(candidate.axis_of, mesh.sizes)
                 if problem is None:
-                    yield candidate
-                    continue
-                self.rejected.append((candidate, problem))
-                cause = {name: axis_of[name] for name in problem.dims if name in axis_of}
-                if 1 <= len(cause) <= 2 and not set(cause) <= set(self.fixed):
-                    forbidden.append(cause)  # and everything else that has it
+                    cause = yield candidate
+                else:
+                    self.rejected.append((candidate, problem))
+                    cause = {name: candidate.axis_of[name] for name in problem.dims if name in candidate.axis_of}
+                    if set(cause) <= set(self.fixed):
+                        return  # no other layout avoids it
+                if cause and len(cause) <= 2:
+                    forbidden.append(cause)
                     network = self._network(mesh, forbidden)
                     break
-                if not cause or set(cause) <= set(self.fixed):
-                    return  # no other layout avoids it
             else:
                 return
-
-    def _problem(self, candidate: Candidate) -> Problem | None:
-        problem = self.prices.legality.problem(candidate.axis_of, candidate.mesh.sizes)
-        return problem or self.verify(candidate.mesh, candidate.rules)
 
     def _assignments(self, network: MeshNetwork) -> Iterator[dict[str, int]]:
         count = itertools.count()

@@ -7,9 +7,8 @@ shape), in a scratch graph. Operations that are alike (the layers of a stack) ar
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from pase_mtf.compat import func_graph, mtf, tf
 from pase_mtf.layout_legality import Problem
 from pase_mtf.layout_space import MeshShape
 
-__all__ = ["ShapeMeshImpl", "lowering_problem"]
+__all__ = ["ShapeMeshImpl", "Verifier", "lowering_problem"]
 
 _ops = mtf.ops
 
@@ -54,6 +53,7 @@ class _Variable:
 
     def __init__(self, variable: mtf.Variable, mesh_impl: ShapeMeshImpl) -> None:
         self._shape = mesh_impl.slice_shape(variable.outputs[0].shape)
+        self._done = mesh_impl.done
         self.laid_out_tensor = _Slices([tf.placeholder(variable.slice_dtype, self._shape)])
         self.copy_master_to_slices = self.copy_slices_to_master = None
 
@@ -63,7 +63,7 @@ class _Variable:
         for value in values:
             if not value.shape.is_compatible_with(self._shape):
                 raise ValueError(f"a slice of shape {value.shape} is assigned to one of {self._shape}")
-        return tf.no_op()
+        return self._done()
 
 
 class ShapeMeshImpl(mtf.MeshImpl):
@@ -76,6 +76,29 @@ class ShapeMeshImpl(mtf.MeshImpl):
         super().__init__(shape, layout_rules)
         self._shapes: dict[tuple, list[int]] = {}
         self._layouts: dict[tuple, Any] = {}
+        self._axes: dict[str, int | None] = {}
+        self.sizes = tuple(self.shape.to_integer_list)
+        self._done: dict[Any, tf.Operation] = {}
+
+    # Unfinished sums can be added if their mesh implementations are equal: those of other layouts are reused here.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShapeMeshImpl)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def done(self) -> tf.Operation:
+        """An operation that does nothing: one for all assignments."""
+        graph = tf.get_default_graph()
+        if graph not in self._done:
+            self._done[graph] = tf.no_op()
+        return self._done[graph]
+
+    def axis_of(self, name: str) -> int | None:
+        """The mesh axis of a dim."""
+        if name not in self._axes:
+            self._axes[name] = self.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0))
+        return self._axes[name]
 
     def tensor_layout(self, arg: Any) -> Any:
         """As the parent's, remembered."""
@@ -188,26 +211,51 @@ def _freeze_operation(operation: mtf.Operation, depth: int = 0) -> Any:
     return type(operation), tuple(_freeze(t) for t in (*operation.inputs, *operation.outputs)), attributes
 
 
-# They have an identity (variables), side effects, or a body: always lowered.
-_ALWAYS = (mtf.Variable, _ops.ReadVariable, mtf.Assign, _ops.Depend, _ops.WhileLoopOperation,
-           _ops.CustomGradientOperation, _ops.StopGradient,
-           _ops.ScalarSummaryOperation)
+# They have side effects or a body, or hand on the very object that they are given: always lowered.
+_ALWAYS = (_ops.ReadVariable, mtf.Assign, _ops.Depend, _ops.WhileLoopOperation, _ops.CustomGradientOperation,
+           _ops.StopGradient, _ops.ScalarSummaryOperation)
+
+
+class _Known:
+    """What lowering one graph under several layouts has in common.
+
+    Attributes:
+      frozen: operation -> (what it has in common with its likes, the names of its dims), None if it has no likes.
+      results: (what operations have in common, axes of their dims, state of their inputs) -> what lowering them made.
+    """
+
+    def __init__(self) -> None:
+        self.frozen: dict[mtf.Operation, tuple[int, tuple[str, ...]] | None] = {}
+        self.results: dict[Any, tuple[list[Any], Any]] = {}
+        self._numbers: dict[Any, int] = {}
+
+    def of(self, operation: mtf.Operation) -> tuple[int, tuple[str, ...]] | None:
+        """The entry of `frozen`."""
+        if operation not in self.frozen:
+            entry = None
+            if not isinstance(operation, _ALWAYS) and type(operation).lower.__module__ == _ops.__name__:
+                shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
+                names = tuple(dict.fromkeys(name for shape in shapes for name in shape.dimension_names))
+                if isinstance(operation, mtf.Variable):
+                    key = (mtf.Variable, _freeze(operation.shape), operation.slice_dtype, operation.activation_dtype)
+                else:
+                    key = _freeze_operation(operation)
+                entry = self._numbers.setdefault(key, len(self._numbers)), names
+            self.frozen[operation] = entry
+        return self.frozen[operation]
 
 
 class _ShapeLowering(mtf.Lowering):
     """mtf.Lowering without its logging and its rewriting of the graph, alike operations lowered once."""
 
-    def __init__(self, graph: mtf.Graph, impl: ShapeMeshImpl) -> None:
+    def __init__(self, graph: mtf.Graph, impl: ShapeMeshImpl, known: _Known) -> None:
         # Not super().__init__: it rewrites the graph.
-        self.graph, self._impl = graph, impl
+        self.graph, self._impl, self._known = graph, impl, known
         self._counters: list = []
         self.tensors, self.operations, self.variables = {}, {}, {}
-        self._known: dict[Any, list[Any]] = {}
         for operation in graph.operations:
             try:
                 self._lower(operation)
-                for output in operation.outputs:
-                    self.laid_out_size(output)
             except Exception as error:  # whatever an operation's lowering raises is the answer
                 raise _LoweringError(operation, error) from error
 
@@ -225,62 +273,85 @@ class _ShapeLowering(mtf.Lowering):
         return None
 
     def _lower(self, operation: mtf.Operation) -> None:
+        entry = self._known.of(operation)
+        if entry is None:
+            self._really_lower(operation)
+            return
+        number, names = entry
+        key = (number, tuple([self._impl.axis_of(name) for name in names]), self._impl.sizes,
+               tuple([self._state(tensor) for tensor in operation.inputs]))
+        if key not in self._known.results:
+            self._really_lower(operation)
+            self._known.results[key] = ([self.tensors[output] for output in operation.outputs],
+                                        self.variables.get(operation))
+            return
+        tensors, variable = self._known.results[key]
+        for output, laid_out in zip(operation.outputs, tensors, strict=True):
+            self.tensors[output] = laid_out
+        if variable is not None:
+            self.variables[operation] = variable
+
+    def _really_lower(self, operation: mtf.Operation) -> None:
         if isinstance(operation, _ops.ImportLaidOutTensorOperation):
             self.set_tensor_lowering(operation.outputs[0], _Slices(operation._laid_out_tensor.tensor_list[:1]))
-            return
-        if isinstance(operation, _ALWAYS) or type(operation).lower.__module__ != _ops.__name__:
+        else:
             operation.lower(self)
-            return
-        key = _freeze_operation(operation), tuple(self._state(tensor) for tensor in operation.inputs)
-        if key in self._known:
-            for output, laid_out in zip(operation.outputs, self._known[key], strict=True):
-                self.tensors[output] = laid_out
-            return
-        operation.lower(self)
-        self._known[key] = [self.tensors[output] for output in operation.outputs]
+        for output in operation.outputs:
+            self.laid_out_size(output)
 
 
-@contextlib.contextmanager
-def _scratch(graph: mtf.Graph) -> Iterator[None]:
-    """A TensorFlow graph that is thrown away, in which the tensors of the user's graph can be read."""
-    outer = tf.get_default_graph()
-    for operation in graph.operations:
-        if isinstance(operation, mtf.Variable) and hasattr(operation, "_master"):
-            outer = operation._master.graph
-            break
-        if isinstance(operation, _ops.ImportOperation):
-            outer = operation._tf_tensor.graph
-            break
-    with outer.as_default(), func_graph.FuncGraph("layout").as_default():
-        yield
+class Verifier:
+    """Lowers one graph under layouts, for shapes only, in a TensorFlow graph that is thrown away.
+
+    Attributes:
+      graph: the Mesh-TF graph; it is left as it is.
+      outputs: tensors that will be exported.
+    """
+
+    def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = ()) -> None:
+        self.graph, self.outputs = graph, list(outputs)
+        self._known = _Known()
+        self._outer = tf.get_default_graph()
+        for operation in graph.operations:
+            if isinstance(operation, mtf.Variable) and hasattr(operation, "_master"):
+                self._outer = operation._master.graph
+                break
+            if isinstance(operation, _ops.ImportOperation):
+                self._outer = operation._tf_tensor.graph
+                break
+        # A function's graph reads the tensors of the user's graph as if they were its inputs.
+        with self._outer.as_default():
+            self._scratch = func_graph.FuncGraph("layout")
+
+    def problem(self, mesh: MeshShape, rules: Mapping[str, str]) -> Problem | None:
+        """Lowers the graph under a layout.
+
+        Args:
+          mesh: the mesh shape.
+          rules: dim name -> axis name.
+
+        Returns:
+          What did not lower, or None.
+        """
+        shape = mtf.Shape([mtf.Dimension(name, size) for name, size in mesh.axes])
+        impl = ShapeMeshImpl(shape, mtf.LayoutRules(rules.items()))
+        with self._outer.as_default(), self._scratch.as_default():
+            try:
+                lowering = _ShapeLowering(self.graph, impl, self._known)
+                for output in self.outputs:
+                    lowering.export_to_tf_tensor(output)
+            except _LoweringError as failure:
+                operation = failure.operation
+                names = dict.fromkeys(name for tensor in (*operation.inputs, *operation.outputs)
+                                      for name in tensor.shape.dimension_names if name in rules)
+                if isinstance(operation, _ops.WhileLoopOperation):
+                    names = rules
+                text = " ".join(str(failure.cause).split())[:300]
+                return Problem(operation.name, tuple(names), f"{type(failure.cause).__name__}: {text}")
+        return None
 
 
 def lowering_problem(graph: mtf.Graph, mesh: MeshShape, rules: Mapping[str, str],
                      outputs: Iterable[mtf.Tensor] = ()) -> Problem | None:
-    """Lowers the graph under a layout, for shapes only.
-
-    Args:
-      graph: any Mesh-TF graph; it is left as it is.
-      mesh: the mesh shape.
-      rules: dim name -> axis name.
-      outputs: tensors that will be exported.
-
-    Returns:
-      What did not lower, or None.
-    """
-    shape = mtf.Shape([mtf.Dimension(name, size) for name, size in mesh.axes])
-    impl = ShapeMeshImpl(shape, mtf.LayoutRules(rules.items()))
-    with _scratch(graph):
-        try:
-            lowering = _ShapeLowering(graph, impl)
-            for output in outputs:
-                lowering.export_to_tf_tensor(output)
-        except _LoweringError as failure:
-            operation = failure.operation
-            names = dict.fromkeys(name for tensor in (*operation.inputs, *operation.outputs)
-                                  for name in tensor.shape.dimension_names if name in rules)
-            if isinstance(operation, _ops.WhileLoopOperation):
-                names = rules
-            text = " ".join(str(failure.cause).split())[:300]
-            return Problem(operation.name, tuple(names), f"{type(failure.cause).__name__}: {text}")
-    return None
+    """What does not lower under one layout, or None: `Verifier` for a single layout."""
+    return Verifier(graph, outputs).problem(mesh, rules)
