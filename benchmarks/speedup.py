@@ -2,14 +2,17 @@
 
     python -m benchmarks.speedup                             # a quarter of an hour on two cores
     python -m benchmarks.speedup --models=transformer --meshes=8 --steps=10
+    python -m benchmarks.speedup --models=alexnet --meshes=8 --batches=16,32,64,128 --name=batches --readme=
 
 Every row is one run of the launcher as a user starts it. Writes docs/benchmarks/speedup.md, speedup.svg and
-speedup.json (the summaries, complete with machine and versions), and the table of the README.
+speedup.json (the summaries, complete with machine and versions), and the table of the README. With --add the rows that
+are not measured anew stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -21,7 +24,7 @@ from typing import Any
 from benchmarks.launching import prepare_data, replace_block, run_launcher
 from pase_mtf.files import write_atomically
 
-__all__ = ["main", "table"]
+__all__ = ["main", "table", "with_earlier"]
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 FOLDER = ROOT / "docs" / "benchmarks"
@@ -90,12 +93,35 @@ def plot(summaries: Sequence[dict[str, Any]], path: str) -> None:
     figure.savefig(path)
 
 
+def with_earlier(path: str, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that were just measured, and those of a file that were not measured anew.
+
+    Args:
+      path: of the JSON that an earlier run wrote; it need not exist.
+      results: as `main` collects them.
+
+    Returns:
+      All rows, in order of model, devices and batch.
+    """
+    def place(entry: dict[str, Any]) -> tuple[str, int, int]:
+        return entry["summary"]["model"], entry["summary"]["devices"], entry["summary"]["batch"]
+
+    rows = {}
+    if os.path.exists(path):
+        rows = {place(entry): entry for entry in json.loads(pathlib.Path(path).read_text(encoding="utf-8"))}
+    rows |= {place(entry): entry for entry in results}
+    return [rows[key] for key in sorted(rows)]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where a run failed (the others are written all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="alexnet,transformer")
     parser.add_argument("--meshes", default="2,4,8,16")
     parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--batches", default="", help="examples per step; empty: the preset's")
+    parser.add_argument("--name", default="speedup", help="of the files")
+    parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run that are not measured now")
     parser.add_argument("--output", default=str(FOLDER))
     parser.add_argument("--readme", default=str(ROOT / "README.md"), help="empty: leave it alone")
     flags = parser.parse_args(arguments)
@@ -103,10 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="pase_mtf-data-") as folder:
         for model in flags.models.split(","):
             data_flags, data = prepare_data(model, folder)
-            for mesh in flags.meshes.split(","):
+            for mesh, batch in itertools.product(flags.meshes.split(","), flags.batches.split(",")):
                 try:
                     summary = run_launcher([f"--model={model}", f"--mesh={mesh}", "--devices=cpu",
-                                            f"--steps={flags.steps}", *data_flags])
+                                            f"--steps={flags.steps}", *([f"--batch={batch}"] if batch else []),
+                                            *data_flags])
                 except RuntimeError as error:
                     print(f"error: {error}", file=sys.stderr)
                     failed = True
@@ -116,15 +143,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 summary["facts"]["data"] = summary["facts"]["data"].replace(folder + os.sep, "")
                 results.append({"summary": summary, "data": data})
                 ours = summary["arms"]["search"]
-                print(f"{model} on {mesh}: {ours['measured_ms']:.0f} ms, {ours['speedup_over_stock']:.2f}x over stock, "
+                print(f"{model} on {mesh}, batch {summary['batch']}: {ours['measured_ms']:.0f} ms, "
+                      f"{ours['speedup_over_stock']:.2f}x over stock, "
                       f"{ours['speedup_over_data_parallel']:.2f}x over data parallel, {summary['wall_seconds']:.0f} s "
                       "in all", flush=True)
     if results:
         os.makedirs(flags.output, exist_ok=True)
+        stem = os.path.join(flags.output, flags.name)
+        if flags.add:
+            results = with_earlier(f"{stem}.json", results)
         text = document(results)
-        write_atomically(os.path.join(flags.output, "speedup.json"), json.dumps(results, indent=1) + "\n")
-        plot([entry["summary"] for entry in results], os.path.join(flags.output, "speedup.svg"))
-        write_atomically(os.path.join(flags.output, "speedup.md"), f"# Speedup over data parallelism\n\n{text}\n")
+        write_atomically(f"{stem}.json", json.dumps(results, indent=1) + "\n")
+        if not flags.batches:
+            plot([entry["summary"] for entry in results], f"{stem}.svg")
+        write_atomically(f"{stem}.md", f"# Speedup over data parallelism\n\n{text}\n")
         if flags.readme and not failed:
             replace_block(flags.readme, "speedup", text)
     return int(failed or not results)

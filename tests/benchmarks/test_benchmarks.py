@@ -1,8 +1,10 @@
+import json
+
 import pytest
 
 from benchmarks.accuracy import agreement, points
 from benchmarks.launching import replace_block, run_launcher
-from benchmarks.speedup import document
+from benchmarks.speedup import document, with_earlier
 
 
 def _row(measured, predicted, same_as=None, **more):
@@ -25,6 +27,18 @@ def test_table(summary):
             "| 4.00× | 0.12 s |") in text
     for word in ("median of 30 steps", "Chip (2 cores)", "TensorFlow 9", "alexnet: pictures"):
         assert word in text
+
+
+def test_rows_of_an_earlier_run_stay_where_they_are_not_measured_anew(summary, tmp_path):
+    def entry(devices, batch, data):
+        return {"summary": {**summary, "devices": devices, "batch": batch}, "data": data}
+
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([entry(16, 64, "old"), entry(8, 32, "old"), entry(8, 64, "old")]))
+    rows = with_earlier(str(path), [entry(8, 64, "new")])
+    assert [(row["summary"]["devices"], row["summary"]["batch"], row["data"]) for row in rows] == [
+        (8, 32, "old"), (8, 64, "new"), (16, 64, "old")]
+    assert len(with_earlier(str(tmp_path / "none.json"), rows)) == 3
 
 
 def test_agreement():
