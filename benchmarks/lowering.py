@@ -1,8 +1,9 @@
 """Nodes, lowering time and first step of our lowering against stock Mesh-TF, for the same layout.
 
-    python benchmarks/lowering.py --devices=8 --layers=4
+    python -m benchmarks.lowering
 
-Both lower the same model with the same uniform layout; the first step includes what a session does once per graph.
+Both lower the same model with the same uniform layout, in turns; the first step includes what a session does once per
+graph. Writes docs/benchmarks/lowering.md.
 """
 
 import argparse
@@ -11,7 +12,10 @@ import platform
 import statistics
 import time
 
+from benchmarks.speedup import FOLDER
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.files import write_atomically
+from pase_mtf.launch.devices import describe_host
 from pase_mtf.lowering import PlanLowering, uniform_plan
 
 
@@ -119,16 +123,30 @@ def main() -> None:
     parser.add_argument("--autostack", action=argparse.BooleanOptionalAction, default=True,
                         help="let stock Mesh-TF stack small variables (its default)")
     parser.add_argument("--kinds", action="store_true", help="print the commonest kinds of nodes")
+    parser.add_argument("--repeats", type=int, default=3, help="lowerings of each kind, of which the median counts")
+    parser.add_argument("--output", default=str(FOLDER / "lowering.md"), help="empty: print only")
     options = parser.parse_args()
-    print(f"TensorFlow {tf.__version__}, Python {platform.python_version()}, {platform.processor() or 'cpu'}, "
-          f"{options.devices} virtual devices, {options.layers} layers, scale {options.scale}")
-    print(f"{'model':12} {'layout':15} {'lowering':9} {'nodes':>8} {'lower s':>8} {'first step s':>13} {'step ms':>8}")
+    lines = ["| model | layout | nodes, stock | ours | lowering, stock | ours | first step, stock | ours | "
+             "later step, stock | ours |", "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    print("\n".join(lines), flush=True)
     for model in ("mlp", "transformer"):
         for layout in LAYOUTS:
-            for ours in (False, True):
-                row = measure(model, layout, ours, options)
-                print(f"{model:12} {layout:15} {'ours' if ours else 'stock':9} {row['nodes']:8d} {row['lower s']:8.2f} "
-                      f"{row['first step s']:13.2f} {row['step ms']:8.1f}")
+            rows: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+            for _ in range(options.repeats):
+                for ours in rows:
+                    rows[ours].append(measure(model, layout, ours, options))
+            cells = []
+            for what, form in (("nodes", "{:.0f}"), ("lower s", "{:.2f} s"), ("first step s", "{:.2f} s"),
+                               ("step ms", "{:.0f} ms")):
+                cells += [form.format(statistics.median(row[what] for row in rows[ours])) for ours in rows]
+            lines.append(f"| {model} | {layout} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    if options.output:
+        write_atomically(options.output, "\n".join([
+            "# Lowering beside stock Mesh-TensorFlow", "", *lines, "",
+            f"The same uniform layout, {options.devices} virtual CPU devices, {options.layers} layers, Adam; medians "
+            f"of {options.repeats} lowerings of each, in turns. {describe_host()}; TensorFlow {tf.__version__}, Python "
+            f"{platform.python_version()}. Reproduce with `python -m benchmarks.lowering`.", ""]))
 
 
 if __name__ == "__main__":
