@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.search_document import document
 from benchmarks.search_networks import ROOT, Workshop
 from benchmarks.search_plot import plot_mcmc, plot_times
-from benchmarks.search_sections import METHODS, SECTIONS, Options
+from benchmarks.search_sections import METHODS, SECTIONS, Options, warm_up
 from pase_mtf.errors import FormatError, PaseError, UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
 
@@ -87,6 +87,8 @@ def _measure(names: Sequence[str], options: Options, results: Results, path: pat
     """Measures sections row by row and keeps every row at once. Returns whether all of it was measured."""
     from tqdm import tqdm
     here, end = facts(), time.monotonic() + budget
+    if names:
+        warm_up()
     for name in names:
         rows = SECTIONS[name](options)
         kept = results.setdefault(name, {})

@@ -34,8 +34,9 @@ from benchmarks.search_networks import (
 from pase_mtf.cost.build import build_network
 from pase_mtf.network import CostNetwork
 from pase_mtf.search import solve
+from pase_mtf.search.__main__ import main as search_command
 
-__all__ = ["DENSE_DEVICES", "METHODS", "SECTIONS", "Options", "measure", "start_seconds"]
+__all__ = ["DENSE_DEVICES", "METHODS", "SECTIONS", "Options", "measure", "start_seconds", "warm_up"]
 
 METHODS = ("exact", "pase", "breadth_first", "mcmc (1)", "mcmc (2)", "milp", "toulbar2")
 """The columns of the comparison; mcmc runs from two starts."""
@@ -81,6 +82,13 @@ class Options:
     def wants(self, name: str) -> bool:
         """Whether a network of that name is measured."""
         return not self.networks or any(word in name for word in self.networks)
+
+
+def warm_up() -> None:
+    """Compiles what is not compiled yet, and loads it into this process, so that no row pays for it."""
+    search_command(["--compile"])
+    for devices in (4, 6):  # what is a power of two is priced another way
+        solve(price_densenet(densenet(8, blocks=(2,)), devices).network, certificate=False)
 
 
 def start_seconds(repeats: int = 5) -> float:
