@@ -77,7 +77,7 @@ class Minimiser:
           InfeasibleError: no finite assignment can exist.
         """
         self._packed, self._alive = packed, np.ones(len(packed.unary), bool)
-        self._reduction = reduce(packed, self._alive)
+        self._reduction = reduce(packed, self._alive, keep_large=True)
         self.root = self._reduction.network
         self.cost, self.best, self.bound, self.proven = cutoff, None, -np.inf, False
         self.statistics: dict[str, Any] = {"passes": 0, "nodes": 0, "eliminations": 0, "largest_table": 0,
@@ -89,7 +89,7 @@ class Minimiser:
         self._start = time.perf_counter()
         self._root_messages = np.zeros(self.root.potentials)
         # Where configuration i of vertex v of the input stands among the root's.
-        self._place = np.full(len(packed.unary), -1, np.int64)
+        self._place = np.full(len(packed.unary), -1, np.int32)
         self._offset = packed.first
         owner = np.repeat(np.arange(self.root.vertices), self.root.domains)
         self._place[packed.first[owner] + self.root.original] = np.arange(len(self.root.unary))
@@ -184,7 +184,9 @@ class Minimiser:
                 self._offer(p, choice, cost)
                 if rough is not EXACTLY:
                     self._look_for_better(p, keep, surplus)
-                    keep &= surplus <= self.cost - self._target() - np.repeat(level, p.domains)
+                    room = self.cost - self._target() - level
+                    for v, (begin, end) in enumerate(itertools.pairwise(p.first.tolist())):  # there may be millions
+                        keep[begin:end] &= surplus[begin:end] <= room[v]
                 bound = max(bound, reached)
                 self._report(min(bound, others))
                 if self.cost - bound <= self._target():
@@ -194,7 +196,7 @@ class Minimiser:
                     return None
                 if self._enough(min(bound, others)) or time.perf_counter() > self._deadline:
                     return float(bound)
-                domains = np.add.reduceat(keep, p.first[:-1], dtype=np.int64)
+                domains = np.diff(np.searchsorted(np.flatnonzero(keep), p.first))
                 if top:
                     self.statistics["configurations_left"] = int(keep.sum())
                 if not domains.all():
@@ -208,8 +210,6 @@ class Minimiser:
                 in_time = _OPERATIONS_PER_SECOND * (self._deadline - time.perf_counter())
                 affordable = plan.entries <= _MOST_ENTRIES and plan.operations <= min(most, in_time)
                 if (not (folded and keep.all()) and affordable) or (not keep.all() and _worth_reducing(p, domains)):
-                    if top and p is self.root:
-                        self._root_messages = messages.copy()
                     p, messages, *_ = reduce(p, keep, messages)
                     surplus, keep = surplus[keep], np.ones(len(p.unary), bool)
                     folded, work = True, _work(p)
@@ -236,12 +236,13 @@ class Minimiser:
 
     def _look_for_better(self, p: Packed, keep: np.ndarray, surplus: np.ndarray) -> None:
         """Searches among the configurations of least surplus: a good assignment early saves passes over all of them."""
-        few, value = np.zeros(len(keep), bool), np.where(keep, surplus, np.inf)
+        few = np.zeros(len(keep), bool)
         for begin, end in itertools.pairwise(p.first.tolist()):
             if end - begin <= _PROMISING:
                 few[begin:end] = True
             else:
-                few[begin + np.argpartition(value[begin:end], _PROMISING)[:_PROMISING]] = True
+                value = np.where(keep[begin:end], surplus[begin:end], np.inf)
+                few[begin + np.argpartition(value, _PROMISING)[:_PROMISING]] = True
         part = reduce(p, few).network
         own = part.original
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))

@@ -285,7 +285,8 @@ class Reduction(NamedTuple):
       network: the smaller network.
       messages: its potentials.
       edges: int64, the edge of the larger network that each edge of the smaller one was.
-      classes: int64 [potentials], the class of that edge that each potential belongs to.
+      classes: int64 [potentials], the class of that edge that each potential belongs to; empty where `network` is the
+        larger network itself.
     """
 
     network: Packed
@@ -294,19 +295,16 @@ class Reduction(NamedTuple):
     classes: np.ndarray
 
 
-def _class_of_potentials(packed: Packed) -> np.ndarray:
-    sizes = packed.extents.T.ravel()
-    return np.arange(packed.potentials) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-
-
-def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None) -> Reduction:
+def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None, *,
+           keep_large: bool = False) -> Reduction:
     """Removes what is not alive, and all that can then have no finite cost. Vertices that have one configuration are
-    folded into their neighbours; but not where nothing at all is removed from a large network, which stays as it is.
+    folded into their neighbours.
 
     Args:
       packed: the network.
       alive: bool [configurations]; cleared where a configuration turns out to be impossible.
       messages: potentials of `packed`; zero if not given.
+      keep_large: where nothing is removed from a large network, return it as it is, with nothing folded.
 
     Raises:
       InfeasibleError: a vertex has no configuration left.
@@ -314,15 +312,14 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
     if messages is None:
         messages = np.zeros(packed.potentials)
     forbidden = max(packed.unary.max(initial=0.0), packed.values.max(initial=0.0)) == np.inf
-    if not forbidden and alive.all() and (len(packed.values) > _LARGE or packed.domains.min(initial=2) > 1):
-        return Reduction(packed, messages, np.arange(len(packed.matrix)), _class_of_potentials(packed))
+    if keep_large and len(packed.values) > _LARGE and not forbidden and alive.all():
+        return Reduction(packed, messages, np.arange(len(packed.matrix)), np.zeros(0, np.int64))
     if forbidden:  # most networks forbid nothing, and never need this kernel
         _make_consistent(packed, alive)
     if packed.vertices and not np.logical_or.reduceat(alive, packed.first[:-1]).all():
         raise InfeasibleError("no assignment has a finite cost; allow more configurations")
     kept = np.flatnonzero(alive)
-    first = np.zeros(packed.vertices + 1, np.int64)
-    np.cumsum(np.add.reduceat(alive, packed.first[:-1], dtype=np.int64) if packed.vertices else [], out=first[1:])
+    first = np.searchsorted(kept, packed.first)
     unary = packed.unary[kept]
     left = _fold(packed, kept, first, unary)
     decided = first[:-1][np.diff(first) == 1]  # counted once and for all
@@ -355,6 +352,8 @@ def lift(packed: Packed, alive: np.ndarray, messages: np.ndarray, reduction: Red
       packed, alive, messages: what was reduced (alive as `reduce` left it).
       reduction: the result, with its potentials as they are now.
     """
+    if reduction.network is packed:
+        return reduction.messages.copy()
     full = messages.copy()
     sizes = reduction.network.extents.T.ravel()
     begin = np.repeat(packed.potentials_at[:, reduction.edges].T.ravel(), sizes)
