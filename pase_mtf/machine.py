@@ -66,6 +66,8 @@ class Machine:
         device by reference, and what is summed, cut or put together is so once for all devices that need it.
       packing: how many times as long as reading its operands a matrix product takes to bring them into its own order,
         besides its arithmetic.
+      ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
+        devices share cores.
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """
@@ -81,6 +83,7 @@ class Machine:
     cache_bandwidth: float = math.inf
     packing: float = 0.0
     overheads: dict[str, float] = dataclasses.field(default_factory=dict)
+    ring: bool = False
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -11,6 +11,9 @@ from pase_mtf.machine import Machine
 
 __all__ = ["allreduce_seconds", "group_sizes"]
 
+# Mesh-TF splits what has 1024 elements or more: of four bytes, mostly.
+_RING = 4096
+
 
 def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Machine) -> np.ndarray:
     """Over how many members, at each link level, the group of devices spreads that differ in some dims only.
@@ -41,7 +44,9 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
 
     On real devices: reduce-scatter at each level, innermost first, so that less is left for the next, and back; each
     level moves 2 (q - 1) / q of what is left and takes 2 log2(q) messages. On shared cores each group of q sums once,
-    for all: q blocks are read and one is written, and 2 (q - 1) times one is handed over.
+    for all: q blocks are read and one is written, and 2 (q - 1) times one is handed over. Where Mesh-TF itself does it
+    there (`machine.ring`; mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings
+    of 2 q - 2 operations sum a q-th each, and every member puts them together; small blocks go round a single ring.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
@@ -55,7 +60,14 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     if machine.shared_cores:
         size = groups.prod(axis=0)
         link = machine.links[-1]
-        each = machine.overhead + 2.0 * (size - 1.0) * link.latency + (size + 1.0) * nbytes / link.bandwidth
+        nodes, messages, blocks = 1.0, 2.0 * (size - 1.0), size + 1.0
+        if machine.ring:
+            large = nbytes >= _RING
+            rings = np.where(large, size, 1.0)
+            nodes = rings * (2.0 * size - 2.0) + np.where(large, 4.0 * size, 0.0)
+            messages = rings * (2.0 * size - 2.0)
+            blocks = np.where(large, 7.0, 3.0) * size
+        each = nodes * machine.overhead + messages * link.latency + blocks * nbytes / link.bandwidth
         return np.where(size > 1, each * devices / size, 0.0)
     seconds = np.zeros(len(devices))
     left = np.asarray(nbytes, np.float64)

@@ -27,7 +27,8 @@ def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape
     On real devices: the slowest device; what it fetches at each link level takes bytes/bandwidth, each message a
     latency. On shared cores: what is cut out or put together is copied (read and written) once for all devices that
     need it; every cutting and putting together costs an operation, every handing over of a block (by reference) a
-    latency.
+    latency. Where Mesh-TF itself does it there (`machine.ring`), every device puts together for itself, out of blocks
+    that went round a ring, and cuts for itself.
 
     Args:
       source: R partitions of the tensor where it is made.
@@ -39,6 +40,8 @@ def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape
     Returns:
       float64 [R, C]; 0 where the partitions are equal.
     """
+    if machine.shared_cores and machine.ring:
+        return _stock(source, target, float(math.prod(shape) * itemsize), machine)
     if machine.shared_cores:
         arrays = (source.devices, source.parts, source.strides, target.devices, target.parts, target.strides)
         copied, nodes, handed = _copies(*arrays, all(map(_powers_of_two, arrays)))
@@ -56,6 +59,22 @@ def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape
     per_tensor = np.array([nbytes / link.bandwidth for link in machine.links])
     per_message = np.array([link.latency for link in machine.links])
     return _slowest(source, target, reach, per_tensor, per_message)
+
+
+def _stock(source: PartitionClasses, target: PartitionClasses, nbytes: float, machine: Machine) -> np.ndarray:
+    """What Mesh-TF's allconcat and allsplit of the dims that are cut differently cost on shared cores: [R, C]."""
+    parts, wanted = source.parts[:, None, :], target.parts[None, :, :]
+    same = (parts == wanted) & ((source.strides[:, None, :] == target.strides[None, :, :]) | (parts == 1))
+    joined, cut = np.where(same, 1, parts), np.where(same, 1, wanted)
+    joins, cuts = (joined > 1).sum(axis=2), (cut > 1).sum(axis=2)
+    copy = machine.overhead + machine.overheads.get("copy", 0.0)
+    block = nbytes / np.where(same, parts, 1).prod(axis=2)  # when everything is put together
+    seconds = ((joined - 1).sum(axis=2) * (machine.overhead + machine.links[-1].latency)
+               + joins * (copy + machine.traffic_seconds(2.0 * block))
+               # The place of a part is computed, then it is cut.
+               + cuts * (3.0 * machine.overhead + copy) + (cuts > 0) * machine.traffic_seconds(
+                   2.0 * block / cut.prod(axis=2)))
+    return np.maximum(source.devices[:, None], target.devices[None, :]) * seconds
 
 
 def elements_moved(source: PartitionClasses, target: PartitionClasses, shape: Sequence[int]) -> np.ndarray:
