@@ -29,7 +29,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
 }
 """Program -> module and the suffix of its presets."""
 
-REBUILT = ("bert_moe", "lm_moe", "unet_2d", "unet_3d")
+REBUILT = ("bert_moe", "lm", "translation", "lm_moe", "unet_2d", "unet_3d")
 """Programs whose graph depends on mesh and layout."""
 
 

@@ -74,7 +74,7 @@ def build(preset: str = "reduced", mesh_shape: Any = None, layout: Any = None) -
 
     Args:
       preset: of PRESETS.
-      mesh_shape, layout: what the mixture of experts forms its groups by; default: one device.
+      mesh_shape, layout: what experts form their groups by, and attention shares its work by; default: one device.
     """
     sizes = PRESETS[preset]
     graph = mtf.Graph()

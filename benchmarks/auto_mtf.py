@@ -1,0 +1,64 @@
+"""Mesh-TF's own layout optimiser, `mesh_tensorflow.auto_mtf`, on one program, in a process of its own.
+
+    python -m benchmarks.auto_mtf bert full "a:2;b:4"
+
+It minimises memory by integer programming (ortools' CP-SAT). Wants `pip install ortools`, imported before TensorFlow,
+and `fractions.gcd`, which left Python in 3.9. Prints a line of JSON.
+"""
+
+from __future__ import annotations
+
+import fractions
+import importlib
+import json
+import math
+import subprocess
+import sys
+import time
+from typing import Any
+
+__all__ = ["solve"]
+
+
+def solve(name: str, size: str, mesh_shape: str, limit: float) -> dict[str, Any]:
+    """Runs the optimiser on a program in a process of its own.
+
+    Args:
+      name: of the program.
+      size: "full" or "reduced".
+      mesh_shape: such as "a:2;b:4".
+      limit: seconds until the process is stopped.
+
+    Returns:
+      "layout" (a string of layout rules) and "seconds"; or "failure" (what happened) and "seconds".
+    """
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.auto_mtf", name, size, mesh_shape]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"no answer after {limit:.0f} s", "seconds": time.perf_counter() - start}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {"failure": last[:200], "seconds": time.perf_counter() - start}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _main(name: str, size: str, mesh_shape: str) -> None:
+    import ortools.sat.python.cp_model  # noqa: F401  # before TensorFlow, or the process crashes
+    fractions.gcd = math.gcd
+    from benchmarks import programs
+    from pase_mtf.compat import mtf, tf
+    auto_mtf = importlib.import_module("mesh_tensorflow.auto_mtf")
+
+    with tf.Graph().as_default():
+        program = programs.build(name, size)
+        start = time.perf_counter()
+        rules = auto_mtf.layout(program.graph, mtf.convert_to_shape(mesh_shape), program.outputs)
+        seconds = time.perf_counter() - start
+    layout = ";".join(f"{dim}:{axis}" for dim, axis in sorted(rules._pairs))
+    print(json.dumps({"layout": layout, "seconds": seconds, "operations": len(program.graph.operations)}))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

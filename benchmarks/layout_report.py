@@ -1,0 +1,139 @@
+"""The tables and the picture of `benchmarks.layout`, from what it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["document", "plot"]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    rule = ["---" if number < left else "--:" for number in range(len(head))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _rules(row: dict[str, Any]) -> str:
+    if not row["mesh_shape"]:
+        return "one per layer"
+    return f"`{row['mesh_shape']}` `{row['rules'] or '(none)'}`"
+
+
+def _auto(answer: dict[str, Any]) -> str:
+    return f"{answer['seconds']:.1f} s" if "layout" in answer else answer["failure"]
+
+
+def _searches(found: dict[str, dict[str, Any]]) -> str:
+    rows = [[name, f"{entry['forward']:,}", f"{entry['operations']:,}", f"{entry['parameters'] / 1e6:.1f} M",
+             f"{entry['export_seconds']:.2f} s", f"{entry['once_seconds']:.2f} s", f"{entry['find_seconds']:.2f} s",
+             "proven" if entry["optimal"] else "bounded", _auto(entry["auto_mtf"])] for name, entry in found.items()]
+    return _table(["program", "forward operations", "operations", "parameters", "export", "export + search",
+                   "find_layout in all", "optimum", "auto_mtf"], rows)
+
+
+def _predictions(found: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for name, entry in found.items():
+        ours = next(row for row in entry["rows"] if row["layout"] == "pase_mtf")
+        for row in entry["rows"]:
+            if "problem" in row:
+                cells = ["does not lower: " + row["problem"].split(";")[0], "", ""]
+            else:
+                cells = [_time(row["seconds"]), f"{row['seconds'] / ours['seconds']:.2f}×", _bytes(row["bytes"])]
+            rows.append([name, row["layout"], _rules(row), *cells])
+    return _table(["program", "layout", "rules", "predicted step", "× ours", "memory per device"], rows, 3)
+
+
+def _legality(found: dict[str, dict[str, Any]]) -> str:
+    devices = sorted({count for entry in found.values() for count in entry}, key=int)
+    rows = []
+    for name, entry in found.items():
+        cells = [f"`{entry[count]['mesh_shape']}` `{entry[count]['rules'] or '(none)'}`" if entry[count]["lowers"] else
+                 entry[count]["problem"] for count in devices]
+        rows.append([name, *cells])
+    return _table(["program", *(f"p = {count}" for count in devices)], rows, 9)
+
+
+def _measurements(found: dict[str, dict[str, Any]]) -> str:
+    rows = []
+    for name, entry in found.items():
+        ours = next(row for row in entry["rows"] if row["layout"] == "pase_mtf")
+        for row in entry["rows"]:
+            predicted = [_time(row["seconds"]), _bytes(row["bytes"])] if "seconds" in row else ["", ""]
+            if "measured_ms" in row:
+                same = abs(row["measured_loss"] - row["one_device_loss"]) <= 1e-5 * abs(row["one_device_loss"])
+                cells = [f"{row['measured_ms']:.1f} ± {row['measured_spread_ms']:.1f} ms",
+                         f"{row['measured_ms'] / ours['measured_ms']:.2f}×", _bytes(row["measured_bytes"]),
+                         "same" if same else f"{row['measured_loss']:.6g}, not {row['one_device_loss']:.6g}"]
+            else:
+                reason = row.get("problem") or row.get("fails") or ""
+                cells = ["does not lower: " + reason.split(";")[0].replace("|", "/")[:120], "", "", ""]
+            rows.append([name, row["layout"], _rules(row), *predicted, *cells])
+    return _table(["program", "layout", "rules", "predicted step", "predicted memory", "measured step", "× ours",
+                   "measured memory", "first loss, against one device"], rows, 3)
+
+
+def document(data: dict[str, Any]) -> str:
+    """All tables that there are results for, in Markdown."""
+    def having(section: str) -> dict[str, dict[str, Any]]:
+        return {name: entry[section] for name, entry in data["programs"].items() if section in entry}
+
+    parts = ["# Layout rules for real programs\n\nPrograms of the mesh-tensorflow package as they are "
+             "(`benchmarks/programs`), and those of `examples/`. `python -m benchmarks.layout` measures all this; "
+             f"{data.get('host', '')}; {data.get('versions', '')}."]
+    if having("search"):
+        parts.append(
+            "## Time to answer\n\nFull size, 8 devices. “Export + search” is one graph, with the check that the "
+            "layout lowers; “in all” also builds the program, and searches it again where its graph depends on "
+            "the layout. auto_mtf: `mesh_tensorflow.auto_mtf.layout` with mesh `a:2;b:4`, which it is given.\n\n"
+            + _searches(having("search")))
+    if having("predicted"):
+        machines = ", ".join(sorted({entry["machine"] for entry in having("predicted").values()}))
+        parts.append(
+            f"## Predicted, full size\n\n8 devices, machine {machines}. Every layout on the graph that the program "
+            "builds for it. “Per layer”: the best strategy for `pase_mtf.lower`.\n\n"
+            + _predictions(having("predicted")))
+    if having("legal"):
+        parts.append("## Legal at every number of devices\n\nThe layout found at full size; that of the reduced "
+                     "program was lowered by Mesh-TF itself.\n\n" + _legality(having("legal")))
+    if having("measured"):
+        parts.append(
+            "## Measured, reduced size\n\n8 virtual devices; layouts lowered by `mtf.Lowering`, “per layer” by "
+            "`pase_mtf.lower`. Median ± half the distance of the quartiles, arms interleaved. Predictions are for "
+            "lowering by `pase_mtf.lower`, on this machine as calibrated.\n\n" + _measurements(having("measured"))
+            + "\n\n![step time, times ours](layout.svg)")
+    return "\n\n".join(parts) + "\n"
+
+
+def plot(data: dict[str, Any], path: str) -> None:
+    """Draws the measured step times as multiples of our layout's, a group of bars per program."""
+    from matplotlib.figure import Figure
+    found = {name: entry["measured"] for name, entry in data["programs"].items() if "measured" in entry}
+    if not found:
+        return
+    labels = list(dict.fromkeys(row["layout"] for entry in found.values() for row in entry["rows"]))
+    colors = ["#2a6f97", "#c5c9c7", "#7fa8c9", "#a9c3d9", "#d98c5f", "#5b8c5a"]
+    figure = Figure(figsize=(1.5 * len(found) + 2, 3.4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.85 / len(labels)
+    for number, label in enumerate(labels):
+        heights = []
+        for entry in found.values():
+            rows = {row["layout"]: row.get("measured_ms") for row in entry["rows"]}
+            heights.append((rows.get(label) or float("nan")) / rows["pase_mtf"])
+        places = [place + width * (number - (len(labels) - 1) / 2) for place in range(len(found))]
+        axes.bar(places, heights, 0.95 * width, color=colors[number % len(colors)], label=label)
+    axes.axhline(1, color="#888", linewidth=0.8)
+    axes.set_xticks(range(len(found)), list(found))
+    axes.set_ylabel("step time, times ours")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=3, loc="upper left")
+    figure.savefig(path)
