@@ -8,8 +8,10 @@ from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.network import CostNetwork, NetworkEdge
+from pase_mtf.search import check_certificate, solve
 from pase_mtf.search import exact as exact_module
-from pase_mtf.search import solve
+from pase_mtf.search.messages import rounded_down
+from pase_mtf.search.packed import pack
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 OPTIMA = {
@@ -132,3 +134,47 @@ def test_one_layer_and_none():
     assert empty.assignment == ()
     assert empty.cost == 0
     assert empty.optimal
+
+
+def _large_ring(seed, classes=600, layers=5):
+    rng = np.random.default_rng(seed)
+    matrices = [rng.integers(0, 40, (classes, classes)) * rng.uniform(0.5, 1.5) for _ in range(2)]
+    every = np.arange(classes)
+    return CostNetwork([rng.uniform(0, 30, classes) for _ in range(layers)],
+                       [NetworkEdge(layer, (layer + 1) % layers, matrices[layer % 2], every, every)
+                        for layer in range(layers)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_single_precision_of_large_networks_changes_nothing(seed, monkeypatch):
+    network = _large_ring(seed)
+    quick = solve(network, certificate=False)
+    calls = []
+    monkeypatch.setattr(exact_module, "rounded_down", lambda p: calls.append(p) or rounded_down(p))
+    again = solve(network)
+    assert calls
+    assert again.optimal
+    assert again.assignment == quick.assignment
+    check_certificate(network, again)
+    monkeypatch.setattr(exact_module, "_LARGE", 1 << 62)
+    calls.clear()
+    slow = solve(network, certificate=False)
+    assert not calls
+    assert quick.optimal
+    assert slow.optimal
+    assert quick.cost == pytest.approx(slow.cost, rel=1e-12)
+
+
+def test_rounded_down_is_never_more():
+    packed = pack(_large_ring(9, 50).normalized())
+    rough = rounded_down(packed).astype(np.float64)
+    half = len(packed.values)
+    used = np.zeros(half, bool)
+    for begin, height, width in set(zip(packed.matrix.tolist(), *packed.extents.tolist(), strict=True)):
+        entries = packed.values[begin:begin + height * width]
+        used[begin:begin + height * width] = True
+        np.testing.assert_allclose(rough[begin:begin + height * width], entries, rtol=3e-7)
+        assert (rough[begin:begin + height * width] <= entries).all()
+        turned = rough[half + begin:half + begin + height * width].reshape(width, height)
+        np.testing.assert_array_equal(turned.T.ravel(), rough[begin:begin + height * width])
+    assert used.any()
