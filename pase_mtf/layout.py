@@ -23,7 +23,15 @@ from pase_mtf.layout_formats import format_layout
 from pase_mtf.layout_legality import Problem, StockLegality
 from pase_mtf.layout_network import LayoutPrices, MeshNetwork
 from pase_mtf.layout_search import Candidate, Search
-from pase_mtf.layout_space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules, rules_text
+from pase_mtf.layout_space import (
+    MeshShape,
+    mesh_and_devices,
+    mesh_shapes,
+    parse_layout,
+    parse_mesh_shape,
+    parse_rules,
+    rules_text,
+)
 from pase_mtf.layout_verify import Verifier
 from pase_mtf.machine import Machine
 from pase_mtf.search.k_best import cheapest
@@ -224,7 +232,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
                                       alternatives=alternatives, name=name)
     start = time.perf_counter()
     outputs = list(outputs)
-    mesh, devices = _mesh_and_devices(mesh_shape, devices)
+    mesh, devices = mesh_and_devices(mesh_shape, devices)
     machine = _machine(machine, devices)
     machine.check_devices(devices)
     fixed = {dim: axis or None for dim, axis in (fixed or {}).items()}
@@ -270,7 +278,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         return cost(label, shape, rules, str(problem or ""))
 
     best = found[0]
-    compared = [_parse_compared(entry) for entry in compare]
+    compared = [parse_layout(entry) for entry in compare]
     for shape, _ in compared:
         if shape.devices != devices:
             raise UsageError(f"layout to compare with has mesh {shape} of {shape.devices} devices, not {devices}; "
@@ -293,21 +301,6 @@ def _machine(machine: Machine | str, devices: int) -> Machine:
         from pase_mtf.calibrate import load_local
         return load_local(devices)
     return Machine.load(machine) if isinstance(machine, str) else machine
-
-
-def _mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | None, int]:
-    mesh = None
-    if isinstance(mesh_shape, mtf.Shape):
-        mesh = MeshShape(tuple((dim.name, dim.size) for dim in mesh_shape.dims))
-    elif mesh_shape is not None:
-        mesh = parse_mesh_shape(mesh_shape)
-    if devices is None:
-        devices = mesh.devices if mesh else 8
-    if devices < 1:
-        raise UsageError(f"devices={devices}: there must be at least one device")
-    if mesh and mesh.devices != devices:
-        raise UsageError(f"mesh shape {mesh} has {mesh.devices} devices, not {devices}; make them agree")
-    return mesh, devices
 
 
 def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],
@@ -336,20 +329,6 @@ def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | Non
         rules = ";".join(f"{dim}:{axis}" for dim, axis in fixed.items())
         raise InfeasibleError(f"what is fixed ({rules}) does not lower: {problems[0]}; fix it otherwise")
     return kept
-
-
-def _parse_compared(entry: Any) -> tuple[MeshShape, dict[str, str]]:
-    """ "mesh shape;layout rules" in one string (sizes are numbers, axes are not), or a pair."""
-    if isinstance(entry, str):
-        pairs = [part for part in entry.replace(",", ";").replace(" ", ";").split(";") if part]
-        mesh_pairs = [part for part in pairs if part.rpartition(":")[2].isdigit()]
-        mesh = parse_mesh_shape(";".join(mesh_pairs))
-        return mesh, parse_rules(";".join(part for part in pairs if part not in mesh_pairs), mesh)
-    shape, rules = entry
-    mesh, _ = _mesh_and_devices(shape, None)
-    if isinstance(rules, mtf.LayoutRules):
-        rules = {dim: axis for dim, axis in sorted(rules._pairs) if axis in mesh.names}
-    return mesh, parse_rules(rules, mesh)
 
 
 def _data_parallel(exported: ComputationGraph, devices: int,

@@ -21,6 +21,8 @@ __all__ = ["Candidate", "Search"]
 
 # Layouts that turn out not to lower, or assignments beyond a memory limit, before the search of a mesh shape gives up.
 _PATIENCE = 2000
+# Layouts in a row that differ from earlier ones in rules without effect only, before a mesh shape has no more to offer.
+_REPEATED = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Search:
         everything that has it."""
         forbidden: list[dict[str, int]] = []
         done: set[tuple] = set()
+        repeated = 0
         while network is not None:
             for axis_of in self._assignments(network):
                 candidate = Candidate(self.prices.total(mesh, axis_of), mesh, axis_of)
@@ -140,7 +143,11 @@ class Search:
                     candidate = trimmed
                 key = tuple(sorted(candidate.axis_of.items()))
                 if key in done:
+                    repeated += 1
+                    if repeated > _REPEATED:
+                        return
                     continue
+                repeated = 0
                 done.add(key)
                 problem = self.prices.legality.problem(candidate.axis_of, mesh.sizes)
                 if problem is None:
@@ -185,7 +192,7 @@ class Search:
             return None
 
     def trim(self, candidate: Candidate) -> Candidate:
-        """The same layout without the rules that save nothing."""
+        """The same layout without the rules that change nothing."""
         axis_of = dict(candidate.axis_of)
         needed = {*self.fixed, *self.prices.legality.parts}
         for name in sorted(axis_of):
@@ -193,7 +200,7 @@ class Search:
                 continue
             without = {other: axis for other, axis in axis_of.items() if other != name}
             cost = self.prices.total(candidate.mesh, without)
-            if cost <= candidate.cost * (1 + 1e-12) and (
+            if abs(cost - candidate.cost) <= 1e-12 * candidate.cost and (
                     self.memory_limit is None
                     or sum(self.prices.memory(candidate.mesh, without).values()) <= self.memory_limit):
                 axis_of = without

@@ -8,11 +8,13 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pase_mtf.errors import UsageError
 from pase_mtf.machine import Machine
 
-__all__ = ["MAX_AXES", "MeshShape", "expressible", "mesh_shapes", "parse_mesh_shape", "parse_rules", "rules_text"]
+__all__ = ["MAX_AXES", "MeshShape", "expressible", "mesh_and_devices", "mesh_shapes", "order_matters", "parse_layout",
+           "parse_mesh_shape", "parse_rules", "rules_text"]
 
 MAX_AXES = 3
 """Most axes of a mesh shape that the search considers."""
@@ -98,6 +100,46 @@ def parse_rules(text: str | Mapping[str, str], mesh: MeshShape) -> dict[str, str
         if rules.setdefault(dim, axis) != axis:
             raise UsageError(f"layout rules map {dim} to {rules[dim]} and to {axis}; a dim has one axis")
     return rules
+
+
+def mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | None, int]:
+    """The mesh shape that the caller wants, if any, and the number of devices.
+
+    Args:
+      mesh_shape: text, a MeshShape, an mtf.Shape, or None.
+      devices: p; None: that of the mesh shape, else 8.
+
+    Raises:
+      UsageError: it does not parse, or the two do not agree.
+    """
+    if hasattr(mesh_shape, "dims"):  # an mtf.Shape; no TensorFlow here
+        mesh_shape = MeshShape(tuple((dim.name, dim.size) for dim in mesh_shape.dims))
+    mesh = None if mesh_shape is None else parse_mesh_shape(mesh_shape)
+    if devices is None:
+        devices = mesh.devices if mesh else 8
+    if devices < 1:
+        raise UsageError(f"devices={devices}: there must be at least one device")
+    if mesh and mesh.devices != devices:
+        raise UsageError(f"mesh shape {mesh} has {mesh.devices} devices, not {devices}; make them agree")
+    return mesh, devices
+
+
+def parse_layout(entry: Any) -> tuple[MeshShape, dict[str, str]]:
+    """Mesh shape and layout rules in one string (sizes are numbers, axes are not), or a pair of the two.
+
+    Raises:
+      UsageError: it does not parse.
+    """
+    if isinstance(entry, str):
+        pairs = [part for part in re.sub(r"[,.;]", " ", entry).split() if part]
+        sizes = [part for part in pairs if part.rpartition(":")[2].isdigit()]
+        mesh = parse_mesh_shape(";".join(sizes))
+        return mesh, parse_rules(";".join(part for part in pairs if part not in sizes), mesh)
+    shape, rules = entry
+    mesh, _ = mesh_and_devices(shape, None)
+    if hasattr(rules, "_pairs"):  # mtf.LayoutRules, which may mention axes that this mesh does not have
+        rules = {dim: axis for dim, axis in sorted(rules._pairs) if axis in mesh.names}
+    return mesh, parse_rules(rules, mesh)
 
 
 def rules_text(rules: Mapping[str, str]) -> str:
