@@ -10,7 +10,7 @@ from pase_mtf.errors import UsageError, nearest
 __all__ = ["ARM_NAMES", "STOCK", "ArmName", "parse_arms"]
 
 STOCK = "stock_data_parallel"
-ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "random:N")
+ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "mcmc", "mcmc_expert", "random:N")
 _MAX_RANDOM = 64
 
 
@@ -20,7 +20,7 @@ class ArmName:
 
     Attributes:
       name: in tables and files.
-      method: "stock", "data_parallel", "expert", "search", "random" or "file".
+      method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "random" or "file".
       argument: number of the random strategy, or path of the strategy file.
     """
 
@@ -41,7 +41,7 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
       UsageError: a name that is no arm.
     """
     main = _arm(strategy, "--strategy")
-    if len(main) != 1 or main[0].method in ("stock", "random"):
+    if len(main) != 1 or main[0].method in ("stock", "random", "mcmc", "mcmc_expert"):
         raise UsageError(f"--strategy={strategy}: choose one of search, data_parallel, expert, or a strategy file")
     arms = {arm.name: arm for arm in main}
     for item in filter(None, (part.strip() for part in compare.split(","))):
@@ -57,7 +57,8 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
     return (arms.pop(main[0].name), *sorted(arms.values(), key=lambda arm: _ORDER.index(arm.method)))
 
 
-_ORDER = ("stock", "data_parallel", "expert", "search", "file", "random")
+_PLAIN = ("data_parallel", "expert", "search", "mcmc", "mcmc_expert")
+_ORDER = ("stock", *_PLAIN, "file", "random")
 
 
 def _arm(item: str, flag: str) -> list[ArmName]:
@@ -66,7 +67,7 @@ def _arm(item: str, flag: str) -> list[ArmName]:
         if not count.isdigit() or not 1 <= int(count) <= _MAX_RANDOM:
             raise UsageError(f"{flag}={item}: say how many random strategies, as in random:3 (at most {_MAX_RANDOM})")
         return [ArmName(f"random_{number}", "random", str(number)) for number in range(int(count))]
-    if item in ("data_parallel", "expert", "search"):
+    if item in _PLAIN:
         return [ArmName(item, item)]
     if item == STOCK:
         return [ArmName(STOCK, "stock")]

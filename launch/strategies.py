@@ -48,6 +48,11 @@ def _find(arm: ArmName, graph: ComputationGraph, mesh: MeshFlag, machine: Machin
     if arm.method == "random":
         configurations = random_configurations(graph, mesh.devices, int(arm.argument), seed)
         return evaluate_strategy(graph, configurations, mesh.devices, machine, name=arm.name)
+    if arm.method in ("mcmc", "mcmc_expert"):
+        # FlexFlow's search, from either of its two starts.
+        start = "expert" if arm.method == "mcmc_expert" else "data_parallel"
+        return find_strategy(graph, mesh.devices, machine, method="mcmc", mesh=mesh.axes or None, start_from=start,
+                             seed=seed)
     if arm.method == "expert" and mesh.axes:
         return find_strategy(graph, mesh.devices, machine, method="expert", mesh=mesh.axes)
     return find_strategy(graph, mesh.devices, machine, method=arm.method)

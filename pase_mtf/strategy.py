@@ -275,13 +275,17 @@ def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configur
             raise UsageError(f"layer {layer.name!r}: {configuration} needs {configuration.devices} devices, "
                              f"there are {devices}")
     # The alternatives are priced as well, so that `explain` can show them.
-    priced = build_network(graph, machine, devices)
+    priced, assignment = _priced_with(build_network(graph, machine, devices), configurations)
+    return _strategy(name, priced, assignment, search or {})
+
+
+def _priced_with(priced: PricedNetwork, configurations: Sequence[Configuration]) -> tuple[PricedNetwork, list[int]]:
+    """The network, with these configurations among those offered, and their indices in it."""
     offered = [choices if configuration in set(choices) else (*choices, configuration)
                for choices, configuration in zip(priced.configurations, configurations, strict=True)]
     if any(len(choices) != len(known) for choices, known in zip(offered, priced.configurations, strict=True)):
-        priced = build_network(graph, machine, devices, configurations=offered)
-    return _strategy(name, priced, [priced.index(number, configuration)
-                                    for number, configuration in enumerate(configurations)], search or {})
+        priced = build_network(priced.graph, priced.machine, priced.devices, configurations=offered)
+    return priced, [priced.index(number, configuration) for number, configuration in enumerate(configurations)]
 
 
 def _strategy(name: str, priced: PricedNetwork, assignment: Sequence[int], search: dict[str, Any]) -> Strategy:
@@ -300,7 +304,7 @@ def _strategy(name: str, priced: PricedNetwork, assignment: Sequence[int], searc
 
 def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | str = "1080ti",
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
-                  **options: Any) -> Strategy:
+                  start_from: str | None = None, **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
     Args:
@@ -310,6 +314,7 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
       method: a search method ("exact" by default), "data_parallel" or "expert".
       mesh: axes (name, size) for "expert" (default: what the paper's experts used).
       idle: let layers run on fewer than p devices while the rest idle.
+      start_from: "data_parallel" or "expert": where a search that improves a strategy ("mcmc") begins.
       **options: handed to the search (time_limit, gap, progress, ...).
 
     Returns:
@@ -337,6 +342,11 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
     start = time.perf_counter()
     priced = build_network(graph, machine, devices, idle=idle)
     built = time.perf_counter()
+    if start_from is not None:
+        if start_from not in BY_HAND:
+            raise UsageError(f"unknown start {start_from!r}: {nearest(start_from, BY_HAND)}")
+        by_hand = data_parallel(graph, devices) if start_from == "data_parallel" else expert(graph, devices, mesh)
+        priced, options["initial"] = _priced_with(priced, by_hand)
     if method == "exact":
         options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
     solution = solve(priced.network, method, **options)

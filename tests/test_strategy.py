@@ -87,6 +87,16 @@ def test_every_number_of_devices(graph, devices):
     assert all(configuration.devices == devices for configuration in best.configurations)
 
 
+@pytest.mark.parametrize("start", ["data_parallel", "expert"])
+def test_flexflows_search_improves_on_its_start(graph, start):
+    begin = find_strategy(graph, 8, "1080ti", method=start)
+    found = find_strategy(graph, 8, "1080ti", method="mcmc", start_from=start, proposals=20000, seed=1)
+    best = find_strategy(graph, 8, "1080ti")
+    assert best.seconds * (1 - 1e-9) <= found.seconds <= begin.seconds * (1 + 1e-9)
+    with pytest.raises(UsageError, match=r"unknown start 'experts'.*did you mean 'expert'"):
+        find_strategy(graph, 8, "1080ti", method="mcmc", start_from="experts")
+
+
 def test_table_shows_every_split(graph):
     best = find_strategy(graph, 8, "1080ti")
     text = best.table(group=False)
