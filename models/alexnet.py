@@ -11,6 +11,7 @@ import math
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
 from pase_mtf.models.dropout import dropout
+from pase_mtf.models.pooling import max_pool
 from pase_mtf.models.presets import AlexnetConfig, Convolution
 
 __all__ = ["MODEL", "features", "loss"]
@@ -45,7 +46,7 @@ def _convolve(x: mtf.Tensor, number: int, convolution: Convolution, config: Alex
     x = mtf.Conv2dOperation(x, filters, [1, stride, stride, 1], convolution.padding, name="conv").outputs[0]
     x = layers.relu(x, bias)
     if convolution.pool:
-        x = layers.max_pool(x, convolution.pool, convolution.pool_stride)
+        x = max_pool(x, convolution.pool, convolution.pool_stride)
     return x
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["cross_entropy", "layer_norm", "masked_softmax", "max_pool", "ones", "relu", "variable", "zeros"]
+__all__ = ["cross_entropy", "layer_norm", "local", "masked_softmax", "ones", "relu", "variable", "zeros"]
 
 
 def variable(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: Any,
@@ -54,9 +54,19 @@ def ones(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: Any) 
     return variable(mesh, name, dims, config, fill=1.0)
 
 
-def _local(function: Callable, inputs: Sequence[mtf.Tensor], shape: mtf.Shape, whole: Sequence[str] = (),
-           gradient: Callable | None = None, name: str | None = None, dtype: tf.DType | None = None) -> mtf.Tensor:
-    """`mtf.slicewise` where every dim may be split but those named in `whole`."""
+def local(function: Callable, inputs: Sequence[mtf.Tensor], shape: mtf.Shape, whole: Sequence[str] = (),
+          gradient: Callable | None = None, name: str | None = None, dtype: tf.DType | None = None) -> mtf.Tensor:
+    """A function of slices, where every dim may be split but those named in `whole` (`mtf.slicewise`).
+
+    Args:
+      function: takes the slices of the inputs, returns that of the output (TensorFlow).
+      inputs: Mesh-TF tensors.
+      shape: of the output.
+      whole: names of dims that cannot be split.
+      gradient: `gradient(operation, dy)` returns a Mesh-TF tensor or None per input; None: it has no gradient.
+      name: of the operation.
+      dtype: of the output; that of the first input.
+    """
     dims = {dim.name: dim for tensor in inputs for dim in tensor.shape.dims}
     dims.update({dim.name: dim for dim in shape.dims})
     return mtf.slicewise(
@@ -68,41 +78,13 @@ def _local(function: Callable, inputs: Sequence[mtf.Tensor], shape: mtf.Shape, w
 def relu(x: mtf.Tensor, bias: mtf.Tensor | None = None, name: str = "relu") -> mtf.Tensor:
     """max(x + bias, 0); the bias has the last dim of x."""
     def gradient(operation: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor]:
-        dx = _local(lambda dy, y: tf.raw_ops.ReluGrad(gradients=dy, features=y), [dy, operation.outputs[0]], x.shape,
-                    name="relu_grad")
+        dx = local(lambda dy, y: tf.raw_ops.ReluGrad(gradients=dy, features=y), [dy, operation.outputs[0]], x.shape,
+                   name="relu_grad")
         return [dx] if bias is None else [dx, mtf.reduce_sum(dx, output_shape=bias.shape)]
 
     if bias is None:
-        return _local(tf.nn.relu, [x], x.shape, gradient=gradient, name=name)
-    return _local(lambda x, bias: tf.nn.relu(x + bias), [x, bias], x.shape, gradient=gradient, name=name)
-
-
-def max_pool(x: mtf.Tensor, window: int, stride: int, name: str = "pool") -> mtf.Tensor:
-    """Max pooling without padding over the two dims before the last; windows may overlap.
-
-    `mtf.PoolOperation` knows only windows that tile the image, and gives the gradient of a maximum to every element
-    that equals it. This is TensorFlow's own pooling, forward and backward.
-
-    Args:
-      x: [..., height, width, channels].
-      window, stride: of the pooling, in both directions.
-      name: of the operation.
-
-    Returns:
-      [..., (height - window) // stride + 1, the same of the width, channels], dims of the same names.
-    """
-    *batch, height, width, channels = x.shape.dims
-    shape = mtf.Shape([*batch, *(mtf.Dimension(dim.name, (dim.size - window) // stride + 1)
-                                 for dim in (height, width)), channels])
-    sizes = {"ksize": [1, window, window, 1], "strides": [1, stride, stride, 1], "padding": "VALID"}
-    whole = (height.name, width.name)
-
-    def gradient(operation: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor]:
-        return [_local(
-            lambda x, y, dy: tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=y, grad=dy, **sizes),
-            [x, operation.outputs[0], dy], x.shape, whole, name="pool_grad")]
-
-    return _local(lambda x: tf.raw_ops.MaxPool(input=x, **sizes), [x], shape, whole, gradient, name)
+        return local(tf.nn.relu, [x], x.shape, gradient=gradient, name=name)
+    return local(lambda x, bias: tf.nn.relu(x + bias), [x, bias], x.shape, gradient=gradient, name=name)
 
 
 def masked_softmax(logits: mtf.Tensor, visible: mtf.Tensor, dim: mtf.Dimension, scale: float = 1.0,
@@ -133,9 +115,9 @@ def masked_softmax(logits: mtf.Tensor, visible: mtf.Tensor, dim: mtf.Dimension, 
         return (product - y * tf.reduce_sum(product, -1, keepdims=True)) * tf.constant(scale, y.dtype)
 
     def gradient(operation: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
-        return [_local(backward, [operation.outputs[0], dy], logits.shape, (dim.name,), name="softmax_grad"), None]
+        return [local(backward, [operation.outputs[0], dy], logits.shape, (dim.name,), name="softmax_grad"), None]
 
-    return _local(forward, [logits, visible], logits.shape, (dim.name,), gradient, name)
+    return local(forward, [logits, visible], logits.shape, (dim.name,), gradient, name)
 
 
 def layer_norm(x: mtf.Tensor, dim: mtf.Dimension, config: Any, name: str, epsilon: float = 1e-6) -> mtf.Tensor:
@@ -148,7 +130,7 @@ def layer_norm(x: mtf.Tensor, dim: mtf.Dimension, config: Any, name: str, epsilo
         return tf.math.rsqrt(total * tf.constant(1 / dim.size, total.dtype) + tf.constant(epsilon, total.dtype))
 
     def gradient(operation: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor]:
-        return [_local(lambda y, dy: dy * y * y * y * tf.constant(-0.5 / dim.size, y.dtype),
+        return [local(lambda y, dy: dy * y * y * y * tf.constant(-0.5 / dim.size, y.dtype),
                        [operation.outputs[0], dy], dy.shape, name="inverse_grad")]
 
     with tf.variable_scope(name):
@@ -157,7 +139,7 @@ def layer_norm(x: mtf.Tensor, dim: mtf.Dimension, config: Any, name: str, epsilo
         minus_mean = mtf.reduce_sum(x, output_shape=reduced) * (-1 / dim.size)
         centered = x + minus_mean
         total = mtf.einsum([centered, centered], output_shape=reduced, name="sum_of_squares")
-        deviation = _local(inverse, [total], reduced, gradient=gradient, name="inverse_deviation")
+        deviation = local(inverse, [total], reduced, gradient=gradient, name="inverse_deviation")
         return mtf.einsum([centered, deviation, scale], output_shape=x.shape, name="normalize")
 
 
@@ -177,19 +159,19 @@ def cross_entropy(logits: mtf.Tensor, targets: mtf.Tensor, dim: mtf.Dimension,
     with tf.variable_scope("loss"):
         reduced = logits.shape - dim
         highest = mtf.reduce_max(mtf.stop_gradient(logits), output_shape=reduced)
-        powers = _local(
+        powers = local(
             lambda x, highest: tf.exp(x - tf.expand_dims(highest, -1)), [logits, highest], logits.shape, name="exp",
             gradient=lambda operation, dy: [mtf.multiply(dy, operation.outputs[0]), None])
         total = mtf.reduce_sum(powers, output_shape=reduced)
         hot = mtf.one_hot(targets, dim, dtype=logits.dtype)
         chosen = mtf.einsum([logits, hot], output_shape=reduced, name="chosen")
-        log_total = _local(
+        log_total = local(
             lambda total, highest: tf.math.log(total) + highest, [total, highest], reduced, name="log",
             gradient=lambda operation, dy: [
-                _local(lambda dy, total: dy / total, [dy, total], reduced, name="log_grad"), None])
+                local(lambda dy, total: dy / total, [dy, total], reduced, name="log_grad"), None])
         losses = log_total - chosen
         if weights is None:
             return mtf.reduce_mean(losses)
         count = mtf.reduce_sum(weights)
-        return mtf.einsum([losses, weights], output_shape=mtf.Shape([])) / _local(
+        return mtf.einsum([losses, weights], output_shape=mtf.Shape([])) / local(
             lambda count: tf.maximum(count, tf.ones_like(count)), [count], count.shape, name="at_least_one")
