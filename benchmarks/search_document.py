@@ -121,13 +121,14 @@ def networks_of(rows: Rows) -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def _verdict(result: dict[str, Any], best: float) -> str:
+def _verdict(result: dict[str, Any], best: float, known: bool) -> str:
+    """What became of it; `known`: some method has proved that `best` is the optimum."""
     if not math.isfinite(result["cost"]):
         return "nothing found"
     above = result["cost"] / best - 1
     if result["optimal"]:
         return "proven" if above <= _SAME else f"WRONG: {above:+.2%}"
-    text = "optimal, no proof" if above <= _SAME else f"{above:+.2%}" if above < 10 else f"{1 + above:.0f} times"
+    text = ("optimal, no proof" if known else "best known") if above <= _SAME else f"{above:+.2%}" if above < 10 else f"{1 + above:.0f} times"
     if math.isfinite(result["lower_bound"]) and result["lower_bound"] < result["cost"]:
         text += f", gap {(result['cost'] - result['lower_bound']) / abs(result['cost']):.1%}"
     return text
@@ -147,6 +148,7 @@ def comparison(rows: Rows) -> str:
     lines = []
     for name, row in networks_of(rows).items():
         best = min((result["cost"] for result in row.values() if "cost" in result), default=math.nan)
+        known = any(result.get("optimal", False) for result in row.values())
         cells = []
         for method in METHODS:
             result = row.get(method)
@@ -156,7 +158,7 @@ def comparison(rows: Rows) -> str:
                 cells.append(_refusal(result["error"]))
             else:
                 cells.append(f"{seconds_text(_search_seconds(result))}, {_bytes_text(result['peak_bytes'])}, "
-                             f"{_verdict(result, best)}")
+                             f"{_verdict(result, best, known)}")
         size = row.get("size", {})
         lines.append([name, f"{size['layers']}, {size['edges']}, {size['configurations']}" if size else "", *cells])
     return _table(["network", "layers, edges, configurations", *METHODS], lines)

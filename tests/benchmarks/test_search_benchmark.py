@@ -267,6 +267,13 @@ def test_a_wrong_proof_would_be_seen():
     assert "WRONG" in search_document.comparison(rows)
 
 
+def test_best_is_called_optimal_only_where_somebody_proved_it():
+    rows = {"x | exact": _result(1.0, optimal=False, lower_bound=0.5)}
+    assert "best known, gap 50.0%" in search_document.comparison(rows)
+    rows["x | pase"] = _result(1.0)
+    assert "optimal, no proof, gap 50.0%" in search_document.comparison(rows)
+
+
 def test_whole_run_piece_by_piece(tmp_path, capsys):
     def run(*flags):
         return search.main(["--networks=rnnlm_8", "--methods=exact,mcmc (1)", "--limit=1", "--mcmc-limit=0.2",
