@@ -128,7 +128,9 @@ def _verdict(result: dict[str, Any], best: float, known: bool) -> str:
     above = result["cost"] / best - 1
     if result["optimal"]:
         return "proven" if above <= _SAME else f"WRONG: {above:+.2%}"
-    text = ("optimal, no proof" if known else "best known") if above <= _SAME else f"{above:+.2%}" if above < 10 else f"{1 + above:.0f} times"
+    text = f"{above:+.2%}" if above < 10 else f"{1 + above:.0f} times"
+    if above <= _SAME:
+        text = "optimal, no proof" if known else "best known"
     if math.isfinite(result["lower_bound"]) and result["lower_bound"] < result["cost"]:
         text += f", gap {(result['cost'] - result['lower_bound']) / abs(result['cost']):.1%}"
     return text
