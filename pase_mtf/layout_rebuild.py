@@ -68,11 +68,15 @@ class _Evaluated:
     @property
     def stable(self) -> bool:
         """Whether the search proposes what the graph was built for."""
-        return self.found.best.problem == "" and _same(self.cost, self.found.best)
+        best = self.found.best
+        return _effect((self.cost.mesh_shape, self.cost.layout_rules)) == _effect((best.mesh_shape, best.layout_rules))
 
 
-def _same(one: LayoutCost, other: LayoutCost) -> bool:
-    return (one.mesh_shape, one.layout_rules) == (other.mesh_shape, other.layout_rules)
+def _effect(choice: tuple[str, str]) -> tuple:
+    """Equal for layouts that differ in the names of axes only."""
+    mesh = parse_mesh_shape(choice[0])
+    rules = parse_rules(choice[1], mesh)
+    return mesh.sizes, frozenset((dim, mesh.names.index(axis)) for dim, axis in rules.items())
 
 
 def find_layout_of_program(build_graph: Callable[..., Any], *, devices: int | None = None,
@@ -163,7 +167,8 @@ class _Rebuilding:
         proposals += [(entry.found.mesh_shape, entry.found.layout_rules) for entry in self.evaluated.values()
                       if isinstance(entry, _Evaluated)]
         for _ in range(_ROUNDS):
-            new = [choice for choice in dict.fromkeys(proposals) if choice not in self.evaluated]
+            known = set(map(_effect, self.evaluated))
+            new = [choice for choice in dict.fromkeys(proposals) if _effect(choice) not in known]
             if not new:
                 break
             self.evaluate(new[0])
@@ -174,7 +179,8 @@ class _Rebuilding:
         if not usable:
             raise InfeasibleError(f"{self.name}: every layout found changes the graph into one that does not lower "
                                   "under it; fix the mesh shape")
-        best = min(usable, key=lambda choice: self.evaluated[choice].cost.seconds)
+        # Of equals, one that the search itself comes to.
+        best = min(usable, key=lambda choice: (self.evaluated[choice].cost.seconds, not self.evaluated[choice].stable))
         entry = self.evaluated[best]
         notes = entry.found.notes
         if not entry.stable:
