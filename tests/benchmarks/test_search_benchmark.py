@@ -285,10 +285,11 @@ def test_whole_run_piece_by_piece(tmp_path, capsys):
     first = search.load(tmp_path / "search.json")
     assert first["rivals"]["rnnlm_8 | exact"]["cost"] == 4024963186688
     assert set(first["instances"]) == {"start", "rnnlm_8"}
-    assert run("--sections=rivals,plot", "--resume") == 0
+    assert run("--sections=rivals,plot", "--resume", "--note=Quiet.") == 0
     assert search.load(tmp_path / "search.json")["rivals"] == first["rivals"]
     text = (tmp_path / "search.md").read_text()
     assert "| rnnlm_8 | 4, 3, 123 |" in text
+    assert "Quiet." in text
     assert "networks of the paper's graphs" in text
     for name in ("search.svg", "search-mcmc.svg"):
         assert (tmp_path / name).stat().st_size > 10000
