@@ -101,7 +101,8 @@ def plot_mcmc(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> No
                                              else "the expert's strategy or a random one"),
                  xscale="log", yscale="log", xlabel="seconds")
         axes.spines[["top", "right"]].set_visible(False)
-        if largest:
-            axes.legend(frameon=False, fontsize=7)
+    handles = panels[0].get_legend_handles_labels()
+    if handles[0]:
+        figure.legend(*handles, loc="outside right center", frameon=False, fontsize=8)
     panels[0].set_ylabel("cost above the optimum\n(1e-5: reached; |: exact had proved it)")
     figure.savefig(path)
