@@ -368,12 +368,13 @@ def _why_no_split(search: Search) -> str:
 
 
 def _notes(search: Search, best: Candidate) -> tuple[str, ...]:
-    notes = []
+    notes = {}
     for candidate, problem in search.rejected:
-        if candidate.cost < best.cost:
-            notes.append(f"note: {candidate.mesh} with {rules_text(candidate.rules)} would be cheaper "
-                         f"({1e3 * candidate.cost:.3f} ms) but does not lower: {problem}; this is the next best")
-    return tuple(notes[:3])
+        if candidate.cost <= best.cost * (1 + 1e-9):
+            notes.setdefault((problem.operation, problem.dims), (
+                f"note: {candidate.mesh} with {rules_text(candidate.rules)} came first ({1e3 * candidate.cost:.3f} ms) "
+                f"but does not lower: {problem}; this is the next best"))
+    return tuple(notes.values())[:3]
 
 
 if __name__ == "__main__":

@@ -331,8 +331,17 @@ class Verifier:
           rules: dim name -> axis name.
 
         Returns:
-          What did not lower, or None.
+          What did not lower, or None. Of the dims of the operation, the one that fails by itself, if one does.
         """
+        problem = self._problem(mesh, rules)
+        if problem is not None and len(problem.dims) > 1:
+            for name in problem.dims:
+                alone = self._problem(mesh, {name: rules[name]})
+                if alone is not None and alone.operation == problem.operation:
+                    return alone
+        return problem
+
+    def _problem(self, mesh: MeshShape, rules: Mapping[str, str]) -> Problem | None:
         shape = mtf.Shape([mtf.Dimension(name, size) for name, size in mesh.axes])
         impl = ShapeMeshImpl(shape, mtf.LayoutRules(rules.items()))
         with self._outer.as_default(), self._scratch.as_default():
