@@ -1,0 +1,64 @@
+"""Layouts of real programs: those found and those written by hand lower as they are, and train as one device."""
+
+import itertools
+
+import numpy as np
+import pytest
+from programs import training
+
+from benchmarks import layout_cases, programs
+from pase_mtf.compat import mtf, tf
+from pase_mtf.machine import Machine
+
+DEVICES = training.DEVICES
+# Arithmetic is slow and links cost next to nothing, so that even reduced programs are split in earnest.
+SLOW = Machine.load("2080ti")
+SLOW = type(SLOW)("slow arithmetic", {kind: rate * 1e-4 for kind, rate in SLOW.rates.items()},
+                  SLOW.memory_bandwidth * 1e-4, SLOW.memory_bytes, 0.0,
+                  tuple(type(link)(link.devices, link.bandwidth * 1e-2, 0.0) for link in SLOW.links))
+
+
+def _found(name):
+    by_hand = [(mesh_shape, rules) for _, mesh_shape, rules in layout_cases.by_hand(name, DEVICES)]
+    return layout_cases.find(name, "reduced", DEVICES, SLOW, by_hand)
+
+
+def _one_device(name, mesh_shape, rules):
+    """The losses of the program that is built for a layout: groups of experts depend on it."""
+    if name not in programs.REBUILT or name.startswith("unet"):
+        return training.one_device(name)
+    with tf.Graph().as_default():
+        program = programs.build(name, "reduced", mesh_shape, rules)
+        return training.train(program, training.stock(program))
+
+
+# The U-Net imports slices that are laid out already: see test_layouts_written_by_hand_train_as_one_device_does.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in programs.PROGRAMS if not name.startswith("unet")])
+def test_the_layout_found_trains_as_one_device_does(name):
+    layout = _found(name)
+    assert layout.layout_rules
+    losses = training.losses_of(name, lambda program: training.stock(program, layout.mesh_shape, layout.layout_rules),
+                                layout.mesh_shape, layout.layout_rules)
+    np.testing.assert_allclose(losses, _one_device(name, layout.mesh_shape, layout.layout_rules),
+                               rtol=training.TOLERANCE)
+    # No layout that people write is predicted cheaper, each on the graph that is built for it.
+    for entry in (layout.data_parallel, *layout.compared):
+        if entry is not None and not entry.problem:
+            assert layout.seconds <= entry.seconds * (1 + 1e-9), entry
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number"), [("lm", 1), ("bert_moe", 2), ("unet_2d", 1), ("digits", 1)])
+def test_layouts_written_by_hand_train_as_one_device_does(name, number):
+    _, mesh_shape, rules = layout_cases.by_hand(name, DEVICES)[number]
+    losses = training.losses_of(name, lambda program: training.stock(program, mesh_shape, rules), mesh_shape, rules)
+    np.testing.assert_allclose(losses, _one_device(name, mesh_shape, rules), rtol=training.TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "devices"), [*itertools.product(("bert", "translation", "digits"), (4, 16, 32))])
+def test_other_numbers_of_devices(name, devices):
+    layout = layout_cases.find(name, "reduced", devices, SLOW)
+    shape = mtf.convert_to_shape(layout.mesh_shape)
+    assert shape.size == devices
+    assert layout.layout_rules
