@@ -146,6 +146,9 @@ def main(argv: Sequence[str]) -> int:
     The layout goes to the standard output, and nothing else does: what the program's own code prints goes to the
     standard error, as do tables and notes.
     """
+    if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
+        print(f"{__doc__}\n\n{_FLAGS.get_help()}")
+        return 0
     try:
         rest = _FLAGS(list(argv))
         if len(rest) > 1:

@@ -82,6 +82,13 @@ def test_gin_is_what_the_transformer_takes(program, capsys):
         gin.clear_config()
 
 
+def test_help_lists_the_flags(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for flag in ("--graph", "--mesh_shape", "--compare", "--fix", "--memory_limit", "--format", "--output"):
+        assert flag in out
+
+
 def test_flags_and_files(program, capsys, tmp_path):
     output = tmp_path / "layout.txt"
     arguments = [f"--graph={program}", "--mesh_shape=rows:2;cols:4", "--machine=h100", f"--output={output}"]
