@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pase_mtf.configurations import Configuration
 from pase_mtf.errors import PaseError
 from pase_mtf.graph import ComputationGraph
+from pase_mtf.layer_marks import one_layer
 from pase_mtf.machine import Machine
 from pase_mtf.network import CostNetwork
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Layout", "Machine", "PaseError", "Solution", "Strategy",
            "capture_graph", "evaluate_strategy", "export_graph", "find_layout", "find_strategy", "lower",
-           "register_splittable", "solve", "swap_lowering"]
+           "one_layer", "register_splittable", "solve", "swap_lowering"]
 
 _LATER = {"export_graph": "export", "lower": "lowering", "Layout": "layout", "find_layout": "layout",
           "capture_graph": "layout_capture", "swap_lowering": "layout_capture", "register_splittable": "legality",

@@ -146,7 +146,14 @@ class _Exporter:
             index=index, name=operation.name, type=type(operation).__name__, phase=self._phases[index],
             kind="none" if index in self._unused else kind_of(operation),
             flops=0.0 if index in self._unused else self._flops(operation, inputs), dims=tuple(dims),
-            inputs=inputs, outputs=outputs, reduced=self._pending.get(id(operation), ()))
+            inputs=inputs, outputs=outputs, reduced=self._pending.get(id(operation), ()),
+            shift=self._shift(group, operation))
+
+    def _shift(self, group: int, operation: mtf.Operation) -> tuple[str, int] | tuple[()]:
+        if not isinstance(operation, mtf.ShiftOperation):
+            return ()
+        name = self._groups[group].resolve(operation._dim.name)
+        return (name, operation._offset) if name in self._splittable[group] else ()
 
     def _inputs_in(self, group: int, operation: mtf.Operation) -> list[mtf.Tensor]:
         """What the operation reads as part of this layer: of a grouped Assign, the values for the layer's variables."""

@@ -53,6 +53,7 @@ class LayerOperation:
       reduced: the dims whose split leaves every device with a partial result, to be combined by an all-reduce of the
         outputs over the devices that differ in these dims. Charged where the all-reduce really happens: a chain of
         lazy sums counts once, at its end.
+      shift: (dim, by how many elements) of a shift along a dim that may be split; else empty.
     """
 
     index: int
@@ -65,6 +66,7 @@ class LayerOperation:
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     reduced: tuple[str, ...] = ()
+    shift: tuple[str, int] | tuple[()] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +237,7 @@ def _operand(data: dict[str, Any]) -> Operand:
 def _layer(data: dict[str, Any]) -> Layer:
     operations = tuple(
         LayerOperation(**{
-            **entry, "dims": tuple(entry["dims"]), "reduced": tuple(entry["reduced"]),
+            **entry, "dims": tuple(entry["dims"]), "reduced": tuple(entry["reduced"]), "shift": tuple(entry["shift"]),
             "inputs": tuple(_operand(item) for item in entry["inputs"]),
             "outputs": tuple(_operand(item) for item in entry["outputs"])})
         for entry in data["operations"])

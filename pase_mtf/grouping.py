@@ -7,6 +7,7 @@ import dataclasses
 import math
 
 from pase_mtf.compat import mtf
+from pase_mtf.layer_marks import layer_mark
 from pase_mtf.legality import splittable_dims
 from pase_mtf.operation_facts import is_reshape, kind_of, reduced_dims, tensors_in
 
@@ -159,6 +160,7 @@ class _Grouping:
         self.parent: list[int] = []
         self.group_of: list[int | None] = [None] * len(self.operations)
         self.normalizing: dict[int, int] = {}  # id(tensor) -> the group that was opened to reduce it
+        self.marked: dict[object, int] = {}  # what `one_layer` holds together -> its group
 
     # -- groups ------------------------------------------------------------------------------------------------------
     def _find(self, group: int) -> int:
@@ -210,6 +212,10 @@ class _Grouping:
         for index, operation in enumerate(self.operations):
             if self.phase[index] != _FORWARD:
                 continue
+            if layer_mark(operation) is not None:
+                self._put(index, self._marked_group(index, operation))
+                self._settle(index)
+                continue
             placed = [source for source in self._sources(index) if self._home(source) is not None]
             if not placed and not _founds(operation):
                 continue  # waits, see _settle
@@ -220,6 +226,17 @@ class _Grouping:
         for index in range(len(self.operations)):
             if self.phase[index] == _FORWARD and self.group_of[index] is None:
                 self._put(index, self._orphan_group(index))
+
+    def _marked_group(self, index: int, operation: mtf.Operation) -> int:
+        mark = layer_mark(operation)
+        if mark not in self.marked:
+            self.marked[mark] = self._new(index, _kind_of_new_layer(operation))
+        home = self._find(self.marked[mark])
+        group = self.groups[home]
+        # It is called after the first of its operations that would have been a layer anyway.
+        if _founds(operation) and not _founds(self.operations[group.founder]):
+            group.founder, group.kind = index, _kind_of_new_layer(operation)
+        return home
 
     def _forward_group(self, index: int, operation: mtf.Operation, placed: list[int]) -> int:
         if _founds(operation):
@@ -429,8 +446,8 @@ def group_operations(graph: mtf.Graph) -> tuple[list[Group], list[str]]:
 
     Einsums, convolutions, poolings, reductions (with the softmax or normalisation built on them), loops and gathers
     open layers; pointwise operations, broadcasts and renames join the layer they follow when its iteration space
-    covers theirs. Operations that read the same variable belong to one layer. Gradients follow their forward
-    operation, the optimizer follows the variable.
+    covers theirs. Operations that read the same variable belong to one layer, and so do those that the model itself
+    holds together (`one_layer`). Gradients follow their forward operation, the optimizer follows the variable.
 
     Args:
       graph: any mtf.Graph.

@@ -242,7 +242,7 @@ class Strategy:
 
 
 def _is_communication(part: str) -> bool:
-    return "all-reduce" in part or "collective" in part
+    return any(word in part for word in ("all-reduce", "collective", "resharding", "moves"))
 
 
 def _without_numbers(name: str) -> str:

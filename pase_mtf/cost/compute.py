@@ -1,4 +1,4 @@
-"""What a layer costs by itself: its arithmetic, its memory traffic, its operations, and its all-reduces."""
+"""What a layer costs by itself: its arithmetic, its memory traffic, its operations, its all-reduces and moves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
+from pase_mtf.cost.moves import Move, move_of, move_seconds
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph import Layer, LayerOperation, Operand
 from pase_mtf.machine import Machine
@@ -20,9 +21,10 @@ __all__ = ["PARTS", "PHASES", "PRODUCTS", "Collective", "OperationSignature", "c
 
 PHASES = ("forward", "backward", "update")
 
-PARTS = (*PHASES, "overhead", *(f"all-reduce {phase}" for phase in PHASES))
+PARTS = (*PHASES, "overhead", *(f"all-reduce {phase}" for phase in PHASES),
+         *(f"resharding {phase}" for phase in PHASES))
 """The parts of a layer's cost, in the order of the rows of `layer_parts`: the arithmetic or memory traffic of each
-phase, what every operation costs however small, and the all-reduces of each phase."""
+phase, what every operation costs however small, the all-reduces and what is moved within the layer in each phase."""
 PRODUCTS = ("matmul", "batched matmul")
 """Kinds of operation that are matrix products."""
 
@@ -38,6 +40,7 @@ class OperationSignature(NamedTuple):
     outputs: tuple[tuple[tuple[int, ...], int], ...]
     reduced: tuple[int, ...]
     transposed: tuple[tuple[tuple[int, ...], int], ...]
+    move: Move | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +72,8 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
 
     found = []
     for operation in layer.operations:
-        if operation.kind != "none" or operation.reduced:
+        move = move_of(operation, position)
+        if operation.kind != "none" or operation.reduced or move:
             kind, transposed = operation.kind, ()
             if kind == "matmul" and len(operation.inputs) == 2:
                 batched, moved = _product_order(operation)
@@ -79,7 +83,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
                 operation.phase, kind, operation.flops, positions_of(operation.dims, position),
                 tuple(tensor(operand) for operand in operation.inputs),
                 tuple(tensor(operand) for operand in operation.outputs),
-                positions_of(operation.reduced, position), transposed))
+                positions_of(operation.reduced, position), transposed, move))
     return tuple(found)
 
 
@@ -163,6 +167,9 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             groups = group_sizes(table, entry.reduced, machine)
             result[len(PHASES) + 1 + PHASES.index(entry.phase)] += times * allreduce_seconds(
                 nbytes, groups, table.devices, machine)
+        if entry.move:
+            result[len(PARTS) - len(PHASES) + PHASES.index(entry.phase)] += times * move_seconds(
+                entry.move, table, machine)
     return result
 
 

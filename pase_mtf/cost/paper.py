@@ -12,13 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.compute import OperationSignature
+from pase_mtf.cost.moves import move_elements
 from pase_mtf.cost.resharding import elements_moved
 from pase_mtf.cost.tables import ConfigurationTable, PartitionClasses
 from pase_mtf.machine import Machine
 
 __all__ = ["PAPER_PARTS", "paper_edge", "paper_parts"]
 
-PAPER_PARTS = ("compute", "all-reduce output", "all-reduce gradients")
+PAPER_PARTS = ("compute", "all-reduce output", "all-reduce gradients", "moves")
 """The parts of a layer's cost, in the order of the rows of `paper_parts`."""
 
 
@@ -36,7 +37,8 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
 
     A matrix product of local sizes m, n, k (a convolution is one) costs 3 m n k for its compute, an all-reduce of m n
     words over the split of k, of m k words over the split of n and of n k words over the split of m; other operations
-    cost three times their FLOP and the all-reduce of what a split of a reduced dim leaves unfinished.
+    cost three times their FLOP and the all-reduce of what a split of a reduced dim leaves unfinished. What is moved
+    within the layer moves back as a gradient.
 
     Args:
       signature: `layer_signature` of the layer.
@@ -47,7 +49,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
       float64 [len(PAPER_PARTS), K].
     """
     result = np.zeros((len(PAPER_PARTS), len(table.devices)))
-    for phase, kind, flops, dims, inputs, outputs, reduced, _ in signature:
+    for phase, kind, flops, dims, inputs, outputs, reduced, _, move in signature:
         if phase != "forward":
             continue
         product = kind in ("matmul", "batched matmul", "convolution")
@@ -59,6 +61,8 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             for columns, nbytes in inputs:
                 absent = set(dims) - set(columns)
                 result[2] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, absent))
+        if move:
+            result[3] += 2.0 * machine.balance * move_elements(move, table)
     return result
 
 

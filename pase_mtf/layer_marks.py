@@ -1,0 +1,43 @@
+"""A model's word that some of its operations are one layer, where the export cannot know.
+
+Operations that read the same variable are one layer without saying so. What stands between them in an unrolled
+recurrence (the cell, the handing on of states, attention in the loop) is not: without a word, every time step would
+leave its own crumbs in the computation graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["layer_mark", "one_layer"]
+
+_ATTRIBUTE = "_pase_mtf_layer"
+
+
+@contextlib.contextmanager
+def one_layer(graph: Any) -> Iterator[None]:
+    """Everything that is added to the graph within the context is one layer of the exported computation graph.
+
+    The layer can split what all of these operations can. Their gradients follow them, as everywhere. Of contexts within
+    one another the outermost holds.
+
+    Args:
+      graph: an mtf.Graph.
+
+    Example:
+      with one_layer(mesh.graph):
+        for step in range(length):
+          state = cell(inputs[step], state)
+    """
+    before = len(graph.operations)
+    yield
+    mark = object()
+    for operation in graph.operations[before:]:
+        setattr(operation, _ATTRIBUTE, mark)
+
+
+def layer_mark(operation: Any) -> object | None:
+    """What the operations of one layer have in common; None for those that no `one_layer` holds."""
+    return getattr(operation, _ATTRIBUTE, None)

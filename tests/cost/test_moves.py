@@ -1,0 +1,76 @@
+"""What moves inside a layer: renames between dims that are cut differently, and shifts along a split dim."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pase_mtf.configurations import Configuration
+from pase_mtf.cost.compute import PARTS, layer_parts, layer_signature
+from pase_mtf.cost.moves import move_elements, move_of, move_seconds
+from pase_mtf.cost.paper import PAPER_PARTS, paper_parts
+from pase_mtf.cost.tables import ConfigurationTable, dim_positions
+from pase_mtf.graph import Layer, LayerOperation, Operand
+from pase_mtf.machine import KINDS, Link, Machine
+
+MACHINE = Machine("test", dict.fromkeys(KINDS, 1e12), 1e15, 1e10, 0.0, (Link(4, 1e9, 1e-6), Link(16, 1e8, 1e-5)))
+SHARED = dataclasses.replace(MACHINE, shared_cores=True)
+DIMS = {"layers": 4, "units": 8, "inputs": 8}
+
+
+def _layer(kind, before, after, **changes):
+    operation = LayerOperation(0, "move", kind, "forward", "none" if "Reshape" in kind else "gather", 0.0,
+                               (*dict.fromkeys(before + after),), (Operand(before, (4, 8)),),
+                               (Operand(after, (4, 8)),), **changes)
+    return Layer("layer", "matmul", DIMS, tuple(DIMS), (operation,), ())
+
+
+RENAME = _layer("ReshapeOperation", ("layers", "units"), ("layers", "inputs"))
+SHIFT = _layer("ShiftOperation", ("layers", "units"), ("layers", "units"), shift=("layers", 1))
+
+
+def _move(layer, *axes, machine=MACHINE):
+    table = ConfigurationTable.build([Configuration(axes)], dim_positions(layer), len(layer.dims))
+    move = move_of(layer.operations[0], dim_positions(layer))
+    return float(move_seconds(move, table, machine)[0]), float(move_elements(move, table)[0])
+
+
+def test_a_rename_gathers_what_it_leaves_whole():
+    assert _move(RENAME, ("layers", 4)) == (0.0, 0.0)
+    assert _move(RENAME, ("inputs", 4)) == (0.0, 0.0)  # every device holds everything before: it keeps its part
+    seconds, elements = _move(RENAME, ("units", 4))
+    assert elements == 4 * 8 * 3 / 4
+    assert seconds == pytest.approx(3e-6 + 4 * elements / 1e9)
+    assert _move(RENAME, ("units", 2), ("inputs", 2))[1] == 4 * 4  # two of the four hold the other half
+
+
+def test_a_shift_hands_one_layer_on():
+    assert _move(SHIFT, ("units", 4)) == (0.0, 0.0)
+    assert _move(SHIFT, ("layers", 4)) == (pytest.approx(1e-6 + 4 * 8 / 1e9), 8)
+    assert _move(SHIFT, ("layers", 2)) == (pytest.approx(1e-6 + 4 * 8 / 1e9), 8)  # one layer of the two in a block
+    assert _move(SHIFT, ("layers", 2), ("units", 2)) == (pytest.approx(1e-6 + 4 * 4 / 1e9), 4)
+    # The neighbour is four devices away, in another node.
+    assert _move(SHIFT, ("layers", 2), ("units", 4)) == (pytest.approx(1e-5 + 4 * 2 / 1e8), 2)
+    # On shared cores a reference is handed to every second device, twice.
+    assert _move(SHIFT, ("layers", 2), ("units", 2), machine=SHARED)[0] == pytest.approx(2e-5)
+
+
+@pytest.mark.parametrize("layer", [RENAME, SHIFT], ids=["rename", "shift"])
+def test_layers_are_charged(layer):
+    configuration = Configuration((("layers", 2), ("units", 2)))
+    table = ConfigurationTable.build([configuration], dim_positions(layer), len(layer.dims))
+    seconds, elements = _move(layer, *configuration.axes)
+    parts = dict(zip(PARTS, layer_parts(layer_signature(layer), table, MACHINE)[:, 0], strict=True))
+    assert parts["resharding forward"] == seconds > 0
+    paper = dict(zip(PAPER_PARTS, paper_parts(layer_signature(layer), table, MACHINE)[:, 0], strict=True))
+    assert paper["moves"] == pytest.approx(2 * MACHINE.balance * elements)
+
+
+def test_nothing_else_moves():
+    position = dim_positions(RENAME)
+    same = _layer("ReshapeOperation", ("layers", "units"), ("layers", "units"))
+    assert move_of(same.operations[0], position) is None
+    whole = _layer("ShiftOperation", ("layers", "units"), ("layers", "units"))  # its dim is never split
+    assert move_of(whole.operations[0], position) is None
+    assert np.all(layer_parts(layer_signature(same), ConfigurationTable.build(
+        [Configuration((("units", 8),))], position, len(DIMS)), MACHINE)[-3:] == 0)
