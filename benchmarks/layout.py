@@ -8,7 +8,7 @@ Sections: `search` (how long it takes to export, to search, and auto_mtf takes),
 per-layer strategy, at full size), `legal` (at 4, 8, 16 and 32 devices), `measured` (reduced size, 8 virtual devices of
 this machine). Writes docs/benchmarks/layout.json, layout.md and layout.svg.
 
-auto_mtf wants ortools (`pip install ortools`); without it, its columns say so.
+auto_mtf wants ortools (`pip install '.[auto_mtf]'`); without it, its columns say so.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def plot(data: dict[str, Any], path: str) -> None:
         return
     labels = list(dict.fromkeys(row["layout"] for entry in found.values() for row in entry["rows"]))
     colors = ["#2a6f97", "#c5c9c7", "#7fa8c9", "#a9c3d9", "#d98c5f", "#5b8c5a"]
-    figure = Figure(figsize=(1.5 * len(found) + 2, 3.4), layout="constrained")
+    figure = Figure(figsize=(1.5 * len(found) + 4, 3.6), layout="constrained")
     axes = figure.subplots()
     width = 0.85 / len(labels)
     for number, label in enumerate(labels):
@@ -135,5 +135,5 @@ def plot(data: dict[str, Any], path: str) -> None:
     axes.set_xticks(range(len(found)), list(found))
     axes.set_ylabel("step time, times ours")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=3, loc="upper left")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path)
