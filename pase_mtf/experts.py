@@ -1,7 +1,8 @@
-"""Strategies that people write by hand: data parallelism, one weird trick, the Mesh-TensorFlow transformer layout.
+"""Strategies that people write by hand: data parallelism, one weird trick, a pipeline of recurrent layers, the
+Mesh-TensorFlow transformer layout.
 
-Sources: Krizhevsky 2014 ("One weird trick"), Shazeer et al. 2018 (Mesh-TensorFlow), and the meshes that the PaSE paper
-compares with.
+Sources: Krizhevsky 2014 ("One weird trick"), Wu et al. 2016 (GNMT), Shazeer et al. 2018 (Mesh-TensorFlow), and the
+meshes that the PaSE paper compares with.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ __all__ = ["batch_dim", "configurations_of_layout", "data_parallel", "expert"]
 # rows x columns of the Mesh-TensorFlow transformer's mesh, for the numbers of devices that the paper lists.
 _TRANSFORMER_MESHES = {2: (2, 1), 4: (4, 1), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8)}
 _TRANSFORMER_COLUMNS = ("heads", "d_ff", "vocab")
+# The dims of recurrent layers that stand on top of each other, or side by side.
+_RECURRENT = ("layers", "directions")
 
 
 def batch_dim(graph: ComputationGraph) -> str:
@@ -84,8 +87,9 @@ def expert(graph: ComputationGraph, devices: int,
     """What an expert would write by hand for this graph.
 
     Networks with attention heads: the Mesh-TensorFlow transformer layout, batch on one mesh axis, heads, d_ff and
-    vocabulary on the other. All others: one weird trick, the batch split up to the first fully connected layer, from
-    there on the out-channels.
+    vocabulary on the other. Recurrent networks: every recurrent layer on devices of its own, a pipeline, and as many
+    such pipelines as there are devices for, each with a part of the batch; the rest is data parallel. All others: one
+    weird trick, the batch split up to the first fully connected layer, from there on the out-channels.
 
     Args:
       graph: the computation graph.
@@ -102,7 +106,24 @@ def expert(graph: ComputationGraph, devices: int,
         name = batch_dim(graph)
         rules = {name: "rows", **dict.fromkeys(_TRANSFORMER_COLUMNS, "columns")}
         return configurations_of_layout(graph, [("rows", rows), ("columns", columns)], rules)
+    if any(name in layer.splittable for layer in graph.layers for name in _RECURRENT):
+        return _pipelines(graph, devices)
     return _one_weird_trick(graph, devices)
+
+
+def _pipelines(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:
+    batch, result = batch_dim(graph), []
+    for layer, by_batch in zip(graph.layers, data_parallel(graph, devices), strict=True):
+        name = next((name for name in _RECURRENT if name in layer.splittable), "")
+        parts = math.gcd(layer.dims[name], devices) if name else 1
+        if parts == 1:
+            result.append(by_batch)
+            continue
+        # The devices of one pipeline are neighbours.
+        copies = math.gcd(layer.dims[batch], devices // parts) if batch in layer.splittable else 1
+        axes = (("", devices // parts // copies), (batch, copies), (name, parts))
+        result.append(Configuration(tuple(axis for axis in axes if axis[1] > 1)))
+    return tuple(result)
 
 
 def _transformer_mesh(devices: int) -> tuple[int, int]:
