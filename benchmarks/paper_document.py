@@ -16,7 +16,8 @@ _DIFFERENCES = {
     "alexnet":
         "Where they differ: two channels of conv 3 to 5 are split beside 16 parts of the batch, which halves the "
         "weights whose gradients are summed over the batch; conv 5 splits its out-channels, so that fc 1 finds them "
-        "split. “(copies)” says that the other devices repeat the work where the paper's leave them idle: the same time.",
+        "split. “(copies)” says that the other devices repeat the work where the paper's leave them idle: the same "
+        "time.",
     "transformer":
         "Where they differ: embedding and output split the batch beside the vocabulary, on all 32 devices where the "
         "paper's row uses 16; attention repeats its work on two copies rather than splitting heads, which costs "
