@@ -40,8 +40,8 @@ setup(
         "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6",
                  "mock>=5", "tensorflow-probability>=0.25,<0.26", "setuptools>=68"],
         "benchmark": ["scipy>=1.11"],
-        # Mesh-TensorFlow's own layout optimiser, a peer in benchmarks/layout.py, wants it; an extra of its own, since it
-        # takes an older protobuf than TensorFlow would.
+        # For Mesh-TensorFlow's own layout optimiser, a peer in benchmarks/layout.py. Not part of "benchmark": it wants
+        # an older protobuf than TensorFlow does.
         "auto_mtf": ["ortools>=9.10"],
         # Compared with in benchmarks.search; there are wheels for Linux only, so it is not part of "benchmark".
         "toulbar2": ["pytoulbar2>=1.4"],
