@@ -132,15 +132,15 @@ def _minimise(values: np.ndarray, starts: np.ndarray, maps: np.ndarray, places: 
         if dims and places[f, dims - 1] >= 0:
             varying[count] = f
             count += 1
-    begin = np.empty(factors, np.int64)
+    begin = starts.copy()  # where each factor is read, kept up to date as the index moves: one of many dims at a time
+    for f in range(factors):
+        for d in range(dims - 1):
+            if places[f, d] >= 0:
+                begin[f] += maps[places[f, d]]
     for t in range(outer):
         partial[:] = 0.0
         for f in range(factors):
-            offset = starts[f]
-            for d in range(dims - 1):
-                if places[f, d] >= 0:
-                    offset += maps[places[f, d] + index[d]]
-            begin[f] = offset
+            offset = begin[f]
             if dims == 0 or places[f, dims - 1] < 0:
                 if places[f, dims] >= 0:
                     for k in range(size):
@@ -169,10 +169,13 @@ def _minimise(values: np.ndarray, starts: np.ndarray, maps: np.ndarray, places: 
             out[t * inner + j] = least
             choice[t * inner + j] = pick
         for d in range(dims - 2, -1, -1):
-            index[d] += 1
-            if index[d] < shape[d]:
+            before = index[d]
+            index[d] = before + 1 if before + 1 < shape[d] else 0
+            for f in range(factors):
+                if places[f, d] >= 0:
+                    begin[f] += maps[places[f, d] + index[d]] - maps[places[f, d] + before]
+            if index[d] > 0:
                 break
-            index[d] = 0
 
 
 def factors_of(packed: Packed) -> list[Factor]:
