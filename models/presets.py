@@ -12,88 +12,12 @@ import os
 from typing import Any
 
 from pase_mtf.errors import UsageError, nearest
+from pase_mtf.models.checks import check_run, positive
+from pase_mtf.models.convolutional_presets import AlexnetConfig, Convolution, DensenetConfig, ResnetConfig
 
 __all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "TransformerConfig", "load_config", "presets"]
 
 FORMAT = "pase_mtf.model"
-OPTIMIZERS = ("adafactor", "adam", "sgd")
-DTYPES = ("float32", "float64")
-
-
-@dataclasses.dataclass(frozen=True)
-class Convolution:
-    """One convolution of AlexNet, with the pooling that follows it.
-
-    Attributes:
-      channels: output channels.
-      kernel: height and width of the filter.
-      stride: in both directions.
-      padding: "SAME" or "VALID", as TensorFlow means it.
-      pool, pool_stride: window and stride of the max pooling after it; pool 0: none.
-    """
-
-    channels: int
-    kernel: int
-    stride: int = 1
-    padding: str = "SAME"
-    pool: int = 0
-    pool_stride: int = 2
-
-    def _check(self) -> None:
-        _positive(self, "channels", "kernel", "stride", "pool_stride")
-        _among(self, "padding", ("SAME", "VALID"))
-        if self.pool < 0:
-            raise UsageError(f"pool={self.pool}: give the window of the pooling, or 0 for none")
-
-
-@dataclasses.dataclass(frozen=True)
-class AlexnetConfig:
-    """Sizes of `alexnet`.
-
-    Attributes:
-      preset: where these sizes come from: the name of a preset or a file.
-      image: height and width of the (square) images.
-      image_channels: 3 for colour, 1 for grey.
-      convolutions: the five of them, or however many.
-      fully_connected: widths of the hidden fully connected layers.
-      classes: number of labels.
-      dropout: rate after each hidden fully connected layer.
-      batch, optimizer, learning_rate: defaults of a run.
-      dtype: of activations and variables.
-      seed: decides the initial values and the dropout masks.
-    """
-
-    preset: str
-    image: int
-    image_channels: int
-    convolutions: tuple[Convolution, ...]
-    fully_connected: tuple[int, ...]
-    classes: int
-    batch: int
-    optimizer: str
-    learning_rate: float
-    dropout: float = 0.0
-    dtype: str = "float32"
-    seed: int = 0
-
-    def _check(self) -> None:
-        _positive(self, "image", "image_channels", "classes")
-        _check_run(self)
-        for convolution in self.convolutions:
-            convolution._check()
-        if not self.convolutions:
-            raise UsageError("convolutions=[]: give at least one")
-        if any(width < 1 for width in self.fully_connected):
-            raise UsageError(f"fully_connected={list(self.fully_connected)}: every width has to be at least 1")
-        size = self.image
-        for number, convolution in enumerate(self.convolutions, 1):
-            size = (size if convolution.padding == "SAME" else size - convolution.kernel + 1)
-            size = -(-size // convolution.stride)
-            if convolution.pool:
-                size = (size - convolution.pool) // convolution.pool_stride + 1
-            if size < 1:
-                raise UsageError(f"image={self.image}: nothing is left of it after convolution {number}; "
-                                 "use larger images or smaller kernels, strides and pools")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,36 +52,20 @@ class TransformerConfig:
     seed: int = 0
 
     def _check(self) -> None:
-        _positive(self, "layers", "d_model", "heads", "d_k", "d_ff", "length", "vocab")
+        positive(self, "layers", "d_model", "heads", "d_k", "d_ff", "length", "vocab")
         if self.vocab < 8:
             raise UsageError(f"vocab={self.vocab}: it has to be at least 8 (four tokens are reserved)")
         if self.length < 2:
             raise UsageError(f"length={self.length}: it has to be at least 2 (a word and the end of the sentence)")
-        _check_run(self)
+        check_run(self)
 
 
-CONFIGS: dict[str, type] = {"alexnet": AlexnetConfig, "transformer": TransformerConfig}
-
-
-def _positive(config: Any, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < 1:
-            raise UsageError(f"{name}={getattr(config, name)}: it has to be at least 1")
-
-
-def _among(config: Any, name: str, choices: tuple[str, ...]) -> None:
-    if getattr(config, name) not in choices:
-        raise UsageError(f"{name}={getattr(config, name)!r}: {nearest(getattr(config, name), choices)}")
-
-
-def _check_run(config: Any) -> None:
-    _positive(config, "batch")
-    _among(config, "optimizer", OPTIMIZERS)
-    _among(config, "dtype", DTYPES)
-    if not config.learning_rate > 0:
-        raise UsageError(f"learning_rate={config.learning_rate}: it has to be greater than 0")
-    if not 0 <= config.dropout < 1:
-        raise UsageError(f"dropout={config.dropout}: give a rate of at least 0 and less than 1")
+CONFIGS: dict[str, type] = {
+    "alexnet": AlexnetConfig,
+    "densenet121": DensenetConfig,
+    "resnet101": ResnetConfig,
+    "transformer": TransformerConfig,
+}
 
 
 def presets(model: str) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,43 @@
+"""What is checked of the sizes of every model: one line that names the value and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pase_mtf.errors import UsageError, nearest
+
+__all__ = ["DTYPES", "OPTIMIZERS", "among", "check_run", "positive"]
+
+OPTIMIZERS = ("adafactor", "adam", "sgd")
+DTYPES = ("float32", "float64")
+
+
+def positive(config: Any, *names: str) -> None:
+    """Refuses attributes below 1; of a tuple, any element (UsageError)."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, tuple):
+            if not value:
+                raise UsageError(f"{name}=[]: give at least one")
+            if min(value) < 1:
+                raise UsageError(f"{name}={list(value)}: every one has to be at least 1")
+        elif value < 1:
+            raise UsageError(f"{name}={value}: it has to be at least 1")
+
+
+def among(config: Any, name: str, choices: Sequence[str]) -> None:
+    """Refuses an attribute that is none of the choices (UsageError)."""
+    if getattr(config, name) not in choices:
+        raise UsageError(f"{name}={getattr(config, name)!r}: {nearest(getattr(config, name), choices)}")
+
+
+def check_run(config: Any) -> None:
+    """Checks what every model has: batch, optimizer, learning rate, type and dropout (UsageError)."""
+    positive(config, "batch")
+    among(config, "optimizer", OPTIMIZERS)
+    among(config, "dtype", DTYPES)
+    if not config.learning_rate > 0:
+        raise UsageError(f"learning_rate={config.learning_rate}: it has to be greater than 0")
+    if not 0 <= config.dropout < 1:
+        raise UsageError(f"dropout={config.dropout}: give a rate of at least 0 and less than 1")

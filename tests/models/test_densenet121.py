@@ -1,0 +1,72 @@
+"""DenseNet-121 against the same network in plain TensorFlow, the published size, and itself under strategies."""
+
+import dataclasses
+import functools
+
+import image_models
+import pytest
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.models.convolutional_presets import DensenetConfig
+from pase_mtf.strategy import find_strategy
+
+# Odd sizes: 19 and 5 do not divide by their strides.
+SMALL = DensenetConfig(
+    preset="test", image=19, image_channels=3, stem=8, stem_kernel=5, stem_stride=2, stem_pool=3, blocks=(2, 1),
+    growth=8, bottleneck=2, classes=8, batch=8, optimizer="sgd", learning_rate=0.1, dtype="float64")
+
+
+def _plain(features, parameters, config):
+    def activate(x, name):
+        return tf.nn.relu(image_models.normalization(x, parameters, name))
+
+    x = image_models.convolution(features["images"], parameters["stem/conv_filters"], config.stem_stride)
+    x = tf.nn.max_pool2d(activate(x, "stem/norm"), config.stem_pool, 2, "SAME")
+    for block, count in enumerate(config.blocks, 1):
+        outputs = [x]
+        for number in range(1, count + 1):
+            name = f"block{block}_layer{number}"
+            y = activate(tf.concat(outputs, 3), f"{name}/norm")
+            y = activate(image_models.convolution(y, parameters[f"{name}/inner/conv_filters"]), f"{name}/inner/norm")
+            outputs.append(image_models.convolution(y, parameters[f"{name}/conv_filters"]))
+        x = tf.concat(outputs, 3)
+        if block < len(config.blocks):
+            name = f"transition{block}"
+            x = image_models.convolution(activate(x, f"{name}/norm"), parameters[f"{name}/conv_filters"])
+            x = tf.nn.avg_pool2d(x, 2, 2, "VALID")
+    return image_models.classification(activate(x, "norm"), parameters, features["labels"])
+
+
+def test_equals_plain_tensorflow():
+    image_models.same(*image_models.values("densenet121", SMALL, reference=_plain))
+
+
+_DROPPING = dataclasses.replace(SMALL, dropout=0.2)
+
+
+@functools.cache
+def _one_device():
+    return image_models.values("densenet121", _DROPPING)[0]
+
+
+@pytest.mark.parametrize("kind", image_models.KINDS)
+def test_a_strategy_gives_the_loss_and_gradients_of_one_device(kind):
+    image_models.same(image_models.values("densenet121", _DROPPING, kind)[0], _one_device())
+
+
+def test_has_the_published_number_of_parameters():
+    # torchvision's densenet121, and Keras' trainable ones: no moving averages, no biases of convolutions.
+    assert image_models.parameters("densenet121", models.load_config("densenet121", "big")) == 7_978_856
+
+
+@pytest.mark.parametrize("devices", [8, 64])
+def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
+    graph = image_models.export("densenet121", models.load_config("densenet121", "big"))
+    strategy = find_strategy(graph, devices, "1080ti")
+    assert strategy.search["optimal"]
+    assert strategy.seconds < find_strategy(graph, devices, "1080ti", "data_parallel").seconds
+    # Channels of concatenations can be split where they are convolved or normalised.
+    splittable = {name for layer in graph.layers for name in layer.splittable}
+    assert splittable == {"batch", "image_channels", "stem", "features", "bottleneck", "growth", "transition",
+                          "classes"}
