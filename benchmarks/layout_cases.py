@@ -54,7 +54,15 @@ def find(name: str, size: str, devices: int, machine: Machine, compare: Sequence
     def build_once() -> Any:
         return build_graph()
 
+    def build_laid_out(mesh_shape: str, layout: str) -> Any:
+        return build_graph(mesh_shape, layout)
+
     build = build_graph if name in programs.REBUILT else build_once
+    if name in ("unet_2d", "unet_3d"):
+        # It imports slices that are laid out: there is no graph without a mesh. On a graph that is built for a layout
+        # the search keeps to its slices, so it begins with those that people write.
+        build = build_laid_out
+        compare = compare or [(mesh_shape, rules) for _, mesh_shape, rules in by_hand(name, devices)]
     return find_layout(build, devices=devices, machine=machine, compare=list(compare), name=name)
 
 

@@ -32,9 +32,8 @@ def _one_device(name, mesh_shape, rules):
         return training.train(program, training.stock(program))
 
 
-# The U-Net imports slices that are laid out already: see test_layouts_written_by_hand_train_as_one_device_does.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in programs.PROGRAMS if not name.startswith("unet")])
+@pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_the_layout_found_trains_as_one_device_does(name):
     layout = _found(name)
     assert layout.layout_rules
