@@ -48,14 +48,14 @@ def test_the_layout_found_trains_as_one_device_does(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), [("lm", 1), ("bert_moe", 2), ("unet_2d", 1), ("digits", 1)])
+@pytest.mark.parametrize(("name", "number"), [("lm", 1), ("unet_2d", 1), ("digits", 1)])
 def test_layouts_written_by_hand_train_as_one_device_does(name, number):
     _, mesh_shape, rules = layout_cases.by_hand(name, DEVICES)[number]
     losses = training.losses_of(name, lambda program: training.stock(program, mesh_shape, rules), mesh_shape, rules)
     np.testing.assert_allclose(losses, _one_device(name, mesh_shape, rules), rtol=training.TOLERANCE)
 
 
-@pytest.mark.parametrize(("name", "devices"), [*itertools.product(("bert", "translation", "digits"), (4, 16, 32))])
+@pytest.mark.parametrize(("name", "devices"), [*itertools.product(("bert", "translation", "digits"), (4, 32))])
 def test_other_numbers_of_devices(name, devices):
     layout = layout_cases.find(name, "reduced", devices, SLOW)
     shape = mtf.convert_to_shape(layout.mesh_shape)
