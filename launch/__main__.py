@@ -31,7 +31,14 @@ def run(options: Options) -> int:
     # TensorFlow is loaded here and not before: what words and files can answer is answered in a fraction of a second.
     from pase_mtf.launch.console import Progress, print_header, search_summary
     from pase_mtf.launch.outcome import write_checkpoint, write_outcome, write_strategy
-    from pase_mtf.launch.preparing import build_arms, describe_run, export_program, load_machine, open_run_data
+    from pase_mtf.launch.preparing import (
+        ask_auto_mtf,
+        build_arms,
+        describe_run,
+        export_program,
+        load_machine,
+        open_run_data,
+    )
     from pase_mtf.launch.run_files import RunFiles
     from pase_mtf.launch.settle import check_memory
     from pase_mtf.launch.strategies import duplicates, find_strategies
@@ -48,7 +55,7 @@ def run(options: Options) -> int:
         print_header(facts)
 
         wanted = plan.options.arms
-        strategies = find_strategies(wanted, graph, options.mesh_flag, machine, options.seed)
+        strategies = find_strategies(wanted, graph, options.mesh_flag, machine, options.seed, ask_auto_mtf(plan))
         chosen = strategies[wanted[0].name]
         write_strategy(files, graph, chosen)
         print(search_summary(strategies.get("search", chosen), graph))

@@ -10,7 +10,8 @@ from pase_mtf.errors import UsageError, nearest
 __all__ = ["ARM_NAMES", "STOCK", "ArmName", "parse_arms"]
 
 STOCK = "stock_data_parallel"
-ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "mcmc", "mcmc_expert", "random:N")
+ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "mcmc", "mcmc_expert", "auto_mtf",
+             "random:N")
 _MAX_RANDOM = 64
 
 
@@ -20,7 +21,7 @@ class ArmName:
 
     Attributes:
       name: in tables and files.
-      method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "random" or "file".
+      method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random" or "file".
       argument: number of the random strategy, or path of the strategy file.
     """
 
@@ -41,7 +42,7 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
       UsageError: a name that is no arm.
     """
     main = _arm(strategy, "--strategy")
-    if len(main) != 1 or main[0].method in ("stock", "random", "mcmc", "mcmc_expert"):
+    if len(main) != 1 or main[0].method in ("stock", "random", *_RIVALS):
         raise UsageError(f"--strategy={strategy}: choose one of search, data_parallel, expert, or a strategy file")
     arms = {arm.name: arm for arm in main}
     for item in filter(None, (part.strip() for part in compare.split(","))):
@@ -57,7 +58,8 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
     return (arms.pop(main[0].name), *sorted(arms.values(), key=lambda arm: _ORDER.index(arm.method)))
 
 
-_PLAIN = ("data_parallel", "expert", "search", "mcmc", "mcmc_expert")
+_RIVALS = ("mcmc", "mcmc_expert", "auto_mtf")
+_PLAIN = ("data_parallel", "expert", "search", *_RIVALS)
 _ORDER = ("stock", *_PLAIN, "file", "random")
 
 

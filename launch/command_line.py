@@ -54,7 +54,8 @@ def _flag_values() -> flags.FlagValues:
     text("strategy", "search, data_parallel, expert, or a strategy file: what is trained, kept and resumed.")
     text("compare", "The arms to measure beside it, separated by commas: data_parallel (through stock mtf.Lowering and "
          "through ours), expert, search, stock_data_parallel, mcmc and mcmc_expert (FlexFlow's search from data "
-         "parallelism and from the expert strategy), random:N, strategy files, or none.")
+         "parallelism and from the expert strategy), auto_mtf (Mesh-TF's own layout optimiser), random:N, "
+         "strategy files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
          "configs/machines, or a file.")
     text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")

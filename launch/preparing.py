@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pase_mtf import models
@@ -16,6 +16,7 @@ from pase_mtf.export import export_graph
 from pase_mtf.graph import ComputationGraph
 from pase_mtf.launch import checkpoint
 from pase_mtf.launch.arm import Arm, lower_stock_data_parallel
+from pase_mtf.launch.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Data, open_data
 from pase_mtf.launch.program import Program, build_program
@@ -23,7 +24,7 @@ from pase_mtf.launch.settle import Plan
 from pase_mtf.lowering import lower
 from pase_mtf.machine import Machine
 
-__all__ = ["build_arms", "describe_run", "export_program", "load_machine", "open_run_data"]
+__all__ = ["ask_auto_mtf", "build_arms", "describe_run", "export_program", "load_machine", "open_run_data"]
 
 
 def open_run_data(plan: Plan) -> Data:
@@ -64,6 +65,17 @@ def export_program(plan: Plan) -> ComputationGraph:
         raise MismatchError(f"--resume={options.resume}: the checkpoint is of graph {plan.checkpoint.graph_hash}, this "
                             f"program is {graph.hash}; resume with the version of pase_mtf that wrote it")
     return graph
+
+
+def ask_auto_mtf(plan: Plan) -> Callable[[], dict[str, str]]:
+    """What asks Mesh-TF's own optimiser for the layout rules of the program, when an arm wants them."""
+    options = plan.options
+
+    def ask() -> dict[str, str]:
+        mesh = auto_mtf_mesh(options.mesh_flag.devices, options.mesh_flag.axes)
+        with Stage("auto_mtf"):
+            return auto_mtf_layout(options.model, plan.config, options.batch, options.optimizer, mesh)
+    return ask
 
 
 def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Any], names: Sequence[str]) -> list[Arm]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pase_mtf.configurations import Configuration, enumerate_configurations
 from pase_mtf.errors import MismatchError
+from pase_mtf.experts import configurations_of_layout
 from pase_mtf.graph import ComputationGraph
 from pase_mtf.launch.arm_names import ArmName
+from pase_mtf.launch.auto_mtf import auto_mtf_mesh
 from pase_mtf.launch.mesh_flag import MeshFlag
 from pase_mtf.machine import Machine
 from pase_mtf.strategy import Strategy, evaluate_strategy, find_strategy
@@ -17,8 +19,8 @@ from pase_mtf.strategy import Strategy, evaluate_strategy, find_strategy
 __all__ = ["duplicates", "find_strategies", "random_configurations"]
 
 
-def find_strategies(arms: Sequence[ArmName], graph: ComputationGraph, mesh: MeshFlag, machine: Machine,
-                    seed: int) -> dict[str, Strategy]:
+def find_strategies(arms: Sequence[ArmName], graph: ComputationGraph, mesh: MeshFlag, machine: Machine, seed: int,
+                    auto_mtf: Callable[[], dict[str, str]] | None = None) -> dict[str, Strategy]:
     """Finds or loads the strategy of every arm; stock Mesh-TF has none.
 
     Args:
@@ -27,13 +29,21 @@ def find_strategies(arms: Sequence[ArmName], graph: ComputationGraph, mesh: Mesh
       mesh: how many devices, and the axes for the expert strategy where the user named some.
       machine: whose numbers count.
       seed: of the random strategies.
+      auto_mtf: asks Mesh-TF's own optimiser for layout rules, for an arm of that name.
 
     Raises:
       InfeasibleError: no strategy satisfies the constraints.
       MismatchError: a strategy file is for another graph, or for another number of devices.
       FormatError: a strategy file is truncated or foreign.
     """
-    return {arm.name: _find(arm, graph, mesh, machine, seed) for arm in arms if arm.method != "stock"}
+    found = {}
+    for arm in arms:
+        if arm.method == "auto_mtf" and auto_mtf is not None:
+            configurations = configurations_of_layout(graph, auto_mtf_mesh(mesh.devices, mesh.axes), auto_mtf())
+            found[arm.name] = evaluate_strategy(graph, configurations, mesh.devices, machine, name=arm.name)
+        elif arm.method != "stock":
+            found[arm.name] = _find(arm, graph, mesh, machine, seed)
+    return found
 
 
 def _find(arm: ArmName, graph: ComputationGraph, mesh: MeshFlag, machine: Machine, seed: int) -> Strategy:

@@ -17,6 +17,7 @@ def _names(strategy, compare):
     ("expert", "random:2,search", ["expert", "search", "random_0", "random_1"]),
     ("search", "stock_data_parallel", ["search", "stock_data_parallel"]),
     ("search", "mcmc_expert,expert,mcmc", ["search", "expert", "mcmc", "mcmc_expert"]),
+    ("search", "auto_mtf,mcmc", ["search", "mcmc", "auto_mtf"]),
     ("some/mine.json", "search,other/mine.json", ["mine", "search", "other/mine.json"]),
 ])
 def test_reads(strategy, compare, expected):

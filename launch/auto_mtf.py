@@ -1,0 +1,99 @@
+"""The layout that Mesh-TensorFlow's own optimiser, `mesh_tensorflow.auto_mtf`, chooses for a program of the launcher.
+
+It looks for the layout of least memory by integer programming. It wants ortools (`pip install 'pase_mtf[auto_mtf]'`),
+imported before TensorFlow, so it runs in a process of its own:
+
+    python -m pase_mtf.launch.auto_mtf PROGRAM.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fractions
+import importlib
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.files import write_atomically
+
+__all__ = ["auto_mtf_layout", "auto_mtf_mesh"]
+
+LIMIT = 600.0
+"""Seconds after which it is given up."""
+
+
+def auto_mtf_mesh(devices: int, axes: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """The mesh that it is given, since it does not choose one: the axes of --mesh, or 2 x p/2 (2 x 4 for 8 devices)."""
+    if axes:
+        return axes
+    return (("rows", 2), ("columns", devices // 2)) if devices > 2 and devices % 2 == 0 else (("all", devices),)
+
+
+def auto_mtf_layout(model: str, config: Any, batch: int, optimizer: str, mesh: tuple[tuple[str, int], ...],
+                    limit: float = LIMIT) -> dict[str, str]:
+    """Runs the optimiser on the training step that the launcher builds.
+
+    Args:
+      model: of the registry.
+      config: its sizes.
+      batch: examples per step.
+      optimizer: of the training.
+      mesh: (axis, size), outermost first.
+      limit: seconds it may take.
+
+    Returns:
+      Layout rules: dim name -> axis.
+
+    Raises:
+      UsageError: ortools is not installed.
+      InfeasibleError: no answer in time, or it failed.
+    """
+    if importlib.util.find_spec("ortools") is None:
+        raise UsageError("arm auto_mtf: mesh_tensorflow.auto_mtf needs ortools; pip install 'ortools>=9.10', or leave "
+                         "the arm out")
+    sizes = dataclasses.asdict(config)
+    sizes.pop("preset", None)
+    with tempfile.TemporaryDirectory(prefix="pase_mtf-auto_mtf-") as folder:
+        path = os.path.join(folder, "program.json")
+        write_atomically(path, json.dumps({"model": model, "config": sizes, "batch": batch, "optimizer": optimizer,
+                                           "mesh": mesh}))
+        try:
+            done = subprocess.run([sys.executable, "-m", "pase_mtf.launch.auto_mtf", path], capture_output=True,
+                                  text=True, timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            raise InfeasibleError(f"arm auto_mtf: no answer after {limit:.0f} s; leave it out") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise InfeasibleError(f"arm auto_mtf: it failed ({last[:200]}); leave it out")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _main(path: str) -> None:
+    import ortools.sat.python.cp_model  # noqa: F401  # before TensorFlow, or the process crashes
+    fractions.gcd = math.gcd  # gone since Python 3.9
+    from pase_mtf import models
+    from pase_mtf.compat import mtf, tf
+    from pase_mtf.launch.program import build_program
+    auto_mtf = importlib.import_module("mesh_tensorflow.auto_mtf")
+
+    asked = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    sizes = os.path.join(os.path.dirname(path), "config.json")
+    write_atomically(sizes, json.dumps(asked["config"]))
+    config = models.load_config(asked["model"], sizes)
+    with tf.Graph().as_default():
+        program = build_program(models.get(asked["model"]), config, asked["batch"], asked["optimizer"], 1e-3, 0)
+        mesh = mtf.Shape([mtf.Dimension(axis, size) for axis, size in asked["mesh"]])
+        rules = auto_mtf.layout(program.graph, mesh, [program.loss])
+    print(json.dumps(dict(sorted(rules._pairs))))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

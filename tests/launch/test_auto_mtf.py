@@ -1,0 +1,47 @@
+"""The arm of Mesh-TF's own layout optimiser."""
+
+import importlib.util
+
+import pytest
+
+from pase_mtf import models
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.experts import configurations_of_layout
+from pase_mtf.launch import auto_mtf
+from pase_mtf.launch.arm_names import ArmName
+from pase_mtf.launch.mesh_flag import parse_mesh
+from pase_mtf.launch.strategies import find_strategies
+
+
+def test_mesh():
+    assert auto_mtf.auto_mtf_mesh(8, ()) == (("rows", 2), ("columns", 4))
+    assert auto_mtf.auto_mtf_mesh(2, ()) == (("all", 2),)
+    assert auto_mtf.auto_mtf_mesh(9, ()) == (("all", 9),)
+    assert auto_mtf.auto_mtf_mesh(8, (("a", 4), ("b", 2))) == (("a", 4), ("b", 2))
+
+
+def test_its_rules_become_a_strategy():
+    from small_graphs import perceptron
+
+    from pase_mtf.machine import Machine
+    graph, machine = perceptron(), Machine.load("h100")
+    found = find_strategies([ArmName("auto_mtf", "auto_mtf")], graph, parse_mesh("8"), machine, 0,
+                            lambda: {"batch": "rows", "width1": "columns"})
+    assert found["auto_mtf"].configurations == configurations_of_layout(
+        graph, (("rows", 2), ("columns", 4)), {"batch": "rows", "width1": "columns"})
+
+
+def test_without_ortools(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs ortools; pip install"):
+        auto_mtf.auto_mtf_layout("alexnet", models.load_config("alexnet", "tiny"), 8, "sgd", (("all", 2),))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="ortools is not installed")
+def test_asks_mesh_tensorflow():
+    config = models.load_config("alexnet", "tiny")
+    rules = auto_mtf.auto_mtf_layout("alexnet", config, 16, "sgd", (("rows", 2), ("columns", 4)))
+    assert rules
+    assert set(rules.values()) <= {"rows", "columns"}
+    with pytest.raises(InfeasibleError, match="no answer after 0 s"):
+        auto_mtf.auto_mtf_layout("alexnet", config, 16, "sgd", (("rows", 2),), limit=0.01)
