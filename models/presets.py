@@ -13,7 +13,13 @@ from typing import Any
 
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.models.checks import check_run, positive
-from pase_mtf.models.convolutional_presets import AlexnetConfig, Convolution, DensenetConfig, ResnetConfig
+from pase_mtf.models.convolutional_presets import (
+    AlexnetConfig,
+    Convolution,
+    DensenetConfig,
+    InceptionConfig,
+    ResnetConfig,
+)
 
 __all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "TransformerConfig", "load_config", "presets"]
 
@@ -63,6 +69,7 @@ class TransformerConfig:
 CONFIGS: dict[str, type] = {
     "alexnet": AlexnetConfig,
     "densenet121": DensenetConfig,
+    "inception_v3": InceptionConfig,
     "resnet101": ResnetConfig,
     "transformer": TransformerConfig,
 }

@@ -30,7 +30,7 @@ def find(kind: str, graph: ComputationGraph) -> Strategy:
     return find_strategy(graph, DEVICES, machine, kind)
 
 
-def _program(name: str, config: Any) -> tuple[dict[str, tf.Tensor], mtf.Mesh, mtf.Tensor, list[mtf.Tensor]]:
+def program(name: str, config: Any) -> tuple[dict[str, tf.Tensor], mtf.Mesh, mtf.Tensor, list[mtf.Tensor]]:
     """Placeholders, mesh, loss and gradients of a training step, in the current tf.Graph."""
     model = models.get(name)
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -45,13 +45,13 @@ def _program(name: str, config: Any) -> tuple[dict[str, tf.Tensor], mtf.Mesh, mt
 def export(name: str, config: Any) -> ComputationGraph:
     """The computation graph of a training step."""
     with tf.Graph().as_default():
-        return export_graph(_program(name, config)[1].graph, name=name)
+        return export_graph(program(name, config)[1].graph, name=name)
 
 
 def parameters(name: str, config: Any) -> int:
     """How many trainable numbers the model has."""
     with tf.Graph().as_default():
-        return sum(variable.size for variable in _program(name, config)[1].graph.trainable_variables)
+        return sum(variable.size for variable in program(name, config)[1].graph.trainable_variables)
 
 
 def values(name: str, config: Any, kind: str | None = None, reference: Callable | None = None,
@@ -68,7 +68,7 @@ def values(name: str, config: Any, kind: str | None = None, reference: Callable 
       (those of the model, those of the reference).
     """
     with tf.Graph().as_default():
-        fed, mesh, loss, gradients = _program(name, config)
+        fed, mesh, loss, gradients = program(name, config)
         masters = {variable.name: variable.get_master() for variable in mesh.graph.trainable_variables}
         if kind is None:
             lowering = mtf.Lowering(mesh.graph, {mesh: placement_mesh_impl.PlacementMeshImpl(

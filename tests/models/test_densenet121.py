@@ -66,7 +66,8 @@ def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
     strategy = find_strategy(graph, devices, "1080ti")
     assert strategy.search["optimal"]
     assert strategy.seconds < find_strategy(graph, devices, "1080ti", "data_parallel").seconds
-    # Channels of concatenations can be split where they are convolved or normalised.
+    # Channels of concatenations can be split where they are convolved or normalised, height and width where normalised.
     splittable = {name for layer in graph.layers for name in layer.splittable}
-    assert splittable == {"batch", "image_channels", "stem", "features", "bottleneck", "growth", "transition",
-                          "classes"}
+    assert splittable == {"batch", "height", "width", "image_channels", "stem", "features", "bottleneck",
+                          "growth", "transition", "classes"}
+    assert not any({"height", "width"} & set(layer.splittable) for layer in graph.layers if layer.kind == "convolution")

@@ -64,5 +64,6 @@ def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
     assert strategy.search["optimal"]
     assert strategy.seconds < find_strategy(graph, devices, "1080ti", "data_parallel").seconds
     splittable = {name for layer in graph.layers for name in layer.splittable}
-    assert splittable == {"batch", "image_channels", "stem", "inner1", "inner2", "stage1", "stage2", "stage3", "stage4",
-                          "classes"}
+    assert splittable == {"batch", "height", "width", "image_channels", "stem", "inner1", "inner2", "stage1",
+                          "stage2", "stage3", "stage4", "classes"}
+    assert not any({"height", "width"} & set(layer.splittable) for layer in graph.layers if layer.kind == "convolution")
