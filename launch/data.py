@@ -131,8 +131,9 @@ def open_data(spec: str | None, model: Any, config: Any, batch: int, seed: int) 
 
     Args:
       spec: for a model of images: an IDX file of images, a folder of IDX files, "images,labels" (two IDX files), or a
-        folder of JPEG and PNG files with labels.txt or labels.csv. For a model of text: "source.txt,target.txt", two
-        files with a sentence and its translation on lines of the same number, or one plain text. None: synthetic data.
+        folder of JPEG and PNG files with labels.txt or labels.csv. For a model of parallel text:
+        "source.txt,target.txt", two files with a sentence and its translation on lines of the same number, or one plain
+        text. For a model of text: one plain text. None: synthetic data.
       model: a `pase_mtf.models.Model`.
       config: its sizes.
       batch: examples per batch.
@@ -148,8 +149,8 @@ def open_data(spec: str | None, model: Any, config: Any, batch: int, seed: int) 
         from pase_mtf.launch.data_images import image_source
         source = image_source(_paths(spec), config)
     else:
-        from pase_mtf.launch.data_text import text_source
-        source = text_source(_paths(spec), config)
+        from pase_mtf.launch.data_text import language_source, text_source
+        source = (language_source if model.data_kind == "text" else text_source)(_paths(spec), config)
     return Data(source, batch, seed, counts_steps=config.dropout > 0)
 
 

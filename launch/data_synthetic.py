@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pase_mtf.launch.data import Source
-from pase_mtf.launch.data_text import END, RESERVED, pad_pair
+from pase_mtf.launch.data_text import END, RESERVED, next_tokens, pad_pair
 
 __all__ = ["synthetic_source"]
 
@@ -23,7 +23,7 @@ def synthetic_source(kind: str, config: Any, seed: int) -> Source:
       config: sizes of the model.
       seed: other seeds make other data.
     """
-    return _images(config, seed) if kind == "images" else _translations(config, seed)
+    return {"images": _images, "text": _text, "parallel_text": _translations}[kind](config, seed)
 
 
 def _images(config: Any, seed: int) -> Source:
@@ -69,3 +69,25 @@ def _translations(config: Any, seed: int) -> Source:
                    "translated word by word")
     shape = (np.dtype(np.int32), (config.length,))
     return Source(description, _EXAMPLES, load, {"source": shape, "decoder_input": shape, "target": shape})
+
+
+def _text(config: Any, seed: int) -> Source:
+    """Words whose frequencies follow Zipf's law; three times out of four, a word is the one that always follows."""
+    generator = np.random.default_rng([seed, 3])
+    words = config.vocab - RESERVED
+    frequency = 1 / np.arange(1, words + 1)
+    drawn = generator.choice(words, size=_EXAMPLES + config.length + 1, p=frequency / frequency.sum())
+    follows = generator.random(len(drawn)) < 0.75
+    successor = generator.permutation(words)
+
+    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        places = numbers[:, None] + np.arange(config.length + 1)
+        windows = drawn[places]
+        for step in range(1, config.length + 1):
+            windows[:, step] = np.where(follows[places[:, step]], successor[windows[:, step - 1]], windows[:, step])
+        return next_tokens(windows + RESERVED)
+
+    description = (f"synthetic (no --data): {_EXAMPLES:,} windows of {config.length} words out of {words:,}, three "
+                   "quarters of them decided by the word before")
+    shape = (np.dtype(np.int32), (config.length,))
+    return Source(description, _EXAMPLES, load, {"tokens": shape, "targets": shape})

@@ -1,7 +1,8 @@
 """Text: parallel or plain files, cut into tokens by byte-pair encoding (the `tokenizers` library).
 
 Parallel text: line i of the second file is the translation of line i of the first. Plain text: the tokens of the whole
-file are cut into windows of the model's length; the encoder reads one, the decoder learns to say the next.
+file are cut into windows of the model's length; the encoder reads one, the decoder learns to say the next. A language
+model reads a window and learns to say at every place what comes next.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pase_mtf.errors import DataError, PaseError
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.data import Source
 
-__all__ = ["END", "PADDING", "RESERVED", "START", "UNKNOWN", "pad_pair", "read_lines", "text_source"]
+__all__ = ["END", "PADDING", "RESERVED", "START", "UNKNOWN", "language_source", "next_tokens", "pad_pair",
+           "read_lines", "text_source"]
 
 PADDING, START, END, UNKNOWN = range(4)
 RESERVED = 4
@@ -62,15 +64,54 @@ def text_source(paths: Sequence[str], config: Any) -> Source:
     Raises:
       DataError: see `read_lines`; unequal numbers of lines; too little text; a vocabulary too small for any text.
     """
-    for path in paths:
-        if os.path.isdir(path):
-            raise DataError(f"{path}: a folder, and the model trains on text; give text.txt or source.txt,target.txt")
-    if config.vocab < _LEAST_VOCABULARY:
-        raise DataError(f"vocab={config.vocab}: too small for text; use a preset with at least {_LEAST_VOCABULARY}")
-    texts = [read_lines(path) for path in paths]
+    texts = _read(paths, config, "text.txt or source.txt,target.txt")
     if len(texts) == 2:
         return _parallel(paths, texts, config)
     return _plain(paths[0], texts[0], config)
+
+
+def language_source(paths: Sequence[str], config: Any) -> Source:
+    """Examples for a language model from one plain text: windows of it, and the same moved on by one token.
+
+    Raises:
+      DataError: see `text_source`; more than one file.
+    """
+    texts = _read(paths, config, "text.txt")
+    if len(texts) > 1:
+        raise DataError(f"{','.join(paths)}: {len(texts)} files, and a language model trains on one; give text.txt")
+    tokenizer, tokens = _tokens(texts[0], config)
+    length = config.length
+    examples = (len(tokens) - 1) // length
+    if examples < 1:
+        raise DataError(f"{paths[0]}: {len(tokens)} tokens, at least {length + 1} are needed (a window of {length} and "
+                        "what comes next); give a longer text or a model with a shorter length")
+
+    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        return next_tokens(tokens[numbers[:, None] * length + np.arange(length + 1)])
+
+    shape = (np.dtype(np.int32), (length,))
+    return Source(f"{len(tokens):,} tokens of plain text from {paths[0]}, {examples:,} windows of {length}; vocabulary "
+                  f"of {tokenizer.get_vocab_size():,}", examples, load, {"tokens": shape, "targets": shape}, tokenizer)
+
+
+def next_tokens(windows: np.ndarray) -> dict[str, np.ndarray]:
+    """A batch for a language model: windows of one token more than it reads."""
+    return {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+
+
+def _read(paths: Sequence[str], config: Any, wanted: str) -> list[list[str]]:
+    for path in paths:
+        if os.path.isdir(path):
+            raise DataError(f"{path}: a folder, and the model trains on text; give {wanted}")
+    if config.vocab < _LEAST_VOCABULARY:
+        raise DataError(f"vocab={config.vocab}: too small for text; use a preset with at least {_LEAST_VOCABULARY}")
+    return [read_lines(path) for path in paths]
+
+
+def _tokens(lines: list[str], config: Any) -> tuple[Any, np.ndarray]:
+    """(tokenizer, the tokens of the whole text end to end)."""
+    tokenizer = _vocabulary([lines], config.vocab)
+    return tokenizer, _Ragged(_encode(tokenizer, [line + "\n" for line in lines])).tokens
 
 
 def _parallel(paths: Sequence[str], texts: list[list[str]], config: Any) -> Source:
@@ -100,8 +141,7 @@ def _parallel(paths: Sequence[str], texts: list[list[str]], config: Any) -> Sour
 
 
 def _plain(path: str, lines: list[str], config: Any) -> Source:
-    tokenizer = _vocabulary([lines], config.vocab)
-    tokens = _Ragged(_encode(tokenizer, [line + "\n" for line in lines])).tokens
+    tokenizer, tokens = _tokens(lines, config)
     examples = len(tokens) // config.length - 1
     if examples < 1:
         raise DataError(f"{path}: {len(tokens)} tokens, at least {2 * config.length} are needed (two windows of "

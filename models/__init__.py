@@ -25,7 +25,7 @@ class Model:
 
     Attributes:
       name: in the registry.
-      data_kind: what it trains on: "images" or "parallel_text" (which plain text is turned into as well).
+      data_kind: what it trains on: "images", "text", or "parallel_text" (which plain text is turned into as well).
       features: `features(config, batch)` says what a batch holds: name -> (shape with named dims, type). The scalar
         "step", where there is one, is the number of the training step (dropout draws by it).
       loss: `loss(mesh, features, config)` adds the forward pass to the graph of the mesh, given the imported features,

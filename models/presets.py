@@ -68,9 +68,12 @@ class TransformerConfig:
 
 CONFIGS: dict[str, type] = {
     "alexnet": AlexnetConfig,
+    "biglstm": BiglstmConfig,
     "densenet121": DensenetConfig,
+    "gnmt": GnmtConfig,
     "inception_v3": InceptionConfig,
     "resnet101": ResnetConfig,
+    "rnnlm": RnnlmConfig,
     "transformer": TransformerConfig,
 }
 
@@ -97,7 +100,7 @@ def load_config(model: str, preset_or_path: str, **overrides: Any) -> Any:
       **overrides: values that replace those of the preset (None: keep).
 
     Returns:
-      An AlexnetConfig or a TransformerConfig, checked.
+      The model's own configuration, such as an AlexnetConfig, checked.
 
     Raises:
       UsageError: no such model, preset or file; an unknown key; a value that makes no sense.

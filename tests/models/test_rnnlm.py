@@ -1,0 +1,99 @@
+"""rnnlm: against LSTM layers written step by step in plain TensorFlow, and against itself under strategies."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from model_agreement import STRATEGIES, assert_same, exported, loss_and_gradients, random_strategy
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.configurations import Configuration
+from pase_mtf.machine import Machine
+from pase_mtf.models.recurrent_presets import RnnlmConfig
+from pase_mtf.strategy import find_strategy
+
+CONFIG = RnnlmConfig(preset="test", layers=2, units=16, length=5, vocab=32, batch=8, optimizer="sgd",
+                     learning_rate=0.1, dtype="float64")
+# More layers than time steps: in no wave do all layers work.
+DEEP = dataclasses.replace(CONFIG, layers=4, length=3)
+
+
+def _feed(config):
+    generator = np.random.default_rng(0)
+    return {name: generator.integers(config.vocab, size=(config.batch, config.length))
+            for name in ("tokens", "targets")}
+
+
+def plain(features, parameters, config):
+    """One time step after the other, one layer after the other, one matrix product per source and gate."""
+    x = tf.nn.embedding_lookup(parameters["embedding/table"], features["tokens"])
+    weights, bias = parameters["lstm/weights"], parameters["lstm/bias"]
+    sequence = [x[:, step] for step in range(config.length)]
+    for layer in range(config.layers):
+        c = h = tf.zeros([config.batch, config.units], x.dtype)
+        for step, below in enumerate(sequence):
+            i, f, o, g = (below @ weights[layer, 0, :, gate] + h @ weights[layer, 1, :, gate] + bias[layer, gate]
+                          for gate in range(4))
+            c = tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(g)
+            h = tf.sigmoid(o) * tf.tanh(c)
+            sequence[step] = h
+    logits = tf.stack(sequence, 1) @ parameters["output/weights"] + parameters["output/bias"]
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=features["targets"]))
+
+
+@pytest.mark.parametrize("config", [CONFIG, DEEP, dataclasses.replace(CONFIG, layers=1)], ids=["", "deep", "single"])
+def test_equals_plain_tensorflow(config):
+    feed = _feed(config)
+    assert_same(loss_and_gradients("rnnlm", config, feed),
+                loss_and_gradients("rnnlm", config, feed, reference=plain))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return {config: loss_and_gradients("rnnlm", config, _feed(config)) for config in (CONFIG, DEEP)}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_same_under_strategies(name, one_device):
+    assert_same(loss_and_gradients("rnnlm", CONFIG, _feed(CONFIG), strategy=STRATEGIES[name]), one_device[CONFIG])
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_blocks_of_layers(parts, one_device):
+    """A block of several layers hands one of them on, and keeps the others."""
+    chosen = random_strategy(0, layers=Configuration((("layers", parts), ("batch", 8 // parts))))
+    assert_same(loss_and_gradients("rnnlm", DEEP, _feed(DEEP), strategy=chosen), one_device[DEEP])
+
+
+@pytest.mark.parametrize("preset", models.presets("rnnlm"))
+def test_one_layer_for_the_whole_stack(preset):
+    graph, config = exported("rnnlm", preset)
+    assert [layer.name for layer in graph.layers] == [
+        "embedding/einsum", "lstm/gates", "output/logits", "loss/reduce_max", "loss/chosen"]
+    stack = graph.layers[1]
+    assert set(stack.splittable) == {"layers", "batch", "inputs", "units"}
+    # Of the formula for d units, v words and l layers: embedding, gates of two sources, softmax.
+    d, v = config.units, config.vocab
+    assert graph.parameters == v * d + config.layers * (2 * d * 4 * d + 4 * d) + d * v + v
+    # The products of the stack: every wave does a step of every layer, and has one forward and two backward.
+    products = sum(operation.flops for operation in stack.operations if operation.kind == "matmul")
+    waves = config.length + config.layers - 1
+    assert products == 3 * 2 * waves * config.layers * config.batch * 2 * d * 4 * d
+
+
+def test_paper_size():
+    graph, _ = exported("rnnlm", "big")
+    assert graph.parameters == 478_267_392
+    for devices in (8, 64):
+        strategy = find_strategy(graph, devices, Machine.load("1080ti"))
+        assert strategy.search["optimal"]
+
+
+def test_dropout_differs_by_step_and_not_by_strategy():
+    config = dataclasses.replace(CONFIG, dropout=0.5)
+    feed = _feed(config)
+    first, same, other = (loss_and_gradients("rnnlm", config, {**feed, "step": step}, strategy=strategy)
+                          for step, strategy in ((1, None), (1, random_strategy(1)), (2, None)))
+    assert_same(same, first)
+    assert first["loss"] != other["loss"]
