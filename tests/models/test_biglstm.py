@@ -1,0 +1,77 @@
+"""biglstm: against LSTM layers with a projection written step by step in plain TensorFlow, and under strategies."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from model_agreement import STRATEGIES, assert_same, exported, loss_and_gradients
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.machine import Machine
+from pase_mtf.models.recurrent_presets import BiglstmConfig
+from pase_mtf.strategy import find_strategy
+
+CONFIG = BiglstmConfig(preset="test", layers=2, units=24, projection=16, length=4, vocab=32, batch=8, optimizer="sgd",
+                       learning_rate=0.1, dtype="float64")
+DEEP = dataclasses.replace(CONFIG, layers=3, length=2)
+
+
+def _feed(config):
+    generator = np.random.default_rng(0)
+    return {name: generator.integers(config.vocab, size=(config.batch, config.length))
+            for name in ("tokens", "targets")}
+
+
+def plain(features, parameters, config):
+    """One time step after the other, one layer after the other, one matrix product per source and gate."""
+    x = tf.nn.embedding_lookup(parameters["embedding/table"], features["tokens"])
+    weights, bias = parameters["lstm/weights"], parameters["lstm/bias"]
+    sequence = [x[:, step] for step in range(config.length)]
+    for layer in range(config.layers):
+        c = tf.zeros([config.batch, config.units], x.dtype)
+        h = tf.zeros([config.batch, config.projection], x.dtype)
+        for step, below in enumerate(sequence):
+            i, f, o, g = (below @ weights[layer, 0, :, gate] + h @ weights[layer, 1, :, gate] + bias[layer, gate]
+                          for gate in range(4))
+            c = tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(g)
+            h = (tf.sigmoid(o) * tf.tanh(c)) @ parameters["lstm/projection"][layer]
+            sequence[step] = h
+    logits = tf.stack(sequence, 1) @ parameters["output/weights"] + parameters["output/bias"]
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=features["targets"]))
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return loss_and_gradients("biglstm", CONFIG, _feed(CONFIG))
+
+
+def test_equals_plain_tensorflow(one_device):
+    assert_same(one_device, loss_and_gradients("biglstm", CONFIG, _feed(CONFIG), reference=plain))
+    assert_same(loss_and_gradients("biglstm", DEEP, _feed(DEEP)),
+                loss_and_gradients("biglstm", DEEP, _feed(DEEP), reference=plain))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_same_under_strategies(name, one_device):
+    assert_same(loss_and_gradients("biglstm", CONFIG, _feed(CONFIG), strategy=STRATEGIES[name]), one_device)
+
+
+@pytest.mark.parametrize("preset", models.presets("biglstm"))
+def test_one_layer_for_the_whole_stack(preset):
+    graph, config = exported("biglstm", preset)
+    assert [layer.name for layer in graph.layers] == [
+        "embedding/einsum", "lstm/gates", "output/logits", "loss/reduce_max", "loss/chosen"]
+    assert set(graph.layers[1].splittable) == {"layers", "batch", "inputs", "units"}
+    # Cells read two sources of q channels; d of them are projected to q.
+    d, q, v = config.units, config.projection, config.vocab
+    assert graph.parameters == v * q + config.layers * (2 * q * 4 * d + 4 * d + d * q) + q * v + v
+
+
+def test_paper_size():
+    graph, _ = exported("biglstm", "big")
+    assert graph.parameters == 1_777_146_880
+    for devices in (8, 64):
+        strategy = find_strategy(graph, devices, Machine.load("1080ti"))
+        assert strategy.search["optimal"]
+        assert strategy.configurations[1].parts("layers") == 2
