@@ -1,0 +1,158 @@
+"""gnmt: against the same network written step by step in plain TensorFlow, and against itself under strategies."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from model_agreement import STRATEGIES, assert_same, exported, loss_and_gradients
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.configurations import Configuration
+from pase_mtf.experts import expert
+from pase_mtf.machine import Machine
+from pase_mtf.models.recurrent_presets import GnmtConfig
+from pase_mtf.strategy import find_strategy
+
+# Two layers above the bidirectional one, four in the decoder: both have layers with and without residuals.
+CONFIG = GnmtConfig(preset="test", layers=4, units=8, length=5, vocab=32, batch=8, optimizer="sgd", learning_rate=0.1,
+                    dtype="float64")
+FLAT = dataclasses.replace(CONFIG, layers=2, length=3)
+
+
+def _feed(config):
+    generator = np.random.default_rng(0)
+    feed = {}
+    for shift, name in enumerate(("source", "decoder_input", "target")):
+        feed[name] = generator.integers(1, config.vocab, (config.batch, config.length))
+        for row, line in enumerate(feed[name]):  # padding at the end, of another length in every row
+            line[config.length - (row + shift) % 3:] = 0
+    return feed
+
+
+def plain(features, parameters, config):
+    """One time step after the other, one layer after the other, one matrix product per source and gate."""
+    words = tf.cast(features["source"] > 0, tf.as_dtype(config.dtype))
+
+    def cell(weights, bias, sources, state):
+        c, h = state
+        i, f, o, g = (sum(source @ weights[number, :, gate] for number, source in enumerate([*sources, h])) + bias[gate]
+                      for gate in range(4))
+        c = tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(g)
+        return c, tf.sigmoid(o) * tf.tanh(c)
+
+    zero = tf.zeros([config.batch, config.units], words.dtype)
+
+    def run(weights, bias, sequence, keep=None, backwards=False):
+        """The state stays where it is at time steps that are not kept."""
+        state, outputs = (zero, zero), [None] * len(sequence)
+        for step in reversed(range(len(sequence))) if backwards else range(len(sequence)):
+            new = cell(weights, bias, [sequence[step]], state)
+            state = new if keep is None else tuple(
+                tf.where_v2(keep[:, step, None] > 0, one, other) for one, other in zip(new, state, strict=True))
+            outputs[step] = state[1]
+        return outputs
+
+    x = tf.unstack(tf.nn.embedding_lookup(parameters["source_embedding/table"], features["source"]), axis=1)
+    weights, bias = parameters["encoder_first/weights"], parameters["encoder_first/bias"]
+    ahead, back = (run(weights[number], bias[number], x, words, number == 1) for number in range(2))
+    # Where there is only padding the forward direction goes on with what it had, which nobody may notice.
+    x = [one * words[:, step, None] for step, one in enumerate(ahead)]
+    both = [tf.concat([one, other], 1) for one, other in zip(x, back, strict=True)]
+    weights, bias = parameters["encoder/weights"], parameters["encoder/bias"]
+    for layer in range(config.layers - 1):
+        if layer == 0:  # reads both directions: a matrix of twice the rows
+            rows = tf.concat([weights[0, 0], parameters["encoder_second/weights"]], 0)
+            state, outputs = (zero, zero), []
+            for source in both:
+                c, h = state
+                i, f, o, g = (source @ rows[:, gate] + h @ weights[0, 1, :, gate] + bias[0, gate] for gate in range(4))
+                c = tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(g)
+                state = c, tf.sigmoid(o) * tf.tanh(c)
+                outputs.append(state[1])
+            x = outputs
+        else:
+            x = [one + other for one, other in zip(run(weights[layer], bias[layer], x), x, strict=True)]
+    memory = tf.stack(x, 1)
+    keys = memory @ parameters["attention/keys"]
+
+    def attend(state):
+        hidden = tf.tanh((state @ parameters["decoder/query"])[:, None] + keys)
+        scores = tf.linalg.matvec(hidden, parameters["decoder/vector"])
+        fit = tf.nn.softmax(tf.where_v2(words > 0, scores, tf.constant(-np.inf, scores.dtype)))
+        return tf.linalg.matvec(memory, fit, transpose_a=True)
+
+    weights, bias = parameters["decoder/weights"], parameters["decoder/bias"]
+    embedded = tf.nn.embedding_lookup(parameters["target_embedding/table"], features["decoder_input"])
+    states, outputs = [(zero, zero)] * config.layers, []
+    for step in range(config.length):
+        context, y = attend(states[0][1]), embedded[:, step]
+        for layer in range(config.layers):
+            states[layer] = cell(weights[layer], bias[layer], [y, context], states[layer])
+            y = states[layer][1] + (y if layer >= 2 else 0)
+        outputs.append(y)
+    logits = tf.stack(outputs, 1) @ parameters["output/weights"] + parameters["output/bias"]
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=features["target"])
+    seen = tf.cast(features["target"] > 0, losses.dtype)
+    return tf.reduce_sum(losses * seen) / tf.reduce_sum(seen)
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return loss_and_gradients("gnmt", CONFIG, _feed(CONFIG))
+
+
+def test_equals_plain_tensorflow(one_device):
+    assert_same(one_device, loss_and_gradients("gnmt", CONFIG, _feed(CONFIG), reference=plain))
+
+
+def test_two_layers_equal_plain_tensorflow():
+    assert_same(loss_and_gradients("gnmt", FLAT, _feed(FLAT)),
+                loss_and_gradients("gnmt", FLAT, _feed(FLAT), reference=plain))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_same_under_strategies(name, one_device):
+    assert_same(loss_and_gradients("gnmt", CONFIG, _feed(CONFIG), strategy=STRATEGIES[name]), one_device)
+
+
+def test_pipeline_in_the_encoder():
+    config = dataclasses.replace(CONFIG, layers=3)  # two in the encoder's stack
+    feed = _feed(config)
+    assert_same(loss_and_gradients("gnmt", config, feed, strategy=STRATEGIES["pipeline, units"]),
+                loss_and_gradients("gnmt", config, feed))
+
+
+@pytest.mark.parametrize("preset", models.presets("gnmt"))
+def test_layers_and_parameters(preset):
+    graph, config = exported("gnmt", preset)
+    assert [layer.name for layer in graph.layers] == [
+        "source_embedding/einsum", "encoder_first/gates", "encoder_second/gates", "encoder/gates", "as_memory",
+        "as_memory_1", "attention/keys", "target_embedding/einsum", "decoder/query", "output/logits",
+        "loss/reduce_max", "loss/chosen"]
+    stacks = {layer.name: set(layer.splittable) for layer in graph.layers if "decoder" in layer.name
+              or "encoder" in layer.name}
+    assert stacks["encoder_first/gates"] == {"directions", "batch", "inputs", "units"}
+    assert stacks["encoder/gates"] == stacks["decoder/query"] == {"layers", "batch", "inputs", "units"}
+    # Cells read two sources, the encoder's second layer and the decoder's three; d channels everywhere.
+    d, n, v = config.units, config.layers, config.vocab
+    lstm = {sources: sources * d * 4 * d + 4 * d for sources in (2, 3)}
+    encoder = 2 * lstm[2] + lstm[3] + (n - 2) * lstm[2]
+    attention = 2 * d * d + d
+    assert graph.parameters == 2 * v * d + encoder + attention + n * lstm[3] + d * v + v
+
+
+def test_expert_gives_every_layer_its_devices():
+    graph, _ = exported("gnmt", "big")
+    chosen = dict(zip((layer.name for layer in graph.layers), expert(graph, 16), strict=True))
+    assert chosen["decoder/query"] == Configuration((("batch", 2), ("layers", 8)))
+    assert chosen["encoder_first/gates"] == Configuration((("batch", 8), ("directions", 2)))
+    assert chosen["output/logits"] == Configuration((("batch", 16),))
+
+
+def test_paper_size():
+    graph, _ = exported("gnmt", "big")
+    for devices in (8, 64):
+        strategy = find_strategy(graph, devices, Machine.load("1080ti"))
+        assert strategy.search["optimal"]
