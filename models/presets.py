@@ -20,6 +20,7 @@ from pase_mtf.models.convolutional_presets import (
     InceptionConfig,
     ResnetConfig,
 )
+from pase_mtf.models.recurrent_presets import BiglstmConfig, GnmtConfig, RnnlmConfig
 
 __all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "TransformerConfig", "load_config", "presets"]
 
