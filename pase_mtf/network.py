@@ -83,6 +83,7 @@ class CostNetwork:
             raise UsageError(f"cost network: {error}; give arrays of numbers") from error
         del self._converted
         self.kinds = tuple(str(kind) for kind in kinds) or ("",) * len(self.vectors)
+        self._normal: CostNetwork | None = None
 
     def _convert(self, array: Any, dtype: type) -> np.ndarray:
         key = id(array), dtype
@@ -161,14 +162,23 @@ class CostNetwork:
                         raise UsageError(f"{where}: {name} has class {wrong}; the matrix has 0 to {bound - 1}")
                     checked.add((id(classes), bound))
 
-    def normalized(self) -> CostNetwork:
+    def normalized(self, *, keep: bool = False) -> CostNetwork:
         """An equal network: every edge from a lower to a higher layer, no edge from a layer to itself, no class that
         is unused or repeats another, and parallel edges summed (wherever that does not cost more memory).
 
         Configurations keep their indices and every assignment its cost, up to rounding.
+
+        Args:
+          keep: remember the result, so that every search of this network finds it. Its arrays must not be changed from
+            then on.
         """
+        if self._normal is not None:
+            return self._normal
         from pase_mtf._normalize import normalize
-        return CostNetwork(*normalize(self.vectors, self.edges), self.kinds)
+        normal = CostNetwork(*normalize(self.vectors, self.edges), self.kinds)
+        if keep:
+            self._normal = normal
+        return normal
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the network as npz, whole or not at all.

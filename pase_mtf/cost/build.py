@@ -193,7 +193,8 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
         most of them idle is cheap, as it is on no real machine: it has to be asked for.
 
     Returns:
-      The cost network and its parts; `network.vectors` are seconds (or FLOP).
+      The cost network and its parts; `network.vectors` are seconds (or FLOP). A network of all configurations already
+      holds its normal form, which searches start from: its arrays must not be changed.
 
     Raises:
       UsageError: an unknown model, more devices than the machine links, configurations that do not fit the graph.
@@ -239,6 +240,8 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
     costly = {number: matrix.any() for number, matrix in {id(edge.matrix): edge.matrix for edge in edges}.items()}
     network = CostNetwork([vectors[id(layer)] for layer in parts],
                           [edge for edge in edges if costly[id(edge.matrix)]], [layer.kind for layer in graph.layers])
+    if configurations is None:  # it is going to be searched, maybe more than once
+        network.normalized(keep=True)
     return PricedNetwork(graph, machine, devices, model, offered, network,
                          PARTS if model == "seconds" else PAPER_PARTS, tuple(parts), tuple(edges))
 

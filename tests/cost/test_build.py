@@ -10,6 +10,8 @@ from pase_mtf.cost.build import build_network, price_strategy
 from pase_mtf.errors import UsageError
 from pase_mtf.graph import ComputationGraph, Edge
 from pase_mtf.machine import KINDS, Link, Machine
+from pase_mtf.network import CostNetwork
+from pase_mtf.search import check_certificate, solve
 
 REAL = Machine.load("1080ti")
 SHARED = Machine("shared", dict.fromkeys(KINDS, 1e11), 1e10, 1e9, 1e-6, (Link(64, 1e10, 1e-6),), shared_cores=True)
@@ -128,3 +130,13 @@ def test_errors():
         priced.index(0, Configuration((("batch", 4),)))
     with pytest.raises(UsageError, match="a strategy of 2 layers"):
         priced.breakdown([0, 0])
+
+
+def test_the_kept_normal_form_changes_no_result():
+    network = build_network(perceptron(), REAL, 8).network
+    anew = CostNetwork(network.vectors, network.edges, network.kinds)
+    assert network.normalized() is network.normalized()
+    assert anew.normalized() is not anew.normalized()
+    kept, fresh = solve(network), solve(anew)
+    assert (kept.assignment, kept.cost, kept.lower_bound) == (fresh.assignment, fresh.cost, fresh.lower_bound)
+    check_certificate(anew, kept)
