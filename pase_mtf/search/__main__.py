@@ -22,30 +22,6 @@ FORMAT = "pase_mtf.solution"
 VERSION = 1
 
 
-class _Bar:
-    """A progress bar that only appears once a search has taken a second."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._last = 0.0
-
-    def __call__(self, seconds: float, cost: float, lower_bound: float) -> None:
-        if seconds < 1 or seconds - self._last < 0.2:
-            return
-        self._last = seconds
-        if self._bar is None:
-            from tqdm import tqdm
-            self._bar = tqdm(bar_format="searching {elapsed}: {postfix}", file=sys.stderr)
-        gap = f", gap {(cost - lower_bound) / abs(cost):.2%}" if math.isfinite(lower_bound) and cost else ""
-        self._bar.set_postfix_str(f"cost {cost:.6g}, bound {lower_bound:.6g}{gap}")
-        self._bar.update()
-
-    def close(self) -> None:
-        """Takes the bar off the screen."""
-        if self._bar is not None:
-            self._bar.close()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pase_mtf.search", description="Finds the cheapest assignment of a cost network (npz).",
@@ -108,7 +84,6 @@ def _describe(network: CostNetwork, method: str, solution: Solution) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or that of the error, which goes to stderr as one line."""
     flags = _parser().parse_args(arguments)
-    bar = _Bar()
     try:
         if flags.compile:
             _compile_all()
@@ -118,10 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("no network named; give the npz file to search")
         options = {name: value for name in ("seed", "proposals", "k") if (value := getattr(flags, name)) is not None}
         network = CostNetwork.load(flags.file)
-        try:
-            solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=bar, **options)
-        finally:
-            bar.close()
+        solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
         if flags.check:
             if not solution.optimal:
                 raise UsageError("--check: the solution is not proven, there is nothing to verify; allow more time")

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.network import CostNetwork
+from pase_mtf.search.bar import ProgressBar
 
 __all__ = ["Progress", "Solution", "methods", "register", "relative_gap", "solve"]
 
@@ -83,7 +84,7 @@ def methods() -> tuple[str, ...]:
 
 
 def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | None = None, gap: float = 0.0,
-          progress: Progress | None = None, **options: Any) -> Solution:
+          progress: Progress | bool | None = None, **options: Any) -> Solution:
     """Finds a cheap assignment.
 
     Args:
@@ -92,7 +93,7 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
       time_limit: seconds after which the search returns the best it has, with an honest gap (searches that cannot
         stop early say so in their docstring). None: no limit.
       gap: relative gap at which an exact search may stop.
-      progress: told how the search is getting on.
+      progress: told how the search is getting on. True: shows a progress bar once that takes more than a second.
       **options: of that method; see its docstring.
 
     Returns:
@@ -115,7 +116,9 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     for name in options:
         if known is not None and name not in known:
             raise UsageError(f"search {method!r} has no option {name!r}; {nearest(name, known)}")
-    solution = function(network, time_limit=time_limit, gap=gap, progress=progress, **options)
+    with ProgressBar() as bar:
+        told = (bar if progress else None) if isinstance(progress, bool) else progress
+        solution = function(network, time_limit=time_limit, gap=gap, progress=told, **options)
     return dataclasses.replace(solution, seconds=time.perf_counter() - start)
 
 

@@ -175,3 +175,23 @@ def test_own_search_can_be_registered(monkeypatch):
         register("first")(first)
 
 
+def test_progress_bar_appears_after_a_second(capsys):
+    def slow(network, *, time_limit=None, gap=0.0, progress=None):
+        for seconds, cost, bound in ((0.5, 9.0, 1.0), (1.5, np.inf, -np.inf), (2.0, 5.0, 4.0)):
+            if progress is not None:
+                progress(seconds, cost, bound)
+        return Solution((0,), 1.0, 1.0, 0.0, True, 0.0, {})
+    register("slow")(slow)
+    network = CostNetwork([[1.0]], [])
+    try:
+        for silent in (None, False):
+            solve(network, "slow", progress=silent)
+            assert capsys.readouterr().err == ""
+        solve(network, "slow", progress=True)
+        shown = capsys.readouterr().err
+        assert "cost 5, bound 4, gap 20.00%" in shown
+        assert "cost 9" not in shown  # after half a second
+    finally:
+        del registry._METHODS["slow"]
+    solve(network, progress=True)
+    assert capsys.readouterr().err == ""
