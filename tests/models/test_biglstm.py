@@ -71,6 +71,7 @@ def test_one_layer_for_the_whole_stack(preset):
 def test_paper_size():
     graph, _ = exported("biglstm", "big")
     assert graph.parameters == 1_777_146_880
+    assert graph.parameters == pytest.approx(1.8e9, rel=0.02)  # Jozefowicz et al. 2016, table 1: BIG LSTM
     for devices in (8, 64):
         strategy = find_strategy(graph, devices, Machine.load("1080ti"))
         assert strategy.search["optimal"]

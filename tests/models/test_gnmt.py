@@ -153,6 +153,7 @@ def test_expert_gives_every_layer_its_devices():
 
 def test_paper_size():
     graph, _ = exported("gnmt", "big")
+    assert graph.parameters == 283_218_944
     for devices in (8, 64):
         strategy = find_strategy(graph, devices, Machine.load("1080ti"))
         assert strategy.search["optimal"]
