@@ -30,7 +30,10 @@ PRODUCTS = ("matmul", "batched matmul")
 
 
 class OperationSignature(NamedTuple):
-    """What the cost of an operation depends on; tensors as (columns of the dims that may be split, unsplit bytes)."""
+    """What the cost of an operation depends on; tensors as (columns of the dims that may be split, unsplit bytes).
+
+    `weights`: for every input, how many variables of the layer look like it; where it reads none of them, 0.
+    """
 
     phase: str
     kind: str
@@ -41,6 +44,7 @@ class OperationSignature(NamedTuple):
     reduced: tuple[int, ...]
     transposed: tuple[tuple[tuple[int, ...], int], ...]
     move: Move | None = None
+    weights: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,8 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
         columns = sorted(column for column in positions_of(operand.dims, position) if column >= 0)
         return tuple(columns), math.prod(operand.shape) * operand.itemsize
 
+    variables = collections.Counter((variable.operand.dims, variable.operand.shape)
+                                    for variable in layer.variables if variable.trainable)
     found = []
     for operation in layer.operations:
         move = move_of(operation, position)
@@ -83,7 +89,9 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
                 operation.phase, kind, operation.flops, positions_of(operation.dims, position),
                 tuple(tensor(operand) for operand in operation.inputs),
                 tuple(tensor(operand) for operand in operation.outputs),
-                positions_of(operation.reduced, position), transposed, move))
+                positions_of(operation.reduced, position), transposed, move,
+                tuple(variables[operand.dims, operand.shape] for operand in operation.inputs)
+                if operation.phase == "forward" else ()))
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ divided by the bandwidth of its weakest link (heterogeneous links are modelled b
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,7 +39,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     A matrix product of local sizes m, n, k (a convolution is one) costs 3 m n k for its compute, an all-reduce of m n
     words over the split of k, of m k words over the split of n and of n k words over the split of m; other operations
     cost three times their FLOP and the all-reduce of what a split of a reduced dim leaves unfinished. What is moved
-    within the layer moves back as a gradient.
+    within the layer moves back as a gradient. The gradient of weights is reduced once, however many products read them.
 
     Args:
       signature: `layer_signature` of the layer.
@@ -49,7 +50,8 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
       float64 [len(PAPER_PARTS), K].
     """
     result = np.zeros((len(PAPER_PARTS), len(table.devices)))
-    for phase, kind, flops, dims, inputs, outputs, reduced, _, move in signature:
+    read: collections.Counter = collections.Counter()  # (columns, bytes, dims absent, variables of this kind) -> times
+    for phase, kind, flops, dims, inputs, outputs, reduced, _, move, weights in signature:
         if phase != "forward":
             continue
         product = kind in ("matmul", "batched matmul", "convolution")
@@ -58,11 +60,14 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         for columns, nbytes in outputs:
             result[1] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, reduced))
         if product:
-            for columns, nbytes in inputs:
-                absent = set(dims) - set(columns)
-                result[2] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, absent))
+            for number, (columns, nbytes) in enumerate(inputs):
+                alike = weights[number] if number < len(weights) else 0
+                read[columns, nbytes, tuple(sorted(set(dims) - set(columns))), alike] += 1
         if move:
             result[3] += 2.0 * machine.balance * move_elements(move, table)
+    for (columns, nbytes, absent, alike), times in read.items():
+        result[2] += (min(times, alike) if alike else times) * machine.balance * _words(
+            nbytes / 4.0, table.share(columns), _group(table, absent))
     return result
 
 

@@ -1,5 +1,7 @@
 """The paper's formulas, by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from small_graphs import perceptron
@@ -44,3 +46,18 @@ def test_backward_operations_are_not_charged_twice():
     for one, other in zip(with_training.network.vectors, without.network.vectors, strict=True):
         np.testing.assert_array_equal(one, other)
     assert len(with_training.network.edges) == len(without.network.edges)
+
+
+def test_weights_read_at_every_time_step_are_reduced_once():
+    graph = perceptron([64, 128])
+    layer, = graph.layers
+    product = layer.operations[0]
+    steps = [dataclasses.replace(product, index=10 + number) for number in range(5)]
+    unrolled = dataclasses.replace(graph, layers=(dataclasses.replace(
+        layer, operations=(*steps, *layer.operations[1:])),))
+    for axes, part, times in (((("batch", 8),), "all-reduce gradients", 1), ((("batch", 8),), "compute", 5),
+                              ((("width1", 8),), "all-reduce gradients", 5)):  # of the activations, at every step
+        once, often = (build_network(one, MACHINE, 8, [[Configuration(axes)]], model="pase").layer_parts(0, 0)[part]
+                       for one in (graph, unrolled))
+        assert often == pytest.approx(times * once)
+        assert once > 0
