@@ -9,6 +9,7 @@ from model_agreement import STRATEGIES, assert_same, exported, loss_and_gradient
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.configurations import Configuration
+from pase_mtf.errors import UsageError
 from pase_mtf.experts import expert
 from pase_mtf.machine import Machine
 from pase_mtf.models.recurrent_presets import GnmtConfig
@@ -141,6 +142,24 @@ def test_layers_and_parameters(preset):
     encoder = 2 * lstm[2] + lstm[3] + (n - 2) * lstm[2]
     attention = 2 * d * d + d
     assert graph.parameters == 2 * v * d + encoder + attention + n * lstm[3] + d * v + v
+
+
+@pytest.mark.slow
+def test_dropout_differs_by_step_and_not_by_strategy():
+    config = dataclasses.replace(FLAT, dropout=0.3)
+    feed = _feed(config)
+    first, same, other = (loss_and_gradients("gnmt", config, {**feed, "step": step}, strategy=strategy)
+                          for step, strategy in ((1, None), (1, STRATEGIES["random 1"]), (2, None)))
+    assert_same(same, first)
+    assert first["loss"] != other["loss"]
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"layers": 1}, "layers=1: it has to be at least 2"), ({"length": 1}, "length=1: it has to be at least 2"),
+    ({"vocab": 4}, "vocab=4: it has to be at least 8"), ({"units": 0}, "units=0: it has to be at least 1")])
+def test_sizes_that_make_no_network(changes, message):
+    with pytest.raises(UsageError, match=message):
+        models.load_config("gnmt", "tiny", **changes)
 
 
 def test_expert_gives_every_layer_its_devices():
