@@ -37,7 +37,7 @@ from pase_mtf.training_steps import fit_steps, measure_step
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 9
+VERSION = 10
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 _STEPS = 3  # training steps under as many strategies
@@ -149,9 +149,13 @@ def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
     links = machine.links
     if samples.get("all-reduce"):
         links = (_fit_link(samples["all-reduce"], machine, devices),)
+    ring = None
+    if samples.get("ring"):
+        # Its operations have no other overhead than what is fitted here.
+        ring = _fit_link(samples["ring"], dataclasses.replace(machine, overhead=0.0, ring=True), devices)
     where = fingerprint(devices, kind)
     return dataclasses.replace(
-        machine, rates=rates, overheads=overheads, links=links,
+        machine, rates=rates, overheads=overheads, links=links, ring_link=ring,
         source=f"measured here on {where['cores']:g} cores of {where['processor']}, {devices} {kind} devices, "
                f"TensorFlow {where['tensorflow']}",
         measured={"on": where, "samples": {
@@ -235,7 +239,8 @@ def _fit_link(samples: Sequence[Collective], machine: Machine, devices: int) -> 
         def price(latency: float, inverse_bandwidth: float, groups: Any = groups, count: Any = count,
                   nbytes: Any = nbytes) -> float:
             link = Link(max(devices, 2), 1.0 / inverse_bandwidth, latency)
-            return float(allreduce_seconds(nbytes, groups, count, dataclasses.replace(machine, links=(link,)))[0])
+            priced = dataclasses.replace(machine, links=(link,), ring_link=link if machine.ring else None)
+            return float(allreduce_seconds(nbytes, groups, count, priced)[0])
 
         # The price is linear in both.
         base = price(0.0, 1e-30)

@@ -68,6 +68,8 @@ class Machine:
         besides its arithmetic.
       ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
         devices share cores.
+      ring_link: what such a ring costs where it was measured: the latency counts for every operation of it, handing
+        over included (without it, an operation's overhead and a link's latency).
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """
@@ -84,6 +86,7 @@ class Machine:
     packing: float = 0.0
     overheads: dict[str, float] = dataclasses.field(default_factory=dict)
     ring: bool = False
+    ring_link: Link | None = None
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -146,8 +149,8 @@ class Machine:
         data = read_json(path, FORMAT, VERSION)
         del data["format"], data["version"]
         try:
-            data["links"] = tuple(Link(int(link["devices"]), float(link["bandwidth"]), float(link["latency"]))
-                                  for link in data["links"])
+            data["links"] = tuple(map(_link, data["links"]))
+            data["ring_link"] = _link(data["ring_link"]) if data.get("ring_link") else None
             for field in ("memory_bandwidth", "memory_bytes", "overhead"):
                 data[field] = float(data[field])
             data["rates"] = {kind: float(rate) for kind, rate in data["rates"].items()}
@@ -157,6 +160,10 @@ class Machine:
             raise FormatError(f"{path}: not a complete machine file ({error}); it is truncated or foreign") from error
         except FormatError as error:
             raise FormatError(f"{path}: {error}") from error
+
+
+def _link(data: dict[str, Any]) -> Link:
+    return Link(int(data["devices"]), float(data["bandwidth"]), float(data["latency"]))
 
 
 def _folder() -> pathlib.Path:
@@ -175,10 +182,12 @@ def _problem(machine: Machine) -> str:
         named[f"bandwidth of the link of {link.devices} devices"] = link.bandwidth
     if machine.cache_bytes:
         named["cache_bandwidth"] = machine.cache_bandwidth
+    if machine.ring_link:
+        named["bandwidth of a ring"] = machine.ring_link.bandwidth
     for what, number in named.items():
         if not (number > 0 and math.isfinite(number)):
             return f"{what} is {number}, not a positive number"
-    latencies = [("latency", link.latency) for link in machine.links]
+    latencies = [("latency", link.latency) for link in (*machine.links, *filter(None, [machine.ring_link]))]
     for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
                          ("packing", machine.packing), *latencies,
                          *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pase_mtf.compat import tf
+from pase_mtf.compat import placement_mesh_impl, tf
 from pase_mtf.emit import Emitter
 from pase_mtf.mesh import DeviceMeshImpl, MeshSpec
 from pase_mtf.partition import Partition
@@ -297,6 +297,23 @@ def _add_allreduces(bench: Bench) -> None:
                 g, 4.0 * n, seconds / t))
 
 
+def _add_rings(bench: Bench) -> None:
+    """Mesh-TF's own all-reduces, for layouts that stock `mtf.Lowering` lowers."""
+    devices = len(bench.names)
+    for group in (size for size in range(2, devices + 1) if devices % size == 0):
+        shape = f"others:{devices // group};group:{group}" if group < devices else f"group:{group}"
+        impl = placement_mesh_impl.PlacementMeshImpl(shape, [], list(bench.names))
+        for elements in (1 << 6, 1 << 12, 1 << 15, 1 << 18):
+            slices = impl.LaidOutTensor([bench.tensor(device, (elements,)) for device in bench.names])
+            nodes = []
+            for _ in range(2):
+                result = impl.allreduce(slices, [int(group < devices)], "SUM")
+                for device, tensor in zip(bench.names, result.to_laid_out_tensor().tensor_list, strict=True):
+                    with tf.device(device):
+                        nodes.append(tf.raw_ops.Identity(input=tensor))
+            bench.add("ring", nodes, lambda seconds, g=group, n=elements: Collective(g, 4.0 * n, seconds / 2))
+
+
 def add_samples(bench: Bench) -> None:
     """Registers everything that is measured of a machine."""
     with bench.graph.as_default():
@@ -307,3 +324,5 @@ def add_samples(bench: Bench) -> None:
         if len(bench.names) > 1:
             _add_copies(bench)
             _add_allreduces(bench)
+            if bench.shared:
+                _add_rings(bench)

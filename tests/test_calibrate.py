@@ -20,6 +20,8 @@ TRUE = Machine("true", {**dict.fromkeys(KINDS, 2e10), "matmul": 3e11, "convoluti
                3e10, 1e9, 2e-6, (Link(8, 2e10, 5e-6),), shared_cores=True, cache_bytes=2.0**21, cache_bandwidth=1.2e11,
                packing=1.5, overheads={"matmul": 2e-5, "batched matmul": 1e-5})
 
+RING = Link(8, 4e10, 3e-6)
+
 
 def _samples(machine, noise=0.0):
     rng = np.random.default_rng(0)
@@ -44,6 +46,11 @@ def _samples(machine, noise=0.0):
         sampling.Collective(group, nbytes, measured(allreduce_seconds(
             np.array([nbytes]), np.array([[float(group)]]), np.array([8]), machine)[0]))
         for group in (2, 4, 8) for nbytes in (1e3, 1e5, 1e6, 1e7)]
+    ring = dataclasses.replace(machine, ring=True, ring_link=RING)
+    samples["ring"] = [
+        sampling.Collective(group, nbytes, measured(allreduce_seconds(
+            np.array([nbytes]), np.array([[float(group)]]), np.array([8]), ring)[0]))
+        for group in (2, 4, 8) for nbytes in (1e3, 1e5, 1e6)]
     return samples
 
 
@@ -57,6 +64,8 @@ def test_fits_find_the_machine(noise, tolerance):
     assert found.packing == pytest.approx(TRUE.packing, abs=0.5)
     assert found.links[0].bandwidth == pytest.approx(TRUE.links[0].bandwidth, rel=tolerance)
     assert found.links[0].latency == pytest.approx(TRUE.links[0].latency, rel=2 * tolerance)
+    assert found.ring_link.latency == pytest.approx(RING.latency, rel=2 * tolerance)
+    assert found.ring_link.bandwidth == pytest.approx(RING.bandwidth, rel=2 * tolerance)
     assert found.overheads["matmul"] == pytest.approx(2e-5, rel=0.5)
     assert found.overheads["batched matmul"] == pytest.approx(1e-5, rel=0.5)
     assert found.shared_cores

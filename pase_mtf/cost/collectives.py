@@ -60,14 +60,16 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     if machine.shared_cores:
         size = groups.prod(axis=0)
         link = machine.links[-1]
-        nodes, messages, blocks = 1.0, 2.0 * (size - 1.0), size + 1.0
+        overhead, nodes, messages, blocks = machine.overhead, 1.0, 2.0 * (size - 1.0), size + 1.0
         if machine.ring:
             large = nbytes >= _RING
             rings = np.where(large, size, 1.0)
             nodes = rings * (2.0 * size - 2.0) + np.where(large, 4.0 * size, 0.0)
             messages = rings * (2.0 * size - 2.0)
             blocks = np.where(large, 7.0, 3.0) * size
-        each = nodes * machine.overhead + messages * link.latency + blocks * nbytes / link.bandwidth
+            if machine.ring_link:
+                link, overhead, messages = machine.ring_link, machine.ring_link.latency, 0.0
+        each = nodes * overhead + messages * link.latency + blocks * nbytes / link.bandwidth
         return np.where(size > 1, each * devices / size, 0.0)
     seconds = np.zeros(len(devices))
     left = np.asarray(nbytes, np.float64)

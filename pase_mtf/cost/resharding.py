@@ -69,7 +69,8 @@ def _stock(source: PartitionClasses, target: PartitionClasses, nbytes: float, ma
     joins, cuts = (joined > 1).sum(axis=2), (cut > 1).sum(axis=2)
     copy = machine.overhead + machine.overheads.get("copy", 0.0)
     block = nbytes / np.where(same, parts, 1).prod(axis=2)  # when everything is put together
-    seconds = ((joined - 1).sum(axis=2) * (machine.overhead + machine.links[-1].latency)
+    message = machine.ring_link.latency if machine.ring_link else machine.overhead + machine.links[-1].latency
+    seconds = ((joined - 1).sum(axis=2) * message
                + joins * (copy + machine.traffic_seconds(2.0 * block))
                # The place of a part is computed, then it is cut.
                + cuts * (3.0 * machine.overhead + copy) + (cuts > 0) * machine.traffic_seconds(

@@ -35,3 +35,14 @@ def test_our_own_all_reduce_is_cheaper():
     ours = dataclasses.replace(COUNTING, ring=False)
     arguments = np.array([4e6]), np.array([[8.0]]), np.array([8])
     assert allreduce_seconds(*arguments, ours) < allreduce_seconds(*arguments, COUNTING)
+
+
+def test_a_measured_ring_costs_its_latency_per_operation():
+    arguments = np.array([4e6]), np.array([[8.0]]), np.array([8])
+    nodes = allreduce_seconds(*arguments, COUNTING)
+    measured = dataclasses.replace(COUNTING, ring_link=Link(8, 1e30, 0.25))
+    assert allreduce_seconds(*arguments, measured) == pytest.approx(0.25 * nodes)
+    # Our own all-reduces have nothing to do with it.
+    ours = dataclasses.replace(measured, ring=False)
+    plain = dataclasses.replace(ours, ring_link=None)
+    assert allreduce_seconds(*arguments, ours) == allreduce_seconds(*arguments, plain)
