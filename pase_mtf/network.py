@@ -123,12 +123,14 @@ class CostNetwork:
         return math.inf if math.inf in terms else math.fsum(terms)
 
     def validate(self) -> None:
-        """Checks everything a search relies on.
+        """Checks everything a search relies on; a network that keeps its normal form has been checked.
 
         Raises:
           UsageError: an empty domain, a NaN or -inf, an index out of range, arrays that do not fit each other.
           InfeasibleError: a layer or an edge that has no finite entry, so that no assignment is finite.
         """
+        if self._normal is not None:
+            return
         if len(self.kinds) != len(self.vectors):
             raise UsageError(f"{len(self.kinds)} kinds for {len(self.vectors)} layers; give one each, or none")
         for layer, vector in enumerate(self.vectors):
@@ -169,11 +171,16 @@ class CostNetwork:
         Configurations keep their indices and every assignment its cost, up to rounding.
 
         Args:
-          keep: remember the result, so that every search of this network finds it. Its arrays must not be changed from
-            then on.
+          keep: check the network and remember the result, so that every search of it finds it. Its arrays must not be
+            changed from then on.
+
+        Raises:
+          UsageError, InfeasibleError: with `keep`, as `validate`.
         """
         if self._normal is not None:
             return self._normal
+        if keep:
+            self.validate()
         from pase_mtf._normalize import normalize
         normal = CostNetwork(*normalize(self.vectors, self.edges), self.kinds)
         if keep:
