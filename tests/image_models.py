@@ -54,14 +54,14 @@ def parameters(name: str, config: Any) -> int:
         return sum(variable.size for variable in program(name, config)[1].graph.trainable_variables)
 
 
-def values(name: str, config: Any, kind: str | None = None, reference: Callable | None = None,
+def values(name: str, config: Any, kind: str | tuple[str, str] = ("one:1", ""), reference: Callable | None = None,
            ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Loss and gradients by the name of the variable, of random parameters: zeros and ones would hide what they touch.
 
     Args:
       name: of the model.
       config: its sizes.
-      kind: of the strategy, for our lowering on 8 devices; None: Mesh-TF's own on one.
+      kind: of the strategy, for our lowering on 8 devices; or mesh shape and layout for Mesh-TF's own.
       reference: `reference(features, parameters, config)`, the loss in plain TensorFlow.
 
     Returns:
@@ -70,9 +70,9 @@ def values(name: str, config: Any, kind: str | None = None, reference: Callable 
     with tf.Graph().as_default():
         fed, mesh, loss, gradients = program(name, config)
         masters = {variable.name: variable.get_master() for variable in mesh.graph.trainable_variables}
-        if kind is None:
+        if isinstance(kind, tuple):
             lowering = mtf.Lowering(mesh.graph, {mesh: placement_mesh_impl.PlacementMeshImpl(
-                "one:1", "", device_names(1))}, autostack=False)
+                *kind, device_names(mtf.convert_to_shape(kind[0]).size))}, autostack=False)
         else:
             lowering = lower(mesh.graph, find(kind, export_graph(mesh.graph)), device_names(DEVICES))
         generator = np.random.default_rng(1)

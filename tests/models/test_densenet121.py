@@ -8,6 +8,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.compat import tf
+from pase_mtf.errors import UsageError
 from pase_mtf.models.convolutional_presets import DensenetConfig
 from pase_mtf.strategy import find_strategy
 
@@ -55,6 +56,12 @@ def test_a_strategy_gives_the_loss_and_gradients_of_one_device(kind):
     image_models.same(image_models.values("densenet121", _DROPPING, kind)[0], _one_device())
 
 
+@pytest.mark.parametrize(("mesh_shape", "layout"), [
+    ("rows:2;cols:4", "batch:rows;bottleneck:cols"), ("rows:4", "bottleneck:rows")])
+def test_plain_mesh_tensorflow_gives_the_same_with_channels_split(mesh_shape, layout):
+    image_models.same(image_models.values("densenet121", _DROPPING, (mesh_shape, layout))[0], _one_device())
+
+
 def test_has_the_published_number_of_parameters():
     # torchvision's densenet121, and Keras' trainable ones: no moving averages, no biases of convolutions.
     assert image_models.parameters("densenet121", models.load_config("densenet121", "big")) == 7_978_856
@@ -71,3 +78,12 @@ def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
     assert splittable == {"batch", "height", "width", "image_channels", "stem", "features", "bottleneck",
                           "growth", "transition", "classes"}
     assert not any({"height", "width"} & set(layer.splittable) for layer in graph.layers if layer.kind == "convolution")
+
+
+def test_what_the_image_is_too_small_for():
+    with pytest.raises(UsageError, match="image=5: nothing is left of it after 3 blocks"):
+        models.load_config("densenet121", "tiny", image=5, blocks=[1, 1, 1])
+    with pytest.raises(UsageError, match="stem_pool=-1"):
+        models.load_config("densenet121", "tiny", stem_pool=-1)
+    with pytest.raises(UsageError, match=r"blocks=\[2, 0\]"):
+        models.load_config("densenet121", "tiny", blocks=[2, 0])

@@ -72,6 +72,12 @@ def test_a_strategy_gives_the_loss_and_gradients_of_one_device(kind):
     image_models.same(image_models.values("inception_v3", _DROPPING, kind)[0], _one_device())
 
 
+@pytest.mark.parametrize(("mesh_shape", "layout"), [
+    ("rows:2;cols:2", "inner2:rows;inner1:cols"), ("rows:4", "inner3:rows")])
+def test_plain_mesh_tensorflow_gives_the_same_with_channels_split(mesh_shape, layout):
+    image_models.same(image_models.values("inception_v3", _DROPPING, (mesh_shape, layout))[0], _one_device())
+
+
 @pytest.mark.parametrize(("auxiliary", "count"), [(0.0, 23_834_568), (0.4, 27_161_264)])
 def test_has_the_published_number_of_parameters(auxiliary, count):
     # torchvision's inception_v3, without and with its auxiliary classifier: no moving averages. Keras' has 23,817,352

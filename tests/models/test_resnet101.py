@@ -8,6 +8,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.compat import tf
+from pase_mtf.errors import UsageError
 from pase_mtf.models.convolutional_presets import ResnetConfig
 from pase_mtf.strategy import find_strategy
 
@@ -52,6 +53,12 @@ def test_a_strategy_gives_the_loss_and_gradients_of_one_device(kind):
     image_models.same(image_models.values("resnet101", _DROPPING, kind)[0], _one_device())
 
 
+@pytest.mark.parametrize(("mesh_shape", "layout"), [
+    ("rows:2;cols:4", "batch:rows;inner1:cols"), ("rows:2;cols:4", "stage1:rows;inner2:cols")])
+def test_plain_mesh_tensorflow_gives_the_same_with_channels_split(mesh_shape, layout):
+    image_models.same(image_models.values("resnet101", _DROPPING, (mesh_shape, layout))[0], _one_device())
+
+
 def test_has_the_published_number_of_parameters():
     # torchvision's resnet101: no moving averages, no biases of convolutions (Keras' has these: 44,601,832).
     assert image_models.parameters("resnet101", models.load_config("resnet101", "big")) == 44_549_160
@@ -67,3 +74,8 @@ def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
     assert splittable == {"batch", "height", "width", "image_channels", "stem", "inner1", "inner2", "stage1",
                           "stage2", "stage3", "stage4", "classes"}
     assert not any({"height", "width"} & set(layer.splittable) for layer in graph.layers if layer.kind == "convolution")
+
+
+def test_every_stage_has_a_width():
+    with pytest.raises(UsageError, match=r"widths=\[16\]: give one for each of the 2 stages"):
+        models.load_config("resnet101", "tiny", widths=[16])
