@@ -21,7 +21,7 @@ FORMAT = "pase_mtf.graph"
 VERSION = 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor as one operation (or edge end) of a layer sees it.
 
@@ -36,7 +36,7 @@ class Operand:
     itemsize: int = 4
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class LayerOperation:
     """One Mesh-TF operation of a layer.
 
@@ -69,7 +69,7 @@ class LayerOperation:
     shift: tuple[str, int] | tuple[()] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Variable:
     """A variable a layer owns: a weight, or an optimizer slot (not trainable)."""
 
@@ -78,7 +78,7 @@ class Variable:
     trainable: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
     """A vertex of the graph: one configuration holds for everything in it.
 
@@ -106,7 +106,7 @@ class Layer:
         return hash((self.name, self.kind, tuple(self.dims.items()), self.splittable))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Edge:
     """A tensor that one layer makes and another uses.
 

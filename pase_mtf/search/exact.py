@@ -89,10 +89,12 @@ class Minimiser:
         self._start = time.perf_counter()
         self._root_messages = np.zeros(self.root.potentials)
         # Where configuration i of vertex v of the input stands among the root's.
-        self._place = np.full(len(packed.unary), -1, np.int32)
+        self._place: np.ndarray | None = None  # where nothing was removed, it stands where it stood
         self._offset = packed.first
-        owner = np.repeat(np.arange(self.root.vertices), self.root.domains)
-        self._place[packed.first[owner] + self.root.original] = np.arange(len(self.root.unary))
+        if self.root is not packed:
+            self._place = np.full(len(packed.unary), -1, np.int32)
+            owner = np.repeat(np.arange(self.root.vertices), self.root.domains)
+            self._place[packed.first[owner] + self.root.original] = np.arange(len(self.root.unary))
 
     def run(self, most_nodes: float = np.inf) -> None:
         """Searches until proven, or the deadline or gap is reached, or so many nodes have been looked at."""
@@ -150,8 +152,12 @@ class Minimiser:
             return
         self.cost = cost
         self.best = p.original[p.first[:-1] + choice].astype(np.int64)
-        chosen = self._place[self._offset[:-1] + self.best] - self.root.first[:-1]
+        chosen = self._places(self._offset[:-1] + self.best) - self.root.first[:-1]
         self._scale = self.root.cost(chosen)[1]
+
+    def _places(self, configurations: np.ndarray) -> np.ndarray:
+        """Where configurations of the input stand among the root's."""
+        return configurations if self._place is None else self._place[configurations]
 
     def _report(self, bound: float) -> None:
         if self._progress is not None:
@@ -196,7 +202,9 @@ class Minimiser:
                     return None
                 if self._enough(min(bound, others)) or time.perf_counter() > self._deadline:
                     return float(bound)
-                domains = np.diff(np.searchsorted(np.flatnonzero(keep), p.first))
+                # One by one: summed in one call, millions of configurations would be copied as integers first.
+                domains = np.array([np.count_nonzero(keep[begin:end])
+                                    for begin, end in itertools.pairwise(p.first.tolist())], np.int64)
                 if top:
                     self.statistics["configurations_left"] = int(keep.sum())
                 if not domains.all():
@@ -210,6 +218,7 @@ class Minimiser:
                 in_time = _OPERATIONS_PER_SECOND * (self._deadline - time.perf_counter())
                 affordable = plan.entries <= _MOST_ENTRIES and plan.operations <= min(most, in_time)
                 if (not (folded and keep.all()) and affordable) or (not keep.all() and _worth_reducing(p, domains)):
+                    rough = EXACTLY  # may be as large as everything else: let go of it before the next is made
                     p, messages, *_ = reduce(p, keep, messages)
                     surplus, keep = surplus[keep], np.ones(len(p.unary), bool)
                     folded, work = True, _work(p)
@@ -269,7 +278,7 @@ class Minimiser:
         weight[domains < 2] = -1
         v = int(np.argmax(weight))
         owner = np.repeat(np.arange(p.vertices), p.domains)
-        place = self._place[self._offset[owner] + p.original]  # among the root's
+        place = self._places(self._offset[owner] + p.original)
         first = np.zeros(len(self.root.unary), bool)
         first[place[keep]] = True
         second = first.copy()

@@ -247,8 +247,9 @@ def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.n
       begin: int64 [edges], where the old classes of its potentials begin in old_class.
       new_matrix: int64 [edges], filled in.
     """
-    out, end = np.empty(1024), 0
+    end = 0
     newest, older = np.full(len(matrix) + 1, -1, np.int64), np.empty(len(matrix), np.int64)  # edges of a kind, linked
+    own = np.zeros(len(matrix), np.bool_)
     for e in range(len(matrix)):
         height, width = extents[0, e], extents[1, e]
         twin, tries = newest[kind[e]], 0
@@ -265,17 +266,19 @@ def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.n
             new_matrix[e] = new_matrix[twin]
             continue
         older[e], newest[kind[e]] = newest[kind[e]], e
-        if end + height * width > len(out):
-            grown = np.empty(2 * (end + height * width))
-            grown[:end] = out[:end]
-            out = grown
-        new_matrix[e] = end
-        for r in range(height):
-            line = matrix[e] + old_class[begin[e] + r] * stride[e]
-            for c in range(width):
-                out[end] = values[line + old_class[begin[e] + height + c]]
-                end += 1
-    return out[:end].copy()
+        new_matrix[e], own[e] = end, True
+        end += height * width
+    out = np.empty(end)  # of a large network most of the memory: never more than is needed
+    for e in range(len(matrix)):
+        if own[e]:
+            height, width = extents[0, e], extents[1, e]
+            place = new_matrix[e]
+            for r in range(height):
+                line = matrix[e] + old_class[begin[e] + r] * stride[e]
+                for c in range(width):
+                    out[place] = values[line + old_class[begin[e] + height + c]]
+                    place += 1
+    return out
 
 
 class Reduction(NamedTuple):
