@@ -21,8 +21,8 @@ def batch_norm(x: mtf.Tensor, config: Any, name: str = "norm", relu: bool = Fals
                epsilon: float = 1e-5) -> mtf.Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + offset, per channel, and what usually follows it.
 
-    Mesh-TF would build the gradient from some twenty operations with a tensor of the size of x each; written out there
-    are four of them. The rectifier and the sum with a residual are done in the same pass.
+    The gradient is written out, in five operations: every one becomes at least p TensorFlow nodes, and those of the
+    size of x a pass over memory. The rectifier and the sum with a residual are done in the pass that normalises.
 
     Args:
       x: [..., channels]; every dim may be split.
