@@ -11,7 +11,7 @@ from typing import Any
 
 from pase_mtf.configurations import Configuration
 from pase_mtf.cost.build import PricedNetwork, build_network
-from pase_mtf.cost.memory import strategy_memory
+from pase_mtf.cost.memory import layer_memory, strategy_memory
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageError, nearest
 from pase_mtf.experts import data_parallel, expert
 from pase_mtf.files import read_json, write_atomically
@@ -304,7 +304,7 @@ def _strategy(name: str, priced: PricedNetwork, assignment: Sequence[int], searc
 
 def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | str = "1080ti",
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
-                  start_from: str | None = None, **options: Any) -> Strategy:
+                  start_from: str | None = None, memory_limit: float | None = None, **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
     Args:
@@ -315,6 +315,8 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
       mesh: axes (name, size) for "expert" (default: what the paper's experts used).
       idle: let layers run on fewer than p devices while the rest idle.
       start_from: "data_parallel" or "expert": where a search that improves a strategy ("mcmc") begins.
+      memory_limit: bytes that a device may hold (weights, optimizer slots, gradients, kept activations, communication
+        buffers), for "exact".
       **options: handed to the search (time_limit, gap, progress, ...).
 
     Returns:
@@ -347,6 +349,10 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
             raise UsageError(f"unknown start {start_from!r}: {nearest(start_from, BY_HAND)}")
         by_hand = data_parallel(graph, devices) if start_from == "data_parallel" else expert(graph, devices, mesh)
         priced, options["initial"] = _priced_with(priced, by_hand)
+    if memory_limit is not None:
+        options["memory"] = [layer_memory(layer, choices).sum(axis=0)
+                             for layer, choices in zip(graph.layers, priced.configurations, strict=True)]
+        options["memory_limit"] = memory_limit
     if method == "exact":
         options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
     solution = solve(priced.network, method, **options)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pase_mtf.configurations import Configuration
+from pase_mtf.cost.build import build_network
+from pase_mtf.cost.memory import layer_memory
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageError
 from pase_mtf.experts import batch_dim, configurations_of_layout, data_parallel, expert
 from pase_mtf.graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
@@ -85,6 +87,30 @@ def test_every_number_of_devices(graph, devices):
     best = find_strategy(graph, devices, "h100")
     assert best.search["optimal"]
     assert all(configuration.devices == devices for configuration in best.configurations)
+
+
+def test_a_memory_limit_is_kept_and_costs_no_more_than_it_must(graph):
+    free = find_strategy(graph, 8, "1080ti")
+    priced = build_network(graph, Machine.load("1080ti"), 8)
+    first, second, third = (layer_memory(layer, choices).sum(axis=0)
+                            for layer, choices in zip(graph.layers, priced.configurations, strict=True))
+    needs = first[:, None, None] + second[:, None] + third
+    first, second, third = priced.network.vectors
+    costs = first[:, None, None] + second[:, None] + third
+    for edge in priced.network.edges:
+        matrix = edge.matrix[edge.rows][:, edge.columns]
+        if edge.source > edge.target:
+            matrix = matrix.T
+        costs = costs + (matrix[:, :, None] if {edge.source, edge.target} == {0, 1} else matrix)
+    assert free.seconds == pytest.approx(costs.min(), rel=1e-12)
+    for share in (0.0, 0.2, 0.5):
+        limit = needs.min() + share * (free.memory_bytes - needs.min())
+        found = find_strategy(graph, 8, "1080ti", memory_limit=limit)
+        assert found.memory_bytes <= limit * (1 + 1e-12)
+        assert found.search["optimal"]
+        assert found.seconds == pytest.approx(costs[needs <= limit * (1 + 1e-12)].min(), rel=1e-12)
+    with pytest.raises(InfeasibleError):
+        find_strategy(graph, 8, "1080ti", memory_limit=0.9 * needs.min())
 
 
 @pytest.mark.parametrize("start", ["data_parallel", "expert"])
