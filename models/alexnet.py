@@ -10,23 +10,12 @@ import math
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
+from pase_mtf.models.convolutional import image_features
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.pooling import max_pool
 from pase_mtf.models.presets import AlexnetConfig, Convolution
 
-__all__ = ["MODEL", "features", "loss"]
-
-
-def features(config: AlexnetConfig, batch: int) -> dict[str, tuple[mtf.Shape, tf.DType]]:
-    """Images with channels last, and a label for each."""
-    batch_dim = mtf.Dimension("batch", batch)
-    found = {
-        "images": (mtf.Shape([batch_dim, mtf.Dimension("height", config.image), mtf.Dimension("width", config.image),
-                              mtf.Dimension("image_channels", config.image_channels)]), tf.as_dtype(config.dtype)),
-        "labels": (mtf.Shape([batch_dim]), tf.int32)}
-    if config.dropout:
-        found["step"] = (mtf.Shape([]), tf.int32)
-    return found
+__all__ = ["MODEL", "loss"]
 
 
 def _convolve(x: mtf.Tensor, number: int, convolution: Convolution, config: AlexnetConfig) -> mtf.Tensor:
@@ -79,4 +68,4 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: AlexnetConfig)
     return layers.cross_entropy(x, features["labels"], x.shape.dims[-1])
 
 
-MODEL = Model("alexnet", "images", features, loss)
+MODEL = Model("alexnet", "images", image_features, loss)
