@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pase_mtf.launch.losses import Disagreement, first_disagreement
@@ -63,6 +66,29 @@ class History:
         return [record.loss for record in self.records.get(arm, ())]
 
 
+@contextlib.contextmanager
+def _lasting_interrupts() -> Iterator[list[int]]:
+    """Within the block Ctrl-C raises as always, and is remembered in the list as well.
+
+    Python drops a KeyboardInterrupt that strikes within a destructor or a callback of the C++ library; remembered, it
+    ends the training at the next step all the same.
+    """
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # only the main thread may set handlers, and only it is interrupted
+        return
+
+    def remember(number: int, frame: Any) -> None:
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: int, first_step: int = 0,
           watchers: Sequence[Callable[[Record], object]] = (), block: int = BLOCK) -> History:
     """Trains every arm for warmup + steps steps.
@@ -84,22 +110,25 @@ def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: in
     sizes = [warmup, *(min(block, steps - done) for done in range(0, steps, block))]
     start = 0
     try:
-        for turn, size in enumerate(sizes):
-            held = list(itertools.islice(source, size))
-            for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
-                for number, batch in enumerate(held):
-                    loss, seconds = arm.step(batch, trace=turn == 0 and number == 0)
-                    record = Record(arm.name, first_step + start + number, loss, seconds, timed=turn > 0)
-                    history.records[arm.name].append(record)
-                    for watcher in watchers:
-                        watcher(record)
-            start += size
-            history.disagreement = first_disagreement(
-                {arm.name: history.losses(arm.name) for arm in arms}, first_step)
-            last = history.records[arms[0].name][-1]
-            history.diverged = None if math.isfinite(last.loss) else last.step
-            if history.disagreement or history.diverged is not None:
-                break
+        with _lasting_interrupts() as asked:
+            for turn, size in enumerate(sizes):
+                held = list(itertools.islice(source, size))
+                for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
+                    for number, batch in enumerate(held):
+                        if asked:
+                            raise KeyboardInterrupt
+                        loss, seconds = arm.step(batch, trace=turn == 0 and number == 0)
+                        record = Record(arm.name, first_step + start + number, loss, seconds, timed=turn > 0)
+                        history.records[arm.name].append(record)
+                        for watcher in watchers:
+                            watcher(record)
+                start += size
+                history.disagreement = first_disagreement(
+                    {arm.name: history.losses(arm.name) for arm in arms}, first_step)
+                last = history.records[arms[0].name][-1]
+                history.diverged = None if math.isfinite(last.loss) else last.step
+                if history.disagreement or history.diverged is not None:
+                    break
     except KeyboardInterrupt:
         history.interrupted = True
     return history

@@ -1,4 +1,6 @@
+import contextlib
 import itertools
+import signal
 
 import pytest
 
@@ -58,3 +60,22 @@ def test_calls_back_after_every_step():
     train([_Arm("a", [])], itertools.count(), warmup=1, steps=3, first_step=7, watchers=[seen.append])
     assert [(record.arm, record.step, record.timed) for record in seen] == [
         ("a", 7, False), ("a", 8, True), ("a", 9, True), ("a", 10, True)]
+
+
+def test_ctrl_c_that_strikes_where_python_drops_it_ends_the_training_all_the_same():
+    class Swallowing:
+        name = "swallowing"
+        steps = 0
+
+        def step(self, batch, trace=False):
+            self.steps += 1
+            if self.steps == 3:
+                with contextlib.suppress(KeyboardInterrupt):  # as in a destructor
+                    signal.raise_signal(signal.SIGINT)
+            return 1.0, 0.1
+
+    arm, before = Swallowing(), signal.getsignal(signal.SIGINT)
+    history = train([arm], range(100), warmup=1, steps=50)
+    assert history.interrupted
+    assert arm.steps == 3
+    assert signal.getsignal(signal.SIGINT) is before

@@ -42,7 +42,9 @@ NUMBER = 3
 def program(tmp_path, monkeypatch):
     (tmp_path / "their_program.py").write_text(_PROGRAM)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    # Not syspath_prepend: it asks pkg_resources, which Mesh-TF's programs may have got a stand-in for in this process.
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
     sys.modules.pop("their_program", None)
     return "their_program:build_graph"
 
