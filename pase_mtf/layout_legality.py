@@ -8,6 +8,7 @@ which sums may not be unfinished when it reads them.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import itertools
 import math
@@ -50,16 +51,16 @@ def _dims(shape: mtf.Shape) -> _Dims:
     return tuple((dim.name, dim.size) for dim in shape.dims)
 
 
-class _Sum:
+class _Sum(abc.ABC):
     """When a tensor is an unfinished sum (mtf.ops.LazyAllreduceSum), as a function of the layout."""
 
+    @abc.abstractmethod
     def names(self) -> frozenset[str]:
         """Dims without whose splits it never is."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def axes(self, axis_of: Mapping[str, int], sizes: Sequence[int]) -> tuple[int, ...]:
         """The mesh axes it is still to be summed over; () if it is no unfinished sum."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
