@@ -68,8 +68,8 @@ class Machine:
         besides its arithmetic.
       ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
         devices share cores.
-      ring_link: what such a ring costs where it was measured: the latency counts for every operation of it, handing
-        over included (without it, an operation's overhead and a link's latency).
+      ring_link: what such a ring costs where it was measured: the latency counts for every operation that hands a block
+        on, the operation included (without it, every operation's overhead and the link's latency).
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """

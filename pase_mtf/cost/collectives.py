@@ -47,6 +47,8 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     for all: q blocks are read and one is written, and 2 (q - 1) times one is handed over. Where Mesh-TF itself does it
     there (`machine.ring`; mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings
     of 2 q - 2 operations sum a q-th each, and every member puts them together; small blocks go round a single ring.
+    Where that was measured (`machine.ring_link`), what counts is the operations of the rings, each of which hands a
+    block on; cutting and putting together, on one device, takes what its bytes take.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
@@ -68,7 +70,7 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
             messages = rings * (2.0 * size - 2.0)
             blocks = np.where(large, 7.0, 3.0) * size
             if machine.ring_link:
-                link, overhead, messages = machine.ring_link, machine.ring_link.latency, 0.0
+                link, nodes = machine.ring_link, 0.0
         each = nodes * overhead + messages * link.latency + blocks * nbytes / link.bandwidth
         return np.where(size > 1, each * devices / size, 0.0)
     seconds = np.zeros(len(devices))
