@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pase_mtf.errors import UsageError
 from pase_mtf.network import CostNetwork
 from pase_mtf.search.memory import least_memory, minimise_within
-from pase_mtf.search.registry import Progress, Solution, solve
+from pase_mtf.search.registry import Progress, Solution, relative_gap, solve
 
-__all__ = ["FrontierPoint", "frontier", "plot_frontier"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["FrontierPoint", "draw_frontier", "frontier", "plot_frontier"]
 
 
 class FrontierPoint(NamedTuple):
@@ -31,40 +35,69 @@ class FrontierPoint(NamedTuple):
 
 
 def frontier(network: CostNetwork, memory: Sequence[np.ndarray], points: int = 12, *,
-             time_limit: float | None = None, gap: float = 0.0, progress: Progress | None = None
-             ) -> tuple[FrontierPoint, ...]:
-    """Sweeps the limit from the least memory any assignment needs to what the cheapest of all needs, in equal steps.
+             fractions: Sequence[float] | None = None, time_limit: float | None = None, gap: float = 0.0,
+             progress: Progress | None = None) -> tuple[FrontierPoint, ...]:
+    """Sweeps the limit from the least memory any assignment needs to what the cheapest of all needs.
 
     Args:
       network: what to minimise.
       memory: per layer, bytes per device of every configuration.
-      points: how many limits, both ends included.
+      points: how many limits, both ends included, in equal steps.
+      fractions: instead, where the limits lie between the least (0) and what the cheapest needs (1).
       time_limit: seconds for each of them.
       gap: relative gap at which each may stop.
       progress: called during every search.
 
     Returns:
       the points by rising limit. An assignment found for a lower limit is kept for a higher one where the search there
-      found nothing cheaper, so costs never rise.
+      found nothing cheaper, so costs never rise; bound, gap and time are those of the higher limit even so.
 
     Raises:
-      UsageError: fewer than two points, or memory that does not fit the network.
+      UsageError: fewer than two points, fractions outside of 0 to 1, or memory that does not fit the network.
       InfeasibleError: no assignment is finite.
     """
     if points < 2:
         raise UsageError(f"a frontier of {points} points; ask for at least two")
+    steps = np.linspace(0.0, 1.0, points) if fractions is None else np.sort(np.asarray(fractions, np.float64))
+    if steps.ndim != 1 or not len(steps) or not (steps >= 0).all() or not (steps <= 1).all():
+        raise UsageError(f"fractions {fractions}; give numbers from 0 (least memory) to 1 (that of the cheapest)")
     least, _ = least_memory(network, memory)
     cheapest = solve(network, "exact", time_limit=time_limit, certificate=False)
     most = sum(float(np.asarray(entry)[choice]) for entry, choice in zip(memory, cheapest.assignment, strict=True))
     found: list[FrontierPoint] = []
-    for limit in np.linspace(least, max(least, most), points):
-        solution = minimise_within(network, memory, float(limit), time_limit=time_limit, gap=gap, progress=progress)
+    for step in steps.tolist():
+        # Both ends to the last digit.
+        limit = least if step == 0 else max(least, most) if step == 1 else least + step * (max(least, most) - least)
+        solution = minimise_within(network, memory, limit, time_limit=time_limit, gap=gap, progress=progress)
         used = solution.statistics["memory"]
         if found and found[-1].solution.cost < solution.cost:
-            used = found[-1].memory
-            solution = found[-1].solution
-        found.append(FrontierPoint(float(limit), used, solution))
+            used, kept = found[-1].memory, found[-1].solution
+            # Only the assignment: with more memory there may be a cheaper one, so a bound or proof from below is none.
+            bound = min(solution.lower_bound, kept.cost)
+            solution = dataclasses.replace(
+                solution, assignment=kept.assignment, cost=kept.cost, lower_bound=bound,
+                gap=relative_gap(kept.cost, bound), optimal=bound >= kept.cost,
+                statistics={**solution.statistics, "memory": used})
+        found.append(FrontierPoint(limit, used, solution))
     return tuple(found)
+
+
+def draw_frontier(axes: Axes, points: Sequence[FrontierPoint], label: str = "cheapest found", *,
+                  color: str | None = None, unit: float = 1.0) -> None:
+    """Draws the cost over the memory limit (GB) into axes of matplotlib; dotted below it, the lower bound.
+
+    Args:
+      axes: to draw into.
+      points: as `frontier` returns them.
+      label: of the costs.
+      color: of both lines; matplotlib's next one if not given.
+      unit: what costs are divided by.
+    """
+    limits = [point.memory_limit / 1e9 for point in points]
+    line, = axes.step(limits, [point.solution.cost / unit for point in points], where="post", marker="o", markersize=4,
+                      color=color, label=label)
+    axes.step(limits, [point.solution.lower_bound / unit for point in points], where="post", linestyle=":",
+              color=line.get_color())
 
 
 def plot_frontier(points: Sequence[FrontierPoint], path: str | os.PathLike, title: str = "") -> None:
@@ -80,10 +113,8 @@ def plot_frontier(points: Sequence[FrontierPoint], path: str | os.PathLike, titl
     from pase_mtf.files import write_atomically
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    limits = [point.memory_limit / 1e9 for point in points]
-    axes.step(limits, [point.solution.cost for point in points], where="post", marker="o", label="cheapest found")
-    axes.step(limits, [point.solution.lower_bound for point in points], where="post", linestyle=":",
-              label="lower bound")
+    draw_frontier(axes, points)
+    axes.plot([], [], ":", color="C0", label="lower bound")
     axes.set(xlabel="memory limit per device (GB)", ylabel="cost of a step", title=title)
     axes.legend()
     buffer = io.BytesIO()

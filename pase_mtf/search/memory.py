@@ -318,10 +318,13 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         raise UsageError(f"memory limit of {memory_limit} bytes; give a number of bytes per device")
     least, lightest = least_memory(network, memory)
     if least > memory_limit:
-        raise InfeasibleError(f"memory limit of {memory_limit:.0f} bytes per device: the least any strategy needs is "
-                              f"{least:.0f}; raise the limit or use more devices")
+        # Rounded so that the number named is enough where bytes are no whole numbers.
+        raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "
+                              f"needs is {math.ceil(least)}; raise the limit or use more devices")
+    # No assignment needs more than `most`, and infinity cannot be priced.
+    most = math.fsum(float(np.max(entry)) for entry in memory) * (1 + 1e-9)
     deadline = start + time_limit if time_limit is not None else time.perf_counter() + _PATIENCE
-    search = _Search(network, memory, memory_limit, deadline, gap, progress)
+    search = _Search(network, memory, min(float(memory_limit), most), deadline, gap, progress)
     search.offer(search.point(np.array(lightest, np.int64)), 0.0)
     bound, proven = search.run()
     assignment = tuple(int(choice) for choice in search.best.choice)

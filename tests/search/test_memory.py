@@ -1,5 +1,6 @@
 """The memory limit against brute force, and the frontier."""
 
+import dataclasses
 import itertools
 import pathlib
 
@@ -72,6 +73,21 @@ def test_infeasible_limits_name_the_least():
         solve(network, memory=usage, memory_limit=99)
 
 
+def test_the_least_named_is_enough_where_bytes_are_no_whole_numbers():
+    network = CostNetwork([[1, 9], [1, 9]], [])
+    usage = [np.array([3.0, 0.7]), np.array([3.0, 0.6])]
+    with pytest.raises(InfeasibleError, match="limit of 1 bytes per device: the least any strategy needs is 2;"):
+        solve(network, memory=usage, memory_limit=1.25)
+    assert solve(network, memory=usage, memory_limit=2).assignment == (1, 1)
+
+
+def test_no_limit_at_all():
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    solution = solve(network, memory=bytes_of(network, 0), memory_limit=float("inf"))
+    assert solution.optimal
+    assert solution.cost == solve(network).cost
+
+
 def test_wrong_memory():
     network = CostNetwork([[1, 9], [1]], [])
     good = [np.zeros(2), np.zeros(1)]
@@ -107,6 +123,43 @@ def test_frontier(name, tmp_path):
     assert (tmp_path / "frontier.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(UsageError, match="end its name"):
         frontier.plot_frontier(points, tmp_path / "frontier.docx")
+
+
+def test_limits_of_a_frontier():
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    usage = bytes_of(network, 1)
+    points = frontier.frontier(network, usage, fractions=(1, 0, 0.5))
+    ends = memory.least_memory(network, usage)[0], needed(usage, solve(network).assignment)
+    assert [point.memory_limit for point in points] == pytest.approx([ends[0], sum(ends) / 2, ends[1]])
+    for wrong in ((), (0, 1.5), (-0.1,), (float("nan"),)):
+        with pytest.raises(UsageError, match="from 0"):
+            frontier.frontier(network, usage, fractions=wrong)
+    with pytest.raises(UsageError, match="at least two"):
+        frontier.frontier(network, usage, 1)
+
+
+def test_a_bound_for_less_memory_is_none_for_more(monkeypatch):
+    """Where a search with more memory finds nothing cheaper in its time, the frontier keeps what it has, but nothing
+    of its proof."""
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    usage = bytes_of(network, 1)
+
+    def hurried(network, memory_, limit, **options):
+        solution = memory.minimise_within(network, memory_, limit, **options)
+        if limit == least:
+            return solution
+        worst = tuple(int(np.argmax(vector)) for vector in network.vectors)
+        return dataclasses.replace(solution, assignment=worst, cost=network.cost(worst), lower_bound=1.0, gap=1.0,
+                                   optimal=False)
+    least = memory.least_memory(network, usage)[0]
+    monkeypatch.setattr(frontier, "minimise_within", hurried)
+    first, second = frontier.frontier(network, usage, 2)
+    assert first.solution.optimal
+    assert (second.solution.cost, second.solution.assignment) == (first.solution.cost, first.solution.assignment)
+    assert second.memory == first.memory
+    assert not second.solution.optimal
+    assert second.solution.lower_bound == 1
+    assert second.solution.gap == pytest.approx(1)
 
 
 def test_time_limit_is_honest():
