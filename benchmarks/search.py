@@ -6,7 +6,7 @@
     python -m benchmarks.search --sections=plot                       # draws and writes what has been measured
 
 What is measured is kept in docs/benchmarks/search.json row by row, so that sections can be measured one at a time and
-interrupted; search.md, search.svg and search-mcmc.svg are written from it at the end of every run.
+interrupted; search.md and its three plots are written from it at the end of every run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.search_document import document
 from benchmarks.search_networks import ROOT, Workshop
-from benchmarks.search_plot import plot_mcmc, plot_times
+from benchmarks.search_plot import plot_mcmc, plot_memory, plot_times
 from benchmarks.search_sections import METHODS, SECTIONS, Options, warm_up
 from pase_mtf.errors import FormatError, PaseError, UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
@@ -120,6 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--networks", default="", help="only those whose names hold one of these words")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for each solver (default: %(default)s)")
     parser.add_argument("--mcmc-limit", type=float, default=10.0, help="of mcmc (default: %(default)s)")
+    parser.add_argument("--sweep-limit", type=float, default=10.0,
+                        help="for each memory limit (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="of what is timed whole (default: %(default)s)")
     parser.add_argument("--variations", type=int, default=500, help="how many (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=float("inf"), help="begin nothing after so many seconds")
@@ -139,8 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for method in methods:
             if method not in METHODS:
                 raise UsageError(f"--methods={flags.methods}: unknown method {method!r}; {nearest(method, METHODS)}")
-        options = Options(Workshop(flags.work), flags.limit, flags.mcmc_limit, max(1, flags.repeats), flags.variations,
-                          methods, [word for word in flags.networks.split(",") if word])
+        options = Options(Workshop(flags.work), flags.limit, flags.mcmc_limit, flags.sweep_limit,
+                          max(1, flags.repeats), flags.variations, methods,
+                          [word for word in flags.networks.split(",") if word])
         output.mkdir(parents=True, exist_ok=True)
         results = load(output / "search.json")
         complete = _measure(sections, options, results, output / "search.json", resume=flags.resume,
@@ -155,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_atomically(output / "search.md", text)
         plot_times(results, output / "search.svg")
         plot_mcmc(results, output / "search-mcmc.svg")
+        plot_memory(results, output / "search-memory.svg")
     except (PaseError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 2)

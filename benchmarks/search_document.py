@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.search_memory import largest_gap
 from benchmarks.search_networks import DEEP, LAUNCHER, MACHINE
 from benchmarks.search_sections import DENSE_DEVICES, METHODS
 
@@ -16,6 +17,7 @@ Rows = dict[str, dict[str, Any]]
 
 _START = 0.5
 _SEARCH_64, _BUILD_1024, _DENSE, _DEEP, _DEEP_BYTES, _VARIATION = 0.05, 1.0, 2.0, 20.0, 1e9, 5.0
+_MEMORY_GAP = 0.01
 # Proofs of optimality may differ by rounding where costs are not whole numbers.
 _SAME = 1e-9
 
@@ -94,6 +96,7 @@ def limits(results: dict[str, Rows]) -> list[tuple[str, str, str, str, bool]]:
         add(f"{len(varied)} random variations, build and search", "5 s",
             f"at most {seconds_text(_variation_seconds(worst_row))} ({worst_row['what']})", varied,
             _variation_seconds(worst_row) < _VARIATION)
+    lines += _memory_limits(results.get("memory", {}))
     for name, row in results.get("shuffled", {}).items():
         if "error" in row:
             lines.append((name, "an honest gap, bounded memory", row["error"], "no", False))
@@ -103,9 +106,26 @@ def limits(results: dict[str, Rows]) -> list[tuple[str, str, str, str, bool]]:
                           f"gap {gap:.1%} after {seconds_text(row['seconds'])}, {_bytes_text(row['peak_bytes'])}",
                           "yes" if row["optimal"] else "no (hard by construction)",
                           math.isfinite(gap) and row["seconds"] < 1.5 * row["limit"] + 5))
-    lines += [(name, "", row["error"], "no", False) for section in ("instances", "scale", "dense")
+    lines += [(name, "", row["error"], "no", False) for section in ("instances", "scale", "dense", "memory")
               for name, row in results.get(section, {}).items() if "error" in row]
     return lines
+
+
+def _memory_limits(rows: Rows) -> list[tuple[str, str, str, str, bool]]:
+    """The lines of `limits` on strategies within a memory limit."""
+    swept = {name: row for name, row in rows.items() if "error" not in row}
+    if not swept:
+        return []
+    points = [point for row in swept.values() for point in row["points"]]
+    proven = sum(point["optimal"] for point in points)
+    worst = max(swept, key=lambda name: largest_gap(swept[name]))
+    gap, refused = largest_gap(swept[worst]), sum(row["below"]["right"] for row in swept.values())
+    return [(f"the cheapest strategy within a memory limit, {len(points)} limits on {len(swept)} networks",
+             f"gap at most {_MEMORY_GAP:.0%}", "gap 0 everywhere" if gap == 0 else f"largest gap {gap:.3%} ({worst})",
+             f"{proven} of {len(points)}", gap <= _MEMORY_GAP),
+            ("a memory limit one byte below what any strategy needs", "proven infeasible, the least memory said",
+             f"at most {seconds_text(max(row['below']['seconds'] for row in swept.values()))}",
+             f"{refused} of {len(swept)}", refused == len(swept))]
 
 
 def _variation_seconds(row: dict[str, Any]) -> float:
@@ -243,6 +263,34 @@ Graph (the launcher's transformer in two sizes and AlexNet, DenseNet both ways, 
 """ + _table(["variation", "build", "search", "proven"], body, right=(1, 2))
 
 
+def _section_memory(results: dict[str, Rows]) -> str:
+    rows = {name: row for name, row in results.get("memory", {}).items() if "error" not in row}
+    if not rows:
+        return ""
+    lines = []
+    for name, row in rows.items():
+        below = row["below"]
+        lines.append([name, f"{below['limit_bytes'] / 1e9:.4f}", "",
+                      f"infeasible, proven; least: {row['least_bytes'] / 1e9:.4f}" if below["right"] else "**WRONG**",
+                      "", seconds_text(below["seconds"])])
+        for point in row["points"]:
+            gap = (point["cost"] - point["lower_bound"]) / abs(point["cost"])
+            lines.append(["", f"{point['limit_bytes'] / 1e9:.4f}", f"{point['bytes'] / 1e9:.4f}",
+                          f"{point['cost'] / row['cost'] - 1:+.3%}",
+                          "0, proven" if point["optimal"] else f"{gap:.3%}", seconds_text(point["seconds"])])
+    caps = sorted({row["limit"] for row in rows.values()})
+    return f"""## Memory limits
+
+The cheapest strategy within a limit on the bytes of a device (weights, optimizer slots, gradients, kept activations,
+communication buffers), in {' or '.join(f'{cap:.0f}' for cap in caps)} s at most: one byte below the least that any
+strategy needs, that least, and so on up to what the cheapest strategy of all needs. "Above": its cost above that of the
+cheapest of all. The paper's own networks do not say what memory their configurations take.
+
+""" + _table(["network", "limit, GB", "needs, GB", "above", "gap", "time"], lines, right=(1, 2, 3, 5)) + """
+
+![time against memory](search-memory.svg)"""
+
+
 def _section_rivals(results: dict[str, Rows]) -> str:
     rows = results.get("rivals", {})
     if not rows:
@@ -284,5 +332,5 @@ def document(results: dict[str, Rows]) -> str:
     sections.append(f"The launcher's graphs are its training steps in the paper's sizes ({sizes}), optimizer included, "
                     "priced by our own cost model.")
     sections += [_section_limits(results), _section_whole(results), _section_dense(results),
-                 _section_variations(results), _section_rivals(results)]
+                 _section_variations(results), _section_memory(results), _section_rivals(results)]
     return "\n\n".join(section for section in sections if section) + "\n"

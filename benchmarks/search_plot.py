@@ -1,4 +1,5 @@
-"""The plots of docs/benchmarks/search.md: time against devices beside the paper's, and what mcmc reaches over time."""
+"""The plots of docs/benchmarks/search.md: time against devices beside the paper's, what mcmc reaches over time, and the
+time of a step against its memory."""
 
 from __future__ import annotations
 
@@ -6,8 +7,10 @@ import os
 from typing import Any
 
 from benchmarks.search_document import networks_of
+from benchmarks.search_memory import points_of
+from pase_mtf.search.frontier import draw_frontier
 
-__all__ = ["TABLE_ONE", "TABLE_ONE_FLEXFLOW", "plot_mcmc", "plot_times"]
+__all__ = ["TABLE_ONE", "TABLE_ONE_FLEXFLOW", "plot_mcmc", "plot_memory", "plot_times"]
 
 TABLE_ONE = {
     "AlexNet": {4: 0.226, 8: 0.253, 16: 0.295, 32: 0.361, 64: 0.475},
@@ -105,4 +108,26 @@ def plot_mcmc(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> No
     if handles[0]:
         figure.legend(*handles, loc="outside right center", frameon=False, fontsize=8)
     panels[0].set_ylabel("cost above the optimum\n(1e-5: reached; |: exact had proved it)")
+    figure.savefig(path)
+
+
+def plot_memory(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> None:
+    """A panel per model, a line per number of devices: the least cost of a step within a memory limit."""
+    from matplotlib.figure import Figure
+    rows = {name: row for name, row in results.get("memory", {}).items() if "error" not in row}
+    models = list(dict.fromkeys(name.rpartition("_")[0] for name in rows))
+    figure = Figure(figsize=(5 * max(1, len(models)), 4.2), layout="constrained")
+    panels = figure.subplots(1, max(1, len(models)), squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=False):
+        # The launcher's graphs are priced in seconds, DenseNet by the paper's formulas in FLOP.
+        unit, word = (1e9, "GFLOP") if model.startswith("densenet") else (1e-3, "ms")
+        for name, row in rows.items():
+            base, _, devices = name.rpartition("_")
+            if base == model:
+                draw_frontier(axes, points_of(row), f"p = {devices}", unit=unit)
+        axes.set(title=model, xscale="log", yscale="log", xlabel="memory limit per device (GB)",
+                 ylabel=f"predicted {word} a step")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#e5e5e5", linewidth=0.6)
+        axes.legend(frameon=False)
     figure.savefig(path)

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.search_densenet import densenet, paper_configurations, paper_machine
+from benchmarks.search_memory import FRACTIONS
+from benchmarks.search_memory import NETWORKS as MEMORY_NETWORKS
 from benchmarks.search_networks import (
     DEEP,
     INSTANCES,
@@ -65,6 +67,7 @@ class Options:
     Attributes:
       workshop: where graphs and networks are made.
       limit, mcmc_limit: seconds for each solver.
+      sweep_limit: seconds for each memory limit.
       repeats: runs of every whole process, of which the median counts.
       variations: how many.
       methods: columns of the comparison.
@@ -74,6 +77,7 @@ class Options:
     workshop: Workshop
     limit: float = 60.0
     mcmc_limit: float = 10.0
+    sweep_limit: float = 10.0
     repeats: int = 5
     variations: int = 500
     methods: Sequence[str] = METHODS
@@ -231,6 +235,16 @@ def shuffled_rows(options: Options) -> list[Row]:
         "exact", options.workshop.shuffled_network(name), options)) for name in _SHUFFLED]
 
 
+def memory_rows(options: Options) -> list[Row]:
+    """The time-memory frontier of every network whose graph is at hand."""
+    def run(name: str) -> dict[str, Any]:
+        outcome, seconds = _run("benchmarks.search_memory", name, f"--limit={options.sweep_limit}",
+                                f"--work={options.workshop.folder}",
+                                timeout=len(FRACTIONS) * options.sweep_limit + 2 * _GRACE)
+        return {**outcome, "process_seconds": seconds}
+    return [(name, lambda name=name: run(name)) for name in MEMORY_NETWORKS if options.wants(name)]
+
+
 def rival_rows(options: Options) -> list[Row]:
     """Every method on every network."""
     networks: list[tuple[str, Callable[[], str]]] = [(name, lambda path=path: path) for name, path in instances()]
@@ -255,5 +269,5 @@ def rival_rows(options: Options) -> list[Row]:
 
 SECTIONS: dict[str, Callable[[Options], list[Row]]] = {
     "instances": instance_rows, "scale": scale_rows, "dense": dense_rows, "variations": variation_rows,
-    "shuffled": shuffled_rows, "rivals": rival_rows}
+    "shuffled": shuffled_rows, "memory": memory_rows, "rivals": rival_rows}
 """By name, in the order in which they are measured."""

@@ -8,14 +8,16 @@ import pathlib
 import numpy as np
 import pytest
 
-from benchmarks import search, search_document, search_networks, search_sections, solvers
+from benchmarks import search, search_document, search_memory, search_networks, search_plot, search_sections, solvers
 from benchmarks.search_densenet import BLOCKS, densenet, paper_configurations, paper_machine
-from benchmarks.search_networks import Variation, Workshop, shuffled
+from benchmarks.search_networks import Variation, Workshop, price_densenet, shuffled
 from benchmarks.search_process import main as search_process
 from pase_mtf.cost.build import build_network
+from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.graph import ComputationGraph
 from pase_mtf.network import CostNetwork
 from pase_mtf.search import solve
+from pase_mtf.search.memory import least_memory
 from pase_mtf.search.pase import generate_sequence
 from tests.random_networks import random_network
 from tests.small_graphs import perceptron
@@ -262,6 +264,53 @@ def test_page():
         assert word in text
 
 
+# -- memory limits -----------------------------------------------------------------------------------------------------
+def test_memory_section(tmp_path):
+    """The sweep of a small network: its numbers are those of the searches, its page and plot show them."""
+    network = price_densenet(densenet(8, blocks=(2,)), 4)
+    row = search_memory.sweep(network, 5.0, (0.0, 0.5, 1.0))
+    usage = search_memory.memory_of(network)
+    free = solve(network.network)
+    first, _, last = row["points"]
+    assert row["cost"] == last["cost"] == free.cost
+    assert last["limit_bytes"] == pytest.approx(strategy_memory_bytes(network, free.assignment))
+    assert row["least_bytes"] == first["limit_bytes"] == least_memory(network.network, usage)[0]
+    assert row["below"]["right"]
+    assert row["below"]["limit_bytes"] < row["least_bytes"]
+    assert all(point["optimal"] and point["bytes"] <= point["limit_bytes"] for point in row["points"])
+    assert first["cost"] > last["cost"]
+    assert search_memory.largest_gap(row) == 0
+    results = {"memory": {"densenet-layer_4": row}}
+    text = search_document.document(results)
+    assert f"| {first['cost'] / row['cost'] - 1:+.3%} | 0, proven |" in text
+    swept, below = search_document.limits(results)
+    assert swept[1:] == ("gap at most 1%", "gap 0 everywhere", "3 of 3", True)
+    assert below[-2:] == ("1 of 1", True)
+    first |= {"lower_bound": 0.98 * first["cost"], "optimal": False}
+    row["below"]["right"] = False
+    swept, below = search_document.limits(results)
+    assert swept[2:] == ("largest gap 2.000% (densenet-layer_4)", "2 of 3", False)
+    assert not below[-1]
+    assert "| 2.000% |" in search_document.document(results)
+    assert "WRONG" in search_document.document(results)
+    search_plot.plot_memory(results, tmp_path / "memory.svg")
+    assert "p = 4" in (tmp_path / "memory.svg").read_text()
+    assert search_document.limits({"memory": {"x": {"error": "broke"}}}) == [("x", "", "broke", "no", False)]
+
+
+def strategy_memory_bytes(network, assignment):
+    return sum(strategy_memory(network.graph, [choices[choice] for choices, choice in zip(
+        network.configurations, assignment, strict=True)]).values())
+
+
+def test_networks_of_the_memory_section(tmp_path, capsys):
+    assert search_memory.main(["alexnet-big_7", f"--work={tmp_path}"]) == 2
+    assert "did you mean 'alexnet-big_8'" in capsys.readouterr().err
+    network = search_memory.priced("densenet-layer_8", Workshop(tmp_path))
+    assert network.devices == 8
+    assert [len(entry) for entry in search_memory.memory_of(network)] == list(network.network.sizes)
+
+
 def test_a_wrong_proof_would_be_seen():
     rows = {"x | exact": _result(1.0), "x | pase": _result(2.0)}
     assert "WRONG" in search_document.comparison(rows)
@@ -291,7 +340,7 @@ def test_whole_run_piece_by_piece(tmp_path, capsys):
     assert "| rnnlm_8 | 4, 3, 123 |" in text
     assert "Quiet." in text
     assert "networks of the paper's graphs" in text
-    for name in ("search.svg", "search-mcmc.svg"):
+    for name in ("search.svg", "search-mcmc.svg", "search-memory.svg"):
         assert (tmp_path / name).stat().st_size > 10000
 
 
