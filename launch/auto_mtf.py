@@ -76,6 +76,24 @@ def auto_mtf_layout(model: str, config: Any, batch: int, optimizer: str, mesh: t
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _name_apart(graph: Any) -> None:
+    """Gives every operation and tensor of a Mesh-TF graph a name of its own.
+
+    The optimiser tells them apart by name, and ends with a KeyError where two share one: all outputs of a slicewise
+    operation or a split are called ":0" by Mesh-TF 0.1.21, and some of its functions use the name they are given twice.
+    """
+    used: set[str] = set()
+    for operation in graph.operations:
+        name, number = operation.name, 1
+        while name in used:
+            number += 1
+            name = f"{operation.name}_{number}"
+        used.add(name)
+        operation._name = name
+        for place, tensor in enumerate(operation.outputs):
+            tensor._name = f"{name}:{place}"
+
+
 def _main(path: str) -> None:
     import ortools.sat.python.cp_model  # noqa: F401  # before TensorFlow, or the process crashes
     fractions.gcd = math.gcd  # gone since Python 3.9
@@ -91,6 +109,7 @@ def _main(path: str) -> None:
     with tf.Graph().as_default():
         program = build_program(models.get(asked["model"]), config, asked["batch"], asked["optimizer"], 1e-3, 0)
         mesh = mtf.Shape([mtf.Dimension(axis, size) for axis, size in asked["mesh"]])
+        _name_apart(program.graph)
         rules = auto_mtf.layout(program.graph, mesh, [program.loss])
     print(json.dumps(dict(sorted(rules._pairs))))
 

@@ -45,3 +45,12 @@ def test_asks_mesh_tensorflow():
     assert set(rules.values()) <= {"rows", "columns"}
     with pytest.raises(InfeasibleError, match="no answer after 0 s"):
         auto_mtf.auto_mtf_layout("alexnet", config, 16, "sgd", (("rows", 2),), limit=0.01)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="ortools is not installed")
+def test_outputs_that_mesh_tensorflow_gives_one_name():
+    # The cell of an LSTM is one operation with two outputs; auto_mtf ended with a KeyError.
+    rules = auto_mtf.auto_mtf_layout("rnnlm", models.load_config("rnnlm", "tiny"), 16, "sgd",
+                                     (("rows", 2), ("columns", 4)))
+    assert rules
+    assert set(rules.values()) <= {"rows", "columns"}
