@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -13,48 +14,60 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.make_parallel_text import collect
+from pase_mtf import models
 from pase_mtf.errors import PaseError
 from pase_mtf.files import write_atomically
 
-__all__ = ["FASHION_MNIST", "prepare_data", "replace_block", "run_launcher"]
+__all__ = ["FASHION_MNIST", "ROOT", "commit", "losses_agree_to", "prepare_data", "replace_block", "run_launcher"]
 
+ROOT = pathlib.Path(__file__).absolute().parents[1]
 FASHION_MNIST = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
 _TEXT_LANGUAGE = "de"
+_LEAST_PAIRS = 1000
 
 
 def prepare_data(model: str, folder: str) -> tuple[list[str], str]:
     """The data flag for a model, and what it is: real data where this machine has some, else synthetic.
 
+    Pictures for the models of pictures, whose readers fit them to the sizes of a preset; text for all others: with its
+    translation where a model learns to translate, the German side by itself where it learns one language.
+
     Args:
       model: of the registry.
-      folder: where text that is collected from this machine is put.
+      folder: where text that is collected from this machine is put, once for all models.
     """
-    if model == "alexnet":
+    kind = models.get(model).data_kind
+    if kind == "images":
         if os.path.isdir(FASHION_MNIST):
             return [f"--data={FASHION_MNIST}"], "Fashion-MNIST"
-    else:
+        return [], "synthetic"
+    paths = [os.path.join(folder, f"text.{suffix}.txt") for suffix in ("en", _TEXT_LANGUAGE)]
+    if not all(map(os.path.exists, paths)):
         try:
             pairs = collect(_TEXT_LANGUAGE)
         except PaseError:
             pairs = []
-        if len(pairs) >= 1000:
-            paths = []
-            for side, suffix in enumerate(("en", _TEXT_LANGUAGE)):
-                paths.append(os.path.join(folder, f"text.{suffix}.txt"))
-                write_atomically(paths[-1], "".join(f"{pair[side]}\n" for pair in pairs))
-            return [f"--data={','.join(paths)}"], f"messages of programs, English to German ({len(pairs):,} pairs)"
-    return [], "synthetic"
+        if len(pairs) < _LEAST_PAIRS:
+            return [], "synthetic"
+        for side, path in enumerate(paths):
+            write_atomically(path, "".join(f"{pair[side]}\n" for pair in pairs))
+    lines = pathlib.Path(paths[0]).read_text(encoding="utf-8").count("\n")
+    if kind == "text":
+        return [f"--data={paths[1]}"], f"messages of programs, German ({lines:,})"
+    return [f"--data={','.join(paths)}"], f"messages of programs, English to German ({lines:,} pairs)"
 
 
-def run_launcher(flags: Sequence[str], limit: float = 1800) -> dict[str, Any]:
+def run_launcher(flags: Sequence[str], limit: float = 1800, allowed: Sequence[int] = ()) -> dict[str, Any]:
     """One run of the launcher.
 
     Args:
       flags: of the launcher.
       limit: seconds after which it is ended.
+      allowed: exit codes that count as done as well (the summary says what was wrong).
 
     Returns:
-      Its summary.json, with "wall_seconds", the time of the whole process.
+      Its summary.json, with "wall_seconds", the time of the whole process, and "losses_agree_to", the largest
+      difference between the losses of two arms at the same step, relative to the loss.
 
     Raises:
       RuntimeError: it failed; holds what it said.
@@ -62,15 +75,50 @@ def run_launcher(flags: Sequence[str], limit: float = 1800) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="pase_mtf-benchmark-") as folder:
         output = os.path.join(folder, "run")
         start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "pase_mtf.launch", *flags, "--nocheckpoint", f"--output_dir={output}"],
-            capture_output=True, text=True, timeout=limit, check=False)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pase_mtf.launch", *flags, "--nocheckpoint", f"--output_dir={output}"],
+                capture_output=True, text=True, timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"launcher {' '.join(flags)}: not done after {limit:.0f} s") from None
         wall = time.perf_counter() - start
-        if done.returncode:
+        if done.returncode and done.returncode not in allowed:
             raise RuntimeError(f"launcher {' '.join(flags)} exited with {done.returncode}: "
                                f"{done.stderr.strip()[-500:]}")
         summary = json.loads(pathlib.Path(output, "summary.json").read_text())
-    return {**summary, "wall_seconds": wall}
+        lines = pathlib.Path(output, "metrics.jsonl").read_text().splitlines()
+    return {**summary, "wall_seconds": wall, "losses_agree_to": losses_agree_to([json.loads(line) for line in lines])}
+
+
+def losses_agree_to(records: Sequence[dict[str, Any]]) -> float | None:
+    """The largest difference between the losses of two arms at the same step, relative to the larger one.
+
+    Args:
+      records: the lines of metrics.jsonl, with step, arm and loss.
+
+    Returns:
+      None where no step was done by two arms, or a loss is not finite.
+    """
+    losses: dict[int, list[float]] = {}
+    for record in records:
+        losses.setdefault(record["step"], []).append(math.nan if record["loss"] is None else float(record["loss"]))
+    shared = [values for values in losses.values() if len(values) > 1]
+    if not shared or not all(math.isfinite(value) for values in shared for value in values):
+        return None
+    return max((max(values) - min(values)) / max(*map(abs, values), 1e-30) for values in shared)
+
+
+def commit() -> str | None:
+    """The commit of the program that is measured, with "+" where files differ from it; None outside of a checkout."""
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", os.path.dirname(os.path.abspath(__file__)), *arguments],
+                              capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/configs")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def replace_block(path: str, name: str, text: str) -> None:

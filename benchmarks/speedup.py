@@ -1,165 +1,246 @@
-"""The main measurement: both models on 2, 4, 8 and 16 virtual devices, our strategy beside data parallelism.
+"""The main measurement: every model on 2, 4, 8 and 16 virtual devices, our strategy beside all its rivals.
 
-    python -m benchmarks.speedup                             # a quarter of an hour on two cores
-    python -m benchmarks.speedup --models=transformer --meshes=8 --steps=10
+    python -m benchmarks.speedup                             # about fifty minutes on two cores; goes on where it was
+    python -m benchmarks.speedup --models=transformer --meshes=8 --steps=20 --again
     python -m benchmarks.speedup --models=alexnet --meshes=8 --batches=16,32,64,128 --name=batches --readme=
 
-Every row is one run of the launcher as a user starts it. Writes docs/benchmarks/speedup.md, speedup.svg and
-speedup.json (the summaries, complete with machine and versions), and the table of the README. With --add the rows that
-are not measured anew stay.
+Every row, a model on so many devices, is one run of the launcher as a user starts it. A row that speedup.json holds is
+not measured again without --again; the file is written after every row, with the commit it was measured at. Writes
+docs/benchmarks/speedup.json (the summaries, complete with machine and versions), speedup.md, speedup.svg, and the table
+of the README.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import os
-import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.launching import prepare_data, replace_block, run_launcher
+from tqdm import tqdm
+
+from benchmarks.launching import ROOT, commit, prepare_data, replace_block, run_launcher
+from benchmarks.speedup_rows import ARMS, Row, Rows, compact_table, full_table
+from pase_mtf import models
+from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
+from pase_mtf.launch.exit_codes import LOSSES_DISAGREE
 
-__all__ = ["main", "table", "with_earlier"]
+__all__ = ["document", "main", "measure", "planned"]
 
-ROOT = pathlib.Path(__file__).absolute().parents[1]
 FOLDER = ROOT / "docs" / "benchmarks"
+_README_DEVICES = 8
 
 
-def table(summaries: Sequence[dict[str, Any]]) -> str:
-    """The summaries as a Markdown table."""
-    lines = ["| model | devices | stock Mesh-TF, data parallel | data parallel, our lowering | expert | searched | "
-             "over stock | over data parallel | predicted | search |",
-             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
-    for summary in summaries:
-        arms = summary["arms"]
-        ours = arms["search"]
-        predicted = _ratio(arms["data_parallel"]["predicted_ms"], ours["predicted_ms"])
-        lines.append(f"| {summary['model']} ({summary['preset']}, batch {summary['batch']}) | {summary['devices']} | "
-                     + " | ".join(_milliseconds(arms[name]) for name in (
-                         "stock_data_parallel", "data_parallel", "expert", "search"))
-                     + f" | {ours['speedup_over_stock']:.2f}× | {ours['speedup_over_data_parallel']:.2f}× | "
-                       f"{predicted:.2f}× | {summary['search']['seconds']:.2f} s |")
-    return "\n".join(lines)
+def planned(names: Sequence[str], meshes: Sequence[int], batches: Sequence[int | None]) -> list[tuple[str, int, int]]:
+    """What is to be measured, in order: all models on the first number of devices, then on the next.
+
+    Args:
+      names: of models.
+      meshes: numbers of devices.
+      batches: examples per step; None: the preset's.
+
+    Returns:
+      (model, devices, batch) per row.
+    """
+    return [(name, devices, batch or models.load_config(name, "tiny").batch)
+            for devices in meshes for batch in batches for name in names]
 
 
-def _milliseconds(row: dict[str, Any]) -> str:
-    same = " (same)" if row["same_as"] else ""
-    return f"{row['measured_ms']:.0f} ± {row['measured_ms_spread']:.0f} ms{same}"
+def measure(name: str, devices: int, batch: int, arms: Sequence[str], steps: int, warmup: int, folder: str) -> Row:
+    """Measures a row.
+
+    An arm that cannot be had (auto_mtf finds no answer, or is not installed) is left out, and the row says so; every
+    other failure is an error.
+
+    Args:
+      name: of the model.
+      devices: virtual CPU devices.
+      batch: examples per step.
+      arms: beside stock Mesh-TF, "search" among them.
+      steps, warmup: of every arm.
+      folder: for the data.
+
+    Raises:
+      RuntimeError: the launcher failed; holds what it said.
+    """
+    data_flags, data = prepare_data(name, folder)
+    left_out: dict[str, str] = {}
+    while True:
+        compare = ",".join(arm for arm in arms if arm not in left_out)
+        try:
+            summary = run_launcher([f"--model={name}", "--preset=tiny", f"--mesh={devices}", "--devices=cpu",
+                                    f"--batch={batch}", f"--steps={steps}", f"--warmup={warmup}",
+                                    f"--compare={compare}", *data_flags], allowed=(LOSSES_DISAGREE,))
+        except RuntimeError as error:
+            found = re.search(r"error: arm (\w+): (.*)", str(error))
+            if not found or found[1] not in arms or found[1] == "search" or found[1] in left_out:
+                raise
+            left_out[found[1]] = found[2]
+            continue
+        # Where this machine put its temporary files is nobody's business.
+        summary["facts"].pop("output", None)
+        summary["facts"]["data"] = summary["facts"]["data"].replace(folder + os.sep, "")
+        return Row(summary, data, commit(), left_out)
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other
+def document(rows: Sequence[Row], table: str) -> str:
+    """A table with what it was measured on.
 
-
-def document(results: Sequence[dict[str, Any]]) -> str:
-    """The table with what it was measured on."""
-    facts = results[0]["summary"]["facts"]
-    data = "; ".join(sorted({f"{entry['summary']['model']}: {entry['data']}" for entry in results}))
-    steps = results[0]["summary"]["arms"]["search"]["measured_steps"]
-    return (table([entry["summary"] for entry in results]) + "\n\n"
-            f"Milliseconds per training step: median of {steps} steps ± half the distance of the quartiles; arms run "
-            "interleaved, warm-up excluded; the losses of all arms agree. “Predicted” is the speedup over data "
+    Args:
+      rows: of the table.
+      table: of these rows.
+    """
+    facts = [row.summary["facts"] for row in rows]
+    data: dict[str, list[str]] = {}
+    for row in rows:
+        names = data.setdefault(row.data, [])
+        if row.summary["model"] not in names:
+            names.append(row.summary["model"])
+    steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows})
+    notes = [f"{model} on {devices} devices without {arm}: {why}" for row in rows
+             for (model, devices, _), (arm, why) in ((row.key, item) for item in row.left_out.items())]
+    notes += [f"{row.summary['model']} on {row.summary['devices']} devices: {row.summary['disagreement']}"
+              for row in rows if not row.equal]
+    equal = "; the losses of all arms agree" if all(row.equal for row in rows) else ""
+    return (table + "\n\n"
+            f"Milliseconds per training step: median of {' or '.join(map(str, steps))} steps ± half the distance of "
+            f"the quartiles; arms run interleaved, warm-up excluded{equal}. “Predicted” is the speedup over data "
             "parallelism that the search promised. “(same)”: the very strategy of another column, measured once.  \n"
-            f"Virtual CPU devices of one process on {facts['devices'].partition(' on ')[2]}; {facts['versions']}; "
-            f"data: {data}. Reproduce with `make benchmark`.")
+            + "".join(f"{note}.  \n" for note in notes)
+            + f"Virtual CPU devices of one process on {_all(fact['devices'].partition(' on ')[2] for fact in facts)}; "
+            f"{_all(fact['versions'] for fact in facts)}{_commits(rows)}; data: "
+            + "; ".join(f"{', '.join(names)}: {what}" for what, names in sorted(data.items()))
+            + ". Reproduce with `make benchmark`.")
 
 
-def plot(summaries: Sequence[dict[str, Any]], path: str) -> None:
+def _all(values: Any) -> str:
+    return " / ".join(sorted(set(values)))
+
+
+def _commits(rows: Sequence[Row]) -> str:
+    known = {row.commit for row in rows if row.commit}
+    return f"; commit {_all(known)}" if known else ""
+
+
+_ABOUT = """# Speedup over data parallelism
+
+Every model of the papers, at the sizes of preset `tiny`, against every rival: stock Mesh-TensorFlow's data
+parallelism, data parallelism through our lowering, the strategy that people write by hand (`expert`), FlexFlow's search
+from data parallelism (`mcmc`) and from the expert strategy (`mcmc_expert`) with our costs, and
+`mesh_tensorflow.auto_mtf`. "Losses equal": the launcher compared the losses of all arms step by step; the number is
+the most that any two of them were apart. `python -m benchmarks.speedup` measures what is missing here, `--again`
+everything.
+"""
+
+
+def plot(rows: Sequence[Row], path: str) -> None:
     """Draws the speedup over stock Mesh-TF's data parallelism, a panel per model, a group of bars per mesh."""
     from matplotlib.figure import Figure
-    models = list(dict.fromkeys(summary["model"] for summary in summaries))
-    figure = Figure(figsize=(4.5 * len(models), 3.2), layout="constrained")
-    panels = figure.subplots(1, len(models), squeeze=False)[0]
+    names = list(dict.fromkeys(row.summary["model"] for row in rows))
+    columns = min(4, len(names))
+    lines = -(-len(names) // columns)
+    figure = Figure(figsize=(3.2 * columns + 0.6, 2.6 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
     arms = (("data_parallel", "data parallel, our lowering", "#c5c9c7"), ("expert", "expert", "#7fa8c9"),
             ("search", "searched", "#2a6f97"))
-    for axes, model in zip(panels, models, strict=True):
-        rows = sorted((summary for summary in summaries if summary["model"] == model),
-                      key=lambda summary: summary["devices"])
+    for axes, name in zip(panels, names, strict=False):
+        shown = sorted((row for row in rows if row.summary["model"] == name), key=lambda row: row.key)
         for number, (arm, label, color) in enumerate(arms):
-            heights = [row["arms"][arm]["speedup_over_stock"] for row in rows]
-            axes.bar([place + 0.27 * (number - 1) for place in range(len(rows))], heights, 0.25, color=color,
+            heights = [(row.milliseconds("stock_data_parallel") or 0) / (row.milliseconds(arm) or float("inf"))
+                       for row in shown]
+            axes.bar([place + 0.27 * (number - 1) for place in range(len(shown))], heights, 0.25, color=color,
                      label=label)
         axes.axhline(1, color="#888", linewidth=0.8)
-        axes.set_xticks(range(len(rows)), [f"{row['devices']} devices" for row in rows])
-        axes.set_title(model)
+        axes.set_xticks(range(len(shown)), [str(row.summary["devices"]) for row in shown])
+        axes.set_title(name, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("times stock data parallelism")
-    panels[0].legend(frameon=False)
+    for axes in panels[len(names):]:
+        axes.remove()
+    panels[0].set_ylabel("times stock data parallelism", fontsize=8)
+    panels[0].set_xlabel("devices", fontsize=8)
+    panels[0].legend(frameon=False, fontsize=8)
     figure.savefig(path)
 
 
-def with_earlier(path: str, results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows that were just measured, and those of a file that were not measured anew.
+def write(rows: Rows, stem: str, readme: str, batches: bool) -> None:
+    """Writes the document and the plot of the rows, and the README's table.
 
     Args:
-      path: of the JSON that an earlier run wrote; it need not exist.
-      results: as `main` collects them.
-
-    Returns:
-      All rows, in order of model, devices and batch.
+      rows: all that are measured.
+      stem: of the files.
+      readme: whose table is replaced; empty: none.
+      batches: the rows differ in their batch: a compact table, no plot.
     """
-    def place(entry: dict[str, Any]) -> tuple[str, int, int]:
-        return entry["summary"]["model"], entry["summary"]["devices"], entry["summary"]["batch"]
-
-    rows = {}
-    if os.path.exists(path):
-        rows = {place(entry): entry for entry in json.loads(pathlib.Path(path).read_text(encoding="utf-8"))}
-    rows |= {place(entry): entry for entry in results}
-    return [rows[key] for key in sorted(rows)]
+    found = list(rows)
+    if batches:
+        write_atomically(f"{stem}.md", f"# Speedup over data parallelism\n\n{document(found, compact_table(found))}\n")
+    else:
+        write_atomically(f"{stem}.md", f"{_ABOUT}\n{document(found, full_table(found))}\n\n"
+                                       f"![times stock data parallelism]({os.path.basename(stem)}.svg)\n")
+        plot(found, f"{stem}.svg")
+    shown = [row for row in found if row.summary["devices"] == _README_DEVICES]
+    if readme and shown:
+        replace_block(readme, "speedup", document(shown, compact_table(shown)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and writes; returns 1 where a run failed (the others are written all the same)."""
+    """Measures and writes; returns 1 where a row failed (the others are measured all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="alexnet,transformer")
-    parser.add_argument("--meshes", default="2,4,8,16")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--models", default="all", help="names separated by commas")
+    parser.add_argument("--meshes", default="8,4,16,2", help="numbers of devices, in the order of measuring")
+    parser.add_argument("--arms", default=",".join(ARMS), help="beside stock Mesh-TF")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--batches", default="", help="examples per step; empty: the preset's")
     parser.add_argument("--name", default="speedup", help="of the files")
-    parser.add_argument("--add", action="store_true", help="keep the rows of an earlier run that are not measured now")
+    parser.add_argument("--again", action="store_true", help="measure rows that are there already, too")
     parser.add_argument("--output", default=str(FOLDER))
     parser.add_argument("--readme", default=str(ROOT / "README.md"), help="empty: leave it alone")
     flags = parser.parse_args(arguments)
-    results, failed = [], False
+    names = models.names() if flags.models == "all" else flags.models.split(",")
+    arms = tuple(dict.fromkeys([*flags.arms.split(","), "data_parallel", "search"]))
+    try:
+        plan = planned(names, [int(mesh) for mesh in flags.meshes.split(",")],
+                       [int(batch) if batch else None for batch in flags.batches.split(",")])
+    except (UsageError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    os.makedirs(flags.output, exist_ok=True)
+    stem = os.path.join(flags.output, flags.name)
+    rows, failed = Rows(f"{stem}.json"), 0
+    missing = [key for key in plan if flags.again or (row := rows.get(*key)) is None or not row.holds(arms)]
+    print(f"{len(plan) - len(missing)} of {len(plan)} rows are there, {len(missing)} to measure", flush=True)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-data-") as folder:
-        for model in flags.models.split(","):
-            data_flags, data = prepare_data(model, folder)
-            for mesh, batch in itertools.product(flags.meshes.split(","), flags.batches.split(",")):
-                try:
-                    summary = run_launcher([f"--model={model}", f"--mesh={mesh}", "--devices=cpu",
-                                            f"--steps={flags.steps}", *([f"--batch={batch}"] if batch else []),
-                                            *data_flags])
-                except RuntimeError as error:
-                    print(f"error: {error}", file=sys.stderr)
-                    failed = True
-                    continue
-                # Where this machine put its temporary files is nobody's business.
-                summary["facts"].pop("output", None)
-                summary["facts"]["data"] = summary["facts"]["data"].replace(folder + os.sep, "")
-                results.append({"summary": summary, "data": data})
-                ours = summary["arms"]["search"]
-                print(f"{model} on {mesh}, batch {summary['batch']}: {ours['measured_ms']:.0f} ms, "
-                      f"{ours['speedup_over_stock']:.2f}x over stock, "
-                      f"{ours['speedup_over_data_parallel']:.2f}x over data parallel, {summary['wall_seconds']:.0f} s "
-                      "in all", flush=True)
-    if results:
-        os.makedirs(flags.output, exist_ok=True)
-        stem = os.path.join(flags.output, flags.name)
-        if flags.add:
-            results = with_earlier(f"{stem}.json", results)
-        text = document(results)
-        write_atomically(f"{stem}.json", json.dumps(results, indent=1) + "\n")
-        if not flags.batches:
-            plot([entry["summary"] for entry in results], f"{stem}.svg")
-        write_atomically(f"{stem}.md", f"# Speedup over data parallelism\n\n{text}\n")
-        if flags.readme and not failed:
-            replace_block(flags.readme, "speedup", text)
-    return int(failed or not results)
+        for name, devices, batch in (bar := tqdm(missing, unit="row", disable=None)):
+            bar.set_description(f"{name} on {devices}")
+            try:
+                row = measure(name, devices, batch, arms, flags.steps, flags.warmup, folder)
+            except RuntimeError as error:
+                tqdm.write(f"error: {error}", file=sys.stderr)
+                failed += 1
+                continue
+            rows.add(row)
+            write(rows, stem, flags.readme, bool(flags.batches))
+            tqdm.write(_report(row), file=sys.stdout)
+            sys.stdout.flush()
+            failed += not row.equal
+    if len(rows) and not missing:
+        write(rows, stem, flags.readme, bool(flags.batches))
+    return int(failed > 0 or not len(rows))
+
+
+def _report(row: Row) -> str:
+    """One line about a row that was just measured."""
+    best = row.over_best_rival()
+    return (f"{row.summary['model']} on {row.summary['devices']}, batch {row.summary['batch']}: "
+            f"{row.milliseconds('search') or 0:.0f} ms, {row.speedup('stock_data_parallel') or 0:.2f}x over stock, "
+            f"{row.speedup('data_parallel') or 0:.2f}x over data parallel, "
+            + (f"{best[0]:.2f}x over the best rival ({best[1]}), " if best else "")
+            + f"losses {'equal' if row.equal else 'DIFFER'}, {row.summary['wall_seconds']:.0f} s in all")
 
 
 if __name__ == "__main__":

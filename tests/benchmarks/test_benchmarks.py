@@ -1,10 +1,10 @@
-import json
-
 import pytest
 
+from benchmarks import launching, speedup
 from benchmarks.accuracy import agreement, points
-from benchmarks.launching import replace_block, run_launcher
-from benchmarks.speedup import document, with_earlier
+from benchmarks.launching import losses_agree_to, replace_block, run_launcher
+from benchmarks.speedup import document, planned
+from benchmarks.speedup_rows import ARMS, Row, Rows, compact_table, full_table
 
 
 def _row(measured, predicted, same_as=None, **more):
@@ -15,30 +15,104 @@ def _row(measured, predicted, same_as=None, **more):
 @pytest.fixture
 def summary():
     return {"model": "alexnet", "preset": "tiny", "batch": 64, "devices": 8, "search": {"seconds": 0.123},
+            "losses_agree_to": 2.6e-6,
             "facts": {"devices": "8 virtual CPU devices on Chip (2 cores)", "versions": "TensorFlow 9"},
             "arms": {"search": _row(100, 90, speedup_over_stock=5.0, speedup_over_data_parallel=3.5),
                      "stock_data_parallel": _row(500, None), "data_parallel": _row(350, 360),
                      "expert": _row(100, 90, same_as="search")}}
 
 
-def test_table(summary):
-    text = document([{"summary": summary, "data": "pictures"}])
+def test_tables(summary):
+    row = Row(summary, "pictures", "abc1234", {"auto_mtf": "no answer"})
+    text = document([row], compact_table([row]))
     assert ("| alexnet (tiny, batch 64) | 8 | 500 ± 1 ms | 350 ± 1 ms | 100 ± 1 ms (same) | 100 ± 1 ms | 5.00× | 3.50× "
             "| 4.00× | 0.12 s |") in text
-    for word in ("median of 30 steps", "Chip (2 cores)", "TensorFlow 9", "alexnet: pictures"):
+    for word in ("median of 30 steps", "Chip (2 cores)", "TensorFlow 9", "alexnet: pictures", "commit abc1234",
+                 "the losses of all arms agree", "alexnet on 8 devices without auto_mtf: no answer"):
         assert word in text
+    assert ("| alexnet | 64 | 8 | 500 ± 1 | 350 ± 1 | 100 ± 1 (same) | - | - | - | 100 ± 1 | 5.00× | 3.50× | 4.00× | "
+            "1.00× (expert) | yes, to 3e-06 | 0.12 s |") in full_table([row])
 
 
-def test_rows_of_an_earlier_run_stay_where_they_are_not_measured_anew(summary, tmp_path):
-    def entry(devices, batch, data):
-        return {"summary": {**summary, "devices": devices, "batch": batch}, "data": data}
+def test_losses_that_differ_are_told(summary):
+    row = Row({**summary, "disagreement": "losses disagree at step 3"}, "pictures")
+    text = document([row], full_table([row]))
+    assert "| **no**, to 3e-06 |" in text
+    assert "alexnet on 8 devices: losses disagree at step 3." in text
+    assert "losses of all arms agree" not in text
+    assert not row.holds(["search"])
 
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps([entry(16, 64, "old"), entry(8, 32, "old"), entry(8, 64, "old")]))
-    rows = with_earlier(str(path), [entry(8, 64, "new")])
-    assert [(row["summary"]["devices"], row["summary"]["batch"], row["data"]) for row in rows] == [
+
+def test_rows_stay_until_they_are_measured_anew(summary, tmp_path):
+    def row(devices, batch, data):
+        return Row({**summary, "devices": devices, "batch": batch}, data)
+
+    rows = Rows(str(tmp_path / "new" / "rows.json"))
+    for devices, batch in ((16, 64), (8, 32), (8, 64)):
+        rows.add(row(devices, batch, "old"))
+    rows = Rows(rows.path)
+    rows.add(row(8, 64, "new"))
+    assert [(*found.key[1:], found.data) for found in Rows(rows.path)] == [
         (8, 32, "old"), (8, 64, "new"), (16, 64, "old")]
-    assert len(with_earlier(str(tmp_path / "none.json"), rows)) == 3
+    assert rows.get("alexnet", 8, 64).holds(["search", "expert"])
+    assert not rows.get("alexnet", 8, 64).holds(["search", "mcmc"])
+    assert rows.get("alexnet", 4, 64) is None
+
+
+def test_the_plan_begins_with_one_mesh_of_all_models():
+    assert planned(["rnnlm", "alexnet"], [8, 4], [None]) == [
+        ("rnnlm", 8, 16), ("alexnet", 8, 64), ("rnnlm", 4, 16), ("alexnet", 4, 64)]
+    assert planned(["alexnet"], [8], [16, 32]) == [("alexnet", 8, 16), ("alexnet", 8, 32)]
+
+
+def test_what_is_measured_already_is_not_measured_again(summary, tmp_path, monkeypatch, capsys):
+    runs = []
+
+    def run(flags, allowed):
+        runs.append(flags)
+        if "--mesh=4" in flags and "auto_mtf" in flags[7]:
+            raise RuntimeError("launcher exited with 3: error: arm auto_mtf: no answer; leave it out")
+        arms = {name: summary["arms"]["search"] for name in ("stock_data_parallel", *ARMS)}
+        if "--mesh=4" in flags:
+            del arms["auto_mtf"]
+        facts = {**summary["facts"], "data": "pictures"}
+        return {**summary, "devices": int(flags[2].partition("=")[2]), "facts": facts, "arms": arms,
+                "wall_seconds": 1.0}
+
+    monkeypatch.setattr(speedup, "run_launcher", run)
+    arguments = ["--models=alexnet", "--meshes=8,4", f"--output={tmp_path}", "--readme="]
+    assert speedup.main(arguments) == 0
+    assert [flags[2] for flags in runs] == ["--mesh=8", "--mesh=4", "--mesh=4"]
+    rows = Rows(str(tmp_path / "speedup.json"))
+    assert rows.get("alexnet", 4, 64).left_out == {"auto_mtf": "no answer; leave it out"}
+    assert (tmp_path / "speedup.svg").exists()
+    assert speedup.main(arguments) == 0
+    assert len(runs) == 3
+    assert speedup.main([*arguments, "--again"]) == 0
+    assert len(runs) == 6
+    assert speedup.main(["--models=nonsense"]) == 2
+    assert "unknown model 'nonsense'" in capsys.readouterr().err
+
+
+def test_how_far_losses_are_apart():
+    records = [{"step": 0, "arm": "a", "loss": 2.0}, {"step": 0, "arm": "b", "loss": 2.002},
+               {"step": 1, "arm": "a", "loss": 1.0}]
+    assert losses_agree_to(records) == pytest.approx(1e-3, rel=1e-2)
+    assert losses_agree_to(records[2:]) is None
+    assert losses_agree_to([*records, {"step": 1, "arm": "b", "loss": float("nan")}]) is None
+
+
+def test_models_of_one_kind_get_the_same_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "collect", lambda language: [("one", "eins")] * 1000)
+    images = {tuple(launching.prepare_data(name, str(tmp_path))[0]) for name in
+              ("alexnet", "inception_v3", "resnet101", "densenet121")}
+    assert len(images) == 1
+    assert launching.prepare_data("gnmt", str(tmp_path))[0] == [
+        f"--data={tmp_path}/text.en.txt,{tmp_path}/text.de.txt"]
+    for name in ("rnnlm", "biglstm"):
+        flags, data = launching.prepare_data(name, str(tmp_path))
+        assert flags == [f"--data={tmp_path}/text.de.txt"]
+        assert data == "messages of programs, German (1,000)"
 
 
 def test_agreement():

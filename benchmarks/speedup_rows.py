@@ -1,0 +1,160 @@
+"""Rows of the speedup table: a model on so many devices, measured once and kept until it is asked for again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pase_mtf.files import write_atomically
+
+__all__ = ["ARMS", "Row", "Rows", "compact_table", "full_table"]
+
+ARMS = ("data_parallel", "expert", "mcmc", "mcmc_expert", "auto_mtf", "search")
+"""What is measured beside stock Mesh-TF: `--compare` of the launcher."""
+_RIVALS = ("stock_data_parallel", *ARMS[:-1])
+
+
+@dataclasses.dataclass
+class Row:
+    """One run of the launcher.
+
+    Attributes:
+      summary: its summary.json, with "wall_seconds" and "losses_agree_to".
+      data: what it trained on.
+      commit: of the program that was measured; None: unknown.
+      left_out: arm -> why it is missing.
+    """
+
+    summary: dict[str, Any]
+    data: str
+    commit: str | None = None
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Model, devices, batch."""
+        return self.summary["model"], self.summary["devices"], self.summary["batch"]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the launcher found the losses of all arms equal."""
+        return not self.summary.get("disagreement")
+
+    def holds(self, arms: Iterable[str]) -> bool:
+        """Whether nothing is left to measure of these arms."""
+        known = {*self.summary["arms"], *self.left_out}
+        return self.equal and self.summary.get("status", "done") == "done" and known >= set(arms)
+
+    def milliseconds(self, arm: str) -> float | None:
+        """The median step of an arm; None where it was not measured."""
+        return self.summary["arms"].get(arm, {}).get("measured_ms")
+
+    def speedup(self, over: str) -> float | None:
+        """How many times as fast as an arm the searched strategy is."""
+        other, ours = self.milliseconds(over), self.milliseconds("search")
+        return other / ours if other and ours else None
+
+    def over_best_rival(self) -> tuple[float, str] | None:
+        """(how many times as fast as the fastest rival the searched strategy is, that rival)."""
+        found = [(speedup, arm) for arm in _RIVALS if (speedup := self.speedup(arm)) is not None]
+        return min(found, default=None)
+
+    def predicted(self) -> float | None:
+        """The speedup over data parallelism that the search promised."""
+        arms = self.summary["arms"]
+        if "data_parallel" not in arms or "search" not in arms:
+            return None
+        return arms["data_parallel"]["predicted_ms"] / arms["search"]["predicted_ms"]
+
+
+class Rows:
+    """The rows of a JSON file, which is written anew after every row: a run that was ended goes on where it was.
+
+    Attributes:
+      path: of the file; it need not exist.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Reads the rows that are there."""
+        self.path = path
+        self._rows: dict[tuple[str, int, int], Row] = {}
+        if os.path.exists(path):
+            for entry in json.loads(pathlib.Path(path).read_text(encoding="utf-8")):
+                row = Row(**entry)
+                self._rows[row.key] = row
+
+    def __iter__(self) -> Iterable[Row]:
+        """In order of model, devices and batch."""
+        return iter([self._rows[key] for key in sorted(self._rows)])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, model: str, devices: int, batch: int) -> Row | None:
+        """The row of a model on so many devices, if it was measured."""
+        return self._rows.get((model, devices, batch))
+
+    def add(self, row: Row) -> None:
+        """Puts a row in the place of an earlier one, and writes the file."""
+        self._rows[row.key] = row
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        write_atomically(self.path, json.dumps([dataclasses.asdict(row) for row in self], indent=1) + "\n")
+
+
+def full_table(rows: Sequence[Row]) -> str:
+    """All rows with every rival, as a Markdown table."""
+    names = {"stock_data_parallel": "stock", "data_parallel": "data parallel", "search": "**searched**"}
+    shown = ("stock_data_parallel", *ARMS)
+    head = ["model", "batch", "devices", *(names.get(arm, arm) for arm in shown), "over stock", "over data parallel",
+            "predicted", "over best rival", "losses equal", "search"]
+    lines = [_line(head), "|---|" + "--:|" * (len(head) - 1)]
+    for row in rows:
+        best = row.over_best_rival()
+        agree = row.summary.get("losses_agree_to")
+        equal = ("yes" if row.equal else "**no**") + (f", to {agree:.0e}" if agree is not None else "")
+        lines.append(_line([
+            row.summary["model"], row.summary["batch"], row.summary["devices"], *(_milliseconds(row, arm, "")
+                                                                                 for arm in shown),
+            _times(row.speedup("stock_data_parallel")), _times(row.speedup("data_parallel")), _times(row.predicted()),
+            f"{best[0]:.2f}× ({names.get(best[1], best[1])})" if best else "-", equal, _search_seconds(row)]))
+    return "\n".join(lines)
+
+
+def compact_table(rows: Sequence[Row]) -> str:
+    """The rows with stock Mesh-TF, data parallelism and the expert beside the searched strategy."""
+    lines = ["| model | devices | stock Mesh-TF, data parallel | data parallel, our lowering | expert | searched | "
+             "over stock | over data parallel | predicted | search |",
+             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in rows:
+        summary = row.summary
+        lines.append(_line([
+            f"{summary['model']} ({summary['preset']}, batch {summary['batch']})", summary["devices"],
+            *(_milliseconds(row, arm) for arm in ("stock_data_parallel", "data_parallel", "expert", "search")),
+            _times(row.speedup("stock_data_parallel")), _times(row.speedup("data_parallel")), _times(row.predicted()),
+            _search_seconds(row)]))
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _milliseconds(row: Row, arm: str, unit: str = " ms") -> str:
+    found = row.summary["arms"].get(arm)
+    if not found or found["measured_ms"] is None:
+        return "-"
+    same = " (same)" if found["same_as"] else ""
+    return f"{found['measured_ms']:.0f} ± {found['measured_ms_spread']:.0f}{unit}{same}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}×"
+
+
+def _search_seconds(row: Row) -> str:
+    seconds = (row.summary.get("search") or {}).get("seconds")
+    return "-" if seconds is None else f"{seconds:.2f} s"
