@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.cost.compute import OperationSignature
+from pase_mtf.cost.compute import PRODUCTS, OperationSignature
 from pase_mtf.cost.moves import move_elements
 from pase_mtf.cost.resharding import elements_moved
 from pase_mtf.cost.tables import ConfigurationTable, PartitionClasses
@@ -51,20 +51,21 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     """
     result = np.zeros((len(PAPER_PARTS), len(table.devices)))
     read: collections.Counter = collections.Counter()  # (columns, bytes, dims absent, variables of this kind) -> times
-    for phase, kind, flops, dims, inputs, outputs, reduced, _, move, weights in signature:
-        if phase != "forward":
+    for entry in signature:
+        if entry.phase != "forward":
             continue
-        product = kind in ("matmul", "batched matmul", "convolution")
+        product = entry.kind in (*PRODUCTS, "convolution")
         # A multiply-add is one FLOP in the paper, two in ours.
-        result[0] += 3.0 * (flops / 2.0 if product else flops) * table.share(sorted(set(dims) - {-1}))
-        for columns, nbytes in outputs:
-            result[1] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, reduced))
+        flops = entry.flops / 2.0 if product else entry.flops
+        result[0] += 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
+        for columns, nbytes in entry.outputs:
+            result[1] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, entry.reduced))
         if product:
-            for number, (columns, nbytes) in enumerate(inputs):
-                alike = weights[number] if number < len(weights) else 0
-                read[columns, nbytes, tuple(sorted(set(dims) - set(columns))), alike] += 1
-        if move:
-            result[3] += 2.0 * machine.balance * move_elements(move, table)
+            for number, (columns, nbytes) in enumerate(entry.inputs):
+                alike = entry.weights[number] if number < len(entry.weights) else 0
+                read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), alike] += 1
+        if entry.move:
+            result[3] += 2.0 * machine.balance * move_elements(entry.move, table)
     for (columns, nbytes, absent, alike), times in read.items():
         result[2] += (min(times, alike) if alike else times) * machine.balance * _words(
             nbytes / 4.0, table.share(columns), _group(table, absent))
