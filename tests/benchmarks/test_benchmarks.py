@@ -1,6 +1,6 @@
 import pytest
 
-from benchmarks import launching, speedup
+from benchmarks import accuracy, launching, speedup
 from benchmarks.accuracy import agreement, points
 from benchmarks.launching import losses_agree_to, replace_block, run_launcher
 from benchmarks.speedup import document, planned
@@ -138,3 +138,30 @@ def test_replace_block(tmp_path):
 def test_a_failed_run_says_why():
     with pytest.raises(RuntimeError, match=r"exited with 2: error: --mesh=0"):
         run_launcher(["--model=alexnet", "--mesh=0"])
+
+
+def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, monkeypatch, capsys):
+    runs = []
+
+    def run(flags, limit, allowed):
+        runs.append(flags[0])
+        facts = {"devices": "8 virtual CPU devices", "versions": "TensorFlow 9", "machine": "local"}
+        arms = {"search": _row(10, 9), "expert": _row(20, 22), "data_parallel": _row(30, 45),
+                "stock_data_parallel": _row(50, None), "random_0": _row(10, 9, same_as="search")}
+        return {"preset": "tiny", "devices": 8, "facts": facts, "arms": arms, "wall_seconds": 1.0}
+
+    monkeypatch.setattr(accuracy, "run_launcher", run)
+    (tmp_path / "accuracy.json").write_text('{"gnmt": {"search": [1, 2]}}')  # as earlier versions wrote it
+    arguments = ["--models=resnet101,alexnet", f"--output={tmp_path}"]
+    assert accuracy.main(arguments) == 0
+    assert runs == ["--model=resnet101", "--model=alexnet"]
+    text = (tmp_path / "accuracy.md").read_text()
+    assert "| alexnet (tiny) | 8 | 3 | 3.0× | 10 % | +10 % | 1.00 |" in text
+    assert "| all | | 6 | | 10 % |" in text
+    assert text.index("accuracy-alexnet.svg") < text.index("accuracy-resnet101.svg")
+    assert accuracy.main(arguments) == 0
+    assert len(runs) == 2
+    assert accuracy.main([*arguments, "--again"]) == 0
+    assert len(runs) == 4
+    assert accuracy.main(["--models=nonsense"]) == 2
+    assert "unknown model 'nonsense'" in capsys.readouterr().err
