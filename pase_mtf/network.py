@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import operator
 import os
 import struct
 import zipfile
@@ -48,7 +49,16 @@ class NetworkEdge:
 
 def _as(array: Any, dtype: type) -> np.ndarray:
     """The array itself if it already is of that type and contiguous, so that shared arrays stay shared."""
-    return np.ascontiguousarray(array, dtype)
+    found = np.asarray(array)
+    if dtype is np.int32 and found.dtype != dtype and found.size:
+        # Converted as they are, 1.5 would become 1, and 2**32 class 0.
+        with np.errstate(invalid="ignore"):
+            whole = found.astype(np.int64) if found.dtype.kind in "iufb" else None
+        if whole is None or (whole != found).any() or abs(whole).max() > np.iinfo(np.int32).max:
+            raise ValueError("a class that is not an integer below 2**31")
+    if found.dtype.kind == "c":
+        raise ValueError("complex costs")
+    return np.ascontiguousarray(found, dtype)
 
 
 class CostNetwork:
@@ -76,11 +86,12 @@ class CostNetwork:
         try:
             self.vectors = tuple(_as(vector, np.float64) for vector in vectors)
             self.edges = tuple(
-                NetworkEdge(int(edge.source), int(edge.target), self._convert(edge.matrix, np.float64),
-                            self._convert(edge.rows, np.int32), self._convert(edge.columns, np.int32))
+                NetworkEdge(operator.index(edge.source), operator.index(edge.target),
+                            self._convert(edge.matrix, np.float64), self._convert(edge.rows, np.int32),
+                            self._convert(edge.columns, np.int32))
                 for edge in edges)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"cost network: {error}; give arrays of numbers") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"cost network: {error}; give arrays of numbers, and a NetworkEdge per edge") from error
         del self._converted
         self.kinds = tuple(str(kind) for kind in kinds) or ("",) * len(self.vectors)
         self._normal: CostNetwork | None = None

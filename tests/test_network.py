@@ -137,6 +137,26 @@ def test_bad_networks(vectors, edges, match):
         CostNetwork(vectors, [NetworkEdge(*edge) for edge in edges]).validate()
 
 
+@pytest.mark.parametrize("edge", [(0, 1, ZERO, [0, 1.7], ENDS), (0, 1, ZERO, np.array([0, 2 ** 32]), ENDS),
+                                  (0, 1, ZERO, [0, 2 ** 32], ENDS), (0, 1, ZERO, ENDS, ["a", "b"]),
+                                  (0.5, 1, ZERO, ENDS, ENDS), (0, 1, ZERO, [0, np.nan], ENDS)])
+def test_what_is_no_index(edge):
+    with pytest.raises(UsageError, match="cost network: "):
+        CostNetwork([[1, 2], [1, 2]], [NetworkEdge(*edge)])
+
+
+def test_indices_of_every_integer_type():
+    for dtype in (np.uint8, np.int16, np.int64, np.float64, bool):
+        network = CostNetwork([[1, 2], [1, 2]], [NetworkEdge(np.int64(0), np.int32(1), [[0, 9], [9, 0]],
+                                                             np.array(ENDS, dtype), ENDS)])
+        assert network.cost((1, 1)) == 4
+
+
+def test_edges_that_are_none():
+    with pytest.raises(UsageError, match="NetworkEdge per edge"):
+        CostNetwork([[1, 2]], [(0, 0)])
+
+
 def test_nothing_finite():
     for network in (CostNetwork([[np.inf, np.inf]], []),
                     CostNetwork([[1, 1], [1, 1]], [NetworkEdge(0, 1, ZERO + np.inf, ENDS, ENDS)])):

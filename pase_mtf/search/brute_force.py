@@ -37,7 +37,8 @@ def brute_force(network: CostNetwork, *, time_limit: float | None = None, gap: f
     best, best_cost, done = None, math.inf, 0
     assignments = itertools.product(*map(range, network.sizes))
     while done < total:
-        block = np.array(list(itertools.islice(assignments, _BLOCK)), np.int64).reshape(-1, len(network.sizes))
+        block = np.array(list(itertools.islice(assignments, _BLOCK)), np.int64)
+        block = block.reshape(min(_BLOCK, total - done), len(network.sizes))  # of no layer, too
         costs = np.zeros(len(block))
         for layer, vector in enumerate(network.vectors):
             costs += vector[block[:, layer]]

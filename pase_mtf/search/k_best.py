@@ -106,8 +106,8 @@ def search_k_best(network: CostNetwork, *, time_limit: float | None = None, gap:
       UsageError: k is below one.
       InfeasibleError: no assignment is finite, or none was found within the time limit.
     """
-    if k < 1:
-        raise UsageError(f"k of {k}; ask for at least one")
+    if not isinstance(k, (int, np.integer)) or k < 1:
+        raise UsageError(f"k of {k}; ask for at least one, and a whole number")
     start = time.perf_counter()
     found: list[tuple[float, tuple[int, ...]]] = []
     finished = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 
@@ -110,10 +111,15 @@ def search_mcmc(network: CostNetwork, *, time_limit: float | None = None, gap: f
       InfeasibleError: no finite assignment was met.
     """
     start = time.perf_counter()
-    if seed < 0 or (proposals is not None and proposals < 1) or not beta >= 0:
-        raise UsageError(f"mcmc: seed {seed}, proposals {proposals}, beta {beta}; give none below zero")
+    for name, value, least in (("seed", seed, 0), ("proposals", 1 if proposals is None else proposals, 1)):
+        if not (isinstance(value, (int, np.integer)) and value >= least):
+            raise UsageError(f"mcmc: {name} of {value!r}; give a whole number, {least} or more")
+    if not (isinstance(beta, Real) and beta >= 0):
+        raise UsageError(f"mcmc: beta of {beta!r}; give a number, 0 or more")
     packed = pack(network.normalized())
     if initial is not None:
+        if len(initial) and np.asarray(initial).dtype.kind not in "iu":
+            raise UsageError(f"mcmc: initial {initial!r}; give a configuration index per layer")
         network.cost(initial)  # checks that it fits
         choice = np.array(initial, np.int64)
     else:

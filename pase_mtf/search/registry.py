@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Protocol
 
 from pase_mtf.errors import UsageError, nearest
@@ -105,10 +106,12 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     """
     if method not in _METHODS:
         raise UsageError(f"unknown search {method!r}; {nearest(method, _METHODS)}")
-    if time_limit is not None and not time_limit > 0:
-        raise UsageError(f"time limit of {time_limit} seconds; give a positive number, or none")
-    if not gap >= 0:
-        raise UsageError(f"gap of {gap}; give 0 or more")
+    if not isinstance(network, CostNetwork):
+        raise UsageError(f"cannot search {network!r}; give a CostNetwork, such as CostNetwork.load reads from a file")
+    if time_limit is not None and not (isinstance(time_limit, Real) and time_limit > 0):
+        raise UsageError(f"time limit of {time_limit!r} seconds; give a positive number, or none")
+    if not (isinstance(gap, Real) and gap >= 0):
+        raise UsageError(f"gap of {gap!r}; give 0 or more")
     start = time.perf_counter()
     network.validate()
     function = _METHODS[method]

@@ -110,7 +110,8 @@ def test_mcmc_starts_where_told():
     network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
     optimum = solve(network)
     assert solve(network, "mcmc", initial=optimum.assignment, proposals=100).cost == optimum.cost
-    for options in ({"seed": -1}, {"initial": (0,)}, {"proposals": 0}):
+    for options in ({"seed": -1}, {"initial": (0,)}, {"proposals": 0}, {"seed": "a"}, {"proposals": 1.5},
+                    {"beta": -1.0}, {"initial": (0.0,) * 14}):
         with pytest.raises(UsageError):
             solve(network, "mcmc", **options)
 
@@ -153,9 +154,18 @@ def test_unknown_names_offer_the_nearest():
         solve(network, "exat")
     with pytest.raises(UsageError, match="no option 'seeed'; did you mean 'seed'"):
         solve(network, "mcmc", seeed=1)
-    for options in ({"time_limit": 0}, {"gap": -1}, {"time_limit": float("nan")}):
+    for options in ({"time_limit": 0}, {"gap": -1}, {"time_limit": float("nan")}, {"time_limit": "3"}, {"gap": None},
+                    {"method": "k_best", "k": 2.5}):
         with pytest.raises(UsageError):
             solve(network, **options)
+    with pytest.raises(UsageError, match=r"cannot search 'x\.npz'; give a CostNetwork"):
+        solve("x.npz")
+
+
+@pytest.mark.parametrize("method", methods())
+def test_a_network_of_nothing(method):
+    solution = solve(CostNetwork([], []), method)
+    assert (solution.cost, solution.assignment) == (0, ())
 
 
 def test_own_search_can_be_registered(monkeypatch):
