@@ -122,10 +122,8 @@ class Minimiser:
                     if bound < self.cost - self._target():
                         node = bound, np.unpackbits(bits, count=len(self.root.unary)).astype(bool)
             if node is not None:
-                if self.statistics["nodes"] >= most_nodes:
-                    return
                 self.bound = max(self.bound, min(node[0], open_nodes[0][0] if open_nodes else np.inf))
-                if self._enough(self.bound):
+                if self._enough(self.bound) or self.statistics["nodes"] >= most_nodes:
                     return
         self.bound, self.proven = self.cost, True
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,10 @@ __all__ = ["least_memory", "minimise_within"]
 _PATIENCE = 10.0
 # The constrained optimum is known to this, relative to what is added up: prices times bytes are rounded as well.
 _TOLERANCE = 1e-10
+# Assignments that are remembered, as lines that bound what prices can reach.
+_MOST_POINTS = 100
+# Nodes that the search at one price may look at: where that does not prove its optimum, cutting memory is quicker.
+_MOST_NODES = 8
 
 
 @compiled
@@ -105,6 +110,7 @@ class _Search:
         self.memory = _flat(network, memory)
         self.unit = quantum(self.packed)
         self.best: _Point | None = None
+        self.points: deque[_Point] = deque(maxlen=_MOST_POINTS)  # the last that were met
         self.solves = self.nodes = 0
         self.price = 0.0
 
@@ -113,18 +119,24 @@ class _Search:
         return _Point(self.packed.cost(choice)[0], math.fsum(self.memory[places].tolist()), choice)
 
     def priced(self, alive: np.ndarray, price: float) -> tuple[float, _Point | None]:
-        """A lower bound at this price, and the assignment that attains it (None: nothing finite)."""
+        """A lower bound at this price (inf: nothing better than the best is alive), and the assignment that attains it,
+        or nearly does (None: none was met)."""
         self.solves += 1
         unary = np.where(alive, self.packed.unary + price * self.memory, np.inf)
+        # Nothing to be seen at this price, nothing to be had. (Without one, costs may be integers: then the search asks
+        # for a whole unit less, and has to know the scale of what it compares with to allow for rounding.)
+        cutoff = math.inf if self.best is None or price == 0 else self.best.cost + price * self.limit
         try:
-            search = Minimiser(self.packed._replace(unary=unary), deadline=self.deadline,
+            search = Minimiser(self.packed._replace(unary=unary), deadline=self.deadline, cutoff=cutoff,
                                unit=self.unit if price == 0 else 0.0)
-            search.run()
+            search.run(_MOST_NODES)
         except InfeasibleError:
             return math.inf, None
         if search.best is None:
             return (math.inf if search.proven else search.bound - price * self.limit), None
-        return search.bound - price * self.limit, self.point(search.best)
+        point = self.point(search.best)
+        self.points.append(point)
+        return search.bound - price * self.limit, point
 
     def offer(self, point: _Point, price: float) -> None:
         """Takes what can be made of an assignment within the limit, if it is the best so far."""
@@ -142,44 +154,70 @@ class _Search:
         scale = self.packed.cost(self.best.choice)[1] + self.price * self.limit
         return max(_TOLERANCE * scale, self.unit - 2 * _TOLERANCE * scale if self.unit else 0.0)
 
-    def dual(self, alive: np.ndarray, price: float | None, rounds: int
-             ) -> tuple[float, float, _Point | None, _Point | None]:
-        """The best bound by prices.
+    def ends(self, alive: np.ndarray, price: float | None) -> tuple[float, _Point | None, _Point | None]:
+        """The price at which the bound is highest as far as the assignments met so far tell (each is a line that the
+        bound stays below), and the two that tell it: within the limit, and above it. With a price, the two lowest
+        there."""
+        first = self.packed.first[:-1]
+        met = [point for point in self.points if alive[first + point.choice].all()]
+        light = [point for point in met if point.memory <= self.limit]
+        heavy = [point for point in met if point.memory > self.limit]
 
-        Returns:
-          (bound, price, best assignment within the limit, best above it) at that price; no assignment above it means
-          that the one within is optimal.
-        """
-        light: _Point | None = None
-        heavy: _Point | None = None
+        def lowest(points: list[_Point], at: float) -> _Point | None:
+            return min(points, key=lambda point: point.cost + at * (point.memory - self.limit), default=None)
+        if not light or not heavy or price is not None:
+            at = price or 0.0
+            return at, lowest(light, at), lowest(heavy, at)
+        one, other, now = lowest(light, 0.0), lowest(heavy, 0.0), 0.0
+        for _ in met:
+            now = max((one.cost - other.cost) / (other.memory - one.memory), 0.0)
+            lower, upper = lowest(light, now), lowest(heavy, now)
+            line = one.cost + now * (one.memory - self.limit)
+            slack = 1e-12 * abs(line)
+            if lower.cost + now * (lower.memory - self.limit) < line - slack:
+                one = lower
+            elif upper.cost + now * (upper.memory - self.limit) < line - slack:
+                other = upper
+            else:
+                break
+        return now, one, other
+
+    def dual(self, alive: np.ndarray, price: float | None, rounds: int) -> tuple[float, float]:
+        """The best bound by prices, and the price where it is reached; inf where nothing better is alive."""
         bound, best_price = -math.inf, price or 0.0
+        tried: set[float] = set()
         for number in range(rounds):
-            if number == 0:
-                now = 0.0 if price is None else price
-            elif light is not None and heavy is not None:
-                now = (light.cost - heavy.cost) / (heavy.memory - light.memory)
-            elif light is not None:  # fits at this price: cheaper without one?
-                now = 0.0
-            else:  # does not fit at this price
-                now = 4 * best_price or self.first_price(heavy)
-            value, point = self.priced(alive, max(now, 0.0))
-            line = (light.cost + now * (light.memory - self.limit)) if light is not None else math.inf
+            now, light, heavy = self.ends(alive, None)
+            if light is None or heavy is None:
+                if price is None and number == 0:
+                    now = 0.0
+                elif not tried:
+                    now = best_price
+                elif light is not None:  # fits at every price so far: cheaper at a lower one?
+                    now = min(tried) / 4 if number < 3 else 0.0
+                else:  # does not fit yet
+                    now = 4 * max(tried) or self.first_price(heavy)
+            if now in tried:
+                break
+            tried.add(now)
+            value, point = self.priced(alive, now)
+            if value == math.inf:
+                return math.inf, now
             if value > bound:
-                bound, best_price = value, max(now, 0.0)
+                bound, best_price = value, now
             if point is None:
                 break
             self.offer(point, now)
             if self.best is not None and bound >= self.best.cost - self.target:
                 break
-            if point.memory <= self.limit:
-                if now == 0:  # the cheapest of all fits
-                    return bound, 0.0, point, None
-                light = point
-            else:
-                heavy = point
-            if value >= line - 1e-12 * abs(line) or time.perf_counter() > self.deadline:
+            if light is not None and heavy is not None:
+                line = light.cost + now * (light.memory - self.limit)
+                # No assignment was met below the lines known: the bound is as high as prices make it.
+                if point.cost + now * (point.memory - self.limit) >= line - 1e-12 * abs(line):
+                    break
+            if time.perf_counter() > self.deadline:
                 break
-        return bound, best_price, light, heavy
+        return bound, best_price
 
     def first_price(self, point: _Point) -> float:
         return (abs(point.cost) or 1.0) / max(point.memory, 1e-300)
@@ -199,21 +237,22 @@ class _Search:
             # What does not fit even with the lightest configuration everywhere else.
             spare = self.limit - math.fsum(least.tolist()) * (1 - 1e-12)
             alive &= self.memory <= spare + np.repeat(least, packed.domains)
-            value, price, light, heavy = self.dual(alive, None if root else node.price, 40 if root else 4)
+            value, price = self.dual(alive, None if root else node.price, 40 if root else 4)
             bound = max(node.bound, value)
             if root:
                 self.price = price
             if self.progress is not None:
                 self.progress(time.perf_counter() - self.start, self.best.cost if self.best else math.inf,
                               min(bound, heap[0].bound if heap else math.inf))
-            others = min(bound, heap[0].bound if heap else math.inf)
+            pruned = bound == math.inf or (self.best is not None and bound >= self.best.cost - self.target)
+            if pruned and not heap:
+                break
+            others = min(math.inf if pruned else bound, heap[0].bound if heap else math.inf)
             if self.best is not None and self.gap and relative_gap(self.best.cost, others) <= self.gap:
                 return others, False
             if time.perf_counter() > self.deadline:
                 return others, False
-            if (self.best is not None and bound >= self.best.cost - self.target) or (light is None and heavy is None):
-                continue
-            if heavy is None and light is not None and price == 0:
+            if pruned:
                 continue
             if self.best is not None:
                 base, surplus = surplus_of(packed._replace(
@@ -221,8 +260,7 @@ class _Search:
                 alive = alive & (base - price * self.limit + surplus < self.best.cost - self.target)
                 if not np.logical_or.reduceat(alive, packed.first[:-1]).all():
                     continue
-            halves = self.halves(alive, light, heavy)
-            for part in halves:
+            for part in self.halves(alive, *self.ends(alive, price)[1:]):
                 number += 1
                 heapq.heappush(heap, _Node(bound, number, part, price))
         return (self.best.cost if self.best else math.inf), True
