@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.options import OPTIMIZERS, Options
 
@@ -40,7 +41,7 @@ def _flag_values() -> flags.FlagValues:
     def switch(name: str, help_text: str) -> None:
         flags.DEFINE_boolean(name, getattr(default, name), help_text, flag_values=values)
 
-    text("model", "The model: transformer, alexnet.")
+    text("model", f"The model: {', '.join(models.names())}.")
     text("preset", "Its sizes (configs/models/*.json); default: tiny on virtual CPU devices, small on GPUs.")
     text("mesh", "A number of devices, or a mesh shape such as 'rows:2;cols:4': that many devices, and the expert "
          "strategy lays the model out on exactly these axes; the search is free to use others.")
