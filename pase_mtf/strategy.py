@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -97,13 +98,17 @@ class Strategy:
         head = ["layer", "times", "split", "compute ms", "collectives ms", "resharding ms"]
         table = format_table(head, body, right=(1, 3, 4, 5))
         return (f"{self.name}: {self.graph_name} on {self.devices} devices ({self.machine_name}), "
-                f"predicted {1e3 * self.seconds:.3f} ms a step, {self._verdict()}\n{table}")
+                f"predicted {1e3 * self.seconds:.3f} ms a step, {self._verdict()}\n{table}\n"
+                f"memory on the fullest device: {self.memory_bytes / 1e6:.1f} MB ("
+                + ", ".join(f"{part} {size / 1e6:.1f}" for part, size in self.memory.items()) + ")")
 
     def _verdict(self) -> str:
         if self.name in BY_HAND or "optimal" not in self.search:
             return "written by hand" if self.name in BY_HAND else "given"
         if self.search["optimal"]:
             return "proven optimal"
+        if not math.isfinite(self.search["gap"]):
+            return "without a bound"
         return f"at most {100 * self.search['gap']:.2f} % above the optimum"
 
     def explain(self, layer: str | int, most: int = 10) -> str:

@@ -133,6 +133,18 @@ def test_table_shows_every_split(graph):
     assert len(str(best).splitlines()) <= len(text.splitlines())
 
 
+def test_table_shows_the_parts_of_the_memory(graph):
+    found = find_strategy(graph, 8, "1080ti")
+    line = str(found).splitlines()[-1]
+    assert line.startswith(f"memory on the fullest device: {found.memory_bytes / 1e6:.1f} MB (weights ")
+    for part, size in found.memory.items():
+        assert f"{part} {size / 1e6:.1f}" in line
+
+
+def test_a_search_without_a_bound_claims_none(graph):
+    assert "ms a step, without a bound\n" in str(find_strategy(graph, 8, "1080ti", method="mcmc", proposals=100))
+
+
 def test_explain_names_the_reason(graph):
     best = find_strategy(graph, 8, "1080ti")
     text = best.explain("fc1", most=5)
