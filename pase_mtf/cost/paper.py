@@ -39,7 +39,8 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     A matrix product of local sizes m, n, k (a convolution is one) costs 3 m n k for its compute, an all-reduce of m n
     words over the split of k, of m k words over the split of n and of n k words over the split of m; other operations
     cost three times their FLOP and the all-reduce of what a split of a reduced dim leaves unfinished. What is moved
-    within the layer moves back as a gradient. The gradient of weights is reduced once, however many products read them.
+    within the layer moves back as a gradient. The gradient of weights is reduced once, however many operations read
+    them: of a product its weights, of a layer without any (a normalisation) its scale and its bias.
 
     Args:
       signature: `layer_signature` of the layer.
@@ -51,18 +52,19 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     """
     result = np.zeros((len(PAPER_PARTS), len(table.devices)))
     read: collections.Counter = collections.Counter()  # (columns, bytes, dims absent, variables of this kind) -> times
-    for entry in signature:
-        if entry.phase != "forward":
-            continue
+    forward = [entry for entry in signature if entry.phase == "forward"]
+    only_pointwise = not any(entry.kind in (*PRODUCTS, "convolution") for entry in forward)
+    for entry in forward:
         product = entry.kind in (*PRODUCTS, "convolution")
         # A multiply-add is one FLOP in the paper, two in ours.
         flops = entry.flops / 2.0 if product else entry.flops
         result[0] += 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
         for columns, nbytes in entry.outputs:
             result[1] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, entry.reduced))
-        if product:
-            for number, (columns, nbytes) in enumerate(entry.inputs):
-                alike = entry.weights[number] if number < len(entry.weights) else 0
+        for number, (columns, nbytes) in enumerate(entry.inputs):
+            alike = entry.weights[number] if number < len(entry.weights) else 0
+            # Statistics can look like a scale or a bias; counting no more than there are variables leaves them out.
+            if product or (only_pointwise and alike):
                 read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), alike] += 1
         if entry.move:
             result[3] += 2.0 * machine.balance * move_elements(entry.move, table)

@@ -8,6 +8,7 @@ from small_graphs import perceptron
 
 from pase_mtf.configurations import Configuration
 from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
 from pase_mtf.machine import Machine
 
 MACHINE = Machine.load("1080ti")
@@ -61,3 +62,22 @@ def test_weights_read_at_every_time_step_are_reduced_once():
                        for one in (graph, unrolled))
         assert often == pytest.approx(times * once)
         assert once > 0
+
+
+def test_gradients_of_scale_and_bias():
+    x, entries = Operand(("batch", "width"), (32, 64)), Operand(("width",), (64,))
+    operations = [
+        LayerOperation(0, "mean", "ReduceOperation", "forward", "reduction", 2048.0, x.dims, (x,), (entries,),
+                       ("batch",)),
+        LayerOperation(1, "centre", "BinaryOp", "forward", "pointwise", 2048.0, x.dims, (x, entries), (x,)),
+        LayerOperation(2, "scale", "BinaryOp", "forward", "pointwise", 4096.0, x.dims, (x, entries, entries), (x,))]
+    layer = Layer("norm", "normalize", {"batch": 32, "width": 64}, x.dims, tuple(operations),
+                  (Variable("scale", entries, True), Variable("bias", entries, True)))
+    graph = ComputationGraph("norm", (layer,), (), 3)
+
+    def parts(*axes):
+        return build_network(graph, MACHINE, 8, [[Configuration(axes)]], model="pase").layer_parts(0, 0)
+
+    assert parts(("batch", 8))["all-reduce gradients"] == pytest.approx(R * 2 * (2 * 7 / 8 * 64))
+    assert parts(("batch", 2), ("width", 4))["all-reduce gradients"] == pytest.approx(R * 2 * (2 * 1 / 2 * 16))
+    assert parts(("width", 8))["all-reduce gradients"] == 0
