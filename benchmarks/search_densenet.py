@@ -48,20 +48,22 @@ def paper_machine() -> Machine:
                    source="10 TFLOPS, 5000 FLOP for every word sent: what the paper's tool made its networks with")
 
 
-def paper_configurations(layer: Layer, devices: int, *, every_divisor: bool = False) -> tuple[Configuration, ...]:
+def paper_configurations(layer: Layer, devices: int, *, every_divisor: bool = False,
+                         least: int = _LEAST) -> tuple[Configuration, ...]:
     """The configurations of the paper: how many parts, in no particular order, on at most p devices.
 
     Args:
       layer: whose splittable dims are split.
       devices: p.
       every_divisor: also splits such as 7 of 56, as the paper has them; without, only those that divide p.
+      least: elements of a dim that a part keeps.
 
     Returns:
       Configurations whose axes stand in the order of the layer's dims.
     """
     names = [name for name in layer.dims if name in layer.splittable]
     choices = [[parts for parts in range(1, devices + 1)
-                if parts == 1 or (layer.dims[name] % parts == 0 and layer.dims[name] // parts >= _LEAST
+                if parts == 1 or (layer.dims[name] % parts == 0 and layer.dims[name] // parts >= least
                                   and (every_divisor or devices % parts == 0))] for name in names]
     return tuple(Configuration(tuple((name, count) for name, count in zip(names, parts, strict=True) if count > 1))
                  for parts in itertools.product(*choices) if math.prod(parts) <= devices)
