@@ -10,61 +10,29 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.compat import mtf
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.experts import batch_dim
-from pase_mtf.export import export_graph
 from pase_mtf.graph import ComputationGraph
 from pase_mtf.layout_formats import format_layout
-from pase_mtf.layout_legality import Problem, StockLegality
-from pase_mtf.layout_network import LayoutPrices, MeshNetwork
+from pase_mtf.layout_graph import GraphSearch, LayoutCost
+from pase_mtf.layout_network import MeshNetwork
 from pase_mtf.layout_search import Candidate, Search
 from pase_mtf.layout_space import (
     MeshShape,
     mesh_and_devices,
-    mesh_shapes,
     parse_layout,
     parse_mesh_shape,
     parse_rules,
     rules_text,
 )
-from pase_mtf.layout_verify import Verifier
 from pase_mtf.machine import Machine
 from pase_mtf.search.k_best import cheapest
 from pase_mtf.tables import format_table
 
-__all__ = ["Layout", "LayoutCost", "find_layout"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutCost:
-    """What one layout is predicted to cost.
-
-    Attributes:
-      name: what it is, for people.
-      mesh_shape, layout_rules: as Mesh-TF parses them.
-      seconds: of a training step.
-      parts: part of the cost -> seconds.
-      memory: part -> bytes on the fullest device.
-      problem: why it does not lower; "" if it does. Then the prediction is of nothing that can be run.
-    """
-
-    name: str
-    mesh_shape: str
-    layout_rules: str
-    seconds: float
-    parts: dict[str, float]
-    memory: dict[str, float]
-    problem: str = ""
-
-    @property
-    def memory_bytes(self) -> float:
-        """Bytes on the fullest device."""
-        return sum(self.memory.values())
+__all__ = ["Layout", "LayoutCost", "clean_fixed", "compared_layouts", "find_layout", "load_machine"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +173,8 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
     returned has been lowered, for its shapes.
 
     Args:
-      graph: an mtf.Graph, before it is lowered; or a function that builds one (see `rebuild.find_layout_of_program`).
+      graph: an mtf.Graph, before it is lowered; or a function that builds one (see
+        `layout_rebuild.find_layout_of_program`).
       devices: p (default: that of mesh_shape, else 8).
       outputs: tensors that the program exports.
       machine: a Machine, the name of one, or "local", which is measured.
@@ -230,151 +199,58 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         return find_layout_of_program(graph, devices=devices, machine=machine, mesh_shape=mesh_shape,
                                       memory_limit=memory_limit, fixed=fixed, compare=compare,
                                       alternatives=alternatives, name=name)
-    start = time.perf_counter()
-    outputs = list(outputs)
     mesh, devices = mesh_and_devices(mesh_shape, devices)
-    machine = _machine(machine, devices)
+    machine = load_machine(machine, devices)
     machine.check_devices(devices)
-    fixed = {dim: axis or None for dim, axis in (fixed or {}).items()}
-    if not graph.operations:
-        raise InfeasibleError(f"{name}: the graph has no operations; build the model before searching")
-    if exported is None:
-        exported = export_graph(graph, name=name)
-    exported_at = time.perf_counter()
-    legality = StockLegality(graph, outputs, devices)
-    prices = LayoutPrices(exported, machine, legality)
-    named = tuple(dict.fromkeys(axis for axis in fixed.values() if axis is not None))
-    meshes = (mesh,) if mesh else mesh_shapes(devices, machine, named)
-    meshes = _meshes_for_fixed(meshes, fixed, legality)
-    verifier = Verifier(graph, outputs)
-    verified: dict[tuple, Problem | None] = {}
-
-    def verify(shape: MeshShape, rules: Mapping[str, str]) -> Problem | None:
-        # The names of axes make no difference.
-        key = shape.sizes, tuple(sorted((dim, shape.names.index(axis)) for dim, axis in rules.items()))
-        if key not in verified:
-            verified[key] = verifier.problem(shape, rules)
-        return verified[key]
-
-    search = Search(prices, meshes, fixed, memory_limit, verify)
-    found = list(itertools.islice(search, 1 + max(0, alternatives)))
+    given = compared_layouts(compare, devices)
+    one = GraphSearch(graph, devices, outputs, machine, mesh, memory_limit, clean_fixed(fixed), exported=exported,
+                      name=name)
+    found = one.candidates(1 + max(0, alternatives))
     if not found:
-        raise InfeasibleError(_why_nothing(search, devices, name))
-    if devices > 1 and not found[0].axis_of and not any(candidate.axis_of for candidate in found):
-        problem = _why_no_split(search)
+        raise InfeasibleError(one.why_nothing())
+    if devices > 1 and not any(candidate.axis_of for candidate in found):
+        problem = one.why_no_split()
         if problem:
             raise InfeasibleError(f"{name}: no dim can be split over {devices} devices; {problem}")
-    searched = time.perf_counter()
-
-    def cost(label: str, shape: MeshShape, rules: Mapping[str, str], problem: str = "") -> LayoutCost:
-        axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items()}
-        parts = prices.parts(shape, axis_of)
-        return LayoutCost(label, str(shape), rules_text(rules), sum(parts.values()), parts,
-                          prices.memory(shape, axis_of), problem)
-
-    def given(label: str, shape: MeshShape, rules: Mapping[str, str]) -> LayoutCost:
-        axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items() if dim in legality.sizes}
-        problem = legality.problem(axis_of, shape.sizes) or verify(shape, rules)
-        return cost(label, shape, rules, str(problem or ""))
-
     best = found[0]
-    compared = [parse_layout(entry) for entry in compare]
-    for shape, _ in compared:
+    data_parallel = one.data_parallel()
+    return Layout(
+        best=one.cost("best", best.mesh, best.rules), graph_name=name, devices=devices, machine_name=machine.name,
+        machine_source=machine.source,
+        data_parallel=one.given("data parallel", *data_parallel) if data_parallel else None,
+        compared=tuple(one.given(f"given {number}", *entry) for number, entry in enumerate(given, 1)),
+        alternatives=tuple(one.cost(f"next best {number}", candidate.mesh, candidate.rules)
+                           for number, candidate in enumerate(found[1:], 1)),
+        search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
+                **one.sizes()},
+        notes=one.notes(best), _search=one.search)
+
+
+def clean_fixed(fixed: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    """Dim name -> axis name, None where it stays whole ("" too)."""
+    return {dim: axis or None for dim, axis in (fixed or {}).items()}
+
+
+def compared_layouts(compare: Sequence[Any], devices: int) -> list[tuple[MeshShape, dict[str, str]]]:
+    """The layouts to compare with.
+
+    Raises:
+      UsageError: one does not parse, or is of another number of devices.
+    """
+    found = [parse_layout(entry) for entry in compare]
+    for shape, _ in found:
         if shape.devices != devices:
             raise UsageError(f"layout to compare with has mesh {shape} of {shape.devices} devices, not {devices}; "
                              "compare meshes of one size")
-    return Layout(
-        best=cost("best", best.mesh, best.rules), graph_name=name, devices=devices, machine_name=machine.name,
-        machine_source=machine.source, data_parallel=_data_parallel(exported, devices, given),
-        compared=tuple(given(f"given {number}", *entry) for number, entry in enumerate(compared, 1)),
-        alternatives=tuple(cost(f"next best {number}", candidate.mesh, candidate.rules)
-                           for number, candidate in enumerate(found[1:], 1)),
-        search={"seconds": searched - exported_at, "export_seconds": exported_at - start, "optimal": True, "gap": 0.0,
-                "mesh_shapes": len(meshes), "dims": len(prices.dims), "layers": len(exported.layers),
-                "vertices": max(size for size, _ in search.networks.values()),
-                "configurations": max(count for _, count in search.networks.values())},
-        notes=_notes(search, best), _search=search)
+    return found
 
 
-def _machine(machine: Machine | str, devices: int) -> Machine:
+def load_machine(machine: Machine | str, devices: int) -> Machine:
+    """The machine itself, one by its name, or this one ("local", which is measured)."""
     if machine == "local":
         from pase_mtf.calibrate import load_local
         return load_local(devices)
     return Machine.load(machine) if isinstance(machine, str) else machine
-
-
-def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],
-                      legality: StockLegality) -> list[MeshShape]:
-    """The mesh shapes under which what is fixed is legal by itself."""
-    for dim, axis in fixed.items():
-        if dim not in legality.sizes:
-            from pase_mtf.errors import nearest
-            known = [name for name in legality.sizes if not name.startswith("_")]
-            raise UsageError(f"fixed dim {dim!r} is no dim of the graph: {nearest(dim, known)}")
-        if axis is not None and not any(axis in mesh.names for mesh in meshes):
-            raise UsageError(f"fixed {dim}:{axis}: no axis {axis!r} in mesh {', '.join(map(str, meshes))}")
-    kept, problems = [], []
-    for mesh in meshes:
-        problem = None
-        axis_of = {dim: mesh.names.index(axis) for dim, axis in fixed.items() if axis in mesh.names}
-        for dim, axis in axis_of.items():
-            problem = problem or legality.problem_of(dim, axis, mesh.sizes)
-        for (one, axis), (other, other_axis) in itertools.combinations(axis_of.items(), 2):
-            problem = problem or legality.problem_of_pair(one, axis, other, other_axis, mesh.sizes)
-        if problem is None:
-            kept.append(mesh)
-        else:
-            problems.append(problem)
-    if not kept:
-        rules = ";".join(f"{dim}:{axis}" for dim, axis in fixed.items())
-        raise InfeasibleError(f"what is fixed ({rules}) does not lower: {problems[0]}; fix it otherwise")
-    return kept
-
-
-def _data_parallel(exported: ComputationGraph, devices: int,
-                   given: Callable[[str, MeshShape, dict[str, str]], LayoutCost]) -> LayoutCost | None:
-    try:
-        name = batch_dim(exported)
-    except InfeasibleError:
-        return None
-    return given("data parallel", MeshShape((("all", devices),)), {name: "all"})
-
-
-def _why_nothing(search: Search, devices: int, name: str) -> str:
-    if search.prices.legality.hopeless:
-        return f"{name}: no layout lowers: {search.prices.legality.hopeless[0]}; build the graph for {devices} devices"
-    if search.memory_limit is not None and search.least_memory < float("inf"):
-        return (f"{name}: memory limit of {search.memory_limit:.0f} bytes per device: the least any layout needs is "
-                f"{search.least_memory:.0f}; raise the limit or use more devices")
-    if search.rejected:
-        return f"{name}: no layout lowers: {search.rejected[0][1]}; change the operation or fix other dims"
-    for dim, (parts, operation) in search.prices.legality.parts.items():
-        return (f"{name}: no layout lowers: operation {operation}, dim {dim}: its slices were laid out beforehand in "
-                f"{parts} parts; give a mesh shape with an axis of {parts}")
-    return f"{name}: no layout lowers over {devices} devices with what is fixed; fix fewer dims"
-
-
-def _why_no_split(search: Search) -> str:
-    """Why no dim can be split by any axis of any mesh shape; "" if one can."""
-    legality, reasons = search.prices.legality, []
-    for dim in legality.sizes:
-        problems = [legality.problem_of(dim, axis, mesh.sizes) for mesh in search.meshes
-                    for axis, size in enumerate(mesh.sizes) if size > 1]
-        if not all(problems) and dim in search.prices.dims:
-            return ""
-        if all(problems) and not dim.startswith("_"):
-            reasons.append(str(problems[-1]))
-    return "; ".join(reasons[:5]) or "name the dims of its tensors"
-
-
-def _notes(search: Search, best: Candidate) -> tuple[str, ...]:
-    notes = {}
-    for candidate, problem in search.rejected:
-        if candidate.cost <= best.cost * (1 + 1e-9):
-            notes.setdefault((problem.operation, problem.dims), (
-                f"note: {candidate.mesh} with {rules_text(candidate.rules)} came first ({1e3 * candidate.cost:.3f} ms) "
-                f"but does not lower: {problem}; this is the next best"))
-    return tuple(notes.values())[:3]
 
 
 if __name__ == "__main__":

@@ -118,13 +118,15 @@ class StockLegality:
       reshapes: (dims before, dims after) -> operation.
     """
 
-    def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = (), devices: int = 0) -> None:
+    def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = (), devices: int = 0, *,
+                 rebuilt: bool = False) -> None:
         """Looks at every operation.
 
         Args:
           graph: any Mesh-TF graph.
           outputs: tensors that are fetched besides those that operations read.
           devices: p, to which slices that were laid out beforehand must fit (0: not checked).
+          rebuilt: the graph will be built anew for the layout: such slices will be what the layout makes of them.
         """
         self.sizes: dict[str, dict[int, str]] = {}
         self.whole: dict[str, Problem] = {}
@@ -136,7 +138,7 @@ class StockLegality:
         self._sums: dict[mtf.Tensor, _Sum] = {}
         self._used: set[mtf.Tensor] = set(outputs)
         self._spaces: set[_Dims] = set()
-        self._devices = devices
+        self._devices, self._rebuilt = devices, rebuilt
         self._reshape_cache: dict[tuple, tuple[str, bool]] = {}
         self._using: dict[str, list[tuple[frozenset[str], _Dims, _Dims, str]]] = {}  # dim name -> reshapes
         for operation in _with_bodies(graph.operations):
@@ -231,7 +233,8 @@ class StockLegality:
                 self._keep_whole(name, [operation._output_dim.name],
                                  f"one-hot of {operation.inputs[0].dtype.name} indices makes it")
         elif isinstance(operation, _ops.ImportLaidOutTensorOperation):
-            self._scan_laid_out(operation)
+            if not self._rebuilt:
+                self._scan_laid_out(operation)
         elif isinstance(operation, _ops.Constant):
             if getattr(operation._value, "shape", None) or isinstance(operation._value, (list, tuple)):
                 self._keep_whole(name, names, "its constant is one tensor")

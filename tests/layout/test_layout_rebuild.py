@@ -1,8 +1,10 @@
 """Programs whose graph depends on mesh and layout."""
 
+import itertools
+
 import pytest
 
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.layout import find_layout
 from pase_mtf.layout_space import parse_mesh_shape, parse_rules
@@ -49,32 +51,96 @@ def test_rebuilt_until_stable():
         parts = dict(mesh.axes).get(rules.get("batch"), 1)
         return dense(hidden=16 * parts)
     found = find_layout(build_graph, 4, machine=FLAT)
-    assert seen[-1] == (found.mesh_shape, found.layout_rules)
-    assert len(seen) >= 2
+    assert (found.mesh_shape, found.layout_rules) in seen
+    assert found.search["builds"] == len(seen) >= 2
+    assert found.search["graphs"] == 3  # 1, 2 and 4 parts
+    assert found.search["optimal"]
     assert not found.notes
 
 
-def test_what_never_is_stable_is_priced_on_its_own_graph():
+def test_where_every_layout_changes_the_graph_against_itself_one_that_replicates_is_found():
     """Whichever dim the layout splits, the next graph has it indivisible."""
     seen = []
 
     def build_graph(mesh_shape="", layout=""):
         seen.append(layout)
         return dense(batch=6 if "batch" in layout else 8, hidden=9 if "hidden" in layout else 16)
-    with pytest.raises(InfeasibleError, match=r"changes the graph|no dim can be split|no layout lowers"):
-        find_layout(build_graph, 4, machine=FLAT, fixed={"features": None}, mesh_shape="all:4")
-    assert 2 <= len(seen) <= 12
+    found = find_layout(build_graph, 4, machine=FLAT, fixed={"features": None}, mesh_shape="all:4")
+    assert found.layout_rules == ""
+    assert found.data_parallel.problem
+    assert 2 <= len(seen) <= 14
+
+    def never(mesh_shape="", layout=""):
+        return dense(batch=6 if "batch" in layout else 8)
+    with pytest.raises(InfeasibleError, match=r"changes the graph|no dim can be split|does not lower"):
+        find_layout(never, 4, machine=FLAT, fixed={"batch": "all"}, mesh_shape="all:4")
 
 
-def test_the_best_of_unstable_choices_is_taken():
-    """Whichever dim the layout splits, the other one looks better in the next graph."""
+def _layouts():
+    for mesh in ("a:4", "a:2;b:2"):
+        axes = parse_mesh_shape(mesh).names
+        for rules in itertools.product(("", *axes), repeat=3):
+            yield mesh, ";".join(f"{dim}:{axis}" for dim, axis in zip(("batch", "features", "hidden"), rules,
+                                                                       strict=True) if axis)
+
+
+def test_no_layout_is_cheaper_on_the_graph_that_is_built_for_it():
+    """Whichever dim the layout splits, another one looks better in the next graph."""
     def build_graph(mesh_shape="", layout=""):
         return dense(batch=64, hidden=16) if "hidden" in layout else dense(batch=8, hidden=64)
-    found = find_layout(build_graph, 4, machine=FLAT, mesh_shape="all:4")
-    rules = parse_rules(found.layout_rules, parse_mesh_shape(found.mesh_shape))
-    assert rules
-    if found.notes:
-        assert "would rather have another" in found.notes[-1]
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert found.search["optimal"]
+    best = float("inf")
+    for mesh, rules in _layouts():
+        with tf.Graph().as_default():
+            graph, outputs = build_graph(mesh, rules)
+            priced = find_layout(graph, 4, outputs, FLAT, mesh, compare=[(mesh, rules)]).compared[0]
+        if not priced.problem:
+            best = min(best, priced.seconds)
+    assert found.seconds == pytest.approx(best)
+
+
+def test_graphs_that_are_alike_are_searched_once():
+    def build_graph(mesh_shape="", layout=""):
+        return dense()
+    found = find_layout(build_graph, 4, machine=FLAT)
+    with tf.Graph().as_default():
+        graph, outputs = dense()
+        alone = find_layout(graph, 4, outputs, FLAT)
+    assert found.search["graphs"] == 1
+    assert found.seconds == pytest.approx(alone.seconds)
+    assert len(found.alternatives) == 3
+
+
+def test_a_program_may_refuse_a_layout():
+    def build_graph(mesh_shape="", layout=""):
+        if "batch" in layout:
+            raise ValueError("no batches here")
+        return dense()
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert "batch" not in found.layout_rules
+    assert "refuses it (ValueError: no batches here)" in found.data_parallel.problem
+    assert "no batches here" in str(found)
+
+    def broken(mesh_shape="", layout=""):
+        raise ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        find_layout(broken, 4, machine=FLAT)
+
+
+def test_slices_are_laid_out_as_the_layout_says():
+    """Without being told one, the layout of imported slices is found."""
+    def build_graph(mesh_shape, layout):
+        shape = mtf.convert_to_shape(mesh_shape)
+        impl = placement_mesh_impl.PlacementMeshImpl(shape, mtf.convert_to_layout_rules(layout), [""] * shape.size)
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        dims = mtf.Shape([mtf.Dimension("batch", 64), mtf.Dimension("features", 6)])
+        slices = impl.LaidOutTensor(impl.make_slices(tf.ones([64, 6]), dims))
+        x = mtf.import_laid_out_tensor(mesh, slices, dims)
+        return graph, [mtf.reduce_sum(mtf.square(x))]
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert found.layout_rules.startswith("batch:")
 
 
 def test_a_function_that_lowers_is_stopped_there():
