@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from pase_mtf.compat import tf
 from pase_mtf.cost.collectives import allreduce_seconds
-from pase_mtf.cost.compute import PRODUCTS
+from pase_mtf.cost.compute import FILTER_GRADIENT, PRODUCTS
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.sampling import (
@@ -37,7 +37,7 @@ from pase_mtf.training_steps import fit_steps, measure_step
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 11
+VERSION = 12
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 _STEPS = 3  # training steps under as many strategies
@@ -140,9 +140,11 @@ def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
         (Link(max(devices, 2), memory_bandwidth, 0.0),), shared, cache_bytes, cache_bandwidth)
     rates = {name: _fit_rate(samples[name], machine)[0] for name in ("pointwise", "reduction", "gather")}
     overheads = {}
+    machine = dataclasses.replace(machine, lanes=_fit_lanes(samples["convolution"], machine))
     rates["convolution"], overheads["convolution"], _ = _fit_rate(samples["convolution"], machine, starts=True)
-    if samples.get("copy"):
-        rates["copy"], overheads["copy"], _ = _fit_rate(samples["copy"], machine, starts=True)
+    for name in (FILTER_GRADIENT, "copy"):
+        if samples.get(name):
+            rates[name], overheads[name], _ = _fit_rate(samples[name], machine, starts=True)
     machine = dataclasses.replace(machine, packing=_fit_packing(samples["matmul"], machine))
     for name in PRODUCTS:
         rates[name], overheads[name], _ = _fit_rate(samples[name], machine, starts=True)
@@ -208,6 +210,7 @@ def _fit_rate(samples: Sequence[Sample], machine: Machine, *, starts: bool = Fal
     """
     flops, nbytes, read, seconds = (np.array([getattr(sample, name) for sample in samples])
                                     for name in ("flops", "nbytes", "read", "seconds"))
+    flops = flops * [max(1.0, machine.lanes / sample.channels) if sample.channels else 1.0 for sample in samples]
     traffic, packing = machine.traffic_seconds(nbytes), machine.traffic_seconds(machine.packing * read)
     rates = np.geomspace(1e8, 1e15, 701)
     best = np.inf, 0.0, 0.0
@@ -226,6 +229,13 @@ def _fit_packing(samples: Sequence[Sample], machine: Machine) -> float:
     errors = [_fit_rate(samples, dataclasses.replace(machine, packing=float(choice)), starts=True)[2]
               for choice in choices]
     return float(choices[int(np.argmin(errors))])
+
+
+def _fit_lanes(samples: Sequence[Sample], machine: Machine) -> float:
+    """How many channels a convolution computes at a time, at the rate and overhead that fit best with it."""
+    choices = (0.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0)
+    errors = [_fit_rate(samples, dataclasses.replace(machine, lanes=choice), starts=True)[2] for choice in choices]
+    return choices[int(np.argmin(errors))]
 
 
 def _fit_link(samples: Sequence[Collective], machine: Machine, devices: int) -> Link:

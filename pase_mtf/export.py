@@ -9,6 +9,7 @@ from pase_mtf.compat import mtf
 from pase_mtf.graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.grouping import Group, group_operations
 from pase_mtf.operation_facts import flops_of, is_lazy_sum, kind_of, passes_lazy_sums, reduced_dims, tensors_in
+from pase_mtf.operation_nodes import Nodes, nodes_of
 
 __all__ = ["export_graph"]
 
@@ -40,6 +41,7 @@ class _Exporter:
         self._operations = graph.operations
         self._groups = groups
         self._phases = phases
+        self._traced: dict[Any, Nodes | None] = {}
         self._group_of = {id(self._operations[index]): number
                           for number, group in enumerate(groups) for index in group.members}
         self._dims = [group.dims() for group in groups]
@@ -142,12 +144,14 @@ class _Exporter:
         inputs = tuple(self._operand(group, tensor) for tensor in self._inputs_in(group, operation))
         outputs = tuple(self._operand(group, tensor) for tensor in operation.outputs)
         dims = dict.fromkeys(name for operand in (*outputs, *inputs) for name in operand.dims if name)
+        unused = index in self._unused
+        nodes = None if unused else nodes_of(operation, self._traced)
         return LayerOperation(
             index=index, name=operation.name, type=type(operation).__name__, phase=self._phases[index],
-            kind="none" if index in self._unused else kind_of(operation),
-            flops=0.0 if index in self._unused else self._flops(operation, inputs), dims=tuple(dims),
-            inputs=inputs, outputs=outputs, reduced=self._pending.get(id(operation), ()),
-            shift=self._shift(group, operation))
+            kind="none" if unused else kind_of(operation),
+            flops=0.0 if unused else self._flops(operation, inputs), dims=tuple(dims), inputs=inputs, outputs=outputs,
+            reduced=self._pending.get(id(operation), ()), shift=self._shift(group, operation),
+            nodes=nodes.count if nodes else 1, traffic=nodes.traffic if nodes else 1.0)
 
     def _shift(self, group: int, operation: mtf.Operation) -> tuple[str, int] | tuple[()]:
         if not isinstance(operation, mtf.ShiftOperation):

@@ -54,6 +54,8 @@ class LayerOperation:
         outputs over the devices that differ in these dims. Charged where the all-reduce really happens: a chain of
         lazy sums counts once, at its end.
       shift: (dim, by how many elements) of a shift along a dim that may be split; else empty.
+      nodes: how many nodes it becomes on a device.
+      traffic: bytes that these read and write, as a multiple of the bytes of the inputs and outputs.
     """
 
     index: int
@@ -67,6 +69,8 @@ class LayerOperation:
     outputs: tuple[Operand, ...]
     reduced: tuple[str, ...] = ()
     shift: tuple[str, int] | tuple[()] = ()
+    nodes: int = 1
+    traffic: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

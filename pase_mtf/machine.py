@@ -52,8 +52,9 @@ class Machine:
     Attributes:
       name: of the machine.
       rates: kind of operation -> FLOP/s, per device (of all devices together where they share cores). Besides `KINDS`
-        there may be a rate for "batched matmul" (many small matrix products in one operation) and, in elements/s, for
-        "copy" (cutting a tensor and putting it together, where devices share memory).
+        there may be a rate for "batched matmul" (many small matrix products in one operation), for "filter gradient"
+        (of a convolution) and, in elements/s, for "copy" (cutting a tensor and putting it together, where devices share
+        memory).
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
       cache_bytes, cache_bandwidth: what an operation reads and writes up to this many bytes goes at this rate instead
         (none: all at the memory's bandwidth).
@@ -66,6 +67,8 @@ class Machine:
         device by reference, and what is summed, cut or put together is so once for all devices that need it.
       packing: how many times as long as reading its operands a matrix product takes to bring them into its own order,
         besides its arithmetic.
+      lanes: a convolution computes at least so many of its output channels at a time, however few there are (0: no
+        such limit).
       ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
         devices share cores.
       ring_link: what such a ring costs where it was measured: the latency counts for every operation that hands a block
@@ -85,6 +88,7 @@ class Machine:
     cache_bandwidth: float = math.inf
     packing: float = 0.0
     overheads: dict[str, float] = dataclasses.field(default_factory=dict)
+    lanes: float = 0.0
     ring: bool = False
     ring_link: Link | None = None
     source: str = ""
@@ -189,7 +193,7 @@ def _problem(machine: Machine) -> str:
             return f"{what} is {number}, not a positive number"
     latencies = [("latency", link.latency) for link in (*machine.links, *filter(None, [machine.ring_link]))]
     for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
-                         ("packing", machine.packing), *latencies,
+                         ("packing", machine.packing), ("lanes", machine.lanes), *latencies,
                          *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"

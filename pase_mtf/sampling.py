@@ -34,12 +34,14 @@ class Sample:
       flops, nbytes: work of one node, tensors it reads and writes.
       read: of these bytes, those it reads.
       seconds: that each node took while all devices were busy (of shared cores: its share).
+      channels: of a convolution, those it makes.
     """
 
     flops: float
     nbytes: float
     read: float
     seconds: float
+    channels: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Bench:
             self._pending.append((name, tf.group(nodes), result))
 
     def sample(self, name: str, emit: Callable[..., Any], shapes: Sequence[Sequence[int]], flops: float,
-               moved: float, nodes: int = 1, cold: bool = False) -> None:
+               moved: float, nodes: int = 1, cold: bool = False, channels: int = 0) -> None:
         """Registers a node that is emitted on every device several times.
 
         Args:
@@ -120,6 +122,7 @@ class Bench:
           flops: of one node.
           moved: elements it reads and writes.
           nodes: how many such nodes `emit` makes.
+          channels: of a convolution, those it makes.
           cold: every node reads tensors of its own, as the operations of an optimizer do, and not what lies in a cache.
         """
         times = int(np.clip(_SECONDS / len(self.names) / (flops / 5e11 + 4.0 * moved / 3e10) / nodes, 1, _NODES))
@@ -133,7 +136,7 @@ class Bench:
                     made.append(emit(*tensors))
         count = times * nodes * (len(self.names) if self.shared else 1)
         self.add(name, made, lambda seconds: Sample(
-            float(flops), 4.0 * float(moved), 4.0 * float(sum(map(math.prod, shapes))), seconds / count))
+            float(flops), 4.0 * float(moved), 4.0 * float(sum(map(math.prod, shapes))), seconds / count, channels))
 
     def measure(self, progress: Callable[[], None]) -> dict[str, list]:
         """Runs all that is registered.
@@ -203,9 +206,10 @@ def _add_products(bench: Bench) -> None:
 
 
 def _add_convolutions(bench: Bench) -> None:
-    """Convolutions and both their gradients."""
+    """Convolutions and both their gradients: of many channels, of few, and of next to no work."""
     for batch, size, inputs, window, outputs in (
-            (8, 14, 64, 3, 128), (8, 7, 192, 3, 192), (8, 28, 16, 5, 64), (2, 7, 64, 3, 64)):
+            (8, 14, 64, 3, 128), (8, 7, 192, 3, 192), (8, 28, 16, 5, 64), (2, 7, 64, 3, 64), (8, 14, 16, 3, 16),
+            (8, 14, 64, 1, 16), (16, 14, 64, 3, 4), (16, 14, 4, 3, 64), (8, 28, 2, 3, 32)):
         image, filters = (batch, size, size, inputs), (window, window, inputs, outputs)
         gradient = (batch, size, size, outputs)
         options = {"strides": [1, 1, 1, 1], "padding": "SAME"}
@@ -213,13 +217,14 @@ def _add_convolutions(bench: Bench) -> None:
         moved = math.prod(image) + math.prod(filters) + math.prod(gradient)
         with tf.device(None):
             image_sizes, filter_sizes = tf.constant(image), tf.constant(filters)
-        for emit, shapes in (
-                (lambda x, f, o=options: tf.raw_ops.Conv2D(input=x, filter=f, **o), (image, filters)),
-                (lambda f, dy, s=image_sizes, o=options: tf.raw_ops.Conv2DBackpropInput(
+        for name, channels, emit, shapes in (
+                ("convolution", outputs, lambda x, f, o=options: tf.raw_ops.Conv2D(
+                    input=x, filter=f, **o), (image, filters)),
+                ("convolution", inputs, lambda f, dy, s=image_sizes, o=options: tf.raw_ops.Conv2DBackpropInput(
                     input_sizes=s, filter=f, out_backprop=dy, **o), (filters, gradient)),
-                (lambda x, dy, s=filter_sizes, o=options: tf.raw_ops.Conv2DBackpropFilter(
+                ("filter gradient", outputs, lambda x, dy, s=filter_sizes, o=options: tf.raw_ops.Conv2DBackpropFilter(
                     input=x, filter_sizes=s, out_backprop=dy, **o), (image, gradient))):
-            bench.sample("convolution", emit, shapes, flops, moved)
+            bench.sample(name, emit, shapes, flops, moved, channels=channels)
 
 
 def _add_traffic(bench: Bench) -> None:

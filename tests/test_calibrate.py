@@ -71,6 +71,17 @@ def test_fits_find_the_machine(noise, tolerance):
     assert found.shared_cores
 
 
+def test_convolutions_of_few_channels_tell_the_lanes():
+    machine = dataclasses.replace(TRUE, overhead=0.0, lanes=16.0)
+    samples = _samples(machine)
+    samples["convolution"] += [
+        sampling.Sample(1e9, 1e5, 1e5, 1e9 * max(1.0, 16.0 / channels) / TRUE.rates["convolution"], channels)
+        for channels in (2, 4, 8, 16, 64)]
+    found = module._fit(samples, 8, "cpu")
+    assert found.lanes == 16.0
+    assert found.rates["convolution"] == pytest.approx(TRUE.rates["convolution"], rel=0.1)
+
+
 def test_whole_steps_tell_overhead_and_latency():
     graph, split = perceptron(), [Configuration((("batch", 8),))] * 3
     moved = [split[0], Configuration((("width2", 8),)), split[2]]
@@ -155,14 +166,15 @@ def test_measures(monkeypatch, tmp_path, devices):
     machine = calibrate(devices, progress=False)
     assert machine.name == "local"
     assert machine.shared_cores
-    assert set(machine.rates) == {*KINDS, "batched matmul"} | ({"copy"} if devices > 1 else set())
+    assert set(machine.rates) == {*KINDS, "batched matmul", "filter gradient"} | ({"copy"} if devices > 1 else set())
     machine.check_devices(devices)
     # No number that no computer has: between a very slow core and a large server.
     assert 1e8 < machine.rates["matmul"] < 1e14
     assert 1e8 < machine.memory_bandwidth <= machine.cache_bandwidth < 1e13
     assert 1e-7 <= machine.overhead < 1e-2
     assert machine.measured["on"] == fingerprint(devices)
-    assert len(machine.measured["samples"]["convolution"]) == 12
+    assert len(machine.measured["samples"]["convolution"]) > 8
+    assert len(machine.measured["samples"]["filter gradient"]) > 4
     machine.save(tmp_path / "local.json")
     assert Machine.load(tmp_path / "local.json") == machine
 

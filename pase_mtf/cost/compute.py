@@ -16,8 +16,8 @@ from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph import Layer, LayerOperation, Operand
 from pase_mtf.machine import Machine
 
-__all__ = ["PARTS", "PHASES", "PRODUCTS", "Collective", "OperationSignature", "collectives_of", "layer_parts",
-           "layer_signature"]
+__all__ = ["FILTER_GRADIENT", "PARTS", "PHASES", "PRODUCTS", "Collective", "OperationSignature", "collectives_of",
+           "layer_parts", "layer_signature"]
 
 PHASES = ("forward", "backward", "update")
 
@@ -27,12 +27,16 @@ PARTS = (*PHASES, "overhead", *(f"all-reduce {phase}" for phase in PHASES),
 phase, what every operation costs however small, the all-reduces and what is moved within the layer in each phase."""
 PRODUCTS = ("matmul", "batched matmul")
 """Kinds of operation that are matrix products."""
+FILTER_GRADIENT = "filter gradient"
+"""The kind of the gradient of a convolution's filter, where it has a rate of its own: its kernels start slowly."""
 
 
 class OperationSignature(NamedTuple):
     """What the cost of an operation depends on; tensors as (columns of the dims that may be split, unsplit bytes).
 
-    `weights`: for every input, how many variables of the layer look like it; where it reads none of them, 0.
+    `nodes`, `traffic`: of `LayerOperation`. `lanes`: of a convolution, the column and the size of the channels that it
+    makes (column -1: never split). `weights`: for every input, how many variables of the layer look like it; where it
+    reads none of them, 0.
     """
 
     phase: str
@@ -45,6 +49,9 @@ class OperationSignature(NamedTuple):
     transposed: tuple[tuple[tuple[int, ...], int], ...]
     move: Move | None = None
     weights: tuple[int, ...] = ()
+    nodes: int = 1
+    traffic: float = 1.0
+    lanes: tuple[int, int] = (-1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,14 +92,25 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
                 batched, moved = _product_order(operation)
                 kind = "batched matmul" if batched else kind
                 transposed = tuple(tensor(operand) for operand in moved)
+            elif operation.type == "Conv2or3dBackpropFilterOperation":
+                kind = FILTER_GRADIENT
             found.append(OperationSignature(
                 operation.phase, kind, operation.flops, positions_of(operation.dims, position),
                 tuple(tensor(operand) for operand in operation.inputs),
                 tuple(tensor(operand) for operand in operation.outputs),
                 positions_of(operation.reduced, position), transposed, move,
                 tuple(variables[operand.dims, operand.shape] for operand in operation.inputs)
-                if operation.phase == "forward" else ()))
+                if operation.phase == "forward" else (), operation.nodes, operation.traffic,
+                _lanes(operation, position)))
     return tuple(found)
+
+
+def _lanes(operation: LayerOperation, position: dict[str, int]) -> tuple[int, int]:
+    """Of a convolution or one of its gradients: column and size of the channels it makes, its output's last dim."""
+    if operation.kind != "convolution" or not operation.outputs:
+        return -1, 0
+    output = operation.outputs[0]
+    return positions_of(output.dims, position)[-1], output.shape[-1]
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:
@@ -126,7 +144,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     """Seconds per training step of a layer under each of its configurations, by part.
 
     An operation takes the longer of its FLOP at the rate of its kind and its bytes at the memory's bandwidth, at the
-    sizes one device holds, plus the overhead; a matrix product also the time to bring its tensors into order.
+    sizes one device holds, plus the overhead of its nodes; a matrix product also the time to bring its tensors into
+    order. A convolution computes `Machine.lanes` output channels at a time, however few there are.
     Replicated work costs nothing extra on real devices (all copies are computed at once); where devices share cores,
     every copy is paid.
 
@@ -151,7 +170,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     computing = [(entry, times) for entry, times in operations.items() if entry.kind != "none"]
     flops = np.array([entry.flops / _rate(machine, entry.kind) for entry, _ in computing]).reshape(-1, 1)
     work = [share(entry.dims) for entry, _ in computing]
-    moved = [[(share(columns), nbytes) for columns, nbytes in (*entry.inputs, *entry.outputs)]
+    moved = [[(share(columns), entry.traffic * nbytes) for columns, nbytes in (*entry.inputs, *entry.outputs)]
              for entry, _ in computing]
     # Read and written once more, per transposed tensor; and the operands of a matrix product packed.
     ordered = [[(share(columns), 2.0 * nbytes) for columns, nbytes in entry.transposed]
@@ -160,7 +179,9 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     seconds = np.zeros((0, count))
     if computing:
         held = np.stack([table.share(columns) for columns in shares])
-        seconds = np.maximum(flops * held[work], machine.traffic_seconds(_combine(moved, len(shares)) @ held))
+        wasted = np.stack([_wasted(entry, table, machine) for entry, _ in computing])
+        seconds = np.maximum(flops * held[work] * wasted,
+                             machine.traffic_seconds(_combine(moved, len(shares)) @ held))
         if any(ordered):
             seconds = seconds + machine.traffic_seconds(_combine(ordered, len(shares)) @ held)
     # The work of all devices together, or that of the slowest (they are all alike).
@@ -168,7 +189,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     for (entry, times), row in zip(computing, seconds, strict=True):
         result[PHASES.index(entry.phase)] += times * devices * row
         overhead = machine.overhead + machine.overheads.get(entry.kind, 0.0)
-        result[len(PHASES)] += times * devices * overhead
+        result[len(PHASES)] += times * devices * (overhead + (entry.nodes - 1) * machine.overhead)
     for entry, times in operations.items():
         if entry.reduced:
             nbytes = sum(size * table.share(columns) for columns, size in entry.outputs)
@@ -181,7 +202,18 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     return result
 
 
+def _wasted(entry: OperationSignature, table: ConfigurationTable, machine: Machine) -> np.ndarray:
+    """How many times its arithmetic a convolution takes because its channels do not fill the lanes: [K], at least 1."""
+    column, size = entry.lanes
+    if not size or machine.lanes <= 1:
+        return np.ones(len(table.devices))
+    channels = size * table.share((column,)) if column >= 0 else np.full(len(table.devices), float(size))
+    return np.maximum(1.0, machine.lanes / channels)
+
+
 def _rate(machine: Machine, kind: str) -> float:
+    if kind == FILTER_GRADIENT and kind not in machine.rates:
+        kind = "convolution"
     return machine.rates.get(kind) or machine.rates["matmul"]
 
 

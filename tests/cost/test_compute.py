@@ -67,6 +67,44 @@ def test_overhead_per_operation():
     assert _parts(layer, [OUT], _machine(overhead=1e-3, shared_cores=True))["overhead"][0] == pytest.approx(16e-3)
 
 
+def test_every_node_of_an_operation_has_the_overhead():
+    layer = dense("dense", 32, 64, 128)
+    many = dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, nodes=5) for operation in layer.operations))
+    machine = _machine(overhead=1e-3, overheads={"matmul": 1e-2})
+    one, five = (_parts(each, [OUT], machine)["overhead"][0] for each in (layer, many))
+    assert five - one == pytest.approx(4 * 4 * 1e-3)
+
+
+def test_nodes_read_and_write_what_stays_inside_an_operation():
+    layer = dense("dense", 32, 64, 128)
+    more = dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, traffic=3.0) for operation in layer.operations))
+    machine = _machine(memory_bandwidth=1e6)
+    once, thrice = (_parts(each, [OUT], machine)["forward"][0] for each in (layer, more))
+    assert thrice == pytest.approx(3 * once)
+
+
+def test_few_channels_do_not_fill_the_lanes():
+    x, f, y = Operand(("batch", "in"), (32, 64)), Operand(("in", "out"), (64, 32)), Operand(("batch", "out"), (32, 32))
+
+    def convolution(inputs, output):
+        operation = LayerOperation(0, "conv", "Conv2dOperation", "forward", "convolution", 1e9, ("batch", "in", "out"),
+                                   inputs, (output,))
+        return Layer("conv", "convolution", {"batch": 32, "in": 64, "out": 32}, ("batch", "in", "out"), (operation,),
+                     ())
+
+    quarters = [WHOLE, BATCH, OUT, IN, Configuration((("out", 8),))]
+    wide, narrow = _machine(), _machine(lanes=16)
+    seconds = 1e9 / RATES["convolution"]
+    for machine, waste in ((wide, (1, 1, 1, 1, 1)), (narrow, (1, 1, 2, 1, 4))):
+        found = _parts(convolution((x, f), y), quarters, machine)["forward"]
+        np.testing.assert_allclose(found, seconds / np.array([1, 4, 4, 4, 8]) * waste)
+    # The gradient for the input makes its channels.
+    found = _parts(convolution((y, f), x), quarters, narrow)["forward"]
+    np.testing.assert_allclose(found, seconds / np.array([1, 4, 4, 4, 8]))
+
+
 def test_allreduces_follow_the_split_dims():
     layer = dense("dense", 32, 64, 128)
     machine = _machine()

@@ -1,0 +1,95 @@
+"""How many TensorFlow nodes a Mesh-TF operation becomes on a device, and how much they read and write.
+
+To a graph of Mesh-TF a function of slices is one operation, whatever it computes: the cell of an LSTM is some twenty
+TensorFlow nodes, each with its overhead and its pass over memory. The function is therefore called once, on
+placeholders of the unsplit shapes in a graph of its own, and what it made is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.operation_facts import kind_of
+
+__all__ = ["Nodes", "nodes_of"]
+
+# Neither compute nor move anything: they are there, or hand on their input.
+_STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
+_VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Shape", "ShapeN"})
+
+
+class Nodes(NamedTuple):
+    """What an operation becomes on a device.
+
+    Attributes:
+      count: nodes that are run.
+      traffic: bytes that they read and write, as a multiple of the bytes of the operation's inputs and outputs.
+    """
+
+    count: int = 1
+    traffic: float = 1.0
+
+
+def nodes_of(operation: mtf.Operation, known: dict) -> Nodes | None:
+    """What the operation becomes; None where that is not known, and one node should be reckoned with.
+
+    Args:
+      operation: of a Mesh-TF graph.
+      known: what was counted already; the same for all operations of a graph.
+    """
+    if isinstance(operation, mtf.SlicewiseOperation):
+        return _traced(operation, (), known)
+    if isinstance(operation, mtf.ops.GenericGradOperation) and isinstance(
+            operation._forward_op, mtf.SlicewiseOperation):
+        return _traced(operation._forward_op, operation._grad_ys, known)
+    if isinstance(operation, mtf.EinsumOperation) and kind_of(operation) == "reduction":
+        # A product of all dims, which is written and read again by the sum.
+        sizes = {dim.name: dim.size for tensor in operation.inputs for dim in tensor.shape.dims}
+        product = math.prod(sizes.values())
+        ends = sum(tensor.size for tensor in [*operation.inputs, *operation.outputs])
+        return Nodes(2, (ends + 2.0 * product) / max(ends, 1))
+    return None
+
+
+def _traced(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor], known: dict) -> Nodes | None:
+    """Of a function of slices or, given gradients of its outputs, of TensorFlow's gradient of it."""
+    function = operation._tf_fn
+    shapes = tuple((tuple(tensor.shape.to_integer_list), tensor.dtype) for tensor in operation.inputs)
+    # Made anew for every operation, functions of one text differ in constants only.
+    key = getattr(function, "__code__", None) or id(function), shapes, bool(gradients)
+    if key not in known:
+        try:
+            known[key] = _trace(function, operation, gradients)
+        except Exception:  # a user's function that cannot do without its own graph
+            known[key] = None
+    return known[key]
+
+
+def _trace(function: object, operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor]) -> Nodes:
+    with tf.Graph().as_default() as graph:
+        inputs = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in operation.inputs]
+        outputs = function(*inputs)
+        outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        made = graph.get_operations()
+        ends = _bytes([*inputs, *outputs])
+        if gradients:
+            dys = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in gradients]
+            results = [x for x in tf.gradients(outputs, inputs, dys) if x is not None]
+            ends += _bytes([*dys, *results])
+            forward = set(made)
+            made = [node for node in graph.get_operations() if node not in forward]
+        run = [node for node in made if node.type not in _STILL]
+        moving = [node for node in run if node.type not in _VIEWS]
+        traffic = sum(_bytes([*node.inputs, *node.outputs]) for node in moving)
+    return Nodes(max(len(run), 1), max(traffic, ends) / max(ends, 1))
+
+
+def _size(tensor: tf.Tensor) -> int:
+    return math.prod(size or 1 for size in tensor.shape.as_list()) if tensor.shape.rank else 1
+
+
+def _bytes(tensors: Sequence[tf.Tensor]) -> int:
+    return sum(_size(tensor) * tensor.dtype.size for tensor in tensors if tensor.dtype != tf.resource)

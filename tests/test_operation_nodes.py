@@ -1,0 +1,65 @@
+"""What an operation of Mesh-TF becomes on a device: nodes and traffic."""
+
+import pytest
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.export import export_graph
+from pase_mtf.operation_nodes import nodes_of
+
+
+@pytest.fixture
+def x():
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        shape = mtf.Shape([mtf.Dimension("rows", 4), mtf.Dimension("columns", 8)])
+        yield mtf.import_tf_tensor(mesh, tf.ones([4, 8]), shape)
+
+
+def _slicewise(function, x):
+    return mtf.slicewise(function, [x], splittable_dims=x.shape.dims)
+
+
+def test_a_function_of_one_node(x):
+    assert nodes_of(_slicewise(tf.nn.relu, x).operation, {}) == (1, 1)
+
+
+def test_a_function_of_many_nodes(x):
+    found = nodes_of(_slicewise(lambda x: tf.sigmoid(x) * tf.tanh(x) + tf.reshape(x, [4, 8]), x).operation, {})
+    # Sigmoid, tanh, product and sum work; the reshape is only run.
+    assert found.count == 5
+    assert found.traffic == (2 + 2 + 3 + 3) / 2
+
+
+def test_the_gradient_that_tensorflow_makes(x):
+    y = _slicewise(tf.square, x)
+    gradient, = mtf.gradients([mtf.reduce_sum(y)], [x])
+    operation = next(operation for operation in gradient.mesh.graph.operations
+                     if isinstance(operation, mtf.ops.GenericGradOperation))
+    found = nodes_of(operation, {})
+    assert found.count >= 2
+    assert found.traffic > 1
+
+
+def test_a_product_that_is_summed_is_two_nodes(x):
+    column = mtf.reduce_sum(x, output_shape=x.shape.dims[:1])
+    product = mtf.einsum([x, column], output_shape=x.shape.dims[1:])
+    assert nodes_of(product.operation, {}) == (2, (32 + 4 + 8 + 64) / (32 + 4 + 8))
+
+
+def test_functions_that_cannot_be_traced_count_once(x):
+    outside = tf.constant(1.0)
+
+    def fails(x):
+        if x.graph is not outside.graph:
+            raise ValueError("another graph")
+        return x * outside
+
+    assert nodes_of(_slicewise(fails, x).operation, {}) is None
+
+
+def test_export_tells_nodes(x):
+    y = _slicewise(lambda x: tf.sigmoid(x) * x, x)
+    graph = export_graph(mtf.gradients([mtf.reduce_sum(y)], [x])[0].mesh.graph)
+    found = [operation for layer in graph.layers for operation in layer.operations if operation.nodes > 1]
+    assert found
+    assert all(operation.traffic > 1 for operation in found)
