@@ -14,6 +14,7 @@ auto_mtf wants ortools (`pip install '.[auto_mtf]'`); without it, its columns sa
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -62,7 +63,12 @@ def search(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
     # A program that depends on its layout is built, exported and searched several times.
     result.update(find_seconds=time.perf_counter() - start, search_seconds=layout.search["seconds"],
                   once_seconds=layout.search["export_seconds"] + layout.search["seconds"],
-                  optimal=layout.search["optimal"], mesh_shape=layout.mesh_shape, rules=layout.layout_rules)
+                  optimal=layout.search["optimal"], gap=layout.search["gap"], builds=layout.search.get("builds", 1),
+                  mesh_shape=layout.mesh_shape, rules=layout.layout_rules)
+    start = time.perf_counter()
+    same = layout_cases.find(name, "full", DEVICES, machine, mesh=AUTO_MESH)
+    result["same_mesh"] = {"find_seconds": time.perf_counter() - start, "rules": same.layout_rules,
+                           "seconds": same.seconds, "bytes": same.memory_bytes}
     result["auto_mtf"] = auto_mtf.solve(name, "full", AUTO_MESH, flags.limit)
     return result
 
@@ -98,19 +104,22 @@ def legal(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[s
     """Whether Mesh-TF itself lowers what was found, at other numbers of devices (the reduced program, all nodes)."""
     del known
     result: dict[str, Any] = {}
+    machine, here = Machine.load(flags.machine), load_local(DEVICES)
+    # Its virtual devices are no different if there are more of them.
+    here = dataclasses.replace(here, links=tuple(dataclasses.replace(link, devices=32) for link in here.links))
     for devices in (4, 8, 16, 32):
-        machine = Machine.load(flags.machine)
+        start = time.perf_counter()
         try:
             full = layout_cases.find(name, "full", devices, machine)
             entry = {"mesh_shape": full.mesh_shape, "rules": full.layout_rules}
             # At the reduced size of this machine something is split; on a fast one copies are often best.
-            small = layout_cases.find(name, "reduced", devices, load_local(devices, progress=False)
-                                      if devices <= DEVICES else machine)
+            small = layout_cases.find(name, "reduced", devices, here)
             entry["reduced"] = f"{small.mesh_shape} / {small.layout_rules}"
             with tf.Graph().as_default():
                 program = programs.build(name, "reduced", small.mesh_shape, small.layout_rules)
                 layout_cases.lower_stock(program, small.mesh_shape, small.layout_rules)
             entry["lowers"] = True
+            entry["seconds"] = time.perf_counter() - start
         except PaseError as error:
             entry = {"lowers": False, "problem": str(error)[:200]}
         result[str(devices)] = entry

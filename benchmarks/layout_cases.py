@@ -45,8 +45,9 @@ def by_hand(name: str, devices: int) -> list[tuple[str, str, str]]:
     return found
 
 
-def find(name: str, size: str, devices: int, machine: Machine, compare: Sequence[tuple[str, str]] = ()) -> Layout:
-    """The layout that pase_mtf finds for a program."""
+def find(name: str, size: str, devices: int, machine: Machine, compare: Sequence[tuple[str, str]] = (),
+         mesh: str | None = None) -> Layout:
+    """The layout that pase_mtf finds for a program; on one mesh shape only, if it is given."""
     def build_graph(mesh_shape: str | None = None, layout: str | None = None) -> Any:
         program = programs.build(name, size, mesh_shape, layout)
         return program.graph, program.outputs
@@ -59,11 +60,9 @@ def find(name: str, size: str, devices: int, machine: Machine, compare: Sequence
 
     build = build_graph if name in programs.REBUILT else build_once
     if name in ("unet_2d", "unet_3d"):
-        # It imports slices that are laid out: there is no graph without a mesh. On a graph that is built for a layout
-        # the search keeps to its slices, so it begins with those that people write.
+        # It imports slices that are laid out: there is no graph without a mesh.
         build = build_laid_out
-        compare = compare or [(mesh_shape, rules) for _, mesh_shape, rules in by_hand(name, devices)]
-    return find_layout(build, devices=devices, machine=machine, compare=list(compare), name=name)
+    return find_layout(build, devices=devices, machine=machine, mesh_shape=mesh, compare=list(compare), name=name)
 
 
 def price(name: str, size: str, devices: int, machine: Machine, mesh_shape: str, rules: str) -> dict[str, Any]:

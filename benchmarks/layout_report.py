@@ -34,9 +34,10 @@ def _auto(answer: dict[str, Any]) -> str:
 def _searches(found: dict[str, dict[str, Any]]) -> str:
     rows = [[name, f"{entry['forward']:,}", f"{entry['operations']:,}", f"{entry['parameters'] / 1e6:.1f} M",
              f"{entry['export_seconds']:.2f} s", f"{entry['once_seconds']:.2f} s", f"{entry['find_seconds']:.2f} s",
-             "proven" if entry["optimal"] else "bounded", _auto(entry["auto_mtf"])] for name, entry in found.items()]
+             "proven" if entry["optimal"] else f"gap {100 * entry.get('gap', 0.0):.2g} %",
+             str(entry.get("builds", 1)), _auto(entry["auto_mtf"])] for name, entry in found.items()]
     return _table(["program", "forward operations", "operations", "parameters", "export", "export + search",
-                   "find_layout in all", "optimum", "auto_mtf"], rows)
+                   "find_layout in all", "optimum", "graphs built", "auto_mtf"], rows)
 
 
 def _predictions(found: dict[str, dict[str, Any]]) -> str:
@@ -81,6 +82,40 @@ def _measurements(found: dict[str, dict[str, Any]]) -> str:
                    "measured memory", "first loss, against one device"], rows, 3)
 
 
+def _peers(programs: dict[str, dict[str, Any]]) -> str:
+    """auto_mtf beside us: everything about a program that was looked at, in one table."""
+    def row_of(entry: dict[str, Any], section: str, layout: str) -> dict[str, Any]:
+        return next((row for row in entry.get(section, {}).get("rows", ()) if row["layout"] == layout), {})
+
+    rows = []
+    for name, entry in programs.items():
+        if "search" not in entry or "predicted" not in entry:
+            continue
+        found = entry["search"]
+        for layout, seconds in (("pase_mtf", f"{found['find_seconds']:.1f} s"), ("same mesh", ""),
+                                ("auto_mtf", _auto(found["auto_mtf"]))):
+            if layout == "same mesh":
+                if "same_mesh" not in found:
+                    continue
+                same = found["same_mesh"]
+                rows.append([name, "pase_mtf, mesh `a:2;b:4`", f"{same['find_seconds']:.1f} s", "yes",
+                             _time(same["seconds"]), _bytes(same["bytes"]), "", "", ""])
+                continue
+            full, small = row_of(entry, "predicted", layout), row_of(entry, "measured", layout)
+            problem = full.get("problem") or ""
+            cells = ["no: " + problem.split(";")[0] if problem else "yes",
+                     *([_time(full["seconds"]), _bytes(full["bytes"])] if "seconds" in full else ["", ""])]
+            if "measured_ms" in small:
+                cells += ["yes", f"{small['measured_ms']:.1f} ms", _bytes(small["measured_bytes"])]
+            elif small:
+                cells += ["no: " + (small.get("problem") or small.get("fails") or "").split(";")[0][:80], "", ""]
+            else:
+                cells += ["", "", ""]
+            rows.append([name, layout, seconds, *(cell.replace("|", "/") for cell in cells)])
+    return _table(["program", "by", "time to answer", "lowers", "predicted step", "predicted memory",
+                   "reduced: lowers", "measured step", "measured memory"], rows, 2)
+
+
 def _verdict(found: dict[str, dict[str, Any]]) -> str:
     """Where a layout that others wrote or found was faster than ours."""
     slower = []
@@ -117,9 +152,18 @@ def document(data: dict[str, Any]) -> str:
             f"## Predicted, full size\n\n8 devices, machine {machines}. Every layout on the graph that the program "
             "builds for it. “Per layer”: the best strategy for `pase_mtf.lower`.\n\n"
             + _predictions(having("predicted")))
+    if having("search") and having("predicted"):
+        parts.append(
+            "## Beside auto_mtf\n\n`mesh_tensorflow.auto_mtf.layout` minimises memory on the mesh `a:2;b:4`. Time to "
+            "answer, “lowers” and predictions (machine h100) at full size; measured at reduced size, each with the "
+            "layout found for it.\n\n" + _peers(data["programs"]))
     if having("legal"):
-        parts.append("## Legal at every number of devices\n\nThe layout found at full size; that of the reduced "
-                     "program was lowered by Mesh-TF itself.\n\n" + _legality(having("legal")))
+        parts.append(
+            "## Legal at every number of devices\n\nThe layouts found at full size. `find_layout` lowers a layout "
+            "before it returns it: every operation's own `lower`, for shapes only, on the graph that the program "
+            "builds for this layout; so all of these have been lowered in that sense. Besides, the layout found for "
+            "the reduced program on this machine (where more is split) was lowered by `mtf.Lowering` itself, all nodes, "
+            "without an error.\n\n" + _legality(having("legal")))
     if having("measured"):
         parts.append(
             "## Measured, reduced size\n\n8 virtual devices; layouts lowered by `mtf.Lowering`, “per layer” by "
