@@ -103,6 +103,11 @@ def document(rows: Sequence[Row], table: str) -> str:
     steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows})
     notes = [f"{model} on {devices} devices without {arm}: {why}" for row in rows
              for (model, devices, _), (arm, why) in ((row.key, item) for item in row.left_out.items())]
+    walls = [(row.summary["wall_seconds"], *row.key) for row in rows if "wall_seconds" in row.summary]
+    if walls:
+        seconds, model, devices, _ = max(walls)
+        notes.append(f"The longest of these {len(rows)} runs of the launcher, {model} on {devices} devices, took "
+                     f"{seconds:.0f} s in all")
     notes += [f"{row.summary['model']} on {row.summary['devices']} devices: {row.summary['disagreement']}"
               for row in rows if not row.equal]
     equal = "; the losses of all arms agree" if all(row.equal for row in rows) else ""
@@ -193,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", default="all", help="names separated by commas")
     parser.add_argument("--meshes", default="8,4,16,2", help="numbers of devices, in the order of measuring")
     parser.add_argument("--arms", default=",".join(ARMS), help="beside stock Mesh-TF")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--batches", default="", help="examples per step; empty: the preset's")
     parser.add_argument("--name", default="speedup", help="of the files")

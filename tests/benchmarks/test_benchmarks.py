@@ -23,12 +23,13 @@ def summary():
 
 
 def test_tables(summary):
-    row = Row(summary, "pictures", "abc1234", {"auto_mtf": "no answer"})
+    row = Row({**summary, "wall_seconds": 61.7}, "pictures", "abc1234", {"auto_mtf": "no answer"})
     text = document([row], compact_table([row]))
     assert ("| alexnet (tiny, batch 64) | 8 | 500 ± 1 ms | 350 ± 1 ms | 100 ± 1 ms (same) | 100 ± 1 ms | 5.00× | 3.50× "
             "| 4.00× | 0.12 s |") in text
     for word in ("median of 30 steps", "Chip (2 cores)", "TensorFlow 9", "alexnet: pictures", "commit abc1234",
-                 "the losses of all arms agree", "alexnet on 8 devices without auto_mtf: no answer"):
+                 "the losses of all arms agree", "alexnet on 8 devices without auto_mtf: no answer",
+                 "The longest of these 1 runs of the launcher, alexnet on 8 devices, took 62 s in all"):
         assert word in text
     assert ("| alexnet | 64 | 8 | 500 ± 1 | 350 ± 1 | 100 ± 1 (same) | - | - | - | 100 ± 1 | 5.00× | 3.50× | 4.00× | "
             "1.00× (expert) | yes, to 3e-06 | 0.12 s |") in full_table([row])
