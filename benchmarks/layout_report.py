@@ -162,8 +162,8 @@ def document(data: dict[str, Any]) -> str:
             "## Legal at every number of devices\n\nThe layouts found at full size. `find_layout` lowers a layout "
             "before it returns it: every operation's own `lower`, for shapes only, on the graph that the program "
             "builds for this layout; so all of these have been lowered in that sense. Besides, the layout found for "
-            "the reduced program on this machine (where more is split) was lowered by `mtf.Lowering` itself, all nodes, "
-            "without an error.\n\n" + _legality(having("legal")))
+            "the reduced program on this machine (where more is split) was lowered by `mtf.Lowering` itself, with all "
+            "nodes.\n\n" + _legality(having("legal")))
     if having("measured"):
         parts.append(
             "## Measured, reduced size\n\n8 virtual devices; layouts lowered by `mtf.Lowering`, “per layer” by "
