@@ -1,56 +1,33 @@
-"""Writes docs/paper.md and its plots from what `benchmarks.paper` found."""
+"""Writes docs/paper.md from what `benchmarks.paper` found."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.paper_numbers import DEVICES, FIGURE_6, TABLE_1
+from benchmarks.paper_explanations import FIGURES, NETWORKS, SCALE, STRATEGIES
+from benchmarks.paper_numbers import DEVICES, FIGURE_6, PAL, TABLE_1, TABLE_2
+from benchmarks.paper_plot import ARMS
 
-__all__ = ["document", "plot_speedups"]
+__all__ = ["document"]
 
-_ARMS = (("expert", "#7fa8c9"), ("FlexFlow", "#c9a67f"), ("ours", "#2a6f97"))
-
-
-_DIFFERENCES = {
-    "alexnet":
-        "Where they differ: two channels of conv 3 to 5 are split beside 16 parts of the batch, which halves the "
-        "weights whose gradients are summed over the batch; conv 5 splits its out-channels, so that fc 1 finds them "
-        "split. “(copies)” says that the other devices repeat the work where the paper's leave them idle: the same "
-        "time.",
-    "transformer":
-        "Where they differ: embedding and output split the batch beside the vocabulary, on all 32 devices where the "
-        "paper's row uses 16; attention repeats its work on two copies rather than splitting heads, which costs "
-        "arithmetic and saves the all-reduces that a split of heads needs.",
-}
+_MARK = "†"
+_LONGEST = 3
+"""Names of layers that a cell lists; of more it says how many."""
 
 
-def plot_speedups(found: dict[str, Any], machine: str, path: str) -> None:
-    """Draws predicted speedups over data parallelism as bars, the paper's measured ones as marks."""
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(4.6 * len(found), 3.2), layout="constrained")
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, (model, machines) in zip(panels, found.items(), strict=True):
-        for number, (arm, color) in enumerate(_ARMS):
-            places = [place + 0.27 * (number - 1) for place in range(len(DEVICES))]
-            heights = [machines[machine][str(devices)].get(arm, {}).get("speedup", 0) for devices in DEVICES]
-            axes.bar(places, heights, 0.25, color=color, label=f"{arm}, predicted")
-            measured = FIGURE_6[machine].get(model, {}).get("PaSE" if arm == "ours" else arm)
-            if measured:
-                axes.plot(places, measured, "_", color="black", markersize=9, markeredgewidth=1.6,
-                          label="the paper's, measured" if arm == "ours" else None)
-        axes.axhline(1, color="#888", linewidth=0.8)
-        axes.set_xticks(range(len(DEVICES)), [str(devices) for devices in DEVICES])
-        axes.set(title=f"{model}, {machine}", xlabel="devices")
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("times data parallelism")
-    panels[-1].legend(frameon=False, fontsize=8)
-    figure.savefig(path)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * left + "--:|" * (len(head) - left)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _search(row: dict[str, Any]) -> str:
+    return f"{row['seconds']:.2f}" if "seconds" in row else row["says"]
+
+
+def _exact(row: dict[str, Any]) -> str:
+    return f"{row['exact']:.4f}" + ("" if row["optimal"] else " (not proven)")
 
 
 def _times(found: dict[str, Any]) -> str:
@@ -59,71 +36,201 @@ def _times(found: dict[str, Any]) -> str:
         paper = TABLE_1.get(model, {})
         for number, devices in enumerate(DEVICES):
             row = by_devices[str(devices)]
-            search = row["pase"]
-            rows.append([
-                model, str(devices), f"{row['exact']:.4f}" + ("" if row["optimal"] else " (not proven)"),
-                f"{row['build']:.3f}", f"{search['seconds']:.2f}" if "seconds" in search else search["says"],
-                *(f"{paper[name][number]:g}" if name in paper else "–" for name in ("PaSE", "FlexFlow"))])
-    return ("## Table I: seconds to find a strategy\n\nThe paper's cost model and constants (5000 FLOP a word), search "
-            "alone with compiled code loaded; “network” is what building the cost network takes. `pase` is the paper's "
-            "algorithm as we wrote it, in a process of its own.\n\n"
-            + _table(["model", "p", "`exact`", "network", "`pase`, ours", "PaSE, paper", "FlexFlow, paper"], rows))
-
-
-def _strategies(found: dict[str, Any]) -> str:
-    parts = ["## Table II: the strategies at p = 32, the paper's cost model\n\nOurs is the proven optimum of the "
-             "paper's formulas and constants on our graph, which has more layers than the paper's table has rows; “the "
-             "paper's” is its row in our dims (conv 5: b 16, c 2, and so on), idle devices included."]
-    for model, row in found.items():
-        body = [[name + (f" ({count}×)" if count > 1 else ""), mine, theirs, "same" if mine == theirs else ""]
-                for name, mine, theirs, count in row["rows"]]
-        parts.append(
-            f"### {model}\n\n" + _table(["layer", "ours", "the paper's", ""], body) + "\n\n"
-            f"Cost of ours {row['ours']:.6g} FLOP{'' if row['optimal'] else ' (not proven)'}, of the paper's strategy "
-            f"{row['theirs']:.6g} FLOP by the same formulas: the paper's costs {row['theirs'] / row['ours']:.3f} times "
-            f"ours. In seconds of our own cost model: ours {1e3 * row['ours_seconds']:.1f} ms, the paper's "
-            f"{1e3 * row['theirs_seconds']:.1f} ms, the optimum of our own model {1e3 * row['best_seconds']:.1f} ms."
-            "\n\n" + _DIFFERENCES.get(model, ""))
+            theirs = [f"{paper[name][number]:g}" if name in paper else "–" for name in ("PaSE", "FlexFlow")]
+            ours = row["build"] + row["exact"]
+            times = f"{paper['PaSE'][number] / ours:.3g}" if "PaSE" in paper else "–"
+            rows.append([model, str(devices), str(row["most"]), f"{row['build']:.3f}", _exact(row),
+                         _search(row["pase"]), str(row["paper_space"]["most"]), _exact(row["paper_space"]),
+                         _search(row["paper_space"]["pase"]), *theirs, times])
+    parts = [
+        "## Table I: seconds to find a strategy\n\nThe paper's cost model and constants (5000 FLOP a word). `exact` "
+        "and `pase` are the search alone with compiled code loaded; “network” is what pricing the graph takes, which "
+        "is to be added to `exact`; the last column is the paper's PaSE over that sum. `pase` is the paper's "
+        "algorithm as we wrote it, in a process of its own; a dynamic program whose tables would need more than 4 GB "
+        "is not run, and says what it would need. “Paper's configurations”: parts per dim, in one order, on at most p "
+        "devices, as in the paper; ours also tell the orders of the axes over the devices apart, and copies. K is the "
+        "most configurations of a layer.\n\n"
+        + _table(["model", "p", "K", "network", "`exact`", "`pase`", "paper's configurations: K", "`exact`", "`pase`",
+                  "PaSE, paper", "FlexFlow, paper", "times faster"], rows)]
+    instances = [[model, devices, f"{row['instance']['cost']:.6g}", f"{row['cost']:.6g}",
+                  _exact(row["instance"]), _search(row["instance"]["pase"]),
+                  f"{TABLE_1[model]['PaSE'][DEVICES.index(int(devices))]:g}"]
+                 for model, by_devices in found.items() for devices, row in by_devices.items() if "instance" in row]
+    if instances:
+        parts.append("### On the networks of the paper's own tool\n\nCost networks that the paper's tool made of its "
+                     "own graphs (`tests/data/instances`), beside our graphs priced by the same formulas: the optimum "
+                     "of either, in FLOP, and the searches on the tool's network.\n\n"
+                     + _table(["model", "p", "optimum, tool's network", "optimum, our graph", "`exact`", "`pase`",
+                               "PaSE, paper"], instances) + "\n\n" + NETWORKS)
+    orders = [[model, *(str(by_devices[devices]["orders"][method]["layers"] or "–")
+                        for devices in (next(iter(by_devices)), "32" if "32" in by_devices else next(iter(by_devices)))
+                        for method in ("pase", "breadth_first"))] for model, by_devices in found.items()]
+    least = next(iter(next(iter(found.values()))))
+    parts.append("### How hard the graphs are for an elimination order\n\nThe most layers that one table of the "
+                 "dynamic program spans, the layer that is taken among them: the paper's |D ∪ v|, at most 3 on its "
+                 "Inception-v3 in the order of GenerateSeq. “–”: the network's normal form leaves nothing to decide "
+                 "(layers of one configuration and single neighbours are folded in first).\n\n"
+                 + _table(["model", *(f"p = {devices}: {order}" for devices in (least, "32")
+                                      for order in ("GenerateSeq", "breadth first"))], orders))
     return "\n\n".join(parts)
 
 
-def _speedups(found: dict[str, Any]) -> str:
+def _flop(cost: float) -> str:
+    return "0" if cost == 0 else f"{cost / 1e9:+.3g}"
+
+
+def _ours(groups: Sequence[Sequence[Any]]) -> str:
+    return "; ".join(f"{splits} ({', '.join(names) if len(names) <= _LONGEST else f'{len(names)}×'})"
+                     for splits, names in groups)
+
+
+def _strategies(found: dict[str, Any]) -> str:
+    worse = [model for model, row in found.items() if row["ours"] > row["theirs"] * (1 + 1e-9)]
+    verdict = ("Ours is never dearer than the paper's." if not worse else
+               f"The paper's is cheaper than ours on {', '.join(worse)}.")
+    proven = all(row["optimal"] for row in found.values())
+    parts = [
+        "## Table II: the strategies at p = 32\n\nOurs is the optimum of the paper's formulas and constants on our "
+        f"graph{', proven' if proven else ', not always proven'}, over every configuration of up to four mesh axes, "
+        "idle devices included, so that the paper's rows are among them. The paper's strategy gets the benefit of "
+        "every doubt: the order of the axes over the devices, whether devices that a row leaves over idle or repeat "
+        "the work, and the layers that its table does not name (normalisations, pools, concatenations, loss) are as "
+        f"suits it best. {verdict} “Taking the paper's row” is what the cheapest strategy that has the paper's "
+        "configuration in this row, and everything else free, costs more than ours, and which parts of the cost "
+        "that is; 0: as good. All in 10⁹ FLOP."]
+    for model, row in found.items():
+        body = []
+        for entry in row["rows"]:
+            dims, splits = TABLE_2[model][entry["row"]]
+            change = ", ".join(f"{part} {_flop(cost)}" for part, cost in entry["parts"].items()
+                               if abs(cost) > 1e-4 * row["ours"])
+            body.append([entry["row"], f"{dims}: ({splits})", _ours(entry["ours"]),
+                         f"{entry['same']} of {entry['layers']}", _flop(entry["price"]), change or "–"])
+        summary = [[name, *(f"{costs[part] / 1e9:.4g}" for part in costs if part != "resharding backward"),
+                    f"{row[key] / 1e9:.6g}", f"{1e3 * row['seconds'][key]:.1f} ms"]
+                   for name, key, costs in (("ours", "ours", row["ours_parts"]),
+                                            ("the paper's", "theirs", row["theirs_parts"]))]
+        heads = [part.removesuffix(" forward") for part in row["ours_parts"] if part != "resharding backward"]
+        usual = ("The usual space (all devices, at most three axes) has the same optimum."
+                 if math.isclose(row["usual"], row["ours"], rel_tol=1e-9) else
+                 f"In the usual space (all devices, at most three axes) the optimum is {row['usual'] / 1e9:.6g}.")
+        ratios = ", ".join(f"{ratio:.3f} at {float(word):g}" for word, ratio in row["ratios"].items())
+        parts.append(
+            f"### {model}\n\n" + _table(["row", "the paper's", "ours", "layers alike", "taking the paper's row",
+                                         "of which"], body, 4) + "\n\n"
+            + _table(["strategy", *heads, "sum, 10⁹ FLOP", "our own model"], summary) + "\n\n"
+            f"The paper's costs {row['theirs'] / row['ours']:.3f} times ours. {usual} At other prices of a word (in "
+            f"FLOP): {ratios} times. The optimum of our own cost model takes {1e3 * row['seconds']['best']:.1f} ms."
+            + ("\n\n" + STRATEGIES[model] if model in STRATEGIES else ""))
+    return "\n\n".join(parts)
+
+
+def _figures(found: dict[str, Any]) -> str:
     rows = []
     for model, machines in found.items():
         for machine, by_devices in machines.items():
             for number, devices in enumerate(DEVICES):
                 row = by_devices[str(devices)]
                 measured = FIGURE_6[machine].get(model, {})
-                rows.append([model, machine, str(devices), *(_speedup(row, arm) for arm, _ in _ARMS),
+                rows.append([model, machine, str(devices), _milliseconds(row, "data parallel"),
+                             *(_speedup(row, arm) for arm, _ in ARMS),
                              *(f"{measured[name][number]:.2f}" if name in measured else "–"
                                for name in ("expert", "FlexFlow", "PaSE"))])
-    return ("## Figure 6: speedup over data parallelism\n\nPredicted by our cost model (seconds, links from data "
-            "sheets), beside what the paper measured. FlexFlow: its search on our costs, the better of its two "
-            "starts.\n\n"
-            "![1080 Ti](paper-1080ti.svg)\n![2080 Ti](paper-2080ti.svg)\n\n"
-            + _table(["model", "machine", "p", "expert", "FlexFlow", "ours", "expert, paper", "FlexFlow, paper",
-                      "PaSE, paper"], rows))
+    pairs = _ordered(found)
+    head = ("## Figure 6: speedup over data parallelism\n\nPredicted by our cost model (seconds, links from data "
+            "sheets), beside what the paper measured. FlexFlow: its search (`mcmc`) on our costs, the better of its "
+            f"two starts. {_MARK}: needs more memory on a device than the device has. "
+            + _never_behind(machines for machines in found.values()) + f" {pairs}\n\n"
+            "![1080 Ti](paper-1080ti.svg)\n![2080 Ti](paper-2080ti.svg)\n\n")
+    return head + _table(["model", "machine", "p", "data parallel", "expert", "FlexFlow", "ours", "expert, paper",
+                          "FlexFlow, paper", "PaSE, paper"], rows, 2) + "\n\n" + FIGURES
+
+
+def _never_behind(machines: Any) -> str:
+    """How often ours is behind another arm, and the most that it is ahead of the best other."""
+    rows = [row for one in machines for by_devices in one.values() for row in by_devices.values()]
+    behind = sum(row["ours"]["seconds"] > min(_others(row)) * (1 + 1e-9) for row in rows)
+    proven = sum(row["optimal"] for row in rows)
+    ahead = max(min(_others(row)) / row["ours"]["seconds"] for row in rows)
+    return (f"Of {len(rows)} cases ours is behind another strategy in {behind}, proven optimal in {proven}, and at "
+            f"most {ahead:.2f} times as fast as the best of the others.")
+
+
+def _others(row: dict[str, Any]) -> list[float]:
+    return [row[name]["seconds"] for name in ("data parallel", "expert", "FlexFlow") if name in row]
+
+
+def _ordered(found: dict[str, Any]) -> str:
+    """Of the pairs of arms that the paper measured apart, how many the prediction orders as they were."""
+    right = total = 0
+    for model, machines in FIGURE_6["1080ti"].items():
+        for number, devices in enumerate(DEVICES):
+            row = found.get(model, {}).get("1080ti", {}).get(str(devices))
+            if row is None:
+                continue
+            arms = [("data parallel", 1.0), *((ours, machines[theirs][number]) for ours, theirs in (
+                ("expert", "expert"), ("FlexFlow", "FlexFlow"), ("ours", "PaSE")) if theirs in machines)]
+            for index, (one, first) in enumerate(arms):
+                for other, second in arms[:index]:
+                    if abs(first - second) > 0.02 and one in row and other in row:
+                        total += 1
+                        right += (first > second) == (row[one]["speedup"] > row[other]["speedup"])
+    return (f"Of {total} pairs of strategies on the 1080 Ti that the paper measured more than 0.02 apart, the "
+            f"prediction orders {right} as measured.") if total else ""
 
 
 def _scale(found: dict[str, Any]) -> str:
-    rows = [[model, devices,
-             *(f"{1e3 * row[name]['seconds']:.2f} ms" if name in row else "–" for name in ("data parallel", "ours")),
-             *(_speedup(row, arm) for arm, _ in _ARMS), "yes" if row["optimal"] else "no"]
-            for model, by_devices in found.items() for devices, row in by_devices.items()]
-    return ("## At scale, predicted\n\nNodes of eight H100, 1024 examples a step; speedups over data parallelism.\n\n"
-            + _table(["model", "p", "data parallel", "ours", "expert", "FlexFlow", "ours, times", "proven"], rows))
+    rows = [[model, devices, *(_milliseconds(row, name) for name in ("data parallel", "ours")),
+             *(_speedup(row, arm) for arm, _ in ARMS), "yes" if row["optimal"] else "no"]
+            for model, machines in found.items() for devices, row in machines["h100"].items()]
+    return ("## At scale, predicted\n\nNodes of eight H100, 1024 examples a step; speedups over data parallelism. "
+            + _never_behind(found.values()) + "\n\n![H100](paper-h100.svg)\n\n"
+            + _table(["model", "p", "data parallel", "ours", "expert", "FlexFlow", "ours, times", "proven"], rows)
+            + "\n\n" + SCALE)
+
+
+def _workers(found: dict[str, Any], scale: dict[str, Any]) -> str:
+    rows = []
+    for model, by_devices in found.items():
+        ahead = [machine["ours"]["speedup"] for machine in scale.get(model, {}).get("h100", {}).values()]
+        rows.append([model, *(f"{row['speedup']:.2f}" for devices, row in by_devices.items() if devices != "1"),
+                     *(f"{max(0.0, int(devices) / row['speedup'] - 1):.0%}" for devices, row in by_devices.items()
+                       if devices != "1"),
+                     f"{PAL[model] - 1:.1%}", f"{min(ahead) - 1:.0%} to {max(ahead) - 1:.0%}" if ahead else "–"])
+    sizes = [devices for devices in next(iter(found.values())) if devices != "1"]
+    return ("## Hybrid parallelism (Pal et al., IEEE Micro 2019)\n\nWith M devices to a worker, the step of one "
+            "worker (the paper's batch, one H100 against M of a node, our strategy) is SU_M times as fast. Hybrid "
+            "parallelism is ahead of data parallelism alone once SU_M > M · (SE_MN/SE_N) · (E_N/E_MN): at equal "
+            "scaling efficiency, once M times the global batch needs more than M/SU_M − 1 more epochs, given beside "
+            "it. How the epochs grow with the batch is a matter of training to convergence, which we have not done. "
+            "The last columns are their projection, at least so far ahead of data parallelism at scale, and how far "
+            "ours is ahead of data parallelism at p = 128 to 1024 by the table above: the same global batch for both, "
+            "so that the epochs are equal, which theirs are not.\n\n"
+            + _table(["model", *(f"SU_{size}" for size in sizes), *(f"epochs, M = {size}" for size in sizes),
+                      "Pal et al.", "ours at scale"], rows))
 
 
 def _speedup(row: dict[str, Any], arm: str) -> str:
-    return f"{row[arm]['speedup']:.2f}" if arm in row else "–"
+    return f"{row[arm]['speedup']:.2f}{'' if row[arm].get('fits', True) else _MARK}" if arm in row else "–"
+
+
+def _milliseconds(row: dict[str, Any], arm: str) -> str:
+    if arm not in row:
+        return "–"
+    return f"{1e3 * row[arm]['seconds']:.2f} ms{'' if row[arm].get('fits', True) else _MARK}"
 
 
 def document(results: dict[str, Any]) -> str:
     """docs/paper.md, of the sections there are."""
     facts = results["facts"]
-    parts = ["# The PaSE paper's tables, beside ours\n\nElango, *PaSE: Parallelization Strategies for Efficient DNN "
-             "Training*, IPDPS 2021 (arXiv 2407.04001). Reproduce with `python -m benchmarks.paper`. "
-             f"{facts['processor']}, Python {facts['python']}."]
-    writers = {"times": _times, "strategies": _strategies, "speedups": _speedups, "scale": _scale}
+    parts = ["# The papers' tables, beside ours\n\nElango, *PaSE: Parallelization Strategies for Efficient DNN "
+             "Training*, IPDPS 2021 (arXiv 2407.04001), and Pal et al., *Optimizing Multi-GPU Parallelization "
+             "Strategies for Deep Learning Training*, IEEE Micro 2019 (arXiv 1907.13257). Reproduce with "
+             "`python -m benchmarks.paper`; all numbers are in [`paper.json`](paper.json). All models in the "
+             "published sizes; batch 128 for the networks of convolutions, 64 for the others. "
+             f"{facts['processor']}; Python {facts['python']}, numpy {facts.get('numpy', '?')}, numba "
+             f"{facts.get('numba', '?')}."]
+    writers = {"times": _times, "strategies": _strategies, "speedups": _figures, "scale": _scale,
+               "workers": lambda found: _workers(found, results.get("scale", {}))}
     parts += [write(results[name]) for name, write in writers.items() if name in results]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"

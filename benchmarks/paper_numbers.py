@@ -1,12 +1,14 @@
-"""What the PaSE paper (Elango, IPDPS 2021, arXiv 2407.04001) reports: Tables I and II, and the bars of Figure 6."""
+"""What the papers report: Tables I and II and the bars of Figure 6 of PaSE (Elango, IPDPS 2021, arXiv 2407.04001), and
+the projections of Pal et al. (IEEE Micro 2019, arXiv 1907.13257)."""
 
 from __future__ import annotations
 
-from pase_mtf.configurations import Configuration
+import dataclasses
+
 from pase_mtf.errors import UsageError
 from pase_mtf.graph import ComputationGraph, Layer
 
-__all__ = ["DEVICES", "FIGURE_6", "TABLE_1", "paper_strategy"]
+__all__ = ["DEVICES", "FIGURE_6", "PAL", "TABLE_1", "TABLE_2", "Row", "paper_rows"]
 
 DEVICES = (4, 8, 16, 32, 64)
 
@@ -37,41 +39,97 @@ FIGURE_6 = {
 }
 """Measured speedup over data parallelism, per number of `DEVICES`, read off the figure (+- 0.01)."""
 
+PAL = {"inception_v3": 1.265, "gnmt": 1.08, "biglstm": 1.22}
+"""Pal et al.: how far hybrid parallelism is ahead of data parallelism alone at scale, at least (their projection)."""
 
-def paper_strategy(model: str, graph: ComputationGraph) -> tuple[Configuration, ...]:
-    """Table II: the paper's best strategy on 32 GTX 1080 Ti, in the dims of our graph.
+TABLE_2 = {
+    "alexnet": {"conv 1-4": ("b c h w n r s", "32,1,1,1,1,1,1"), "conv 5": ("b c h w n r s", "16,2,1,1,1,1,1"),
+                "fc 1, fc 3": ("b n c", "1,4,8"), "fc 2": ("b n c", "1,8,4"), "softmax": ("b n", "1,4")},
+    "inception_v3": {"modules A-D": ("b c h w n r s", "32,1,1,1,1,1,1"),
+                     "module E": ("b c h w n r s", "16,1,1,1,2,1,1"), "fc": ("b n c", "1,2,16")},
+    "rnnlm": {"embedding": ("b s d v", "1,1,1,32"), "LSTM": ("l b s d e", "2,4,1,2,2"),
+              "fc": ("b s v d", "1,1,32,1")},
+    "transformer": {"embedding": ("b s d v", "1,1,1,16"), "attention": ("b s h c k", "16,1,2,1,1"),
+                    "feed forward": ("b s d e", "16,1,1,2"), "fc": ("b s v d", "1,1,16,1")},
+}
+"""Model -> row -> (the paper's dims, its best configuration on 32 GTX 1080 Ti)."""
 
-    The paper names groups of layers; layers that it does not name (normalisations between the named ones) follow the
-    split of what they belong to. Where a row splits into fewer than 32 parts, the other devices idle, as in the paper.
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What Table II says about a layer of our graph.
+
+    Attributes:
+      name: of the row in `TABLE_2`; "" for a layer that the table does not name.
+      splits: dim of ours -> parts, those that are split; empty where there is no row.
+    """
+
+    name: str = ""
+    splits: tuple[tuple[str, int], ...] = ()
+
+
+def paper_rows(model: str, graph: ComputationGraph) -> tuple[Row, ...]:
+    """Table II in the dims of our graph: for every layer, the row that it belongs to.
+
+    The paper names groups of layers. What it does not name (normalisations, pools and concatenations between them, the
+    loss of all but AlexNet) has no row.
 
     Args:
-      model: "alexnet" or "transformer".
+      model: "alexnet", "inception_v3", "rnnlm" or "transformer".
       graph: of that model.
 
     Raises:
       UsageError: another model.
     """
-    rows = {"alexnet": _alexnet, "transformer": _transformer}.get(model)
-    if rows is None:
-        raise UsageError(f"no row of the paper's Table II is written down for {model!r}; take alexnet or transformer")
-    return tuple(Configuration(tuple((dim, parts) for dim, parts in rows(layer) if parts > 1))
-                 for layer in graph.layers)
+    rows = {"alexnet": _alexnet, "inception_v3": _inception_v3, "rnnlm": _rnnlm, "transformer": _transformer}
+    if model not in rows:
+        raise UsageError(f"no row of the paper's Table II is about {model!r}; take one of {', '.join(rows)}")
+    return tuple(rows[model](layer) for layer in graph.layers)
 
 
-def _alexnet(layer: Layer) -> list[tuple[str, int]]:
-    """conv 1-4: b 32; conv 5: b 16, c 2; fc 1 and fc 3: n 4, c 8; fc 2: n 8, c 4; softmax: n 4."""
+def _alexnet(layer: Layer) -> Row:
     name = layer.name.partition("/")[0]
     if name == "conv5":
-        return [("batch", 16), ("conv4", 2)]
+        return Row("conv 5", (("batch", 16), ("conv4", 2)))
     if name.startswith("conv"):
-        return [("batch", 32)]
-    return {"fc1": [("fc1", 4), ("conv5", 8)], "fc2": [("fc2", 8), ("fc1", 4)], "fc3": [("classes", 4), ("fc2", 8)],
-            "loss": [("classes", 4)]}[name]
+        return Row("conv 1-4", (("batch", 32),))
+    return {"fc1": Row("fc 1, fc 3", (("fc1", 4), ("conv5", 8))), "fc2": Row("fc 2", (("fc2", 8), ("fc1", 4))),
+            "fc3": Row("fc 1, fc 3", (("classes", 4), ("fc2", 8))), "loss": Row("softmax", (("classes", 4),))}[name]
 
 
-def _transformer(layer: Layer) -> list[tuple[str, int]]:
-    """embedding and fc: v 16; attention: b 16, h 2; feed forward: b 16, e 2."""
-    if "vocab" in layer.dims:
-        return [("vocab", 16)]
-    other = next((dim for dim in ("heads", "d_ff") if dim in layer.dims), None)
-    return [("batch", 16), (other, 2)] if other else [("batch", 16)]
+def _inception_v3(layer: Layer) -> Row:
+    module = layer.name.partition("/")[0]
+    if module == "classifier":
+        return Row("fc", (("classes", 2), ("mixed", 16)))
+    if layer.kind != "convolution":
+        return Row()
+    # Three modules A, one B, four C, one D, two E; the convolutions before them with the first.
+    if module in ("mixed10", "mixed11"):
+        return Row("module E", (("batch", 16), (_out_dim(layer), 2)))
+    return Row("modules A-D", (("batch", 32),))
+
+
+def _rnnlm(layer: Layer) -> Row:
+    module = layer.name.partition("/")[0]
+    if module == "lstm":
+        # d is what a cell makes, e what it reads.
+        return Row("LSTM", (("layers", 2), ("batch", 4), ("units", 2), ("inputs", 2)))
+    return {"embedding": Row("embedding", (("vocab", 32),)), "output": Row("fc", (("vocab", 32),))}.get(module, Row())
+
+
+def _transformer(layer: Layer) -> Row:
+    module = layer.name.partition("/")[0]
+    if "embedding" in module:
+        return Row("embedding", (("vocab", 16),))
+    if module == "output":
+        return Row("fc", (("vocab", 16),))
+    if "heads" in layer.dims:
+        return Row("attention", (("batch", 16), ("heads", 2)))
+    return Row("feed forward", (("batch", 16), ("d_ff", 2))) if "d_ff" in layer.dims else Row()
+
+
+def _out_dim(layer: Layer) -> str:
+    """The out-channels of a convolution: what its weights and its output share."""
+    weights = {name for variable in layer.variables for name in variable.operand.dims}
+    return next(name for operation in layer.operations if operation.phase == "forward"
+                and operation.kind == "convolution" for name in operation.outputs[0].dims if name in weights)
