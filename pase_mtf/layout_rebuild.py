@@ -214,13 +214,12 @@ class _Rebuilding:
             try:
                 graph, outputs = _build(self.build_graph,
                                         {name: arguments[name] for name in self.accepted if name in arguments})
-            except PaseError:
-                raise
             except Exception as error:  # whatever a program says to a layout that it does not take
                 if not self.families:
                     raise
-                what = str(error).strip().partition("\n")[0]
-                raise InfeasibleError(f"the program refuses it ({type(error).__name__}: {what})") from error
+                what = " ".join(str(error).split())[:300]
+                what = what if isinstance(error, PaseError) else f"{type(error).__name__}: {what}"
+                raise InfeasibleError(f"the program refuses it ({what})") from error
             signature = _signature(graph)
             if signature in self.families:
                 return self.families[signature], (graph, outputs)

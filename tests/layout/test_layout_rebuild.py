@@ -122,6 +122,13 @@ def test_a_program_may_refuse_a_layout():
     assert "refuses it (ValueError: no batches here)" in found.data_parallel.problem
     assert "no batches here" in str(found)
 
+    def told(mesh_shape="", layout=""):  # as the command line does
+        try:
+            return build_graph(mesh_shape, layout)
+        except ValueError as error:
+            raise UsageError("failed: no batches here") from error
+    assert find_layout(told, 4, machine=FLAT).layout_rules == found.layout_rules
+
     def broken(mesh_shape="", layout=""):
         raise ValueError("broken")
     with pytest.raises(ValueError, match="broken"):
