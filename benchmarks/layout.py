@@ -155,11 +155,14 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
         result = layout_cases.measure(name, "reduced", arms, flags.seconds, bar.update)
     for arm in arms:
         arm.close()
+    losses: dict[tuple, float] = {}
     for row in rows:
         if row["layout"] in result:
             row.update({f"measured_{key}": value for key, value in result[row["layout"]].items()})
-            row["one_device_loss"] = layout_cases.first_loss(
-                name, "reduced", row["mesh_shape"] or None, row["rules"] or None, devices)
+            built = (row["mesh_shape"] or None, row["rules"] or None) if name in programs.REBUILT else (None, None)
+            if built not in losses:
+                losses[built] = layout_cases.first_loss(name, "reduced", *built, devices)
+            row["one_device_loss"] = losses[built]
     return {"machine": machine.name, "auto_mtf": auto, "rows": rows}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -78,24 +77,21 @@ def _effect(choice: _Choice) -> tuple:
     return mesh.sizes, frozenset((dim, mesh.names.index(axis)) for dim, axis in rules.items())
 
 
-_SIMPLE = (bool, int, float, str, mtf.Dimension, mtf.Shape)
-
-
-def _signature(graph: mtf.Graph) -> bytes:
+def _signature(graph: mtf.Graph) -> tuple:
     """Equal for graphs of the same operations on the same tensors, whatever they are called."""
-    digest, number = hashlib.sha256(), {}
+    entries, number = [], {}
     for operation in graph.operations:
         # Offsets, dims it works along, and the like.
-        settings = [(key, str(value)) for key, value in sorted(vars(operation).items())
-                    if isinstance(value, _SIMPLE) and key != "_name"]
+        settings = tuple((key, tuple(value.dims) if isinstance(value, mtf.Shape) else value)
+                         for key, value in vars(operation).items()
+                         if isinstance(value, (bool, int, float, str, mtf.Dimension, mtf.Shape)) and key != "_name")
         slices = getattr(operation, "_laid_out_tensor", None)
-        entry = (type(operation).__qualname__, settings, [number.get(tensor, -1) for tensor in operation.inputs],
-                 [(str(tensor.shape), tensor.dtype.name) for tensor in operation.outputs],
-                 slices and (len(slices.tensor_list), slices.slice_shape))
-        digest.update(repr(entry).encode())
+        entries.append((type(operation), settings, tuple(number.get(tensor, -1) for tensor in operation.inputs),
+                        tuple((tuple(tensor.shape.dims), tensor.dtype) for tensor in operation.outputs),
+                        slices and (len(slices.tensor_list), tuple(slices.slice_shape))))
         for tensor in operation.outputs:
             number[tensor] = len(number)
-    return digest.digest()
+    return tuple(entries)
 
 
 class _Family:
@@ -203,7 +199,7 @@ class _Rebuilding:
         self.options, self.fixed, self.name = options, fixed, name
         self.limit = _BUILDS
         self.evaluated: dict[_Choice, _Evaluated | InfeasibleError] = {}
-        self.families: dict[bytes, _Family] = {}
+        self.families: dict[tuple, _Family] = {}
         self.builds = 0
 
     def family(self, choice: _Choice | None) -> tuple[_Family, tuple[mtf.Graph, list[mtf.Tensor]] | None]:
@@ -309,9 +305,12 @@ class _Rebuilding:
         parallel, data_parallel = first.strict.data_parallel(), None
         if parallel is not None:
             data_parallel = str(parallel[0]), rules_text(parallel[1])
-        seeds = [data_parallel, *self.seeds(next(iter(parallel[1])))] if parallel else []
-        for choice in [*compared, *seeds]:
+        for choice in [*compared, *([data_parallel] if data_parallel else [])]:
             self.evaluate(choice)
+        if len(self.families) > 1 and parallel is not None:
+            for choice in self.seeds(next(iter(parallel[1]))):
+                with contextlib.suppress(InfeasibleError):
+                    self.family(choice)
         self.limit = self.builds + _BUILDS
         bound = self.propose()
         usable = [choice for choice in self.usable() if self.lowers(choice)]
