@@ -47,7 +47,6 @@ AUTO_MESH = "a:2;b:4"
 
 def search(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[str, Any]:
     """Times at full size: export, search with its check that the layout lowers, and auto_mtf."""
-    del known
     machine = Machine.load(flags.machine)
     with tf.Graph().as_default():
         start = time.perf_counter()
@@ -69,7 +68,8 @@ def search(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
     same = layout_cases.find(name, "full", DEVICES, machine, mesh=AUTO_MESH)
     result["same_mesh"] = {"find_seconds": time.perf_counter() - start, "rules": same.layout_rules,
                            "seconds": same.seconds, "bytes": same.memory_bytes}
-    result["auto_mtf"] = auto_mtf.solve(name, "full", AUTO_MESH, flags.limit)
+    before = known.get("search", {}).get("auto_mtf") if flags.keep_auto_mtf else None
+    result["auto_mtf"] = before or auto_mtf.solve(name, "full", AUTO_MESH, flags.limit)
     return result
 
 
@@ -191,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--programs", default=",".join(programs.PROGRAMS))
     parser.add_argument("--machine", default="h100", help="whose numbers predict the full sizes")
     parser.add_argument("--limit", type=float, default=120, help="seconds until auto_mtf is stopped")
+    parser.add_argument("--keep_auto_mtf", action="store_true", help="its earlier answers at full size stand")
     parser.add_argument("--seconds", type=float, default=30, help="of measuring, per program")
     parser.add_argument("--output", default=str(FOLDER))
     flags = parser.parse_args(arguments)
