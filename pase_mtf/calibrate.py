@@ -37,7 +37,7 @@ from pase_mtf.training_steps import fit_steps, measure_step
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 12
+VERSION = 13
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 _STEPS = 3  # training steps under as many strategies

@@ -25,6 +25,9 @@ from pase_mtf.sampling import seconds_of, session_config
 
 __all__ = ["Step", "fit_steps", "measure_step", "strategies_to_measure"]
 
+_PRICE_ERROR = 0.1  # how far the price of a step may be off, relatively, for other reasons than latency
+_LATENCY = 5e-6  # seconds: about what handing over a block takes beyond its parts
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -145,12 +148,14 @@ def fit_steps(machine: Machine, devices: int, steps: Sequence[Step]) -> Machine:
     # In the first step next to nothing is handed over: what it takes beyond its parts is overhead.
     known = price(steps[0], 0.0, 0.0)
     overhead = max((steps[0].seconds - known) * small / (price(steps[0], small, 0.0) - known), 1e-7)
-    # The others then tell what handing over takes: least squares of relative errors.
+    # The others then tell what handing over takes: least squares of relative errors, and of a latency that is no more
+    # than a few microseconds. Where little is handed over (between two devices, say), what a step takes beyond its
+    # price has other reasons; taken for latency, it made searches avoid all-reduces that cost next to nothing.
     latency = 0.0
     if len(steps) > 1:
         seconds = np.array([step.seconds for step in steps[1:]])
         known = np.array([price(step, overhead, 0.0) for step in steps[1:]])
         each = np.array([price(step, overhead, small) for step in steps[1:]]) - known
         column, wanted = each / small / seconds, (seconds - known) / seconds
-        latency = max(float(column @ wanted) / float(column @ column), 0.0)
+        latency = max(float(column @ wanted) / float(column @ column + (_PRICE_ERROR / _LATENCY) ** 2), 0.0)
     return at(overhead, latency)

@@ -82,7 +82,7 @@ def test_convolutions_of_few_channels_tell_the_lanes():
     assert found.rates["convolution"] == pytest.approx(TRUE.rates["convolution"], rel=0.1)
 
 
-def test_whole_steps_tell_overhead_and_latency():
+def test_whole_steps_tell_overhead_and_latency(monkeypatch):
     graph, split = perceptron(), [Configuration((("batch", 8),))] * 3
     moved = [split[0], Configuration((("width2", 8),)), split[2]]
     slower = dataclasses.replace(TRUE, links=tuple(dataclasses.replace(link, latency=link.latency + 3e-5)
@@ -90,6 +90,10 @@ def test_whole_steps_tell_overhead_and_latency():
     steps = [training_steps.Step(graph, tuple(chosen), price_strategy(graph, machine, 8, chosen).total)
              for chosen, machine in ((split, TRUE), (moved, slower))]
     start = dataclasses.replace(TRUE, overhead=0.0)
+    # Next to nothing is handed over in so small a network: the latency would have to be much larger to be believed.
+    found = training_steps.fit_steps(start, 8, steps)
+    assert TRUE.links[-1].latency <= found.links[-1].latency < TRUE.links[-1].latency + 2e-5
+    monkeypatch.setattr(training_steps, "_PRICE_ERROR", 1e-6)
     found = training_steps.fit_steps(start, 8, steps)
     assert found.overhead == pytest.approx(TRUE.overhead, rel=0.1)
     assert found.links[-1].latency == pytest.approx(TRUE.links[-1].latency + 3e-5, rel=0.1)
