@@ -58,8 +58,12 @@ def _legality(found: dict[str, dict[str, Any]]) -> str:
     devices = sorted({count for entry in found.values() for count in entry}, key=int)
     rows = []
     for name, entry in found.items():
-        cells = [f"`{entry[count]['mesh_shape']}` `{entry[count]['rules'] or '(none)'}`" if entry[count]["lowers"] else
-                 entry[count]["problem"] for count in devices]
+        cells = []
+        for count in devices:
+            found = entry[count]
+            small = " `" + "` `".join(found["reduced"].split(" / ")) + "`" if "reduced" in found else ""
+            cells.append(f"`{found['mesh_shape']}` `{found['rules'] or '(none)'}`<br>reduced:{small}"
+                         if found["lowers"] else found["problem"])
         rows.append([name, *cells])
     return _table(["program", *(f"p = {count}" for count in devices)], rows, 9)
 
