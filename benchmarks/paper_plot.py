@@ -45,5 +45,6 @@ def plot_speedups(found: dict[str, Any], machine: str, path: str) -> None:
         axes.set_visible(False)
     for axes in panels[::_COLUMNS]:
         axes.set_ylabel("times data parallelism")
-    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=len(handles), frameon=False)
+    names = sorted(handles, key=lambda name: "measured" in name)
+    figure.legend([handles[name] for name in names], names, loc="outside upper center", ncols=len(names), frameon=False)
     figure.savefig(path)
