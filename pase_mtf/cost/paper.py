@@ -52,22 +52,23 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     """
     result = np.zeros((len(PAPER_PARTS), len(table.devices)))
     read: collections.Counter = collections.Counter()  # (columns, bytes, dims absent, variables of this kind) -> times
-    forward = [entry for entry in signature if entry.phase == "forward"]
+    forward = collections.Counter(entry for entry in signature if entry.phase == "forward")
     only_pointwise = not any(entry.kind in (*PRODUCTS, "convolution") for entry in forward)
-    for entry in forward:
+    for entry, count in forward.items():  # an unrolled recurrence does the same at every time step
         product = entry.kind in (*PRODUCTS, "convolution")
         # A multiply-add is one FLOP in the paper, two in ours.
         flops = entry.flops / 2.0 if product else entry.flops
-        result[0] += 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
+        result[0] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
         for columns, nbytes in entry.outputs:
-            result[1] += machine.balance * _words(nbytes / 4.0, table.share(columns), _group(table, entry.reduced))
+            result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
+                                                          _group(table, entry.reduced))
         for number, (columns, nbytes) in enumerate(entry.inputs):
             alike = entry.weights[number] if number < len(entry.weights) else 0
             # Statistics can look like a scale or a bias; counting no more than there are variables leaves them out.
             if product or (only_pointwise and alike):
-                read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), alike] += 1
+                read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), alike] += count
         if entry.move:
-            result[3] += 2.0 * machine.balance * move_elements(entry.move, table)
+            result[3] += count * 2.0 * machine.balance * move_elements(entry.move, table)
     for (columns, nbytes, absent, alike), times in read.items():
         result[2] += (min(times, alike) if alike else times) * machine.balance * _words(
             nbytes / 4.0, table.share(columns), _group(table, absent))
