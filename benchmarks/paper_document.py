@@ -40,8 +40,7 @@ def _slower(found: dict[str, Any]) -> str:
     names = ", ".join(f"{model} p = {devices}" for model, devices, _ in slower)
     return (f"Network and search together are slower than the paper's PaSE in {len(slower)} of {len(cases)} cases "
             f"({names}), where the search itself takes at most {1e3 * max(row['exact'] for *_, row in slower):.1f} ms: "
-            "the rest is pricing, the first in a process with its compiled code to load. The recurrent models are "
-            "priced operation by operation of their unrolled steps.")
+            "the rest is pricing.")
 
 
 def _times(found: dict[str, Any]) -> str:
