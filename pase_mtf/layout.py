@@ -109,7 +109,9 @@ class Layout:
                 f"{1e3 * self.seconds:.3f} ms a step, {verdict} among the layouts that lower\n"
                 + format_table(head, body, right=(3, 4, 5, 6, 7)))
         problems = [f"{entry.name}: {entry.problem}" for entry in rows if entry.problem]
-        return "\n".join([text, *problems, *self.notes])
+        copies = (["note: no dim is split: every device does all of the work, which is faster here than what splitting "
+                   "it would send"] if self.devices > 1 and not self.best.layout_rules else [])
+        return "\n".join([text, *problems, *self.notes, *copies])
 
     def explain(self, dim: str) -> str:
         """What every axis would cost for a dim: with the other rules as they are, and with all others chosen anew.

@@ -104,7 +104,7 @@ class _Family:
     """
 
     def __init__(self, graph: mtf.Graph, outputs: Sequence[mtf.Tensor], devices: int, machine: Machine,
-                 options: Mapping[str, Any], fixed: Mapping[str, str | None], name: str) -> None:
+                 options: Mapping[str, Any], fixed: Mapping[str, str | None], name: str, *, first: bool) -> None:
         self.problem, self._proposing = "", []
         self.left: list[tuple[list[int], float]] = []
 
@@ -114,11 +114,13 @@ class _Family:
         try:
             self.strict = prepare(fixed=fixed, **options)
             self._proposing.append(self.strict)
-        except InfeasibleError as error:
-            # What is fixed is impossible in this graph, but maybe not in another.
+        except (InfeasibleError, UsageError) as error:
+            # What is fixed is impossible in this graph, or no dim of it, but maybe not in another.
+            if first and isinstance(error, UsageError):
+                raise
             self.problem, self.strict = str(error), prepare()
         if any(isinstance(operation, mtf.ops.ImportLaidOutTensorOperation) for operation in graph.operations):
-            with contextlib.suppress(InfeasibleError):
+            with contextlib.suppress(InfeasibleError, UsageError):
                 self._proposing.insert(0, prepare(fixed=fixed, rebuilt=True, exported=self.strict.exported, **options))
 
     def offers(self, known: set[tuple]) -> Iterator[tuple[float, _Choice, bool]]:
@@ -220,7 +222,7 @@ class _Rebuilding:
             if signature in self.families:
                 return self.families[signature], (graph, outputs)
             self.families[signature] = _Family(graph, outputs, self.devices, self.machine, self.options, self.fixed,
-                                               self.name)
+                                               self.name, first=not self.families)
             return self.families[signature], None
 
     def evaluate(self, choice: _Choice) -> None:

@@ -135,6 +135,20 @@ def test_a_program_may_refuse_a_layout():
         find_layout(broken, 4, machine=FLAT)
 
 
+def test_a_fixed_dim_may_be_missing_from_another_graph():
+    def build_graph(mesh_shape="", layout=""):
+        graph, outputs = dense()
+        if "batch" not in layout:
+            extra = mtf.import_tf_tensor(outputs[0].mesh, tf.ones([8]), [mtf.Dimension("groups", 8)])
+            outputs = [outputs[0] + mtf.reduce_sum(extra)]
+        return graph, outputs
+    found = find_layout(build_graph, 4, machine=FLAT, fixed={"groups": None})
+    assert found.search["graphs"] == 2
+    assert not found.data_parallel.problem
+    with pytest.raises(UsageError, match="'gruops' is no dim"):
+        find_layout(build_graph, 4, machine=FLAT, fixed={"gruops": None})
+
+
 def test_slices_are_laid_out_as_the_layout_says():
     """Without being told one, the layout of imported slices is found."""
     def build_graph(mesh_shape, layout):
