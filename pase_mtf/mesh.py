@@ -16,6 +16,8 @@ from pase_mtf.reshard import all_reduce, move
 
 __all__ = ["DeviceMeshImpl", "LazySum", "MeshSpec"]
 
+_VIEWS = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze"))  # nodes whose output is their input's memory
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshSpec:
@@ -351,12 +353,16 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
             return tf.group(self.updates(assign_fn, values))
 
         def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> list[Any]:
-            """The assignments of `assign_to_slices`, for the caller to group with others."""
+            """The assignments of `assign_to_slices`, for the caller to group with others.
+
+            They wait for all that uses what was read: TensorFlow assigns in place, but where somebody still holds the
+            value it copies the variable first.
+            """
             read = self.has_read() or [None] * len(values)
             result = []
             for device, variable, value, old in zip(
                     self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True):
-                with tf.device(device), tf.control_dependencies([] if old is None else [old]):
+                with tf.device(device), tf.control_dependencies([] if old is None else [old, *_readers(old)]):
                     result.append(_assign(self._variable, variable, value, assign_fn))
             return result
 
@@ -406,6 +412,20 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
             total = mesh_impl.combine_slices(self.read_again(), variable.shape, device=variable.master_device or None)
             with tf.device(variable.master_device):
                 return variable.assign_to_master(tf.cast(total, variable.master_dtype))
+
+
+def _readers(value: tf.Tensor) -> list[tf.Operation]:
+    """The nodes so far that hold the memory of a value, those that merely see it in another shape left out."""
+    context = value.op._get_control_flow_context()
+    found, tensors = [], [value]
+    while tensors:
+        for node in tensors.pop().consumers():
+            if node.type in _VIEWS:
+                tensors.extend(node.outputs)
+            # What enters a loop is waited for outside of it by its value alone.
+            elif node.type not in ("Enter", "RefEnter") and node._get_control_flow_context() is context:
+                found.append(node)
+    return list(dict.fromkeys(found))
 
 
 def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> Any:
