@@ -17,6 +17,7 @@ from pase_mtf.reshard import all_reduce, move
 __all__ = ["DeviceMeshImpl", "LazySum", "MeshSpec"]
 
 _VIEWS = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze"))  # nodes whose output is their input's memory
+_COPIED_MEANWHILE = 2**16  # bytes copied in about the time (some microseconds) that one more thing to wait for costs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,14 +356,14 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> list[Any]:
             """The assignments of `assign_to_slices`, for the caller to group with others.
 
-            They wait for all that uses what was read: TensorFlow assigns in place, but where somebody still holds the
-            value it copies the variable first.
+            TensorFlow assigns in place, but where somebody still holds the value it copies the variable first: a large
+            one waits for all that uses what was read.
             """
             read = self.has_read() or [None] * len(values)
             result = []
             for device, variable, value, old in zip(
                     self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True):
-                with tf.device(device), tf.control_dependencies([] if old is None else [old, *_readers(old)]):
+                with tf.device(device), tf.control_dependencies([] if old is None else [old, *_holders(old)]):
                     result.append(_assign(self._variable, variable, value, assign_fn))
             return result
 
@@ -414,18 +415,22 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
                 return variable.assign_to_master(tf.cast(total, variable.master_dtype))
 
 
-def _readers(value: tf.Tensor) -> list[tf.Operation]:
-    """The nodes so far that hold the memory of a value, those that merely see it in another shape left out."""
+def _holders(value: tf.Tensor) -> list[tf.Operation]:
+    """The nodes so far that hold the memory of a value, if copying it takes longer than to wait for so many.
+
+    Those that merely see it in another shape are looked through.
+    """
     context = value.op._get_control_flow_context()
-    found, tensors = [], [value]
+    found, tensors = {}, [value]
     while tensors:
         for node in tensors.pop().consumers():
             if node.type in _VIEWS:
                 tensors.extend(node.outputs)
             # What enters a loop is waited for outside of it by its value alone.
             elif node.type not in ("Enter", "RefEnter") and node._get_control_flow_context() is context:
-                found.append(node)
-    return list(dict.fromkeys(found))
+                found[node] = None
+    nbytes = (value.shape.num_elements() or 0) * value.dtype.size
+    return list(found) if nbytes >= _COPIED_MEANWHILE * len(found) else []
 
 
 def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> Any:
