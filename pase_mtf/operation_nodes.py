@@ -7,6 +7,7 @@ placeholders of the unsplit shapes in a graph of its own, and what it made is co
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -58,14 +59,26 @@ def _traced(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor], 
     """Of a function of slices or, given gradients of its outputs, of TensorFlow's gradient of it."""
     function = operation._tf_fn
     shapes = tuple((tuple(tensor.shape.to_integer_list), tensor.dtype) for tensor in operation.inputs)
-    # Made anew for every operation, functions of one text differ in constants only.
-    key = getattr(function, "__code__", None) or id(function), shapes, bool(gradients)
+    key = _text(function), shapes, bool(gradients)
     if key not in known:
         try:
             known[key] = _trace(function, operation, gradients)
         except Exception:  # a user's function that cannot do without its own graph
             known[key] = None
     return known[key]
+
+
+def _text(function: object, depth: int = 4) -> tuple:
+    """Equal for functions of one text that call the same functions: made anew for every operation, they differ in
+    constants only. TensorFlow's own are wrapped, and have the text of their wrapper."""
+    code = getattr(function, "__code__", None)
+    if code is None or not depth:
+        return (id(function),)
+    held = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # not bound yet
+            held.append(cell.cell_contents)
+    return code, *(_text(inner, depth - 1) for inner in held if callable(inner) and inner is not function)
 
 
 def _trace(function: object, operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor]) -> Nodes:

@@ -30,6 +30,20 @@ def test_a_function_of_many_nodes(x):
     assert found.traffic == (2 + 2 + 3 + 3) / 2
 
 
+def test_functions_in_equal_wrappers_are_told_apart(x):
+    assert tf.math.softplus.__code__ is tf.math.reduce_variance.__code__
+    known = {}
+    assert nodes_of(_slicewise(tf.math.softplus, x).operation, known).count == 1
+    assert nodes_of(_slicewise(tf.math.reduce_variance, x).operation, known).count > 3
+
+
+def test_functions_of_one_text_are_traced_once(x):
+    known = {}
+    for power in (2.0, 3.0):
+        nodes_of(_slicewise(lambda x, power=power: tf.pow(x, power), x).operation, known)
+    assert len(known) == 1
+
+
 def test_the_gradient_that_tensorflow_makes(x):
     y = _slicewise(tf.square, x)
     gradient, = mtf.gradients([mtf.reduce_sum(y)], [x])
