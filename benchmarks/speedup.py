@@ -209,9 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = models.names() if flags.models == "all" else flags.models.split(",")
     arms = tuple(dict.fromkeys([*flags.arms.split(","), "data_parallel", "search"]))
     try:
-        plan = planned(names, [int(mesh) for mesh in flags.meshes.split(",")],
-                       [int(batch) if batch else None for batch in flags.batches.split(",")])
-    except (UsageError, ValueError) as error:
+        plan = planned(names, _whole_numbers("meshes", flags.meshes),
+                       _whole_numbers("batches", flags.batches) if flags.batches else [None])
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     os.makedirs(flags.output, exist_ok=True)
@@ -236,6 +236,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(rows) and not missing:
         write(rows, stem, flags.readme, bool(flags.batches))
     return int(failed > 0 or not len(rows))
+
+
+def _whole_numbers(flag: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--{flag}={text}: give whole numbers separated by commas, such as 8,16") from None
 
 
 def _report(row: Row) -> str:

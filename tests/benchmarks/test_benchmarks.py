@@ -93,6 +93,8 @@ def test_what_is_measured_already_is_not_measured_again(summary, tmp_path, monke
     assert len(runs) == 6
     assert speedup.main(["--models=nonsense"]) == 2
     assert "unknown model 'nonsense'" in capsys.readouterr().err
+    assert speedup.main(["--meshes=8,x"]) == 2
+    assert "--meshes=8,x: give whole numbers" in capsys.readouterr().err
 
 
 def test_how_far_losses_are_apart():

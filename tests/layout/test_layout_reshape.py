@@ -55,7 +55,7 @@ def really(old, new, axis_of, sizes):
     impl = placement_mesh_impl.PlacementMeshImpl(shape, rules, device_names(shape.size))
     try:
         return mtf.Lowering(graph, {mesh: impl}).export_to_tf_tensor(y)
-    except (ValueError, NotImplementedError, AssertionError, TypeError):
+    except (ValueError, NotImplementedError, AssertionError, TypeError):  # what Mesh-TF raises where it cannot
         return None
 
 
