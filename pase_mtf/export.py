@@ -8,7 +8,15 @@ from typing import Any
 from pase_mtf.compat import mtf
 from pase_mtf.graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.grouping import Group, group_operations
-from pase_mtf.operation_facts import flops_of, is_lazy_sum, kind_of, passes_lazy_sums, reduced_dims, tensors_in
+from pase_mtf.operation_facts import (
+    flops_of,
+    is_lazy_sum,
+    kind_of,
+    needed_for_updates,
+    passes_lazy_sums,
+    reduced_dims,
+    tensors_in,
+)
 from pase_mtf.operation_nodes import Nodes, nodes_of
 
 __all__ = ["export_graph"]
@@ -53,18 +61,8 @@ class _Exporter:
 
     def _find_unused(self) -> set[int]:
         """Indices of gradients that no assignment needs (that of the input image, say): TensorFlow never runs them."""
-        if not any(isinstance(operation, mtf.Assign) for operation in self._operations):
-            return set()
-        needed: set[int] = set()
-        unused = set()
-        for index in range(len(self._operations) - 1, -1, -1):
-            operation = self._operations[index]
-            if (self._phases[index] == "forward" or isinstance(operation, mtf.Assign)
-                    or any(id(tensor) in needed for tensor in operation.outputs)):
-                needed.update(id(tensor) for _, tensor in self._reads(operation))
-            else:
-                unused.add(index)
-        return unused
+        needed = needed_for_updates(self._operations)
+        return {index for index, phase in enumerate(self._phases) if phase != "forward" and not needed[index]}
 
     def _names(self, group: int, tensor: mtf.Tensor) -> tuple[str, ...]:
         """The layer's names for the tensor's dims; "" for what it never splits."""

@@ -46,7 +46,7 @@ def _assign(op: mtf.ops.Assign, lowering: PlanLowering) -> None:
     updates = []
     for variable, value in zip(op.variables, op.inputs, strict=True):
         laid_out = lowering.read(value, lowering.mesh_impl(variable)).to_laid_out_tensor()
-        updates += lowering.variables[variable].updates(op.assign_fn, laid_out.all_slices)
+        updates += lowering.variables[variable].updates(op.assign_fn, laid_out.all_slices, lowering.idle_scopes)
     lowering.operations[op] = tf.group(updates)
 
 

@@ -19,6 +19,7 @@ from pase_mtf.graph import ComputationGraph
 from pase_mtf.legality import splittable_dims
 from pase_mtf.lower_ops import rule_for
 from pase_mtf.mesh import DeviceMeshImpl, LazySum, MeshSpec
+from pase_mtf.operation_facts import needed_for_updates
 from pase_mtf.partition import Partition
 from pase_mtf.reshard import move, reduce_and_move
 
@@ -102,6 +103,8 @@ class PlanLowering(mtf.Lowering):
     Attributes:
       emitter: emits the nodes; knows the devices.
       current: the mesh implementation of the operation that is being lowered, None between operations.
+      idle_scopes: name scopes of the nodes that no assignment needs: nothing should wait for them, TensorFlow would run
+        them for that alone.
     """
 
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, MeshSpec | Any], devices: Sequence[str],
@@ -138,6 +141,9 @@ class PlanLowering(mtf.Lowering):
         self._moved: dict[Any, tuple[Any, list[tf.Tensor]]] = {}
         self._seeds: dict[Any, tf.Tensor] = {}
         self._rules: dict[type, Any] = {}
+        self.idle_scopes: set[str] = set()
+        self._idle = {operation for operation, needed in zip(
+            graph.operations, needed_for_updates(graph.operations), strict=True) if not needed}
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
         self.mesh_to_impl = collections.defaultdict(lambda: everywhere)
         self._assign_impls(plan)
@@ -199,7 +205,9 @@ class PlanLowering(mtf.Lowering):
         rule, before = self._rules[kind], self.current
         self.current = self._impl_of[operation]
         try:
-            with tf.name_scope(operation.name):
+            with tf.name_scope(operation.name) as scope:
+                if operation in self._idle:
+                    self.idle_scopes.add(scope)
                 if rule is None:
                     operation.lower(self)
                 else:

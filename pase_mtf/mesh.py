@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.compat import mtf, placement_mesh_impl, resource_variable_ops, tf
@@ -353,17 +353,21 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
             """
             return tf.group(self.updates(assign_fn, values))
 
-        def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> list[Any]:
+        def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor], idle: Collection[str] = ()) -> list[Any]:
             """The assignments of `assign_to_slices`, for the caller to group with others.
 
             TensorFlow assigns in place, but where somebody still holds the value it copies the variable first: a large
             one waits for all that uses what was read.
+
+            Args:
+              assign_fn, values: of `assign_to_slices`.
+              idle: name scopes of nodes not to wait for.
             """
             read = self.has_read() or [None] * len(values)
             result = []
             for device, variable, value, old in zip(
                     self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True):
-                with tf.device(device), tf.control_dependencies([] if old is None else [old, *_holders(old)]):
+                with tf.device(device), tf.control_dependencies([] if old is None else [old, *_holders(old, idle)]):
                     result.append(_assign(self._variable, variable, value, assign_fn))
             return result
 
@@ -415,10 +419,10 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
                 return variable.assign_to_master(tf.cast(total, variable.master_dtype))
 
 
-def _holders(value: tf.Tensor) -> list[tf.Operation]:
+def _holders(value: tf.Tensor, idle: Collection[str]) -> list[tf.Operation]:
     """The nodes so far that hold the memory of a value, if copying it takes longer than to wait for so many.
 
-    Those that merely see it in another shape are looked through.
+    Those that merely see it in another shape are looked through; those in an idle name scope are none.
     """
     context = value.op._get_control_flow_context()
     found, tensors = {}, [value]
@@ -427,10 +431,15 @@ def _holders(value: tf.Tensor) -> list[tf.Operation]:
             if node.type in _VIEWS:
                 tensors.extend(node.outputs)
             # What enters a loop is waited for outside of it by its value alone.
-            elif node.type not in ("Enter", "RefEnter") and node._get_control_flow_context() is context:
+            elif (node.type not in ("Enter", "RefEnter") and node._get_control_flow_context() is context
+                  and not _within(node.name, idle)):
                 found[node] = None
     nbytes = (value.shape.num_elements() or 0) * value.dtype.size
     return list(found) if nbytes >= _COPIED_MEANWHILE * len(found) else []
+
+
+def _within(name: str, scopes: Collection[str]) -> bool:
+    return any(name[:position + 1] in scopes for position, letter in enumerate(name) if letter == "/")
 
 
 def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> Any:

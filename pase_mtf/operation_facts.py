@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from pase_mtf.compat import mtf
 
-__all__ = ["flops_of", "is_lazy_sum", "is_reshape", "kind_of", "passes_lazy_sums", "reduced_dims", "tensors_in"]
+__all__ = ["flops_of", "is_lazy_sum", "is_reshape", "kind_of", "needed_for_updates", "passes_lazy_sums", "reduced_dims",
+           "tensors_in"]
 
 _CONVOLUTIONS = (
     mtf.Conv2dOperation, mtf.Conv3dOperation, mtf.Conv2dTransposeOperation, mtf.Conv3dTransposeOperation)
@@ -20,6 +21,27 @@ def tensors_in(operation: mtf.Operation) -> list[mtf.Tensor]:
     if isinstance(operation, mtf.CustomGradientOperation):
         return list(operation._fn_outputs)
     return list(operation.inputs)
+
+
+def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
+    """Per operation of a graph, in its order, whether an assignment needs it (the gradient of the input image, say, is
+    needed by none). Of a graph without assignments all are."""
+    if not any(isinstance(operation, mtf.Assign) for operation in operations):
+        return [True] * len(operations)
+    needed: set[int] = set()
+    found = []
+    for operation in reversed(operations):
+        found.append(isinstance(operation, mtf.Assign) or any(id(tensor) in needed for tensor in operation.outputs))
+        if found[-1]:
+            read = [*operation.inputs, *tensors_in(operation)]
+            if isinstance(operation, mtf.WhileLoopOperation):  # its body reads from outside as well
+                for inner in (*operation._cond_ops, *operation._body_ops):
+                    read += inner.inputs
+            if isinstance(operation, mtf.Depend):
+                for dependency in operation._dependencies:
+                    read += dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
+            needed.update(map(id, read))
+    return found[::-1]
 
 
 def is_reshape(operation: mtf.Operation) -> bool:
