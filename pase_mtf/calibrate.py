@@ -1,7 +1,7 @@
 """Measures the machine this runs on, through the code that training uses, with all devices busy at once.
 
 Virtual CPU devices (the default) share the cores of one process: what is measured there is the rate of all of them
-together. It takes about twenty seconds; the numbers are kept in the user's cache directory until what they were
+together. It takes half a minute to two minutes; the numbers are kept in the user's cache directory until what they were
 measured on changes.
 """
 
@@ -26,21 +26,18 @@ from pase_mtf.cost.compute import FILTER_GRADIENT, PRODUCTS
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.sampling import (
-    Bench,
     Collective,
     Sample,
-    add_samples,
+    benches,
     cores,
     operation_threads,
 )
-from pase_mtf.training_steps import fit_steps, measure_step
+from pase_mtf.training_steps import STEPS, fit_steps, measure_step
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 13
+VERSION = 14
 """Of the way of measuring; cached numbers of another version are measured again."""
-
-_STEPS = 3  # training steps under as many strategies
 
 
 def fingerprint(devices: int, kind: str = "cpu") -> dict[str, Any]:
@@ -97,7 +94,7 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     """Measures the devices of this machine.
 
     Matrix products, convolutions, memory traffic, reductions, resharding and all-reduces of several sizes, with all
-    devices busy at once, and whole training steps for what these leave unexplained; about twenty seconds. Of virtual
+    devices busy at once, and whole training steps for what these leave unexplained; half a minute to two minutes. Of virtual
     devices the work of the cores is measured, so that others who use the same cores disturb it little.
 
     Args:
@@ -118,21 +115,20 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     if kind == "gpu" and len(tf.config.list_physical_devices("GPU")) < devices:
         raise UsageError(f"{devices} GPUs: this machine has {len(tf.config.list_physical_devices('GPU'))}; "
                          "use fewer, or virtual CPU devices")
-    bench = Bench(devices, kind)
-    with tqdm(total=1, desc="measuring this machine", disable=None if progress else True, leave=False) as bar:
-        add_samples(bench)
-        bar.total = len(bench) + _STEPS
-        bar.refresh()
-        samples = bench.measure(bar.update)
-        steps = []
-        for number in range(_STEPS):
+    samples, steps = {}, []
+    with tqdm(total=STEPS, desc="measuring this machine", disable=None if progress else True, leave=False) as bar:
+        for bench in benches(devices, kind):
+            bar.total += len(bench)
+            bar.refresh()
+            samples.update(bench.measure(bar.update))
+        for number in range(STEPS):
             steps.append(measure_step(devices, kind, number))
             bar.update()
     return fit_steps(_fit(samples, devices, kind), devices, [step for step in steps if step])
 
 
 def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
-    """The machine whose predictions have the least relative errors; its operations cost nothing but their work."""
+    """The machine whose predictions have the least relative errors."""
     shared = kind == "cpu"
     memory_bandwidth, cache_bytes, cache_bandwidth = _fit_traffic(samples["traffic"])
     machine = Machine(
@@ -140,14 +136,20 @@ def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
         (Link(max(devices, 2), memory_bandwidth, 0.0),), shared, cache_bytes, cache_bandwidth)
     rates = {name: _fit_rate(samples[name], machine)[0] for name in ("pointwise", "reduction", "gather")}
     overheads = {}
-    machine = dataclasses.replace(machine, lanes=_fit_lanes(samples["convolution"], machine))
+    lanes, dilation = _fit_waste(samples["convolution"], machine)
+    machine = dataclasses.replace(machine, lanes=lanes, dilation=dilation)
     rates["convolution"], overheads["convolution"], _ = _fit_rate(samples["convolution"], machine, starts=True)
     for name in (FILTER_GRADIENT, "copy"):
         if samples.get(name):
             rates[name], overheads[name], _ = _fit_rate(samples[name], machine, starts=True)
-    machine = dataclasses.replace(machine, packing=_fit_packing(samples["matmul"], machine))
+    packing, storing = _fit_packing(samples["matmul"], machine)
+    machine = dataclasses.replace(machine, packing=packing, storing=storing)
     for name in PRODUCTS:
         rates[name], overheads[name], _ = _fit_rate(samples[name], machine, starts=True)
+    # An operation of such a kind is a node like any other, and takes the rest of what it needs to start.
+    overhead = float(np.median([sample.seconds for sample in samples["node"]])) if samples.get("node") else 0.0
+    machine = dataclasses.replace(machine, overhead=overhead)
+    overheads = {name: max(seconds - overhead, 0.0) for name, seconds in overheads.items()}
     links = machine.links
     if samples.get("all-reduce"):
         links = (_fit_link(samples["all-reduce"], machine, devices),)
@@ -198,11 +200,11 @@ _OVERHEADS = np.concatenate([[0.0], np.geomspace(1e-6, 1e-4, 25)])
 
 
 def _fit_rate(samples: Sequence[Sample], machine: Machine, *, starts: bool = False) -> tuple[float, float, float]:
-    """What fits best to the longer of arithmetic and traffic, and the packing of operands.
+    """What fits best to the longer of arithmetic and traffic, the packing of operands, and the storing of the output.
 
     Args:
       samples: of one kind of operation.
-      machine: its traffic and packing.
+      machine: its traffic, packing and storing.
       starts: whether the kind may have an overhead of its own.
 
     Returns:
@@ -210,12 +212,14 @@ def _fit_rate(samples: Sequence[Sample], machine: Machine, *, starts: bool = Fal
     """
     flops, nbytes, read, seconds = (np.array([getattr(sample, name) for sample in samples])
                                     for name in ("flops", "nbytes", "read", "seconds"))
-    flops = flops * [max(1.0, machine.lanes / sample.channels) if sample.channels else 1.0 for sample in samples]
-    traffic, packing = machine.traffic_seconds(nbytes), machine.traffic_seconds(machine.packing * read)
+    flops = flops * [sample.gaps ** machine.dilation * max(1.0, machine.lanes / (sample.channels or np.inf))
+                     for sample in samples]
+    traffic = machine.traffic_seconds(nbytes)
+    ordering = machine.traffic_seconds(machine.packing * read + machine.storing * (nbytes - read))
     rates = np.geomspace(1e8, 1e15, 701)
     best = np.inf, 0.0, 0.0
     for overhead in _OVERHEADS if starts else _OVERHEADS[:1]:
-        predicted = np.maximum(flops / rates[:, None], traffic) + packing + overhead
+        predicted = np.maximum(flops / rates[:, None], traffic) + ordering + overhead
         errors = np.abs(np.log(predicted / seconds)).sum(axis=1)
         index = int(np.argmin(errors))
         if errors[index] < best[0]:
@@ -223,18 +227,23 @@ def _fit_rate(samples: Sequence[Sample], machine: Machine, *, starts: bool = Fal
     return best[1], best[2], best[0]
 
 
-def _fit_packing(samples: Sequence[Sample], machine: Machine) -> float:
-    """How often the operands of a matrix product are read again, at the rate and overhead that fit best with it."""
-    choices = np.linspace(0.0, 8.0, 33)
-    errors = [_fit_rate(samples, dataclasses.replace(machine, packing=float(choice)), starts=True)[2]
-              for choice in choices]
-    return float(choices[int(np.argmin(errors))])
+def _fit_packing(samples: Sequence[Sample], machine: Machine) -> tuple[float, float]:
+    """How often the operands of a matrix product are read again, and how often its output is written, at the rate and
+    overhead that fit best with both."""
+    choices = [(float(packing), float(storing)) for packing in np.linspace(0.0, 8.0, 17)
+               for storing in np.linspace(0.0, 8.0, 17)]
+    errors = [_fit_rate(samples, dataclasses.replace(machine, packing=packing, storing=storing), starts=True)[2]
+              for packing, storing in choices]
+    return choices[int(np.argmin(errors))]
 
 
-def _fit_lanes(samples: Sequence[Sample], machine: Machine) -> float:
-    """How many channels a convolution computes at a time, at the rate and overhead that fit best with it."""
-    choices = (0.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0)
-    errors = [_fit_rate(samples, dataclasses.replace(machine, lanes=choice), starts=True)[2] for choice in choices]
+def _fit_waste(samples: Sequence[Sample], machine: Machine) -> tuple[float, float]:
+    """How many channels a convolution computes at a time, and how far it computes over the gaps that a stride leaves,
+    at the rate and overhead that fit best with both."""
+    choices = [(lanes, dilation) for dilation in (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
+               for lanes in (0.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0)]
+    errors = [_fit_rate(samples, dataclasses.replace(machine, lanes=lanes, dilation=dilation), starts=True)[2]
+              for lanes, dilation in choices]
     return choices[int(np.argmin(errors))]
 
 

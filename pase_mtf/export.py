@@ -167,6 +167,8 @@ class _Exporter:
     @staticmethod
     def _flops(operation: mtf.Operation, inputs: tuple[Operand, ...]) -> float:
         if isinstance(operation, mtf.Assign):
+            if operation.assign_fn is mtf.ops.assign_slice:
+                return 0.0  # handed over
             return float(sum(math.prod(operand.shape) for operand in inputs))
         return flops_of(operation)
 

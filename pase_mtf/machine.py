@@ -67,8 +67,11 @@ class Machine:
         device by reference, and what is summed, cut or put together is so once for all devices that need it.
       packing: how many times as long as reading its operands a matrix product takes to bring them into its own order,
         besides its arithmetic.
+      storing: how many times as long as writing its output it takes besides to bring that out of its own order.
       lanes: a convolution computes at least so many of its output channels at a time, however few there are (0: no
         such limit).
+      dilation: how far the gradient of a convolution's image takes longer with stride: (image size / output size) to
+        this power. 1 where it is computed over all of the image, gaps included, 0 where the gaps are left out.
       ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
         devices share cores.
       ring_link: what such a ring costs where it was measured: the latency counts for every operation that hands a block
@@ -87,8 +90,10 @@ class Machine:
     cache_bytes: float = 0.0
     cache_bandwidth: float = math.inf
     packing: float = 0.0
+    storing: float = 0.0
     overheads: dict[str, float] = dataclasses.field(default_factory=dict)
     lanes: float = 0.0
+    dilation: float = 0.0
     ring: bool = False
     ring_link: Link | None = None
     source: str = ""
@@ -193,7 +198,9 @@ def _problem(machine: Machine) -> str:
             return f"{what} is {number}, not a positive number"
     latencies = [("latency", link.latency) for link in (*machine.links, *filter(None, [machine.ring_link]))]
     for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
-                         ("packing", machine.packing), ("lanes", machine.lanes), *latencies,
+                         ("packing", machine.packing), ("storing", machine.storing), ("lanes", machine.lanes),
+                         ("dilation", machine.dilation),
+                         *latencies,
                          *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"

@@ -46,6 +46,10 @@ def nodes_of(operation: mtf.Operation, known: dict) -> Nodes | None:
     if isinstance(operation, mtf.ops.GenericGradOperation) and isinstance(
             operation._forward_op, mtf.SlicewiseOperation):
         return _traced(operation._forward_op, operation._grad_ys, known)
+    if isinstance(operation, mtf.Assign):
+        # A value becomes the variable as it is; what is added is added in place: the variable is read and written, too.
+        # (`traffic` is of the value: an Assign has no output.)
+        return Nodes(1, 0.0 if operation.assign_fn is mtf.ops.assign_slice else 3.0)
     if isinstance(operation, mtf.EinsumOperation) and kind_of(operation) == "reduction":
         # A product of all dims, which is written and read again by the sum.
         sizes = {dim.name: dim.size for tensor in operation.inputs for dim in tensor.shape.dims}

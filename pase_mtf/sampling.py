@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from pase_mtf.mesh import DeviceMeshImpl, MeshSpec
 from pase_mtf.partition import Partition
 from pase_mtf.reshard import move
 
-__all__ = ["Bench", "Collective", "Sample", "add_samples", "cores", "operation_threads", "seconds_of", "session_config"]
+__all__ = ["Bench", "Collective", "Sample", "benches", "cores", "operation_threads", "seconds_of", "session_config"]
 
 _REPEATS = 5
 _SECONDS = 0.01  # of one run of a sample, if its node takes about as long as expected
 _LONG = 0.04  # all runs of a sample together take at least so long
-_NODES = 24  # at most, of one sample and device: making a node takes longer than running it
+_NODES = 16  # at most, of one sample and device: making a node takes longer than running it
+_SETS = 6  # of operands that take turns on a device, to be out of the innermost caches when their turn comes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Sample:
       read: of these bytes, those it reads.
       seconds: that each node took while all devices were busy (of shared cores: its share).
       channels: of a convolution, those it makes.
+      gaps: of the gradient of a convolution's image, how many times larger than the output the image is.
     """
 
     flops: float
@@ -42,6 +44,7 @@ class Sample:
     read: float
     seconds: float
     channels: int = 0
+    gaps: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Bench:
             self._pending.append((name, tf.group(nodes), result))
 
     def sample(self, name: str, emit: Callable[..., Any], shapes: Sequence[Sequence[int]], flops: float,
-               moved: float, nodes: int = 1, cold: bool = False, channels: int = 0) -> None:
+               moved: float, nodes: int = 1, cold: bool = False, channels: int = 0, gaps: float = 1.0) -> None:
         """Registers a node that is emitted on every device several times.
 
         Args:
@@ -122,21 +125,23 @@ class Bench:
           flops: of one node.
           moved: elements it reads and writes.
           nodes: how many such nodes `emit` makes.
-          channels: of a convolution, those it makes.
-          cold: every node reads tensors of its own, as the operations of an optimizer do, and not what lies in a cache.
+          channels, gaps: of a convolution, see `Sample`.
+          cold: nodes take turns with several sets of tensors and find them where those of a training step are, not in
+            the innermost cache.
         """
         times = int(np.clip(_SECONDS / len(self.names) / (flops / 5e11 + 4.0 * moved / 3e10) / nodes, 1, _NODES))
         made = []
         for device in self.names:
             for turn in range(times):
                 # Copies of their own: nothing is in a cache that another node just read.
-                first = turn * len(shapes) if cold else 0
+                first = turn % _SETS * len(shapes) if cold else 0
                 tensors = [self.tensor(device, shape, first + copy) for copy, shape in enumerate(shapes)]
                 with tf.device(device):
                     made.append(emit(*tensors))
         count = times * nodes * (len(self.names) if self.shared else 1)
         self.add(name, made, lambda seconds: Sample(
-            float(flops), 4.0 * float(moved), 4.0 * float(sum(map(math.prod, shapes))), seconds / count, channels))
+            float(flops), 4.0 * float(moved), 4.0 * float(sum(map(math.prod, shapes))), seconds / count, channels,
+            float(gaps)))
 
     def measure(self, progress: Callable[[], None]) -> dict[str, list]:
         """Runs all that is registered.
@@ -192,12 +197,12 @@ def _add_products(bench: Bench) -> None:
                  for dim, size in zip(dims, shape, strict=True)}
         output = math.prod(sizes[dim] for dim in equation.split("->")[1])
         bench.sample(name, lambda *xs: tf.raw_ops.Einsum(inputs=list(xs), equation=equation), shapes,
-                     2.0 * math.prod(sizes.values()), sum(map(math.prod, shapes)) + output)
+                     2.0 * math.prod(sizes.values()), sum(map(math.prod, shapes)) + output, cold=True)
 
     for m, k, n in ((512, 512, 512), (64, 512, 512), (128, 128, 512), (64, 128, 1024), (8, 2048, 2048),
                     (16, 2048, 1024), (256, 1024, 64), (64, 64, 64), (8, 128, 512)):
         add("matmul", "ab,bc->ac", (m, k), (k, n))
-    for m, k, n in ((512, 64, 512), (1024, 16, 1024)):
+    for m, k, n in ((512, 64, 512), (1024, 16, 1024), (2048, 8, 2048), (512, 8, 512), (1024, 64, 1024)):
         add("matmul", "ba,bc->ac", (k, m), (k, n))
     for m, k, n in ((64, 512, 512), (16, 1024, 1024)):
         add("matmul", "ab,cb->ac", (m, k), (n, k))
@@ -206,25 +211,27 @@ def _add_products(bench: Bench) -> None:
 
 
 def _add_convolutions(bench: Bench) -> None:
-    """Convolutions and both their gradients: of many channels, of few, and of next to no work."""
-    for batch, size, inputs, window, outputs in (
-            (8, 14, 64, 3, 128), (8, 7, 192, 3, 192), (8, 28, 16, 5, 64), (2, 7, 64, 3, 64), (8, 14, 16, 3, 16),
-            (8, 14, 64, 1, 16), (16, 14, 64, 3, 4), (16, 14, 4, 3, 64), (8, 28, 2, 3, 32)):
+    """Convolutions and both their gradients: of many channels, of few, of next to no work, and with stride."""
+    for batch, size, inputs, window, outputs, stride in (
+            (8, 14, 64, 3, 128, 1), (8, 7, 192, 3, 192, 1), (8, 28, 16, 5, 64, 1), (2, 7, 64, 3, 64, 1),
+            (8, 14, 16, 3, 16, 1), (8, 14, 64, 1, 16, 1), (16, 14, 64, 3, 4, 1), (16, 14, 4, 3, 64, 1),
+            (8, 28, 2, 3, 32, 1), (8, 14, 32, 3, 64, 2), (8, 14, 64, 1, 128, 2), (8, 28, 16, 3, 32, 2)):
         image, filters = (batch, size, size, inputs), (window, window, inputs, outputs)
-        gradient = (batch, size, size, outputs)
-        options = {"strides": [1, 1, 1, 1], "padding": "SAME"}
+        gradient = (batch, size // stride, size // stride, outputs)
+        options = {"strides": [1, stride, stride, 1], "padding": "SAME"}
         flops = 2.0 * math.prod(gradient) * window * window * inputs
         moved = math.prod(image) + math.prod(filters) + math.prod(gradient)
         with tf.device(None):
             image_sizes, filter_sizes = tf.constant(image), tf.constant(filters)
-        for name, channels, emit, shapes in (
-                ("convolution", outputs, lambda x, f, o=options: tf.raw_ops.Conv2D(
+        for name, channels, gaps, emit, shapes in (
+                ("convolution", outputs, 1, lambda x, f, o=options: tf.raw_ops.Conv2D(
                     input=x, filter=f, **o), (image, filters)),
-                ("convolution", inputs, lambda f, dy, s=image_sizes, o=options: tf.raw_ops.Conv2DBackpropInput(
-                    input_sizes=s, filter=f, out_backprop=dy, **o), (filters, gradient)),
-                ("filter gradient", outputs, lambda x, dy, s=filter_sizes, o=options: tf.raw_ops.Conv2DBackpropFilter(
-                    input=x, filter_sizes=s, out_backprop=dy, **o), (image, gradient))):
-            bench.sample(name, emit, shapes, flops, moved, channels=channels)
+                ("convolution", inputs, stride**2, lambda f, dy, s=image_sizes, o=options:
+                    tf.raw_ops.Conv2DBackpropInput(input_sizes=s, filter=f, out_backprop=dy, **o), (filters, gradient)),
+                ("filter gradient", outputs, 1, lambda x, dy, s=filter_sizes, o=options:
+                    tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=s, out_backprop=dy, **o),
+                    (image, gradient))):
+            bench.sample(name, emit, shapes, flops, moved, channels=channels, gaps=gaps, cold=True)
 
 
 def _add_traffic(bench: Bench) -> None:
@@ -236,6 +243,18 @@ def _add_traffic(bench: Bench) -> None:
     half = tf.constant(0.5)
     for size in (1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23):
         bench.sample("traffic", emit, [(size,), (size,)], size, 8 * size / 3, nodes=3, cold=True)
+
+
+def _add_nodes(bench: Bench) -> None:
+    """Nodes in a row with next to no work: what every node costs."""
+    def emit(x: tf.Tensor) -> tf.Tensor:
+        for _ in range(row):
+            x = tf.raw_ops.AddV2(x=x, y=x)
+        return x
+
+    row = 6
+    for size in (16, 64, 256):
+        bench.sample("node", emit, [(size,)], size, 2 * size, nodes=row)
 
 
 def _add_others(bench: Bench) -> None:
@@ -304,6 +323,8 @@ def _add_allreduces(bench: Bench) -> None:
 
 def _add_rings(bench: Bench) -> None:
     """Mesh-TF's own all-reduces, for layouts that stock `mtf.Lowering` lowers."""
+    if not bench.shared:
+        return
     devices = len(bench.names)
     for group in (size for size in range(2, devices + 1) if devices % size == 0):
         shape = f"others:{devices // group};group:{group}" if group < devices else f"group:{group}"
@@ -319,15 +340,19 @@ def _add_rings(bench: Bench) -> None:
             bench.add("ring", nodes, lambda seconds, g=group, n=elements: Collective(g, 4.0 * n, seconds / 2))
 
 
-def add_samples(bench: Bench) -> None:
-    """Registers everything that is measured of a machine."""
-    with bench.graph.as_default():
-        _add_products(bench)
-        _add_convolutions(bench)
-        _add_traffic(bench)
-        _add_others(bench)
-        if len(bench.names) > 1:
-            _add_copies(bench)
-            _add_allreduces(bench)
-            if bench.shared:
-                _add_rings(bench)
+def benches(devices: int, kind: str) -> Iterator[Bench]:
+    """Everything that is measured of a machine, a few benches with samples to measure: TensorFlow looks through a whole
+    graph at the first run of every node that is asked for."""
+    for sections in _SECTIONS:
+        bench = Bench(devices, kind)
+        with bench.graph.as_default():
+            for section in sections:
+                if devices > 1 or section not in _BETWEEN_DEVICES:
+                    section(bench)
+        if len(bench):
+            yield bench
+
+
+_SECTIONS = ((_add_products,), (_add_convolutions,), (_add_nodes, _add_traffic, _add_others),
+             (_add_copies, _add_allreduces, _add_rings))
+_BETWEEN_DEVICES = _SECTIONS[-1]

@@ -1,15 +1,16 @@
 """Whole training steps of a small model under several strategies: what the parts of a step do not tell.
 
-In a step the operands of an operation lie further away than where the same operation runs over and over again, and a
-block that is handed from device to device wakes another thread and leaves the caches behind. What an operation and
-what a handed block cost besides their work is therefore fitted to steps that are made, some of few handed blocks and
-some of many.
+In a step the operands of an operation (and its code) lie further away than where the same operation runs over and over
+again, and a block that is handed from device to device wakes another thread and leaves the caches behind. How much
+slower all of it is in a step, and what a handed block costs besides its work, is therefore fitted to steps that are
+made, some of few handed blocks and some of many.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,12 +22,15 @@ from pase_mtf.export import export_graph
 from pase_mtf.graph import ComputationGraph
 from pase_mtf.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.machine import Machine
-from pase_mtf.sampling import seconds_of, session_config
+from pase_mtf.sampling import cores, session_config
 
-__all__ = ["Step", "fit_steps", "measure_step", "strategies_to_measure"]
+__all__ = ["STEPS", "Step", "fit_steps", "measure_step", "strategies_to_measure"]
 
 _PRICE_ERROR = 0.1  # how far the price of a step may be off, relatively, for other reasons than latency
 _LATENCY = 5e-6  # seconds: about what handing over a block takes beyond its parts
+_OVERHEAD = 3e-6  # seconds: about what a node costs beyond one in a row of them
+_MOST = 2.0  # times as long as its parts, a step at most
+_RUNS, _SECONDS = 10, 0.4  # of a step, at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,21 +66,52 @@ def _block(x: mtf.Tensor, number: int) -> mtf.Tensor:
     return x + mtf.einsum([y, weights("out", hidden, width)], output_shape=[batch, length, width])
 
 
-def _program(devices: int) -> tuple[mtf.Graph, list[mtf.Operation]]:
-    """A training step with many operations, in the current tf.Graph: (graph, its updates)."""
-    graph = mtf.Graph()
-    mesh = mtf.Mesh(graph, "mesh")
+def _attention(mesh: mtf.Mesh, devices: int) -> mtf.Tensor:
+    """The last activation of a small transformer: large matrix products, large optimizer operations."""
     shape = mtf.Shape([mtf.Dimension("batch", 2 * devices), mtf.Dimension("length", 32), mtf.Dimension("width", 128)])
     x = mtf.import_tf_tensor(mesh, tf.random.stateless_uniform(shape.to_integer_list, [1, 2]), shape)
     for number in range(2):
         x = _block(x, number)
-    loss = mtf.reduce_mean(mtf.square(x))
+    return x
+
+
+def _unit(x: mtf.Tensor, channels: mtf.Dimension, window: int) -> mtf.Tensor:
+    """A convolution, its outputs normalized over the batch, scaled and cut at zero."""
+    y = mtf.layers.conv2d(x, channels, filter_size=(window, window), name=f"convolution_{channels.name}")
+    y -= mtf.reduce_mean(y, output_shape=[channels])
+    y *= mtf.rsqrt(mtf.reduce_mean(mtf.square(y), output_shape=[channels]) + 1e-3)
+    scale, bias = (mtf.get_variable(x.mesh, f"{name}_{channels.name}", mtf.Shape([channels]),
+                                    initializer=tf.ones_initializer()) for name in ("scale", "bias"))
+    return mtf.relu(y * scale + bias)
+
+
+def _images(mesh: mtf.Mesh, devices: int) -> mtf.Tensor:
+    """The last activation of a small residual network: convolutions between many operations of little work."""
+    shape = mtf.Shape([mtf.Dimension("batch", 2 * devices), mtf.Dimension("height", 14), mtf.Dimension("width", 14),
+                       mtf.Dimension("channels0", 32)])
+    x = mtf.import_tf_tensor(mesh, tf.random.stateless_uniform(shape.to_integer_list, [1, 2]), shape)
+    for number in range(3):
+        outer = mtf.Dimension(f"channels{number + 1}", 32)
+        y = _unit(_unit(x, mtf.Dimension(f"inner{number}", 16), 3), outer, 1)
+        x = y + mtf.rename_dimension(x, x.shape.dims[-1].name, outer.name)
+    return x
+
+
+_PROGRAMS = (_attention, _images)
+STEPS = 2 * len(_PROGRAMS)
+"""How many training steps can be measured: so many programs under two strategies each."""
+
+
+def _program(number: int, devices: int) -> tuple[mtf.Graph, list[mtf.Operation]]:
+    """A training step, in the current tf.Graph: (graph, its updates)."""
+    graph = mtf.Graph()
+    loss = mtf.reduce_mean(mtf.square(_PROGRAMS[number](mtf.Mesh(graph, "mesh"), devices)))
     gradients = mtf.gradients([loss], [variable.outputs[0] for variable in graph.trainable_variables])
     return graph, mtf.optimize.AdamWeightDecayOptimizer(1e-3).apply_grads(gradients, graph.trainable_variables)
 
 
 def strategies_to_measure(graph: ComputationGraph, devices: int) -> list[tuple[Configuration, ...]]:
-    """Strategies of very different steps: data parallelism, and two in which most tensors change hands.
+    """Strategies of very different steps: data parallelism, and one in which most tensors change hands.
 
     Args:
       graph: of `_program`.
@@ -88,7 +123,7 @@ def strategies_to_measure(graph: ComputationGraph, devices: int) -> list[tuple[C
         return [batch]
     generator = random.Random(0)
     result = [batch]
-    for _ in range(2):
+    for _ in range(STEPS // len(_PROGRAMS) - 1):
         # Those that split something, where there are any: replicated work tells nothing new.
         offered = [enumerate_configurations(layer, devices, max_axes=2) for layer in graph.layers]
         splitting = [[choice for choice in choices if all(dim for dim, _ in choice.axes)] or list(choices)
@@ -98,16 +133,17 @@ def strategies_to_measure(graph: ComputationGraph, devices: int) -> list[tuple[C
 
 
 def measure_step(devices: int, kind: str, number: int) -> Step | None:
-    """Measures a training step under one of `strategies_to_measure`.
+    """Measures a training step of one of the programs under one of `strategies_to_measure`.
 
     Args:
       devices: how many.
       kind: "cpu" (virtual devices) or "gpu".
-      number: of the strategy; None is returned where there are fewer.
+      number: below `STEPS`; None is returned where the program has fewer strategies.
     """
+    program, number = divmod(number, STEPS // len(_PROGRAMS))
     names = [f"/device:{kind.upper()}:{number}" for number in range(devices)]
     with tf.Graph().as_default() as tf_graph:
-        graph, updates = _program(devices)
+        graph, updates = _program(program, devices)
         exported = export_graph(graph)
         chosen = strategies_to_measure(exported, devices)
         if number >= len(chosen):
@@ -122,40 +158,64 @@ def measure_step(devices: int, kind: str, number: int) -> Step | None:
 
 
 def _wall_seconds(session: tf.Session, step: tf.Operation, shared: bool) -> float:
-    """Seconds of a step. Between its operations cores wait for each other, which the work of the cores does not show;
-    on a machine that others use as well, no more than a third of the work is taken for such waiting."""
-    least = seconds_of(session, step, False)
-    return min(least, seconds_of(session, step, True) * 4 / 3) if shared else least
+    """Seconds of a step, the median. Between its operations cores wait for each other, which the work of the cores does
+    not show; on a machine that others use as well, no more than a third of the work is taken for such waiting."""
+    run, walls = session.make_callable(step), []
+    run()
+    begin, work = time.perf_counter(), time.process_time()
+    while len(walls) < _RUNS or time.perf_counter() - begin < _SECONDS:
+        started = time.perf_counter()
+        run()
+        walls.append(time.perf_counter() - started)
+    middle = float(np.median(walls))
+    if not shared:
+        return middle
+    return min(middle, (time.process_time() - work) / len(walls) / cores() * 4 / 3)
 
 
 def fit_steps(machine: Machine, devices: int, steps: Sequence[Step]) -> Machine:
-    """The machine, with the overhead per operation and the latency of a link that explain whole steps best.
+    """The machine, slower by what whole steps take longer than their parts, with the overhead of an operation and the
+    latency of a link that explain them best.
 
     Args:
-      machine: fitted to parts of steps; its latency is the least that a message takes.
+      machine: fitted to parts of steps; its overhead and latency are the least that an operation and a message take.
       devices: how many took part.
-      steps: that were measured, the one with the fewest handed blocks first.
+      steps: that were measured.
     """
-    def at(overhead: float, latency: float) -> Machine:
+    def at(slowdown: float, overhead: float, latency: float) -> Machine:
         links = tuple(dataclasses.replace(link, latency=link.latency + latency) for link in machine.links)
-        return dataclasses.replace(machine, overhead=overhead, links=links)
+        return dataclasses.replace(_slower(machine, slowdown), overhead=machine.overhead + overhead, links=links)
 
-    def price(step: Step, overhead: float, latency: float) -> float:
-        return price_strategy(step.graph, at(overhead, latency), devices, step.configurations).total
+    def price(slowdown: float, overhead: float, latency: float) -> np.ndarray:
+        found = at(slowdown, overhead, latency)
+        return np.array([price_strategy(step.graph, found, devices, step.configurations).total for step in steps])
 
-    # The price is linear in both; 1 us stays well within what floating point tells apart.
+    # The price is linear in all three; 1 us stays well within what floating point tells apart.
     small = 1e-6
-    # In the first step next to nothing is handed over: what it takes beyond its parts is overhead.
-    known = price(steps[0], 0.0, 0.0)
-    overhead = max((steps[0].seconds - known) * small / (price(steps[0], small, 0.0) - known), 1e-7)
-    # The others then tell what handing over takes: least squares of relative errors, and of a latency that is no more
-    # than a few microseconds. Where little is handed over (between two devices, say), what a step takes beyond its
-    # price has other reasons; taken for latency, it made searches avoid all-reduces that cost next to nothing.
-    latency = 0.0
-    if len(steps) > 1:
-        seconds = np.array([step.seconds for step in steps[1:]])
-        known = np.array([price(step, overhead, 0.0) for step in steps[1:]])
-        each = np.array([price(step, overhead, small) for step in steps[1:]]) - known
-        column, wanted = each / small / seconds, (seconds - known) / seconds
-        latency = max(float(column @ wanted) / float(column @ column + (_PRICE_ERROR / _LATENCY) ** 2), 0.0)
-    return at(overhead, latency)
+    seconds, known = np.array([step.seconds for step in steps]), price(1.0, 0.0, 0.0)
+    slower = (price(2.0, 0.0, 0.0) - known) / seconds
+    rows = np.column_stack([(price(1.0, small, 0.0) - known) / small, (price(1.0, 0.0, small) - known) / small])
+    rows /= seconds[:, None]
+    # Least squares of relative errors, and of an overhead and a latency that are no more than a few microseconds. Where
+    # little is handed over (between two devices, say), what a step takes beyond its price has other reasons; taken for
+    # latency, it made searches avoid all-reduces that cost next to nothing.
+    held = np.diag([_PRICE_ERROR / _OVERHEAD, _PRICE_ERROR / _LATENCY])
+    best, least = (0.0, 0.0, 0.0), np.inf
+    for more in np.linspace(0.0, _MOST - 1.0, 101):
+        wanted = (seconds - known) / seconds - more * slower
+        for chosen in ([], [0], [1], [0, 1]):
+            found = np.zeros(2)
+            stacked = np.vstack([rows, held])[:, chosen]
+            found[chosen] = np.linalg.lstsq(stacked, np.append(wanted, [0.0, 0.0]), rcond=None)[0] if chosen else 0.0
+            error = float(np.square(wanted - rows @ found).sum() + np.square(held @ found).sum())
+            if found.min() >= 0.0 and error < least:
+                best, least = (float(more), *map(float, found)), error
+    return at(1.0 + best[0], *best[1:])
+
+
+def _slower(machine: Machine, times: float) -> Machine:
+    """The machine, so many times slower in everything but its links and what a node costs by itself."""
+    return dataclasses.replace(
+        machine, rates={kind: rate / times for kind, rate in machine.rates.items()},
+        overheads={kind: seconds * times for kind, seconds in machine.overheads.items()},
+        memory_bandwidth=machine.memory_bandwidth / times, cache_bandwidth=machine.cache_bandwidth / times)

@@ -18,7 +18,7 @@ from pase_mtf.machine import KINDS, Link, Machine
 
 TRUE = Machine("true", {**dict.fromkeys(KINDS, 2e10), "matmul": 3e11, "convolution": 2e11, "batched matmul": 5e10},
                3e10, 1e9, 2e-6, (Link(8, 2e10, 5e-6),), shared_cores=True, cache_bytes=2.0**21, cache_bandwidth=1.2e11,
-               packing=1.5, overheads={"matmul": 2e-5, "batched matmul": 1e-5})
+               packing=1.5, storing=1.0, overheads={"matmul": 2e-5, "batched matmul": 1e-5})
 
 RING = Link(8, 4e10, 3e-6)
 
@@ -36,10 +36,10 @@ def _samples(machine, noise=0.0):
                               "batched matmul": (0.1, 2, 8, 20)}.items():
         samples[kind] = []
         for nbytes, intensity in itertools.product((2e4, 5e5, 8e6), intensities):
-            flops, read = nbytes * intensity, nbytes * 0.8
+            flops, read = nbytes * intensity, nbytes * (0.8 if intensity < 20 else 0.2)
             seconds = max(flops / machine.rates[kind], machine.traffic_seconds(nbytes))
             if "matmul" in kind:
-                seconds += machine.traffic_seconds(machine.packing * read)
+                seconds += machine.traffic_seconds(machine.packing * read + machine.storing * (nbytes - read))
             seconds += machine.overheads.get(kind, 0.0)
             samples[kind].append(sampling.Sample(flops, nbytes, read, measured(seconds)))
     samples["all-reduce"] = [
@@ -62,6 +62,7 @@ def test_fits_find_the_machine(noise, tolerance):
     for kind in ("matmul", "convolution", "pointwise", "reduction", "gather", "batched matmul"):
         assert found.rates[kind] == pytest.approx(TRUE.rates[kind], rel=tolerance), kind
     assert found.packing == pytest.approx(TRUE.packing, abs=0.5)
+    assert found.storing == pytest.approx(TRUE.storing, abs=0.5)
     assert found.links[0].bandwidth == pytest.approx(TRUE.links[0].bandwidth, rel=tolerance)
     assert found.links[0].latency == pytest.approx(TRUE.links[0].latency, rel=2 * tolerance)
     assert found.ring_link.latency == pytest.approx(RING.latency, rel=2 * tolerance)
@@ -78,37 +79,66 @@ def test_convolutions_of_few_channels_tell_the_lanes():
         sampling.Sample(1e9, 1e5, 1e5, 1e9 * max(1.0, 16.0 / channels) / TRUE.rates["convolution"], channels)
         for channels in (2, 4, 8, 16, 64)]
     found = module._fit(samples, 8, "cpu")
-    assert found.lanes == 16.0
+    assert (found.lanes, found.dilation) == (16.0, 0.0)
     assert found.rates["convolution"] == pytest.approx(TRUE.rates["convolution"], rel=0.1)
 
 
-def test_whole_steps_tell_overhead_and_latency(monkeypatch):
+def test_gradients_with_stride_tell_the_dilation():
+    samples = _samples(dataclasses.replace(TRUE, overhead=0.0))
+    samples["convolution"] += [
+        sampling.Sample(flops, 1e5, 1e5, flops * gaps**0.75 / TRUE.rates["convolution"], 64, gaps)
+        for flops in (1e8, 1e9) for gaps in (1.0, 4.0, 9.0)]
+    found = module._fit(samples, 8, "cpu")
+    assert found.dilation == 0.75
+    assert found.rates["convolution"] == pytest.approx(TRUE.rates["convolution"], rel=0.1)
+
+
+def test_nodes_in_a_row_tell_the_overhead():
+    samples = _samples(dataclasses.replace(TRUE, overhead=0.0))
+    samples["node"] = [sampling.Sample(16.0, 128.0, 64.0, seconds) for seconds in (1e-6, 3e-6, 2e-6)]
+    found = module._fit(samples, 8, "cpu")
+    assert found.overhead == 2e-6
+    # What a product takes to start holds that of its node.
+    assert found.overheads["matmul"] == pytest.approx(2e-5 - 2e-6, rel=0.5)
+
+
+def _steps(machine):
+    """Steps of a small network that hand over little and much, as long as their price."""
     graph, split = perceptron(), [Configuration((("batch", 8),))] * 3
     moved = [split[0], Configuration((("width2", 8),)), split[2]]
-    slower = dataclasses.replace(TRUE, links=tuple(dataclasses.replace(link, latency=link.latency + 3e-5)
-                                                   for link in TRUE.links))
-    steps = [training_steps.Step(graph, tuple(chosen), price_strategy(graph, machine, 8, chosen).total)
-             for chosen, machine in ((split, TRUE), (moved, slower))]
-    start = dataclasses.replace(TRUE, overhead=0.0)
+    return [training_steps.Step(graph, tuple(chosen), price_strategy(graph, machine, 8, chosen).total)
+            for chosen in (split, moved)]
+
+
+def test_whole_steps_tell_how_much_slower_they_are():
+    slower = training_steps._slower(TRUE, 1.5)
+    found = training_steps.fit_steps(TRUE, 8, _steps(slower))
+    for step in _steps(slower):
+        assert price_strategy(step.graph, found, 8, step.configurations).total == pytest.approx(step.seconds, rel=0.05)
+    assert found.rates["matmul"] < TRUE.rates["matmul"]
+    # Faster than the sum of its parts: nothing becomes negative.
+    fast = [dataclasses.replace(step, seconds=0.0001 * step.seconds) for step in _steps(TRUE)]
+    assert training_steps.fit_steps(TRUE, 8, fast) == TRUE
+
+
+def test_whole_steps_tell_overhead_and_latency(monkeypatch):
+    monkeypatch.setattr(training_steps, "_MOST", 1.0)
+    dear = dataclasses.replace(TRUE, overhead=TRUE.overhead + 4e-6, links=tuple(
+        dataclasses.replace(link, latency=link.latency + 3e-5) for link in TRUE.links))
     # Next to nothing is handed over in so small a network: the latency would have to be much larger to be believed.
-    found = training_steps.fit_steps(start, 8, steps)
+    found = training_steps.fit_steps(TRUE, 8, _steps(dear))
     assert TRUE.links[-1].latency <= found.links[-1].latency < TRUE.links[-1].latency + 2e-5
     monkeypatch.setattr(training_steps, "_PRICE_ERROR", 1e-6)
-    found = training_steps.fit_steps(start, 8, steps)
-    assert found.overhead == pytest.approx(TRUE.overhead, rel=0.1)
-    assert found.links[-1].latency == pytest.approx(TRUE.links[-1].latency + 3e-5, rel=0.1)
-    # Faster than the sum of its parts: neither becomes negative.
-    fast = [dataclasses.replace(step, seconds=0.0001 * step.seconds) for step in steps]
-    found = training_steps.fit_steps(start, 8, fast)
-    assert found.overhead == 1e-7
-    assert found.links == TRUE.links
+    found = training_steps.fit_steps(TRUE, 8, _steps(dear))
+    assert found.overhead == pytest.approx(dear.overhead, rel=0.1)
+    assert found.links[-1].latency == pytest.approx(dear.links[-1].latency, rel=0.1)
 
 
 def test_measured_strategies_differ_in_what_they_hand_over():
     graph = perceptron()
     assert len(training_steps.strategies_to_measure(graph, 1)) == 1
     strategies = training_steps.strategies_to_measure(graph, 8)
-    assert len(strategies) == len(set(strategies)) == 3
+    assert len(strategies) == len(set(strategies)) == 2
     moved = [sum(price_strategy(graph, TRUE, 8, chosen).edges) for chosen in strategies]
     assert moved[0] < min(moved[1:])
 

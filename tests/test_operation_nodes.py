@@ -60,6 +60,16 @@ def test_a_product_that_is_summed_is_two_nodes(x):
     assert nodes_of(product.operation, {}) == (2, (32 + 4 + 8 + 64) / (32 + 4 + 8))
 
 
+@pytest.mark.parametrize(("assign", "traffic"), [(mtf.assign, 0.0), (mtf.assign_add, 3.0), (mtf.assign_sub, 3.0)])
+def test_what_is_added_to_a_variable_is_added_in_place(x, assign, traffic):
+    variable = mtf.get_variable(x.mesh, "v", x.shape)
+    update = assign(variable.operation, x)
+    assert nodes_of(update, {}) == (1, traffic)
+    exported = [operation for layer in export_graph(x.mesh.graph).layers for operation in layer.operations
+                if operation.type == "Assign"]
+    assert [operation.flops for operation in exported] == [32.0 if traffic else 0.0]
+
+
 def test_functions_that_cannot_be_traced_count_once(x):
     outside = tf.constant(1.0)
 

@@ -35,8 +35,9 @@ class OperationSignature(NamedTuple):
     """What the cost of an operation depends on; tensors as (columns of the dims that may be split, unsplit bytes).
 
     `nodes`, `traffic`: of `LayerOperation`. `lanes`: of a convolution, the column and the size of the channels that it
-    makes (column -1: never split). `weights`: for every input, how many variables of the layer look like it; where it
-    reads none of them, 0.
+    makes (column -1: never split). `gaps`: of the gradient of a convolution's image, how many times larger than the
+    output the image is. `weights`: for every input, how many variables of the layer look like it; where it reads none
+    of them, 0.
     """
 
     phase: str
@@ -52,6 +53,7 @@ class OperationSignature(NamedTuple):
     nodes: int = 1
     traffic: float = 1.0
     lanes: tuple[int, int] = (-1, 0)
+    gaps: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
                 positions_of(operation.reduced, position), transposed, move,
                 tuple(variables[operand.dims, operand.shape] for operand in operation.inputs)
                 if operation.phase == "forward" else (), operation.nodes, operation.traffic,
-                _lanes(operation, position)))
+                _lanes(operation, position), _gaps(operation)))
     return tuple(found)
 
 
@@ -111,6 +113,14 @@ def _lanes(operation: LayerOperation, position: dict[str, int]) -> tuple[int, in
         return -1, 0
     output = operation.outputs[0]
     return positions_of(output.dims, position)[-1], output.shape[-1]
+
+
+def _gaps(operation: LayerOperation) -> float:
+    """Of the gradient of a convolution's image: the image's size over the output's, without batch and channels."""
+    if operation.type != "Conv2or3dBackpropInputOperation" or operation.kind == "none":
+        return 1.0
+    image, gradient = operation.outputs[0].shape[1:-1], operation.inputs[0].shape[1:-1]
+    return max(math.prod(image) / math.prod(gradient), 1.0)
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:
@@ -145,7 +155,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
 
     An operation takes the longer of its FLOP at the rate of its kind and its bytes at the memory's bandwidth, at the
     sizes one device holds, plus the overhead of its nodes; a matrix product also the time to bring its tensors into
-    order. A convolution computes `Machine.lanes` output channels at a time, however few there are.
+    order. A convolution computes `Machine.lanes` output channels at a time, however few there are, and may compute the
+    gradient of its image over the gaps that its stride leaves (`Machine.dilation`).
     Replicated work costs nothing extra on real devices (all copies are computed at once); where devices share cores,
     every copy is paid.
 
@@ -172,10 +183,11 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     work = [share(entry.dims) for entry, _ in computing]
     moved = [[(share(columns), entry.traffic * nbytes) for columns, nbytes in (*entry.inputs, *entry.outputs)]
              for entry, _ in computing]
-    # Read and written once more, per transposed tensor; and the operands of a matrix product packed.
+    # Read and written once more, per transposed tensor; the operands of a matrix product packed, its output stored.
     ordered = [[(share(columns), 2.0 * nbytes) for columns, nbytes in entry.transposed]
-               + [(share(columns), machine.packing * nbytes) for columns, nbytes in entry.inputs
-                  if machine.packing and entry.kind in PRODUCTS] for entry, _ in computing]
+               + [(share(columns), times * nbytes)
+                  for times, tensors in ((machine.packing, entry.inputs), (machine.storing, entry.outputs))
+                  for columns, nbytes in tensors if times and entry.kind in PRODUCTS] for entry, _ in computing]
     seconds = np.zeros((0, count))
     if computing:
         held = np.stack([table.share(columns) for columns in shares])
@@ -203,12 +215,14 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
 
 
 def _wasted(entry: OperationSignature, table: ConfigurationTable, machine: Machine) -> np.ndarray:
-    """How many times its arithmetic a convolution takes because its channels do not fill the lanes: [K], at least 1."""
+    """How many times its arithmetic a convolution takes because its channels do not fill the lanes, and because of the
+    gaps that a stride leaves: [K], at least 1."""
     column, size = entry.lanes
+    gaps = entry.gaps ** machine.dilation
     if not size or machine.lanes <= 1:
-        return np.ones(len(table.devices))
+        return np.full(len(table.devices), gaps)
     channels = size * table.share((column,)) if column >= 0 else np.full(len(table.devices), float(size))
-    return np.maximum(1.0, machine.lanes / channels)
+    return gaps * np.maximum(1.0, machine.lanes / channels)
 
 
 def _rate(machine: Machine, kind: str) -> float:

@@ -202,6 +202,18 @@ def test_einsum_order(inputs, output, kind, transposed):
     assert len(signature.transposed) == transposed
 
 
+@pytest.mark.parametrize(("size", "times"), [(7, 4.0), (14, 1.0)])
+def test_a_gradient_with_stride_may_be_computed_over_the_gaps(size, times):
+    image, gradient = Operand(("batch", "", "", ""), (4, 14, 14, 8)), Operand(("batch", "", "", ""), (4, size, size, 8))
+    operation = LayerOperation(0, "gradient", "Conv2or3dBackpropInputOperation", "backward", "convolution", 1e6,
+                               ("batch",), (gradient, Operand(("", "", "", ""), (3, 3, 8, 8))), (image,))
+    layer = Layer("gradient", "convolution", {"batch": 4}, ("batch",), (operation,), ())
+    seconds = {dilation: _parts(layer, [WHOLE], _machine(dilation=dilation))["backward"][0]
+               for dilation in (0.0, 0.5, 1.0)}
+    assert seconds[1.0] == pytest.approx(times * seconds[0.0])
+    assert seconds[0.5] == pytest.approx(times**0.5 * seconds[0.0])
+
+
 def test_transposes_and_packing_cost_traffic():
     layer = _einsum(("bac", "cd"), "abd", {"a": 4, "b": 8, "c": 16, "d": 32})
     plain = _machine(memory_bandwidth=1e6)
@@ -210,6 +222,8 @@ def test_transposes_and_packing_cost_traffic():
     assert base == pytest.approx((nbytes + 2 * 4 * 4 * 8 * 32) / 1e6)
     packed = _parts(layer, [WHOLE], dataclasses.replace(plain, packing=3.0))["forward"][0]
     assert packed - base == pytest.approx(3 * 4 * (4 * 8 * 16 + 16 * 32) / 1e6)
+    stored = _parts(layer, [WHOLE], dataclasses.replace(plain, storing=2.0))["forward"][0]
+    assert stored - base == pytest.approx(2 * 4 * 4 * 8 * 32 / 1e6)
 
 
 def test_aliases_are_laid_out_like_their_dim():
