@@ -94,8 +94,8 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     """Measures the devices of this machine.
 
     Matrix products, convolutions, memory traffic, reductions, resharding and all-reduces of several sizes, with all
-    devices busy at once, and whole training steps for what these leave unexplained; half a minute to two minutes. Of virtual
-    devices the work of the cores is measured, so that others who use the same cores disturb it little.
+    devices busy at once, and whole training steps for what these leave unexplained; half a minute to two minutes. Of
+    virtual devices the work of the cores is measured, so that others who use the same cores disturb it little.
 
     Args:
       devices: how many.
