@@ -309,7 +309,8 @@ def _strategy(name: str, priced: PricedNetwork, assignment: Sequence[int], searc
 
 def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | str = "1080ti",
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
-                  start_from: str | None = None, memory_limit: float | None = None, **options: Any) -> Strategy:
+                  start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
+                  **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
     Args:
@@ -322,6 +323,9 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
       start_from: "data_parallel" or "expert": where a search that improves a strategy ("mcmc") begins.
       memory_limit: bytes that a device may hold (weights, optimizer slots, gradients, kept activations, communication
         buffers), for "exact".
+      simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
+        fraction: predictions do not tell such strategies apart, and people do not have to read the other. Then the
+        strategy's search says "simpler": "data_parallel", and how far it is from the optimum.
       **options: handed to the search (time_limit, gap, progress, ...).
 
     Returns:
@@ -333,6 +337,8 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
     """
     if devices < 1:
         raise UsageError(f"devices={devices}: there must be at least one device")
+    if not simple_within >= 0.0:
+        raise UsageError(f"simple_within={simple_within}: give a fraction of at least 0, such as 0.01")
     if not isinstance(graph, ComputationGraph):
         from pase_mtf.export import export_graph
         graph = export_graph(graph)
@@ -365,4 +371,17 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
         "gap": solution.gap, "lower_bound": solution.lower_bound, "layers": len(graph.layers),
         "configurations": sum(map(len, priced.configurations)), "method": method}
-    return _strategy(method, priced, solution.assignment, search)
+    found = _strategy(method, priced, solution.assignment, search)
+    return _simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
+
+
+def _simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
+    """Data parallelism if it is as good within a fraction and keeps the limit, else what was found."""
+    simple = _strategy(found.name, *_priced_with(priced, data_parallel(priced.graph, priced.devices)), found.search)
+    if simple.configurations == found.configurations or simple.seconds > (1.0 + within) * found.seconds or (
+            memory_limit is not None and simple.memory_bytes > memory_limit):
+        return found
+    bound = found.search["lower_bound"]
+    return dataclasses.replace(simple, search={
+        **found.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
+        "simpler": "data_parallel", "best_seconds": found.seconds})

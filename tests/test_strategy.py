@@ -70,6 +70,28 @@ def test_the_search_beats_the_hand_written_ones_and_is_proven(graph):
         best.seconds)
 
 
+def test_data_parallelism_is_taken_where_predictions_do_not_tell_it_apart(graph):
+    best, by_hand = (find_strategy(graph, 8, "1080ti", method=method) for method in ("exact", "data_parallel"))
+    behind = by_hand.seconds / best.seconds - 1.0
+    assert behind > 0.0
+    kept = find_strategy(graph, 8, "1080ti", simple_within=0.9 * behind)
+    assert kept.configurations == best.configurations
+    assert kept.search["optimal"]
+    taken = find_strategy(graph, 8, "1080ti", simple_within=1.1 * behind)
+    assert taken.configurations == by_hand.configurations
+    assert taken.seconds == pytest.approx(by_hand.seconds)
+    assert not taken.search["optimal"]
+    assert taken.search["gap"] == pytest.approx(behind)
+    assert taken.search["simpler"] == "data_parallel"
+    assert taken.search["best_seconds"] == pytest.approx(best.seconds)
+    # A limit that data parallelism does not keep, and a fraction that is none.
+    limit = 0.5 * (best.memory_bytes + by_hand.memory_bytes)
+    assert best.memory_bytes < limit < by_hand.memory_bytes
+    assert find_strategy(graph, 8, "1080ti", memory_limit=limit, simple_within=10.0).memory_bytes <= limit
+    with pytest.raises(UsageError, match="simple_within"):
+        find_strategy(graph, 8, "1080ti", simple_within=-1.0)
+
+
 def test_wide_layers_on_a_slow_network_alternate_their_splits():
     # The paper's finding for AlexNet: no data moves between fully connected layers split n, c, n.
     best = find_strategy(_chain(batch=16), 8, "2080ti")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pase_mtf.launch.console import search_summary
 from pase_mtf.launch.report import report_html
 from pase_mtf.launch.summary import ARM_KEYS, arm_rows, final_table, size, summary_json
 from pase_mtf.launch.training import History, Record
@@ -107,3 +108,12 @@ def test_report_of_a_search_alone(rows):
     text = report_html(title="net", facts={}, rows={}, history=None, strategy_table="table", layout="layout", notes={})
     assert "table" in text
     assert "<img" not in text
+
+
+@pytest.mark.parametrize(("search", "said"), [
+    ({"optimal": True, "gap": 0.0}, "optimal (proven)"), ({"optimal": False, "gap": 0.02}, "at most 2 % above"),
+    ({"optimal": False, "gap": 0.004, "simpler": "data_parallel"}, "data parallelism, predicted 0.4 % above"),
+    ({}, "no bound")])
+def test_what_the_search_proved_is_said(search, said):
+    strategy = SimpleNamespace(search=search, parts={"forward": 0.001}, seconds=0.001)
+    assert said in search_summary(strategy, SimpleNamespace(layers=(1, 2), edges=(1,)))
