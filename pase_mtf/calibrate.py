@@ -36,7 +36,7 @@ from pase_mtf.training_steps import STEPS, fit_steps, measure_step
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 14
+VERSION = 15
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 

@@ -97,17 +97,32 @@ def _images(mesh: mtf.Mesh, devices: int) -> mtf.Tensor:
     return x
 
 
-_PROGRAMS = (_attention, _images)
+def _wide(mesh: mtf.Mesh, devices: int) -> mtf.Tensor:
+    """The last activation of two wide layers: weights that no cache holds, for few examples."""
+    batch, width = mtf.Dimension("batch", 2 * devices), mtf.Dimension("width", 1024)
+    hidden = mtf.Dimension("hidden", min(4096, 1 << (_WIDE // devices).bit_length() - 1))
+    x = mtf.import_tf_tensor(mesh, tf.random.stateless_uniform([batch.size, width.size], [1, 2]),
+                             mtf.Shape([batch, width]))
+    first, second = (mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=tf.random_uniform_initializer(-0.1, 0.1))
+                     for name, dims in (("first", [width, hidden]), ("second", [hidden, width])))
+    y = mtf.relu(mtf.einsum([x, first], output_shape=[batch, hidden]))
+    return mtf.einsum([y, second], output_shape=[batch, width])
+
+
+_PROGRAMS = ((_attention, mtf.optimize.AdamWeightDecayOptimizer), (_images, mtf.optimize.AdamWeightDecayOptimizer),
+             (_wide, mtf.optimize.SgdOptimizer))
 STEPS = 2 * len(_PROGRAMS)
 """How many training steps can be measured: so many programs under two strategies each."""
+_WIDE = 1 << 15  # hidden units, over all devices: their copies of the weights take 256 MiB
 
 
 def _program(number: int, devices: int) -> tuple[mtf.Graph, list[mtf.Operation]]:
     """A training step, in the current tf.Graph: (graph, its updates)."""
     graph = mtf.Graph()
-    loss = mtf.reduce_mean(mtf.square(_PROGRAMS[number](mtf.Mesh(graph, "mesh"), devices)))
+    build, optimizer = _PROGRAMS[number]
+    loss = mtf.reduce_mean(mtf.square(build(mtf.Mesh(graph, "mesh"), devices)))
     gradients = mtf.gradients([loss], [variable.outputs[0] for variable in graph.trainable_variables])
-    return graph, mtf.optimize.AdamWeightDecayOptimizer(1e-3).apply_grads(gradients, graph.trainable_variables)
+    return graph, optimizer(1e-3).apply_grads(gradients, graph.trainable_variables)
 
 
 def strategies_to_measure(graph: ComputationGraph, devices: int) -> list[tuple[Configuration, ...]]:
