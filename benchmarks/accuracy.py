@@ -78,8 +78,8 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
       results: model -> what `main` keeps of it: points, preset, devices, facts, commit.
     """
-    lines = ["| model | devices | strategies | slowest ÷ fastest | median error | bias | rank correlation | commit |",
-             "|---|--:|--:|--:|--:|--:|--:|---|"]
+    lines = ["| model | devices | strategies | slowest ÷ fastest | median error | bias | rank correlation | "
+             "measured on | commit |", "|---|--:|--:|--:|--:|--:|--:|---|---|"]
     errors, count = [], 0
     for model, result in results.items():
         found = result["points"]
@@ -90,8 +90,9 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
         bias = float(np.median(predicted / measured)) - 1
         lines.append(f"| {model} ({result['preset']}) | {result['devices']} | {len(found)} | "
                      f"{measured.max() / measured.min():.1f}× | {100 * error:.0f} % | {100 * bias:+.0f} % | "
-                     f"{correlation:.2f} | {result['commit'] or '-'} |")
-    lines.append(f"| all | | {count} | | {100 * float(np.median(errors)):.0f} % | | | |")
+                     f"{correlation:.2f} | {result['facts']['devices'].partition(' on ')[2]} | "
+                     f"{result['commit'] or '-'} |")
+    lines.append(f"| all | | {count} | | {100 * float(np.median(errors)):.0f} % | | | | |")
     facts = [result["facts"] for result in results.values()]
     machines = {f"{fact['devices']}; {fact['versions']}; machine {fact['machine']}." for fact in facts}
     return "\n".join([

@@ -110,7 +110,7 @@ def full_table(rows: Sequence[Row]) -> str:
     names = {"stock_data_parallel": "stock", "data_parallel": "data parallel", "search": "**searched**"}
     shown = ("stock_data_parallel", *ARMS)
     head = ["model", "batch", "devices", *(names.get(arm, arm) for arm in shown), "over stock", "over data parallel",
-            "predicted", "over best rival", "losses equal", "search"]
+            "predicted", "over best rival", "losses equal", "search", "measured on", "commit"]
     lines = [_line(head), "|---|" + "--:|" * (len(head) - 1)]
     for row in rows:
         best = row.over_best_rival()
@@ -120,7 +120,8 @@ def full_table(rows: Sequence[Row]) -> str:
             row.summary["model"], row.summary["batch"], row.summary["devices"], *(_milliseconds(row, arm, "")
                                                                                  for arm in shown),
             _times(row.speedup("stock_data_parallel")), _times(row.speedup("data_parallel")), _times(row.predicted()),
-            f"{best[0]:.2f}× ({names.get(best[1], best[1])})" if best else "-", equal, _search_seconds(row)]))
+            f"{best[0]:.2f}× ({names.get(best[1], best[1])})" if best else "-", equal, _search_seconds(row),
+            row.summary["facts"]["devices"].partition(" on ")[2], row.commit or "-"]))
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ def test_tables(summary):
                  "The longest of these 1 runs of the launcher, alexnet on 8 devices, took 62 s in all"):
         assert word in text
     assert ("| alexnet | 64 | 8 | 500 ± 1 | 350 ± 1 | 100 ± 1 (same) | - | - | - | 100 ± 1 | 5.00× | 3.50× | 4.00× | "
-            "1.00× (expert) | yes, to 3e-06 | 0.12 s |") in full_table([row])
+            "1.00× (expert) | yes, to 3e-06 | 0.12 s | Chip (2 cores) | abc1234 |") in full_table([row])
 
 
 def test_losses_that_differ_are_told(summary):
