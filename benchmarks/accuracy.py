@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.launching import ROOT, commit, prepare_data, run_launcher
+from benchmarks.launching import ROOT, commit, prepare_data, processor, run_launcher
 from pase_mtf import models
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.exit_codes import LOSSES_DISAGREE
@@ -90,7 +90,7 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
         bias = float(np.median(predicted / measured)) - 1
         lines.append(f"| {model} ({result['preset']}) | {result['devices']} | {len(found)} | "
                      f"{measured.max() / measured.min():.1f}× | {100 * error:.0f} % | {100 * bias:+.0f} % | "
-                     f"{correlation:.2f} | {result['facts']['devices'].partition(' on ')[2]} | "
+                     f"{correlation:.2f} | {processor(result['facts'])} | "
                      f"{result['commit'] or '-'} |")
     lines.append(f"| all | | {count} | | {100 * float(np.median(errors)):.0f} % | | | | |")
     facts = [result["facts"] for result in results.values()]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.make_parallel_text import collect
@@ -18,7 +18,8 @@ from pase_mtf import models
 from pase_mtf.errors import PaseError
 from pase_mtf.files import write_atomically
 
-__all__ = ["FASHION_MNIST", "ROOT", "commit", "losses_agree_to", "prepare_data", "replace_block", "run_launcher"]
+__all__ = ["FASHION_MNIST", "ROOT", "commit", "losses_agree_to", "prepare_data", "processor", "replace_block",
+           "run_launcher"]
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 FASHION_MNIST = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
@@ -119,6 +120,15 @@ def commit() -> str | None:
         return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def processor(facts: Mapping[str, str]) -> str:
+    """What a run was measured on, such as "AMD EPYC (2 cores)".
+
+    Args:
+      facts: of the run's summary.
+    """
+    return facts["devices"].partition(" on ")[2]
 
 
 def replace_block(path: str, name: str, text: str) -> None:

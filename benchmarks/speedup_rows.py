@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks.launching import processor
 from pase_mtf.files import write_atomically
 
 __all__ = ["ARMS", "Row", "Rows", "compact_table", "full_table"]
@@ -121,7 +122,7 @@ def full_table(rows: Sequence[Row]) -> str:
                                                                                  for arm in shown),
             _times(row.speedup("stock_data_parallel")), _times(row.speedup("data_parallel")), _times(row.predicted()),
             f"{best[0]:.2f}× ({names.get(best[1], best[1])})" if best else "-", equal, _search_seconds(row),
-            row.summary["facts"]["devices"].partition(" on ")[2], row.commit or "-"]))
+            processor(row.summary["facts"]), row.commit or "-"]))
     return "\n".join(lines)
 
 

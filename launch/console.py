@@ -26,15 +26,15 @@ def print_header(facts: Mapping[str, Any]) -> None:
 def search_summary(strategy: Any, graph: Any) -> str:
     """One paragraph about the search: its size, its time, what it proved, and the step it predicts, by part."""
     found = strategy.search
-    if found.get("optimal"):
+    if found.get("simpler"):
+        proof = (f"data parallelism, predicted {100 * found['gap']:.2g} % above the optimum: as good, as far as "
+                 "predictions tell, and simpler")
+    elif found.get("optimal"):
         proof = "optimal (proven)"
     elif found.get("gap") is not None:
         proof = f"at most {100 * found['gap']:.2g} % above the optimum"
     else:
         proof = "no bound"
-    if found.get("simpler"):
-        proof = (f"data parallelism, predicted {100 * found['gap']:.2g} % above the optimum: as good, as far as "
-                 "predictions tell, and simpler")
     parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in strategy.parts.items())
     return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
             f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"

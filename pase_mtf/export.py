@@ -10,6 +10,7 @@ from pase_mtf.graph import ComputationGraph, Edge, Layer, LayerOperation, Operan
 from pase_mtf.grouping import Group, group_operations
 from pase_mtf.operation_facts import (
     flops_of,
+    is_handed_over,
     is_lazy_sum,
     kind_of,
     needed_for_updates,
@@ -167,9 +168,7 @@ class _Exporter:
     @staticmethod
     def _flops(operation: mtf.Operation, inputs: tuple[Operand, ...]) -> float:
         if isinstance(operation, mtf.Assign):
-            if operation.assign_fn is mtf.ops.assign_slice:
-                return 0.0  # handed over
-            return float(sum(math.prod(operand.shape) for operand in inputs))
+            return 0.0 if is_handed_over(operation) else float(sum(math.prod(operand.shape) for operand in inputs))
         return flops_of(operation)
 
     def _variable(self, group: int, index: int) -> Variable:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from pase_mtf.compat import mtf
 
-__all__ = ["flops_of", "is_lazy_sum", "is_reshape", "kind_of", "needed_for_updates", "passes_lazy_sums", "reduced_dims",
-           "tensors_in"]
+__all__ = ["flops_of", "is_handed_over", "is_lazy_sum", "is_reshape", "kind_of", "needed_for_updates",
+           "passes_lazy_sums", "reduced_dims", "tensors_in"]
 
 _CONVOLUTIONS = (
     mtf.Conv2dOperation, mtf.Conv3dOperation, mtf.Conv2dTransposeOperation, mtf.Conv3dTransposeOperation)
@@ -23,9 +23,20 @@ def tensors_in(operation: mtf.Operation) -> list[mtf.Tensor]:
     return list(operation.inputs)
 
 
+def is_handed_over(operation: mtf.Operation) -> bool:
+    """Whether the operation sets a variable to a value as it is: nothing is computed or copied."""
+    return isinstance(operation, mtf.Assign) and operation.assign_fn is mtf.ops.assign_slice
+
+
 def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
-    """Per operation of a graph, in its order, whether an assignment needs it (the gradient of the input image, say, is
-    needed by none). Of a graph without assignments all are."""
+    """What the assignments of a graph need; the gradient of the input image, say, is needed by none.
+
+    Args:
+      operations: of the graph, in its order.
+
+    Returns:
+      Per operation whether an assignment needs it; of a graph without assignments all are needed.
+    """
     if not any(isinstance(operation, mtf.Assign) for operation in operations):
         return [True] * len(operations)
     needed: set[int] = set()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.operation_facts import kind_of
+from pase_mtf.operation_facts import is_handed_over, kind_of
 
 __all__ = ["Nodes", "nodes_of"]
 
@@ -49,7 +49,7 @@ def nodes_of(operation: mtf.Operation, known: dict) -> Nodes | None:
     if isinstance(operation, mtf.Assign):
         # A value becomes the variable as it is; what is added is added in place: the variable is read and written, too.
         # (`traffic` is of the value: an Assign has no output.)
-        return Nodes(1, 0.0 if operation.assign_fn is mtf.ops.assign_slice else 3.0)
+        return Nodes(1, 0.0 if is_handed_over(operation) else 3.0)
     if isinstance(operation, mtf.EinsumOperation) and kind_of(operation) == "reduction":
         # A product of all dims, which is written and read again by the sum.
         sizes = {dim.name: dim.size for tensor in operation.inputs for dim in tensor.shape.dims}

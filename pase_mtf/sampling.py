@@ -341,8 +341,16 @@ def _add_rings(bench: Bench) -> None:
 
 
 def benches(devices: int, kind: str) -> Iterator[Bench]:
-    """Everything that is measured of a machine, a few benches with samples to measure: TensorFlow looks through a whole
-    graph at the first run of every node that is asked for."""
+    """Everything that is measured of a machine, in a few benches: TensorFlow looks through a whole graph at the first
+    run of every node that is asked for.
+
+    Args:
+      devices: how many.
+      kind: "cpu" (virtual devices) or "gpu".
+
+    Yields:
+      A bench with its samples registered; `measure` it before the next is made.
+    """
     for sections in _SECTIONS:
         bench = Bench(devices, kind)
         with bench.graph.as_default():

@@ -332,7 +332,7 @@ def find_strategy(graph: ComputationGraph, devices: int = 8, machine: Machine | 
       The strategy, with its predicted cost by part.
 
     Raises:
-      UsageError: an unknown method or machine, or fewer than one device.
+      UsageError: an unknown method or machine, fewer than one device, or a `simple_within` below 0.
       InfeasibleError: no strategy satisfies the constraints.
     """
     if devices < 1:

@@ -111,8 +111,9 @@ def _wide(mesh: mtf.Mesh, devices: int) -> mtf.Tensor:
 
 _PROGRAMS = ((_attention, mtf.optimize.AdamWeightDecayOptimizer), (_images, mtf.optimize.AdamWeightDecayOptimizer),
              (_wide, mtf.optimize.SgdOptimizer))
-STEPS = 2 * len(_PROGRAMS)
-"""How many training steps can be measured: so many programs under two strategies each."""
+_STRATEGIES = 2
+STEPS = _STRATEGIES * len(_PROGRAMS)
+"""How many training steps can be measured: every program under so many strategies."""
 _WIDE = 1 << 15  # hidden units, over all devices: their copies of the weights take 256 MiB
 
 
@@ -138,7 +139,7 @@ def strategies_to_measure(graph: ComputationGraph, devices: int) -> list[tuple[C
         return [batch]
     generator = random.Random(0)
     result = [batch]
-    for _ in range(STEPS // len(_PROGRAMS) - 1):
+    for _ in range(_STRATEGIES - 1):
         # Those that split something, where there are any: replicated work tells nothing new.
         offered = [enumerate_configurations(layer, devices, max_axes=2) for layer in graph.layers]
         splitting = [[choice for choice in choices if all(dim for dim, _ in choice.axes)] or list(choices)
@@ -155,7 +156,7 @@ def measure_step(devices: int, kind: str, number: int) -> Step | None:
       kind: "cpu" (virtual devices) or "gpu".
       number: below `STEPS`; None is returned where the program has fewer strategies.
     """
-    program, number = divmod(number, STEPS // len(_PROGRAMS))
+    program, number = divmod(number, _STRATEGIES)
     names = [f"/device:{kind.upper()}:{number}" for number in range(devices)]
     with tf.Graph().as_default() as tf_graph:
         graph, updates = _program(program, devices)
