@@ -1,8 +1,12 @@
-"""What holds for every test: a quiet TensorFlow, a cache of its own, and hypothesis that repeats itself."""
+"""What holds for every test: a quiet TensorFlow that makes its nodes fast, a cache of its own, and hypothesis that
+repeats itself."""
 
+import gc
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +32,39 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes the cache of this run."""
     if not _IS_WORKER:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fast_nodes() -> Iterator[None]:
+    """Half of the time of the longest tests goes into making TensorFlow nodes: leaves out what no test looks at.
+
+    TensorFlow notes with every node the whole stack of calls, most of it pytest's and hypothesis's, and for every type
+    of every node a text that only an error needs. TF_STACKS=1 leaves it all in, for who wants to know where a node that
+    fails was made.
+    """
+    if "tensorflow" not in sys.modules or "TF_STACKS" in os.environ:
+        yield
+        return
+    from tensorflow.python.framework import op_def_library  # private to TensorFlow, so it may move
+    from tensorflow.python.util import tf_stack
+    nothing = tf_stack.extract_stack(stacklevel=10**6)  # rather than somebody else's stack
+    check = op_def_library._SatisfiesTypeConstraint
+
+    def check_fast(dtype, attr_def, param_name):
+        if attr_def.HasField("allowed_values") and dtype not in attr_def.allowed_values.list.type:
+            check(dtype, attr_def, param_name)  # raises
+
+    # Modules and what they define stay: the collector need not look at them again and again.
+    gc.collect()
+    gc.freeze()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(20_000, 20, 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: nothing)
+        patch.setattr(op_def_library, "_SatisfiesTypeConstraint", check_fast)
+        yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
 
 
 @pytest.fixture
