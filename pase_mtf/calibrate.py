@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from pase_mtf.compat import tf
 from pase_mtf.cost.collectives import allreduce_seconds
-from pase_mtf.cost.compute import FILTER_GRADIENT, PRODUCTS
+from pase_mtf.cost.compute import FILTER_GRADIENT, PRODUCTS, ordering_passes
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.sampling import (
@@ -36,7 +36,7 @@ from pase_mtf.training_steps import STEPS, fit_steps, measure_step
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 15
+VERSION = 16
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 
@@ -134,21 +134,16 @@ def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
     machine = Machine(
         LOCAL, dict.fromkeys(KINDS, 1e12), memory_bandwidth, _memory_bytes() / (devices if shared else 1), 0.0,
         (Link(max(devices, 2), memory_bandwidth, 0.0),), shared, cache_bytes, cache_bandwidth)
-    rates = {name: _fit_rate(samples[name], machine)[0] for name in ("pointwise", "reduction", "gather")}
+    rates = {name: _fit_rate(samples[name], machine, name)[0] for name in ("pointwise", "reduction", "gather")}
     overheads = {}
-    lanes, dilation = _fit_waste(samples["convolution"], machine)
-    machine = dataclasses.replace(machine, lanes=lanes, dilation=dilation)
-    rates["convolution"], overheads["convolution"], _ = _fit_rate(samples["convolution"], machine, starts=True)
-    for name in (FILTER_GRADIENT, "copy"):
+    machine = _fit_packing(samples["matmul"], _fit_convolution(samples["convolution"], machine))
+    for name in ("convolution", FILTER_GRADIENT, "copy", *PRODUCTS):
         if samples.get(name):
-            rates[name], overheads[name], _ = _fit_rate(samples[name], machine, starts=True)
-    packing, storing = _fit_packing(samples["matmul"], machine)
-    machine = dataclasses.replace(machine, packing=packing, storing=storing)
-    for name in PRODUCTS:
-        rates[name], overheads[name], _ = _fit_rate(samples[name], machine, starts=True)
+            rates[name], overheads[name], _ = _fit_rate(samples[name], machine, name, starts=True)
     # An operation of such a kind is a node like any other, and takes the rest of what it needs to start.
     overhead = float(np.median([sample.seconds for sample in samples["node"]])) if samples.get("node") else 0.0
-    machine = dataclasses.replace(machine, overhead=overhead)
+    machine = dataclasses.replace(machine, overhead=overhead,
+                                  row_seconds=_fit_rows(samples.get("spread", ()), machine, rates["pointwise"]))
     overheads = {name: max(seconds - overhead, 0.0) for name, seconds in overheads.items()}
     links = machine.links
     if samples.get("all-reduce"):
@@ -199,12 +194,14 @@ def _fit_traffic(samples: Sequence[Sample]) -> tuple[float, float, float]:
 _OVERHEADS = np.concatenate([[0.0], np.geomspace(1e-6, 1e-4, 25)])
 
 
-def _fit_rate(samples: Sequence[Sample], machine: Machine, *, starts: bool = False) -> tuple[float, float, float]:
-    """What fits best to the longer of arithmetic and traffic, the packing of operands, and the storing of the output.
+def _fit_rate(samples: Sequence[Sample], machine: Machine, kind: str, *, starts: bool = False,
+              ) -> tuple[float, float, float]:
+    """What fits best to the longer of arithmetic and traffic, and the ordering of what is read and written.
 
     Args:
       samples: of one kind of operation.
-      machine: its traffic, packing and storing.
+      machine: its traffic, packing and storing, and what makes a convolution slow.
+      kind: of the operations.
       starts: whether the kind may have an overhead of its own.
 
     Returns:
@@ -215,7 +212,9 @@ def _fit_rate(samples: Sequence[Sample], machine: Machine, *, starts: bool = Fal
     flops = flops * [sample.gaps ** machine.dilation * max(1.0, machine.lanes / (sample.channels or np.inf))
                      for sample in samples]
     traffic = machine.traffic_seconds(nbytes)
-    ordering = machine.traffic_seconds(machine.packing * read + machine.storing * (nbytes - read))
+    before, after = ordering_passes(machine, kind)
+    ordering = machine.traffic_seconds(before * read + after * (nbytes - read))
+    ordering = ordering + machine.tap_seconds * np.array([sample.rows for sample in samples])
     rates = np.geomspace(1e8, 1e15, 701)
     best = np.inf, 0.0, 0.0
     for overhead in _OVERHEADS if starts else _OVERHEADS[:1]:
@@ -227,24 +226,45 @@ def _fit_rate(samples: Sequence[Sample], machine: Machine, *, starts: bool = Fal
     return best[1], best[2], best[0]
 
 
-def _fit_packing(samples: Sequence[Sample], machine: Machine) -> tuple[float, float]:
-    """How often the operands of a matrix product are read again, and how often its output is written, at the rate and
-    overhead that fit best with both."""
-    choices = [(float(packing), float(storing)) for packing in np.linspace(0.0, 8.0, 17)
-               for storing in np.linspace(0.0, 8.0, 17)]
-    errors = [_fit_rate(samples, dataclasses.replace(machine, packing=packing, storing=storing), starts=True)[2]
-              for packing, storing in choices]
-    return choices[int(np.argmin(errors))]
+def _best(samples: Sequence[Sample], machine: Machine, kind: str, **choices: Sequence[float]) -> Machine:
+    """The machine with the values of some fields (all combinations of these are tried) that fit best, each at the rate
+    and overhead that fit best with them."""
+    machines = [dataclasses.replace(machine, **dict(zip(choices, map(float, values), strict=True)))
+                for values in itertools.product(*choices.values())]
+    return min(machines, key=lambda each: _fit_rate(samples, each, kind, starts=True)[2])
 
 
-def _fit_waste(samples: Sequence[Sample], machine: Machine) -> tuple[float, float]:
-    """How many channels a convolution computes at a time, and how far it computes over the gaps that a stride leaves,
-    at the rate and overhead that fit best with both."""
-    choices = [(lanes, dilation) for dilation in (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
-               for lanes in (0.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0)]
-    errors = [_fit_rate(samples, dataclasses.replace(machine, lanes=lanes, dilation=dilation), starts=True)[2]
-              for lanes, dilation in choices]
-    return choices[int(np.argmin(errors))]
+def _fit_packing(samples: Sequence[Sample], machine: Machine) -> Machine:
+    """How often the operands of a matrix product are read again, and how often its output is written."""
+    return _best(samples, machine, "matmul", packing=np.linspace(0.0, 8.0, 17), storing=np.linspace(0.0, 8.0, 17))
+
+
+_ROUNDS = 3  # of a fit of two pairs of fields in turn
+
+
+def _fit_convolution(samples: Sequence[Sample], machine: Machine) -> Machine:
+    """How many channels a convolution computes at a time, how far it computes over the gaps that a stride leaves, how
+    often its tensors are read and written again, and what a pixel takes besides."""
+    for _ in range(_ROUNDS):
+        before = machine
+        machine = _best(samples, machine, "convolution", lanes=(0, 2, 4, 8, 12, 16, 24, 32),
+                        dilation=np.linspace(0.0, 1.5, 7))
+        machine = _best(samples, machine, "convolution", reordering=np.linspace(0.0, 4.0, 9),
+                        tap_seconds=[0.0, *np.geomspace(1e-10, 1e-8, 11)])
+        if machine == before:
+            break
+    return machine
+
+
+def _fit_rows(samples: Sequence[Sample], machine: Machine, rate: float) -> float:
+    """What a row takes, over which an elementwise operation spreads a smaller tensor: the median of what such samples
+    take longer than their arithmetic, traffic and node."""
+    if not samples:
+        return 0.0
+    flops, nbytes, rows, seconds = (np.array([getattr(sample, name) for sample in samples])
+                                    for name in ("flops", "nbytes", "rows", "seconds"))
+    known = np.maximum(flops / rate, machine.traffic_seconds(nbytes)) + machine.overhead
+    return max(float(np.median((seconds - known) / rows)), 0.0)
 
 
 def _fit_link(samples: Sequence[Collective], machine: Machine, devices: int) -> Link:

@@ -150,7 +150,7 @@ class _Exporter:
             kind="none" if unused else kind_of(operation),
             flops=0.0 if unused else self._flops(operation, inputs), dims=tuple(dims), inputs=inputs, outputs=outputs,
             reduced=self._pending.get(id(operation), ()), shift=self._shift(group, operation),
-            nodes=nodes.count if nodes else 1, traffic=nodes.traffic if nodes else 1.0)
+            **({"nodes": nodes.count, "traffic": nodes.traffic, "rows": nodes.rows} if nodes else {}))
 
     def _shift(self, group: int, operation: mtf.Operation) -> tuple[str, int] | tuple[()]:
         if not isinstance(operation, mtf.ShiftOperation):

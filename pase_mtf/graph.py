@@ -56,6 +56,8 @@ class LayerOperation:
       shift: (dim, by how many elements) of a shift along a dim that may be split; else empty.
       nodes: how many nodes it becomes on a device.
       traffic: bytes that these read and write, as a multiple of the bytes of the inputs and outputs.
+      rows: over how many rows (elements that lie side by side) these spread a tensor of fewer dims, unsplit and summed
+        over the nodes.
     """
 
     index: int
@@ -71,6 +73,7 @@ class LayerOperation:
     shift: tuple[str, int] | tuple[()] = ()
     nodes: int = 1
     traffic: float = 1.0
+    rows: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

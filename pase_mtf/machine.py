@@ -72,6 +72,11 @@ class Machine:
         such limit).
       dilation: how far the gradient of a convolution's image takes longer with stride: (image size / output size) to
         this power. 1 where it is computed over all of the image, gaps included, 0 where the gaps are left out.
+      reordering: how many times as long as reading and writing its tensors a convolution takes to bring them into its
+        own order and out of it, besides its arithmetic.
+      tap_seconds: what every pixel that a convolution makes takes besides, for every pixel of its window.
+      row_seconds: what every row takes besides, where an elementwise operation spreads a tensor over another of more
+        dims (an offset per channel over an image): `LayerOperation.rows`.
       ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
         devices share cores.
       ring_link: what such a ring costs where it was measured: the latency counts for every operation that hands a block
@@ -94,6 +99,9 @@ class Machine:
     overheads: dict[str, float] = dataclasses.field(default_factory=dict)
     lanes: float = 0.0
     dilation: float = 0.0
+    reordering: float = 0.0
+    tap_seconds: float = 0.0
+    row_seconds: float = 0.0
     ring: bool = False
     ring_link: Link | None = None
     source: str = ""
@@ -199,8 +207,8 @@ def _problem(machine: Machine) -> str:
     latencies = [("latency", link.latency) for link in (*machine.links, *filter(None, [machine.ring_link]))]
     for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
                          ("packing", machine.packing), ("storing", machine.storing), ("lanes", machine.lanes),
-                         ("dilation", machine.dilation),
-                         *latencies,
+                         ("dilation", machine.dilation), ("reordering", machine.reordering),
+                         ("tap_seconds", machine.tap_seconds), ("row_seconds", machine.row_seconds), *latencies,
                          *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"

@@ -8,6 +8,7 @@ placeholders of the unsplit shapes in a graph of its own, and what it made is co
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,6 +21,10 @@ __all__ = ["Nodes", "nodes_of"]
 # Neither compute nor move anything: they are there, or hand on their input.
 _STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
 _VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Shape", "ShapeN"})
+# Elementwise, and spread a tensor of fewer dims over the other.
+_SPREADING = frozenset({"Add", "AddV2", "Sub", "Mul", "MulNoNan", "Div", "DivNoNan", "RealDiv", "FloorDiv", "Maximum",
+                        "Minimum", "Pow", "SquaredDifference", "BroadcastTo", "Equal", "NotEqual", "Greater",
+                        "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "LogicalOr", "SelectV2", "Xdivy", "Xlogy"})
 
 
 class Nodes(NamedTuple):
@@ -28,10 +33,13 @@ class Nodes(NamedTuple):
     Attributes:
       count: nodes that are run.
       traffic: bytes that they read and write, as a multiple of the bytes of the operation's inputs and outputs.
+      rows: over how many rows they spread a tensor of fewer dims: TensorFlow looks up anew, for every run of elements
+        that lie side by side, where in the smaller tensor it has to read.
     """
 
     count: int = 1
     traffic: float = 1.0
+    rows: float = 0.0
 
 
 def nodes_of(operation: mtf.Operation, known: dict) -> Nodes | None:
@@ -55,8 +63,35 @@ def nodes_of(operation: mtf.Operation, known: dict) -> Nodes | None:
         sizes = {dim.name: dim.size for tensor in operation.inputs for dim in tensor.shape.dims}
         product = math.prod(sizes.values())
         ends = sum(tensor.size for tensor in [*operation.inputs, *operation.outputs])
-        return Nodes(2, (ends + 2.0 * product) / max(ends, 1))
+        whole = next(tensor for tensor in operation.inputs if tensor.shape.ndims == len(sizes))
+        return Nodes(2, (ends + 2.0 * product) / max(ends, 1), _spread_rows(whole, operation.inputs))
+    if kind_of(operation) == "pointwise" and operation.outputs:
+        return Nodes(rows=_spread_rows(operation.outputs[0], operation.inputs))
     return None
+
+
+def _spread_rows(whole: mtf.Tensor, inputs: Sequence[mtf.Tensor]) -> float:
+    """Over how many rows of the whole the inputs of fewer dims are spread."""
+    return float(sum(_rows(whole.shape.to_integer_list, [name in tensor.shape.dimension_names
+                                                         for name in whole.shape.dimension_names])
+                     for tensor in inputs))
+
+
+def _rows(shape: Sequence[int], held: Sequence[bool]) -> int:
+    """How many rows a tensor has of elements that lie side by side and read one, or neighbouring, elements of another.
+
+    Args:
+      shape: of the larger tensor.
+      held: per dim whether the smaller one has it.
+
+    Returns:
+      0 where the smaller one has all of its dims, or none.
+    """
+    dims = [(size, has) for size, has in zip(shape, held, strict=True) if size > 1]
+    if len({has for _, has in dims}) < 2:
+        return 0
+    inner = list(itertools.takewhile(lambda dim: dim[1] == dims[-1][1], reversed(dims)))
+    return math.prod(shape) // math.prod(size for size, _ in inner)
 
 
 def _traced(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor], known: dict) -> Nodes | None:
@@ -101,7 +136,21 @@ def _trace(function: object, operation: mtf.SlicewiseOperation, gradients: Seque
         run = [node for node in made if node.type not in _STILL]
         moving = [node for node in run if node.type not in _VIEWS]
         traffic = sum(_bytes([*node.inputs, *node.outputs]) for node in moving)
-    return Nodes(max(len(run), 1), max(traffic, ends) / max(ends, 1))
+        rows = sum(map(_node_rows, moving))
+    return Nodes(max(len(run), 1), max(traffic, ends) / max(ends, 1), float(rows))
+
+
+def _node_rows(node: tf.Operation) -> int:
+    """The rows that a node of TensorFlow spreads its inputs over."""
+    if node.type not in _SPREADING or not node.outputs or node.outputs[0].shape.rank is None:
+        return 0
+    shape = [size or 1 for size in node.outputs[0].shape.as_list()]
+    known = [x.shape.as_list() for x in node.inputs[:2] if x.shape.rank is not None and x.shape.rank <= len(shape)]
+    if node.type == "BroadcastTo":
+        known = known[:1]  # the other is the shape
+    # By NumPy's rules: dims that are missing are missing in front.
+    return sum(_rows(shape, [False] * (len(shape) - len(sizes)) + [
+        size == whole for size, whole in zip(sizes, shape[len(shape) - len(sizes):], strict=True)]) for sizes in known)
 
 
 def _size(tensor: tf.Tensor) -> int:

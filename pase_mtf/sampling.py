@@ -37,6 +37,8 @@ class Sample:
       seconds: that each node took while all devices were busy (of shared cores: its share).
       channels: of a convolution, those it makes.
       gaps: of the gradient of a convolution's image, how many times larger than the output the image is.
+      rows: of a convolution, the pixels that it makes times those of its window; of an elementwise operation, the rows
+        over which it spreads a smaller tensor.
     """
 
     flops: float
@@ -45,6 +47,7 @@ class Sample:
     seconds: float
     channels: int = 0
     gaps: float = 1.0
+    rows: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +118,8 @@ class Bench:
             self._pending.append((name, tf.group(nodes), result))
 
     def sample(self, name: str, emit: Callable[..., Any], shapes: Sequence[Sequence[int]], flops: float,
-               moved: float, nodes: int = 1, cold: bool = False, channels: int = 0, gaps: float = 1.0) -> None:
+               moved: float, nodes: int = 1, cold: bool = False, channels: int = 0, gaps: float = 1.0,
+               rows: float = 0.0) -> None:
         """Registers a node that is emitted on every device several times.
 
         Args:
@@ -125,7 +129,7 @@ class Bench:
           flops: of one node.
           moved: elements it reads and writes.
           nodes: how many such nodes `emit` makes.
-          channels, gaps: of a convolution, see `Sample`.
+          channels, gaps, rows: see `Sample`.
           cold: nodes take turns with several sets of tensors and find them where those of a training step are, not in
             the innermost cache.
         """
@@ -141,7 +145,7 @@ class Bench:
         count = times * nodes * (len(self.names) if self.shared else 1)
         self.add(name, made, lambda seconds: Sample(
             float(flops), 4.0 * float(moved), 4.0 * float(sum(map(math.prod, shapes))), seconds / count, channels,
-            float(gaps)))
+            float(gaps), float(rows)))
 
     def measure(self, progress: Callable[[], None]) -> dict[str, list]:
         """Runs all that is registered.
@@ -215,7 +219,8 @@ def _add_convolutions(bench: Bench) -> None:
     for batch, size, inputs, window, outputs, stride in (
             (8, 14, 64, 3, 128, 1), (8, 7, 192, 3, 192, 1), (8, 28, 16, 5, 64, 1), (2, 7, 64, 3, 64, 1),
             (8, 14, 16, 3, 16, 1), (8, 14, 64, 1, 16, 1), (16, 14, 64, 3, 4, 1), (16, 14, 4, 3, 64, 1),
-            (8, 28, 2, 3, 32, 1), (8, 14, 32, 3, 64, 2), (8, 14, 64, 1, 128, 2), (8, 28, 16, 3, 32, 2)):
+            (8, 28, 2, 3, 32, 1), (8, 14, 32, 3, 64, 2), (8, 14, 64, 1, 128, 2), (8, 28, 16, 3, 32, 2),
+            (64, 14, 2, 3, 16, 1), (64, 14, 64, 1, 8, 1), (8, 28, 16, 1, 64, 1), (64, 14, 64, 1, 16, 2)):
         image, filters = (batch, size, size, inputs), (window, window, inputs, outputs)
         gradient = (batch, size // stride, size // stride, outputs)
         options = {"strides": [1, stride, stride, 1], "padding": "SAME"}
@@ -223,15 +228,16 @@ def _add_convolutions(bench: Bench) -> None:
         moved = math.prod(image) + math.prod(filters) + math.prod(gradient)
         with tf.device(None):
             image_sizes, filter_sizes = tf.constant(image), tf.constant(filters)
-        for name, channels, gaps, emit, shapes in (
-                ("convolution", outputs, 1, lambda x, f, o=options: tf.raw_ops.Conv2D(
+        taps = window * window
+        for name, channels, gaps, rows, emit, shapes in (
+                ("convolution", outputs, 1, taps * math.prod(gradient[:-1]), lambda x, f, o=options: tf.raw_ops.Conv2D(
                     input=x, filter=f, **o), (image, filters)),
-                ("convolution", inputs, stride**2, lambda f, dy, s=image_sizes, o=options:
+                ("convolution", inputs, stride**2, taps * math.prod(image[:-1]), lambda f, dy, s=image_sizes, o=options:
                     tf.raw_ops.Conv2DBackpropInput(input_sizes=s, filter=f, out_backprop=dy, **o), (filters, gradient)),
-                ("filter gradient", outputs, 1, lambda x, dy, s=filter_sizes, o=options:
+                ("filter gradient", outputs, 1, 0, lambda x, dy, s=filter_sizes, o=options:
                     tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=s, out_backprop=dy, **o),
                     (image, gradient))):
-            bench.sample(name, emit, shapes, flops, moved, channels=channels, gaps=gaps, cold=True)
+            bench.sample(name, emit, shapes, flops, moved, channels=channels, gaps=gaps, rows=rows, cold=True)
 
 
 def _add_traffic(bench: Bench) -> None:
@@ -255,6 +261,15 @@ def _add_nodes(bench: Bench) -> None:
     row = 6
     for size in (16, 64, 256):
         bench.sample("node", emit, [(size,)], size, 2 * size, nodes=row)
+
+
+def _add_spreads(bench: Bench) -> None:
+    """Elementwise operations of a tensor and one of fewer dims, as with an offset per channel."""
+    for rows, channels in ((1568, 8), (1568, 32), (6272, 2), (6272, 16), (392, 32), (4096, 16)):
+        for inner, smaller in ((True, (channels,)), (False, (rows, 1))):
+            if inner or channels > 8:
+                bench.sample("spread", lambda x, y: tf.raw_ops.Mul(x=x, y=y), [(rows, channels), smaller],
+                             rows * channels, 2 * rows * channels + math.prod(smaller), rows=rows, cold=True)
 
 
 def _add_others(bench: Bench) -> None:
@@ -361,6 +376,6 @@ def benches(devices: int, kind: str) -> Iterator[Bench]:
             yield bench
 
 
-_SECTIONS = ((_add_products,), (_add_convolutions,), (_add_nodes, _add_traffic, _add_others),
+_SECTIONS = ((_add_products,), (_add_convolutions,), (_add_nodes, _add_traffic, _add_spreads, _add_others),
              (_add_copies, _add_allreduces, _add_rings))
 _BETWEEN_DEVICES = _SECTIONS[-1]

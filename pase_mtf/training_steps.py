@@ -234,4 +234,5 @@ def _slower(machine: Machine, times: float) -> Machine:
     return dataclasses.replace(
         machine, rates={kind: rate / times for kind, rate in machine.rates.items()},
         overheads={kind: seconds * times for kind, seconds in machine.overheads.items()},
-        memory_bandwidth=machine.memory_bandwidth / times, cache_bandwidth=machine.cache_bandwidth / times)
+        memory_bandwidth=machine.memory_bandwidth / times, cache_bandwidth=machine.cache_bandwidth / times,
+        tap_seconds=machine.tap_seconds * times, row_seconds=machine.row_seconds * times)

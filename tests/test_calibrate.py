@@ -93,6 +93,30 @@ def test_gradients_with_stride_tell_the_dilation():
     assert found.rates["convolution"] == pytest.approx(TRUE.rates["convolution"], rel=0.1)
 
 
+def test_convolutions_of_many_pixels_tell_what_a_pixel_takes():
+    samples = _samples(dataclasses.replace(TRUE, overhead=0.0))
+    seconds = TRUE.rates["convolution"]
+    samples["convolution"] += [
+        sampling.Sample(flops, nbytes, nbytes, flops / seconds + 1e-9 * rows + 1.5 * TRUE.traffic_seconds(nbytes), 64,
+                        rows=rows)
+        for flops in (1e8, 1e9) for nbytes in (1e6, 2e7) for rows in (1e5, 3e6)]
+    # Those that come with the samples take no such passes.
+    samples["convolution"] = [sample for sample in samples["convolution"] if sample.rows]
+    found = module._fit(samples, 8, "cpu")
+    assert found.tap_seconds == pytest.approx(1e-9, rel=0.3)
+    assert found.reordering == pytest.approx(1.5, abs=0.5)
+
+
+def test_smaller_tensors_that_are_spread_tell_what_a_row_takes():
+    samples = _samples(dataclasses.replace(TRUE, overhead=0.0))
+    samples["node"] = [sampling.Sample(16.0, 128.0, 64.0, 1e-6)]
+    samples["spread"] = [
+        sampling.Sample(flops, 8 * flops, 4 * flops, 1e-6 + 4e-9 * rows + max(
+            flops / TRUE.rates["pointwise"], TRUE.traffic_seconds(8 * flops)), rows=rows)
+        for rows in (1000, 5000) for flops in (rows * 4.0, rows * 16.0)]
+    assert module._fit(samples, 8, "cpu").row_seconds == pytest.approx(4e-9, rel=0.2)
+
+
 def test_nodes_in_a_row_tell_the_overhead():
     samples = _samples(dataclasses.replace(TRUE, overhead=0.0))
     samples["node"] = [sampling.Sample(16.0, 128.0, 64.0, seconds) for seconds in (1e-6, 3e-6, 2e-6)]

@@ -20,7 +20,7 @@ def _slicewise(function, x):
 
 
 def test_a_function_of_one_node(x):
-    assert nodes_of(_slicewise(tf.nn.relu, x).operation, {}) == (1, 1)
+    assert nodes_of(_slicewise(tf.nn.relu, x).operation, {}) == (1, 1, 0)
 
 
 def test_a_function_of_many_nodes(x):
@@ -54,17 +54,36 @@ def test_the_gradient_that_tensorflow_makes(x):
     assert found.traffic > 1
 
 
+@pytest.mark.parametrize(("function", "rows"), [
+    (lambda x: x * tf.ones([8]), 4),  # one number per column, for each of the rows
+    (lambda x: x * tf.ones([4, 1]) - tf.ones([8]), 8),
+    (lambda x: tf.nn.relu(x * 2.0 + x), 0)])
+def test_rows_over_which_a_function_spreads_less(x, function, rows):
+    assert nodes_of(_slicewise(function, x).operation, {}).rows == rows
+
+
+def test_rows_lie_side_by_side():
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        a, b, c, d = (mtf.Dimension(name, size) for name, size in zip("abcd", (2, 3, 5, 7), strict=True))
+        x = mtf.zeros(mesh, [a, b, c, d])
+        for dims, rows in (([c, d], 6), ([a, b], 6), ([d], 30), ([a, d], 30), ([b, c], 30), ([a, b, c, d], 0), ([], 0)):
+            other = mtf.zeros(mesh, dims)
+            for y in (x + other, mtf.einsum([x, other], output_shape=[a, b, c, d])):
+                assert nodes_of(y.operation, {}).rows == rows, (y, dims)
+
+
 def test_a_product_that_is_summed_is_two_nodes(x):
     column = mtf.reduce_sum(x, output_shape=x.shape.dims[:1])
     product = mtf.einsum([x, column], output_shape=x.shape.dims[1:])
-    assert nodes_of(product.operation, {}) == (2, (32 + 4 + 8 + 64) / (32 + 4 + 8))
+    assert nodes_of(product.operation, {}) == (2, (32 + 4 + 8 + 64) / (32 + 4 + 8), 4)
 
 
 @pytest.mark.parametrize(("assign", "traffic"), [(mtf.assign, 0.0), (mtf.assign_add, 3.0), (mtf.assign_sub, 3.0)])
 def test_what_is_added_to_a_variable_is_added_in_place(x, assign, traffic):
     variable = mtf.get_variable(x.mesh, "v", x.shape)
     update = assign(variable.operation, x)
-    assert nodes_of(update, {}) == (1, traffic)
+    assert nodes_of(update, {}) == (1, traffic, 0)
     exported = [operation for layer in export_graph(x.mesh.graph).layers for operation in layer.operations
                 if operation.type == "Assign"]
     assert [operation.flops for operation in exported] == [32.0 if traffic else 0.0]

@@ -148,5 +148,18 @@ def test_nodes_of_the_collectives():
 
 def test_memory_is_shared_by_the_processors_of_one_host_only():
     assert Emitter(_DEVICES).shared
+
+
+@pytest.mark.parametrize(("shape", "axis", "parts", "kinds"), [
+    ((64, 8, 8, 6), 3, 3, {"Transpose", "Split"}), ((1024, 8), 1, 4, {"Transpose", "Split"}),  # many short rows
+    ((4096, 6), 0, 2, {"Split"}), ((16, 6), 1, 2, {"Split"}), ((4096, 96), 1, 2, {"Split"})])
+def test_split_of_many_short_rows_is_one_pass(shape, axis, parts, kinds):
+    x = np.random.default_rng(0).standard_normal(shape)
+    with tf.Graph().as_default() as graph:
+        pieces = Emitter(["/cpu:0"], True).split("/cpu:0", tf.constant(x), parts, axis)
+        assert {node.type for node in graph.get_operations()} - {"Const", "Reshape"} == kinds
+        with tf.Session(graph=graph) as session:
+            for found, expected in zip(session.run(pieces), np.split(x, parts, axis), strict=True):
+                np.testing.assert_array_equal(found, expected)
     assert not Emitter(["/device:GPU:0", "/device:GPU:1"]).shared
     assert not Emitter(["/job:worker/task:0/device:CPU:0", "/job:worker/task:1/device:CPU:0"]).shared

@@ -17,7 +17,7 @@ from pase_mtf.graph import Layer, LayerOperation, Operand
 from pase_mtf.machine import Machine
 
 __all__ = ["FILTER_GRADIENT", "PARTS", "PHASES", "PRODUCTS", "Collective", "OperationSignature", "collectives_of",
-           "layer_parts", "layer_signature"]
+           "layer_parts", "layer_signature", "ordering_passes"]
 
 PHASES = ("forward", "backward", "update")
 
@@ -36,8 +36,9 @@ class OperationSignature(NamedTuple):
 
     `nodes`, `traffic`: of `LayerOperation`. `lanes`: of a convolution, the column and the size of the channels that it
     makes (column -1: never split). `gaps`: of the gradient of a convolution's image, how many times larger than the
-    output the image is. `weights`: for every input, how many variables of the layer look like it; where it reads none
-    of them, 0.
+    output the image is. `rows`: the columns that split them, and how many of them take time of their own: of a
+    convolution, the pixels that it makes times those of its window; else `LayerOperation.rows`. `weights`: for every
+    input, how many variables of the layer look like it; where it reads none of them, 0.
     """
 
     phase: str
@@ -54,6 +55,7 @@ class OperationSignature(NamedTuple):
     traffic: float = 1.0
     lanes: tuple[int, int] = (-1, 0)
     gaps: float = 1.0
+    rows: tuple[tuple[int, ...], float] = ((), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
                 positions_of(operation.reduced, position), transposed, move,
                 tuple(variables[operand.dims, operand.shape] for operand in operation.inputs)
                 if operation.phase == "forward" else (), operation.nodes, operation.traffic,
-                _lanes(operation, position), _gaps(operation)))
+                _lanes(operation, position), _gaps(operation), _rows(operation, kind, position)))
     return tuple(found)
 
 
@@ -121,6 +123,20 @@ def _gaps(operation: LayerOperation) -> float:
         return 1.0
     image, gradient = operation.outputs[0].shape[1:-1], operation.inputs[0].shape[1:-1]
     return max(math.prod(image) / math.prod(gradient), 1.0)
+
+
+def _rows(operation: LayerOperation, kind: str, position: dict[str, int]) -> tuple[tuple[int, ...], float]:
+    """Columns and number of what takes time of its own in an operation: pixels of windows, or rows."""
+    if kind == "convolution" and operation.outputs and operation.type != "Conv2or3dBackpropFilterOperation":
+        # Filters are [window..., in, out], the second input of a convolution and of the gradient of its image.
+        made, window = operation.outputs[0], operation.inputs[1].shape[:-2]
+        count = math.prod(made.shape[:-1]) * math.prod(window)
+    elif operation.rows:
+        made = max((*operation.outputs, *operation.inputs), key=lambda operand: math.prod(operand.shape))
+        count = operation.rows
+    else:
+        return (), 0.0
+    return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), float(count)
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:
@@ -156,7 +172,9 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     An operation takes the longer of its FLOP at the rate of its kind and its bytes at the memory's bandwidth, at the
     sizes one device holds, plus the overhead of its nodes; a matrix product also the time to bring its tensors into
     order. A convolution computes `Machine.lanes` output channels at a time, however few there are, and may compute the
-    gradient of its image over the gaps that its stride leaves (`Machine.dilation`).
+    gradient of its image over the gaps that its stride leaves (`Machine.dilation`); its tensors are brought into order
+    as well, and every pixel that it makes takes a little time, as does every row over which an elementwise operation
+    spreads a smaller tensor.
     Replicated work costs nothing extra on real devices (all copies are computed at once); where devices share cores,
     every copy is paid.
 
@@ -185,9 +203,11 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
              for entry, _ in computing]
     # Read and written once more, per transposed tensor; the operands of a matrix product packed, its output stored.
     ordered = [[(share(columns), 2.0 * nbytes) for columns, nbytes in entry.transposed]
-               + [(share(columns), times * nbytes)
-                  for times, tensors in ((machine.packing, entry.inputs), (machine.storing, entry.outputs))
-                  for columns, nbytes in tensors if times and entry.kind in PRODUCTS] for entry, _ in computing]
+               + [(share(columns), times * nbytes) for times, tensors in zip(
+                   ordering_passes(machine, entry.kind), (entry.inputs, entry.outputs), strict=True)
+                  for columns, nbytes in tensors if times] for entry, _ in computing]
+    rows = [[(share(entry.rows[0]), entry.rows[1] * (
+        machine.tap_seconds if entry.kind == "convolution" else machine.row_seconds))] for entry, _ in computing]
     seconds = np.zeros((0, count))
     if computing:
         held = np.stack([table.share(columns) for columns in shares])
@@ -196,6 +216,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
                              machine.traffic_seconds(_combine(moved, len(shares)) @ held))
         if any(ordered):
             seconds = seconds + machine.traffic_seconds(_combine(ordered, len(shares)) @ held)
+        if machine.tap_seconds or machine.row_seconds:
+            seconds = seconds + _combine(rows, len(shares)) @ held
     # The work of all devices together, or that of the slowest (they are all alike).
     devices = table.devices if machine.shared_cores else np.ones(count)
     for (entry, times), row in zip(computing, seconds, strict=True):
@@ -223,6 +245,16 @@ def _wasted(entry: OperationSignature, table: ConfigurationTable, machine: Machi
         return np.full(len(table.devices), gaps)
     channels = size * table.share((column,)) if column >= 0 else np.full(len(table.devices), float(size))
     return gaps * np.maximum(1.0, machine.lanes / channels)
+
+
+def ordering_passes(machine: Machine, kind: str) -> tuple[float, float]:
+    """How many times an operation's inputs are read, and its outputs written, to bring them into its kind's own order
+    and out of it; besides the once that all operations read and write."""
+    if kind in PRODUCTS:
+        return machine.packing, machine.storing
+    if kind in ("convolution", FILTER_GRADIENT):
+        return machine.reordering, machine.reordering
+    return 0.0, 0.0
 
 
 def _rate(machine: Machine, kind: str) -> float:

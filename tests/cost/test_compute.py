@@ -105,6 +105,47 @@ def test_few_channels_do_not_fill_the_lanes():
     np.testing.assert_allclose(found, seconds / np.array([1, 4, 4, 4, 8]))
 
 
+def test_rows_of_a_smaller_tensor_take_time_however_short():
+    x, offset = Operand(("batch", "out"), (32, 64)), Operand(("out",), (64,))
+    operation = LayerOperation(0, "add", "AddOperation", "forward", "pointwise", 2048.0, ("batch", "out"), (x, offset),
+                               (x,), rows=32.0)
+    layer = Layer("add", "pointwise", {"batch": 32, "out": 64}, ("batch", "out"), (operation,), ())
+    configurations = [WHOLE, BATCH, OUT]
+    known, found = (_parts(layer, configurations, _machine(row_seconds=seconds))["forward"] for seconds in (0.0, 1e-3))
+    np.testing.assert_allclose(found - known, 32e-3 / np.array([1, 4, 1]))
+
+
+def _image_operation(kind, size):
+    """A convolution (or one of its gradients) of window 3 x 3 with stride 2, as in a layer."""
+    image, gradient = (Operand(("batch", "", "", channels), (16, extent, extent, count))
+                       for channels, extent, count in (("in", 2 * size, 8), ("out", size, 4)))
+    filters = Operand(("", "", "in", "out"), (3, 3, 8, 4))
+    inputs, output = {"Conv2dOperation": ((image, filters), gradient),
+                      "Conv2or3dBackpropInputOperation": ((gradient, filters), image),
+                      "Conv2or3dBackpropFilterOperation": ((image, gradient), filters)}[kind]
+    operation = LayerOperation(0, "convolution", kind, "forward", "convolution", 1e9, ("batch", "in", "out"), inputs,
+                               (output,))
+    dims = {"batch": 16, "in": 8, "out": 4}
+    return Layer("convolution", "convolution", dims, tuple(dims), (operation,), ())
+
+
+@pytest.mark.parametrize(("kind", "pixels"), [
+    ("Conv2dOperation", 16 * 5 * 5 * 9), ("Conv2or3dBackpropInputOperation", 16 * 10 * 10 * 9),
+    ("Conv2or3dBackpropFilterOperation", 0)])
+def test_pixels_of_windows_take_time_however_few_the_channels(kind, pixels):
+    layer, configurations = _image_operation(kind, 5), [WHOLE, BATCH, OUT, IN]
+    known, found = (_parts(layer, configurations, _machine(tap_seconds=seconds))["forward"] for seconds in (0.0, 1e-3))
+    np.testing.assert_allclose(found - known, 1e-3 * pixels / np.array([1, 4, 1, 1]))
+
+
+def test_a_convolution_brings_its_tensors_into_order():
+    layer = _image_operation("Conv2dOperation", 5)
+    nbytes = 4 * 16 * (10 * 10 * 8 + 5 * 5 * 4) + 4 * 9 * 8 * 4
+    known, found = (_parts(layer, [WHOLE], _machine(memory_bandwidth=1e9, reordering=passes))["forward"]
+                    for passes in (0.0, 1.5))
+    assert found - known == pytest.approx(1.5 * nbytes / 1e9)
+
+
 def test_allreduces_follow_the_split_dims():
     layer = dense("dense", 32, 64, 128)
     machine = _machine()
