@@ -11,8 +11,9 @@ __all__ = ["ARM_NAMES", "STOCK", "ArmName", "parse_arms"]
 
 STOCK = "stock_data_parallel"
 ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "mcmc", "mcmc_expert", "auto_mtf",
-             "random:N")
-_MAX_RANDOM = 64
+             "random:N", "changed:N")
+_DRAWN = ("random", "changed")
+_MAX_DRAWN = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +22,9 @@ class ArmName:
 
     Attributes:
       name: in tables and files.
-      method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random" or "file".
-      argument: number of the random strategy, or path of the strategy file.
+      method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random", "changed"
+        (the best strategy with some layers changed at random) or "file".
+      argument: number of the strategy that is drawn, or path of the strategy file.
     """
 
     name: str
@@ -42,7 +44,7 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
       UsageError: a name that is no arm.
     """
     main = _arm(strategy, "--strategy")
-    if len(main) != 1 or main[0].method in ("stock", "random", *_RIVALS):
+    if len(main) != 1 or main[0].method in ("stock", *_DRAWN, *_RIVALS):
         raise UsageError(f"--strategy={strategy}: choose one of search, data_parallel, expert, or a strategy file")
     arms = {arm.name: arm for arm in main}
     for item in filter(None, (part.strip() for part in compare.split(","))):
@@ -60,15 +62,16 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
 
 _RIVALS = ("mcmc", "mcmc_expert", "auto_mtf")
 _PLAIN = ("data_parallel", "expert", "search", *_RIVALS)
-_ORDER = ("stock", *_PLAIN, "file", "random")
+_ORDER = ("stock", *_PLAIN, "file", *_DRAWN)
 
 
 def _arm(item: str, flag: str) -> list[ArmName]:
     method, _, count = item.partition(":")
-    if method == "random" and flag == "--compare":
-        if not count.isdigit() or not 1 <= int(count) <= _MAX_RANDOM:
-            raise UsageError(f"{flag}={item}: say how many random strategies, as in random:3 (at most {_MAX_RANDOM})")
-        return [ArmName(f"random_{number}", "random", str(number)) for number in range(int(count))]
+    if method in _DRAWN and flag == "--compare":
+        if not count.isdigit() or not 1 <= int(count) <= _MAX_DRAWN:
+            raise UsageError(f"{flag}={item}: say how many {method} strategies, as in {method}:3 "
+                             f"(at most {_MAX_DRAWN})")
+        return [ArmName(f"{method}_{number}", method, str(number)) for number in range(int(count))]
     if item in _PLAIN:
         return [ArmName(item, item)]
     if item == STOCK:

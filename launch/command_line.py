@@ -56,7 +56,7 @@ def _flag_values() -> flags.FlagValues:
     text("compare", "The arms to measure beside it, separated by commas: data_parallel (through stock mtf.Lowering and "
          "through ours), expert, search, stock_data_parallel, mcmc and mcmc_expert (FlexFlow's search from data "
          "parallelism and from the expert strategy), auto_mtf (Mesh-TF's own layout optimiser), random:N, "
-         "strategy files, or none.")
+         "changed:N (the searched strategy with some layers as in a random one), strategy files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
          "configs/machines, or a file.")
     text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")
@@ -66,7 +66,7 @@ def _flag_values() -> flags.FlagValues:
     text("output_dir", "Where the run's files go; must not exist; default outputs/<model>-<mesh>-<time>.")
     switch("search_only", "Find and print the strategy and write its files; train nothing.")
     text("resume", "Output directory of an earlier run: continue its training.")
-    number("seed", "Of initial values, synthetic data, dropout, and random strategies.")
+    number("seed", "Of initial values, synthetic data, dropout, and strategies that are drawn.")
     switch("print_config", "Print the resolved configuration as JSON and exit.")
     number("log_every", "Print a line every so many steps.")
     switch("checkpoint", "Write checkpoint/ at the end.")

@@ -16,7 +16,7 @@ from pase_mtf.launch.mesh_flag import MeshFlag
 from pase_mtf.machine import Machine
 from pase_mtf.strategy import Strategy, evaluate_strategy, find_strategy
 
-__all__ = ["TOLD_APART", "duplicates", "find_strategies", "random_configurations"]
+__all__ = ["TOLD_APART", "changed_configurations", "duplicates", "find_strategies", "random_configurations"]
 
 
 TOLD_APART = 0.01
@@ -33,7 +33,7 @@ def find_strategies(arms: Sequence[ArmName], graph: ComputationGraph, mesh: Mesh
       graph: of the program.
       mesh: how many devices, and the axes for the expert strategy where the user named some.
       machine: whose numbers count.
-      seed: of the random strategies.
+      seed: of the strategies that are drawn.
       auto_mtf: asks Mesh-TF's own optimiser for layout rules, for an arm of that name.
 
     Raises:
@@ -60,8 +60,11 @@ def _find(arm: ArmName, graph: ComputationGraph, mesh: MeshFlag, machine: Machin
             raise MismatchError(f"{arm.argument}: a strategy for {strategy.devices} devices, --mesh={mesh.text} has "
                                 f"{mesh.devices}; use --mesh={strategy.devices}, or search anew")
         return strategy
-    if arm.method == "random":
+    if arm.method in ("random", "changed"):
         configurations = random_configurations(graph, mesh.devices, int(arm.argument), seed)
+        if arm.method == "changed":
+            best = find_strategy(graph, mesh.devices, machine, method="exact").configurations
+            configurations = changed_configurations(best, configurations, int(arm.argument), seed)
         return evaluate_strategy(graph, configurations, mesh.devices, machine, name=arm.name)
     if arm.method in ("mcmc", "mcmc_expert"):
         # FlexFlow's search, from either of its two starts.
@@ -100,6 +103,20 @@ def random_configurations(graph: ComputationGraph, devices: int, number: int, se
         weights = [min((taste[dim] ** 4 for dim, _ in choice.axes), default=1.0) for choice in choices]
         result.append(generator.choices(choices, [weight + 1e-9 for weight in weights])[0])
     return tuple(result)
+
+
+def changed_configurations(best: Sequence[Configuration], other: Sequence[Configuration], number: int, seed: int,
+                           ) -> tuple[Configuration, ...]:
+    """A strategy between the best and another one: some of its layers as in the other.
+
+    Args:
+      best, other: configurations of all layers.
+      number: of the changed strategy; four in a row change 9, 2.5, 1 and 5 of ten layers.
+      seed: of all of them.
+    """
+    generator = random.Random(f"{seed}/{number}/changed")
+    share = (0.9, 0.25, 0.1, 0.5)[number % 4]
+    return tuple(new if generator.random() < share else old for old, new in zip(best, other, strict=True))
 
 
 def duplicates(strategies: dict[str, Strategy]) -> dict[str, str]:
