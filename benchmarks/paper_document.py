@@ -241,8 +241,8 @@ def document(results: dict[str, Any]) -> str:
              "Strategies for Deep Learning Training*, IEEE Micro 2019 (arXiv 1907.13257). Reproduce with "
              "`python -m benchmarks.paper`; all numbers are in [`paper.json`](paper.json). All models in the "
              "published sizes; batch 128 for the networks of convolutions, 64 for the others. "
-             f"{facts['processor']}; Python {facts['python']}, numpy {facts.get('numpy', '?')}, numba "
-             f"{facts.get('numba', '?')}."]
+             f"Table I was timed on {facts['processor']}; Python {facts['python']}, numpy {facts.get('numpy', '?')}, "
+             f"numba {facts.get('numba', '?')}; all else is computed, and the same everywhere."]
     writers = {"times": _times, "strategies": _strategies, "speedups": _figures, "scale": _scale,
                "workers": lambda found: _workers(found, results.get("scale", {}))}
     parts += [write(results[name]) for name, write in writers.items() if name in results]
