@@ -65,7 +65,7 @@ def nodes_of(operation: mtf.Operation, known: dict) -> Nodes | None:
         ends = sum(tensor.size for tensor in [*operation.inputs, *operation.outputs])
         whole = next(tensor for tensor in operation.inputs if tensor.shape.ndims == len(sizes))
         return Nodes(2, (ends + 2.0 * product) / max(ends, 1), _spread_rows(whole, operation.inputs))
-    if kind_of(operation) == "pointwise" and operation.outputs:
+    if kind_of(operation) == "pointwise" and operation.outputs and not isinstance(operation, mtf.WhileLoopOperation):
         return Nodes(rows=_spread_rows(operation.outputs[0], operation.inputs))
     return None
 
