@@ -89,7 +89,10 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
         errors.extend(np.abs(predicted - measured) / measured)
         count += len(found)
         bias = float(np.median(predicted / measured)) - 1
-        lines.append(f"| {model} ({result['preset']}) | {result['devices']} | {len(found)} | "
+        drawn = ", ".join(f"{number} {kind}" for kind in ("random", "changed")
+                          if (number := sum(name.startswith(kind) for name in found)))
+        strategies = f"{len(found)} ({drawn})" if drawn else str(len(found))
+        lines.append(f"| {model} ({result['preset']}) | {result['devices']} | {strategies} | "
                      f"{measured.max() / measured.min():.1f}× | {100 * error:.0f} % | {100 * bias:+.0f} % | "
                      f"{correlation:.2f} | {processor(result['facts'])} | "
                      f"{result['commit'] or '-'} |")
@@ -98,9 +101,9 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
     machines = {f"{fact['devices']}; {fact['versions']}; machine {fact['machine']}." for fact in facts}
     return "\n".join([
         "# Predicted against measured step time", "",
-        "Every model under data parallelism, the expert's, the searched and random strategies, and the best with a",
-        "tenth to nine tenths of its layers as in a random one. Error: of the predicted against the measured time of a",
-        "step; bias: the median of predicted ÷ measured, less one.", "", *lines, "",
+        "Every model under data parallelism, the expert's, the searched and random strategies, and (“changed”) the",
+        "best with a tenth to nine tenths of its layers as in a random one. Error: of the predicted against the",
+        "measured time of a step; bias: the median of predicted ÷ measured, less one.", "", *lines, "",
         *(f"{text}  " for text in sorted(machines)),
         "Reproduce with `python -m benchmarks.accuracy`.", "",
         *(f"![{model}](accuracy-{model}.svg)" for model in results), ""])
