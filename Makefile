@@ -33,7 +33,7 @@ launch: $(ENVIRONMENT)
 	@$(BIN)/python -m pase_mtf.launch --model=transformer --mesh=8 $(ARGS)
 
 test: lint
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal $(ARGS)
 
 lint: $(ENVIRONMENT)
 	@$(BIN)/ruff check --quiet .

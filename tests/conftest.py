@@ -36,18 +36,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _fast_nodes() -> Iterator[None]:
-    """Half of the time of the longest tests goes into making TensorFlow nodes: leaves out what no test looks at.
-
-    TensorFlow notes with every node the whole stack of calls, most of it pytest's and hypothesis's, and for every type
-    of every node a text that only an error needs. TF_STACKS=1 leaves it all in, for who wants to know where a node that
-    fails was made.
-    """
-    if "tensorflow" not in sys.modules or "TF_STACKS" in os.environ:
+    """Half of the time of all tests goes into making TensorFlow nodes: leaves out a text per type that only an error
+    needs, and looks for garbage less often."""
+    if "tensorflow" not in sys.modules:
         yield
         return
     from tensorflow.python.framework import op_def_library  # private to TensorFlow, so it may move
-    from tensorflow.python.util import tf_stack
-    nothing = tf_stack.extract_stack(stacklevel=10**6)  # rather than somebody else's stack
     check = op_def_library._SatisfiesTypeConstraint
 
     def check_fast(dtype, attr_def, param_name):
@@ -60,7 +54,6 @@ def _fast_nodes() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.set_threshold(20_000, 20, 20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tf_stack, "extract_stack", lambda stacklevel=1: nothing)
         patch.setattr(op_def_library, "_SatisfiesTypeConstraint", check_fast)
         yield
     gc.set_threshold(*thresholds)
