@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import platform
@@ -36,7 +37,7 @@ from pase_mtf.training_steps import STEPS, fit_steps, measure_step
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 16
+VERSION = 17
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 
@@ -129,13 +130,14 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
 
 def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
     """The machine whose predictions have the least relative errors."""
-    shared = kind == "cpu"
+    shared, measured = kind == "cpu", samples
     memory_bandwidth, cache_bytes, cache_bandwidth = _fit_traffic(samples["traffic"])
     machine = Machine(
         LOCAL, dict.fromkeys(KINDS, 1e12), memory_bandwidth, _memory_bytes() / (devices if shared else 1), 0.0,
         (Link(max(devices, 2), memory_bandwidth, 0.0),), shared, cache_bytes, cache_bandwidth)
     rates = {name: _fit_rate(samples[name], machine, name)[0] for name in ("pointwise", "reduction", "gather")}
     overheads = {}
+    samples = {**samples, "matmul": [*samples["matmul"], *samples.get("read", ())]}
     machine = _fit_packing(samples["matmul"], _fit_convolution(samples["convolution"], machine))
     for name in ("convolution", FILTER_GRADIENT, "copy", *PRODUCTS):
         if samples.get(name):
@@ -145,6 +147,9 @@ def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
     machine = dataclasses.replace(machine, overhead=overhead,
                                   row_seconds=_fit_rows(samples.get("spread", ()), machine, rates["pointwise"]))
     overheads = {name: max(seconds - overhead, 0.0) for name, seconds in overheads.items()}
+    reread, reread_bytes = _fit_readings(samples, machine.overhead + overheads.get("matmul", 0.0),
+                                           devices if shared else 1)
+    machine = dataclasses.replace(machine, reread=reread, reread_bytes=reread_bytes)
     links = machine.links
     if samples.get("all-reduce"):
         links = (_fit_link(samples["all-reduce"], machine, devices),)
@@ -158,7 +163,7 @@ def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
         source=f"measured here on {where['cores']:g} cores of {where['processor']}, {devices} {kind} devices, "
                f"TensorFlow {where['tensorflow']}",
         measured={"on": where, "samples": {
-            name: [dataclasses.asdict(sample) for sample in found] for name, found in samples.items()}})
+            name: [dataclasses.asdict(sample) for sample in found] for name, found in measured.items()}})
 
 
 def _least_relative(rows: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, float]:
@@ -265,6 +270,31 @@ def _fit_rows(samples: Sequence[Sample], machine: Machine, rate: float) -> float
                                     for name in ("flops", "nbytes", "rows", "seconds"))
     known = np.maximum(flops / rate, machine.traffic_seconds(nbytes)) + machine.overhead
     return max(float(np.median((seconds - known) / rows)), 0.0)
+
+
+def _fit_readings(samples: dict[str, list], overhead: float, devices: int) -> tuple[float, float]:
+    """How many times as long as at first it takes to read weights again, and how many bytes stay in a cache for that:
+    what fits best to products whose time is that of reading their weights; (1, 0) where nothing is gained.
+
+    Args:
+      samples: "read" and "reread", of the same products.
+      overhead: of a product, however small.
+      devices: how many share the caches.
+    """
+    first = {sample.nbytes: sample.seconds - overhead for sample in samples.get("read", ())}
+    found = [(sample.read * devices, (sample.seconds - overhead) / first[sample.nbytes])
+             for sample in samples.get("reread", ())
+             if min(first.get(sample.nbytes, 0.0), sample.seconds - overhead) > 0.0]
+    best, least = (1.0, 0.0), sum(abs(math.log(ratio)) for _, ratio in found)
+    for most, _ in found:
+        for reread in _REREAD:
+            error = sum(abs(math.log(ratio / (reread if nbytes <= most else 1.0))) for nbytes, ratio in found)
+            if error < least:
+                best, least = (float(reread), float(most)), error
+    return best
+
+
+_REREAD = np.linspace(0.1, 0.95, 18)
 
 
 def _fit_link(samples: Sequence[Collective], machine: Machine, devices: int) -> Link:

@@ -77,6 +77,10 @@ class Machine:
       tap_seconds: what every pixel that a convolution makes takes besides, for every pixel of its window.
       row_seconds: what every row takes besides, where an elementwise operation spreads a tensor over another of more
         dims (an offset per channel over an image): `LayerOperation.rows`.
+      reread: how many times as long as at first a matrix product takes to read (and bring into order) weights that
+        another of the same layer has read before, as in a recurrence.
+      reread_bytes: of such weights (of all devices together where they share cores), as many as stay in a cache; 0:
+        none do.
       ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
         devices share cores.
       ring_link: what such a ring costs where it was measured: the latency counts for every operation that hands a block
@@ -102,6 +106,8 @@ class Machine:
     reordering: float = 0.0
     tap_seconds: float = 0.0
     row_seconds: float = 0.0
+    reread: float = 1.0
+    reread_bytes: float = 0.0
     ring: bool = False
     ring_link: Link | None = None
     source: str = ""
@@ -208,7 +214,8 @@ def _problem(machine: Machine) -> str:
     for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
                          ("packing", machine.packing), ("storing", machine.storing), ("lanes", machine.lanes),
                          ("dilation", machine.dilation), ("reordering", machine.reordering),
-                         ("tap_seconds", machine.tap_seconds), ("row_seconds", machine.row_seconds), *latencies,
+                         ("tap_seconds", machine.tap_seconds), ("row_seconds", machine.row_seconds),
+                         ("reread", machine.reread), ("reread_bytes", machine.reread_bytes), *latencies,
                          *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"

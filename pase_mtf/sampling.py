@@ -214,6 +214,20 @@ def _add_products(bench: Bench) -> None:
         add("batched matmul", "abcd,abed->abce", (b, h, m, k), (b, h, n, k))
 
 
+def _add_readings(bench: Bench) -> None:
+    """Products of few rows, which take what it takes to read their weights: for the first time, and over again."""
+    for nbytes in _WEIGHTS:
+        columns = nbytes // len(bench.names) // (4 * _DEPTH)
+        for name, cold in (("read", True), ("reread", False)):
+            bench.sample(name, lambda x, y: tf.raw_ops.Einsum(inputs=[x, y], equation="ab,bc->ac"),
+                         [(_FEW, _DEPTH), (_DEPTH, columns)], 2.0 * _FEW * _DEPTH * columns,
+                         _FEW * _DEPTH + _DEPTH * columns + _FEW * columns, cold=cold)
+
+
+_WEIGHTS = tuple(mebibytes << 20 for mebibytes in (8, 16, 32, 64, 128))  # of all devices together
+_FEW, _DEPTH = 4, 512
+
+
 def _add_convolutions(bench: Bench) -> None:
     """Convolutions and both their gradients: of many channels, of few, of next to no work, and with stride."""
     for batch, size, inputs, window, outputs, stride in (
@@ -376,6 +390,6 @@ def benches(devices: int, kind: str) -> Iterator[Bench]:
             yield bench
 
 
-_SECTIONS = ((_add_products,), (_add_convolutions,), (_add_nodes, _add_traffic, _add_spreads, _add_others),
-             (_add_copies, _add_allreduces, _add_rings))
+_SECTIONS = ((_add_products, _add_readings), (_add_convolutions,),
+             (_add_nodes, _add_traffic, _add_spreads, _add_others), (_add_copies, _add_allreduces, _add_rings))
 _BETWEEN_DEVICES = _SECTIONS[-1]

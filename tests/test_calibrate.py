@@ -117,6 +117,20 @@ def test_smaller_tensors_that_are_spread_tell_what_a_row_takes():
     assert module._fit(samples, 8, "cpu").row_seconds == pytest.approx(4e-9, rel=0.2)
 
 
+@pytest.mark.parametrize(("kind", "devices"), [("cpu", 8), ("gpu", 1)])
+def test_products_over_again_tell_what_stays_in_a_cache(kind, devices):
+    samples = _samples(dataclasses.replace(TRUE, overhead=0.0))
+    samples["read"] = [sampling.Sample(1e6, nbytes, nbytes, 2e-5 + nbytes / 1e10) for nbytes in (1e6, 4e6, 8e6, 2e7)]
+    samples["reread"] = [sampling.Sample(1e6, nbytes, nbytes, 2e-5 + times * nbytes / 1e10)
+                         for nbytes, times in ((1e6, 0.6), (4e6, 0.55), (8e6, 0.65), (2e7, 1.02))]
+    found = module._fit(samples, 8, kind)
+    assert found.reread == pytest.approx(0.6, abs=0.07)
+    # Devices that share cores share the caches.
+    assert found.reread_bytes == 8e6 * devices
+    samples["reread"] = samples["read"]
+    assert (module._fit(samples, 8, kind).reread, module._fit(samples, 8, kind).reread_bytes) == (1.0, 0.0)
+
+
 def test_nodes_in_a_row_tell_the_overhead():
     samples = _samples(dataclasses.replace(TRUE, overhead=0.0))
     samples["node"] = [sampling.Sample(16.0, 128.0, 64.0, seconds) for seconds in (1e-6, 3e-6, 2e-6)]

@@ -48,7 +48,8 @@ def test_what_is_known_of_the_machines():
 
 @pytest.mark.parametrize("changes", [
     {}, {"shared_cores": True, "cache_bytes": 1e6, "cache_bandwidth": 2e11, "packing": 1.5, "storing": 2.0,
-         "dilation": 0.5, "reordering": 1.5, "tap_seconds": 1e-9, "row_seconds": 4e-9, "ring_link": Link(8, 2e9, 3e-6),
+         "dilation": 0.5, "reordering": 1.5, "tap_seconds": 1e-9, "row_seconds": 4e-9, "reread": 0.7,
+         "reread_bytes": 6e7, "ring_link": Link(8, 2e9, 3e-6),
          "measured": {"on": {"cores": 2}}}])
 def test_round_trip(tmp_path, changes):
     machine = _machine(**changes)

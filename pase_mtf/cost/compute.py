@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +38,8 @@ class OperationSignature(NamedTuple):
     makes (column -1: never split). `gaps`: of the gradient of a convolution's image, how many times larger than the
     output the image is. `rows`: the columns that split them, and how many of them take time of their own: of a
     convolution, the pixels that it makes times those of its window; else `LayerOperation.rows`. `weights`: for every
-    input, how many variables of the layer look like it; where it reads none of them, 0.
+    input, how many variables of the layer look like it; where it reads none of them, 0 (of a gradient that only
+    updates read, too).
     """
 
     phase: str
@@ -104,7 +105,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
                 tuple(tensor(operand) for operand in operation.outputs),
                 positions_of(operation.reduced, position), transposed, move,
                 tuple(variables[operand.dims, operand.shape] for operand in operation.inputs)
-                if operation.phase == "forward" else (), operation.nodes, operation.traffic,
+                if operation.phase != "update" else (), operation.nodes, operation.traffic,
                 _lanes(operation, position), _gaps(operation), _rows(operation, kind, position)))
     return tuple(found)
 
@@ -175,6 +176,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     gradient of its image over the gaps that its stride leaves (`Machine.dilation`); its tensors are brought into order
     as well, and every pixel that it makes takes a little time, as does every row over which an elementwise operation
     spreads a smaller tensor.
+    Of products that read the same weights (a recurrence), the later ones find them in a cache (`Machine.reread`).
     Replicated work costs nothing extra on real devices (all copies are computed at once); where devices share cores,
     every copy is paid.
 
@@ -196,31 +198,36 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         return shares.setdefault(tuple(sorted(column for column in set(columns) if column >= 0)), len(shares))
 
     operations = collections.Counter(signature)
-    computing = [(entry, times) for entry, times in operations.items() if entry.kind != "none"]
-    flops = np.array([entry.flops / _rate(machine, entry.kind) for entry, _ in computing]).reshape(-1, 1)
-    work = [share(entry.dims) for entry, _ in computing]
-    moved = [[(share(columns), entry.traffic * nbytes) for columns, nbytes in (*entry.inputs, *entry.outputs)]
-             for entry, _ in computing]
+    computing = [turn for entry, times in operations.items() if entry.kind != "none"
+                 for turn in _turns(entry, times, machine)]
+    flops = np.array([entry.flops / _rate(machine, entry.kind) for entry, _, _ in computing]).reshape(-1, 1)
+    work = [share(entry.dims) for entry, _, _ in computing]
+    moved = [[(share(columns), entry.traffic * nbytes) for columns, nbytes in (*inputs, *entry.outputs)]
+             for entry, _, inputs in computing]
     # Read and written once more, per transposed tensor; the operands of a matrix product packed, its output stored.
     ordered = [[(share(columns), 2.0 * nbytes) for columns, nbytes in entry.transposed]
-               + [(share(columns), times * nbytes) for times, tensors in zip(
-                   ordering_passes(machine, entry.kind), (entry.inputs, entry.outputs), strict=True)
-                  for columns, nbytes in tensors if times] for entry, _ in computing]
+               + [(share(columns), passes * nbytes) for passes, tensors in zip(
+                   ordering_passes(machine, entry.kind), (inputs, entry.outputs), strict=True)
+                  for columns, nbytes in tensors if passes] for entry, _, inputs in computing]
     rows = [[(share(entry.rows[0]), entry.rows[1] * (
-        machine.tap_seconds if entry.kind == "convolution" else machine.row_seconds))] for entry, _ in computing]
+        machine.tap_seconds if entry.kind == "convolution" else machine.row_seconds))] for entry, _, _ in computing]
     seconds = np.zeros((0, count))
     if computing:
         held = np.stack([table.share(columns) for columns in shares])
-        wasted = np.stack([_wasted(entry, table, machine) for entry, _ in computing])
+        wasted = np.stack([_wasted(entry, table, machine) for entry, _, _ in computing])
         seconds = np.maximum(flops * held[work] * wasted,
                              machine.traffic_seconds(_combine(moved, len(shares)) @ held))
         if any(ordered):
             seconds = seconds + machine.traffic_seconds(_combine(ordered, len(shares)) @ held)
         if machine.tap_seconds or machine.row_seconds:
             seconds = seconds + _combine(rows, len(shares)) @ held
+        lost = _too_large_to_stay(operations, table, machine)
+        for number, (entry, _, inputs) in enumerate(computing):
+            if inputs != entry.inputs:  # read again; the row before is that of the first time
+                seconds[number] = np.where(lost, seconds[number - 1], seconds[number])
     # The work of all devices together, or that of the slowest (they are all alike).
     devices = table.devices if machine.shared_cores else np.ones(count)
-    for (entry, times), row in zip(computing, seconds, strict=True):
+    for (entry, times, _), row in zip(computing, seconds, strict=True):
         result[PHASES.index(entry.phase)] += times * devices * row
         overhead = machine.overhead + machine.overheads.get(entry.kind, 0.0)
         result[len(PHASES)] += times * devices * (overhead + (entry.nodes - 1) * machine.overhead)
@@ -234,6 +241,34 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             result[len(PARTS) - len(PHASES) + PHASES.index(entry.phase)] += times * move_seconds(
                 entry.move, table, machine)
     return result
+
+
+def _turns(entry: OperationSignature, times: int, machine: Machine,
+           ) -> list[tuple[OperationSignature, int, tuple[tuple[tuple[int, ...], float], ...]]]:
+    """Operations of one kind, those that read weights for the first time apart from those that read them again:
+    [(signature, how many, inputs as (columns, bytes that would take as long at first))]."""
+    variables = max(_weights(entry), default=0)
+    if not variables or not machine.reread_bytes or machine.reread == 1.0 or times <= variables:
+        return [(entry, times, entry.inputs)]
+    again = tuple((columns, nbytes * (machine.reread if alike else 1.0))
+                  for (columns, nbytes), alike in zip(entry.inputs, entry.weights, strict=True))
+    return [(entry, variables, entry.inputs), (entry, times - variables, again)]
+
+
+def _weights(entry: OperationSignature) -> tuple[int, ...]:
+    """`OperationSignature.weights` of a matrix product; of other operations nothing: what they read is small."""
+    return entry.weights if entry.kind in PRODUCTS else ()
+
+
+def _too_large_to_stay(operations: Mapping[OperationSignature, int], table: ConfigurationTable,
+                       machine: Machine) -> np.ndarray:
+    """Whether the weights that are read again are more than a cache holds: [K]."""
+    kept = {(tensor, alike) for entry, times in operations.items()
+            for tensor, alike in zip(entry.inputs, _weights(entry), strict=False) if alike and times > alike}
+    devices = table.devices if machine.shared_cores else 1
+    held = sum((alike * nbytes * table.share(columns) for (columns, nbytes), alike in kept),
+               np.zeros(len(table.devices)))
+    return held * devices > machine.reread_bytes
 
 
 def _wasted(entry: OperationSignature, table: ConfigurationTable, machine: Machine) -> np.ndarray:

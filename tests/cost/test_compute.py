@@ -10,7 +10,7 @@ from pase_mtf.configurations import Configuration, enumerate_configurations
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.compute import PARTS, collectives_of, layer_parts, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph import Layer, LayerOperation, Operand
+from pase_mtf.graph import Layer, LayerOperation, Operand, Variable
 from pase_mtf.machine import KINDS, Link, Machine
 
 RATES = {kind: 1e9 * (number + 1) for number, kind in enumerate(KINDS)}
@@ -144,6 +144,42 @@ def test_a_convolution_brings_its_tensors_into_order():
     known, found = (_parts(layer, [WHOLE], _machine(memory_bandwidth=1e9, reordering=passes))["forward"]
                     for passes in (0.0, 1.5))
     assert found - known == pytest.approx(1.5 * nbytes / 1e9)
+
+
+def _recurrence(steps):
+    """A product of the same weights at every step, forward and backward."""
+    weights = Operand(("in", "out"), (64, 128))
+    ends = {"forward": (Operand(("batch", "in"), (32, 64)), Operand(("batch", "out"), (32, 128))),
+            "backward": (Operand(("batch", "out"), (32, 128)), Operand(("batch", "in"), (32, 64)))}
+    operations = tuple(
+        LayerOperation(number, f"{phase}{number}", "EinsumOperation", phase, "matmul", 1e3, ("batch", "in", "out"),
+                       (source, weights), (target,))
+        for phase, (source, target) in ends.items() for number in range(steps))
+    variable = Variable("weights", weights, True)
+    return Layer("recurrence", "matmul", {"batch": 32, "in": 64, "out": 128}, ("batch", "in", "out"), operations,
+                 (variable,))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_weights_are_read_again_from_a_cache_that_holds_them(shared):
+    weights, ends = 4 * 64 * 128, 4 * 32 * (64 + 128)
+    configurations = [WHOLE, BATCH, OUT]
+    parts = {name: _parts(_recurrence(5), configurations, _machine(
+        memory_bandwidth=1e6, shared_cores=shared, **changes)) for name, changes in {
+            "never": {}, "cached": {"reread": 0.25, "reread_bytes": 1e9},
+            "split": {"reread": 0.25, "reread_bytes": weights}, "lost": {"reread": 0.25, "reread_bytes": 9.0}}.items()}
+    for phase in ("forward", "backward"):
+        assert parts["never"][phase][0] == pytest.approx(5 * (weights + ends) / 1e6)
+        assert parts["cached"][phase][0] == pytest.approx((5 * ends + weights + 4 * 0.25 * weights) / 1e6)
+        np.testing.assert_allclose(parts["lost"][phase], parts["never"][phase])
+        # Four copies of the weights, one for every part of the batch, are too many for what devices share.
+        expected = [parts[name][phase][number] for number, name in enumerate(
+            ("cached", "never" if shared else "cached", "cached"))]
+        np.testing.assert_allclose(parts["split"][phase], expected)
+    # What is read once is read for the first time.
+    once = [_parts(_recurrence(1), configurations, _machine(memory_bandwidth=1e6, reread=times, reread_bytes=1e9))
+            for times in (1.0, 0.25)]
+    np.testing.assert_allclose(once[0]["forward"], once[1]["forward"])
 
 
 def test_allreduces_follow_the_split_dims():
