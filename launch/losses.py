@@ -18,6 +18,7 @@ class Disagreement:
       arm, loss: the arm that differs.
       reference, expected: the arm it is compared with.
       allowed: the difference that would have passed.
+      start: the reference's first loss.
     """
 
     step: int
@@ -26,14 +27,22 @@ class Disagreement:
     reference: str
     expected: float
     allowed: float
+    start: float = math.inf
 
     def __str__(self) -> str:
         if math.isfinite(self.loss) and math.isfinite(self.expected):
             how = f"difference {abs(self.loss - self.expected):.1e}, allowed {self.allowed:.1e}"
         else:
             how = "not finite"
-        return (f"losses disagree at step {self.step}: {self.arm} {self.loss:.7g}, {self.reference} "
-                f"{self.expected:.7g} ({how}); this strategy's numbers must not be used, please report it")
+        what = (f"losses disagree at step {self.step}: {self.arm} {self.loss:.7g}, {self.reference} "
+                f"{self.expected:.7g} ({how}); ")
+        if min(self.loss, self.expected) > _DIVERGED * abs(self.start):
+            # Then rounding decides where it goes.
+            return f"{what}the training diverges, the first loss was {self.start:.7g}: lower --learning_rate"
+        return f"{what}this strategy's numbers must not be used, please report it"
+
+
+_DIVERGED = 2.0  # times the first loss, of both arms
 
 
 def tolerance(steps: int) -> float:
@@ -67,7 +76,8 @@ def first_disagreement(losses: Mapping[str, Sequence[float]], first_step: int = 
         allowed = tolerance(step) * max(scale, 1e-6)
         for arm in others:
             if step < len(losses[arm]) and not agree(losses[arm][step], expected, allowed):
-                return Disagreement(first_step + step, arm, losses[arm][step], reference, expected, allowed)
+                return Disagreement(first_step + step, arm, losses[arm][step], reference, expected, allowed,
+                                    losses[reference][0])
     return None
 
 

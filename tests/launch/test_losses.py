@@ -10,6 +10,14 @@ def test_rounding_agrees():
     assert first_disagreement({"a": [1.0, 0.5], "b": [1.0 + 2e-7, 0.5 - 1e-4]}) is not None
 
 
+@pytest.mark.parametrize(("last", "other", "advice"), [
+    (60.0, 70.0, "lower --learning_rate"), (9.5, 70.0, "report it"), (70.0, 9.5, "report it")])
+def test_a_diverging_training_is_told_from_a_wrong_strategy(last, other, advice):
+    found = first_disagreement({"a": [9.0, 9.0, last], "b": [9.0, 9.0, other]})
+    assert found.step == 2
+    assert advice in str(found)
+
+
 def test_names_the_first_step_and_arm():
     found = first_disagreement({"a": [1.0, 1.0, 1.0], "b": [1.0, 1.0, 1.0], "c": [1.0, 1.01, 2.0]}, first_step=40)
     assert (found.step, found.arm, found.reference) == (41, "c", "a")
