@@ -1,7 +1,7 @@
 """Measures the machine this runs on, through the code that training uses, with all devices busy at once.
 
 Virtual CPU devices (the default) share the cores of one process: what is measured there is the rate of all of them
-together. It takes half a minute to two minutes; the numbers are kept in the user's cache directory until what they were
+together. It takes one to three minutes; the numbers are kept in the user's cache directory until what they were
 measured on changes.
 """
 
@@ -95,7 +95,7 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     """Measures the devices of this machine.
 
     Matrix products, convolutions, memory traffic, reductions, resharding and all-reduces of several sizes, with all
-    devices busy at once, and whole training steps for what these leave unexplained; half a minute to two minutes. Of
+    devices busy at once, and whole training steps for what these leave unexplained; one to three minutes. Of
     virtual devices the work of the cores is measured, so that others who use the same cores disturb it little.
 
     Args:
