@@ -38,8 +38,7 @@ class OperationSignature(NamedTuple):
     makes (column -1: never split). `gaps`: of the gradient of a convolution's image, how many times larger than the
     output the image is. `rows`: the columns that split them, and how many of them take time of their own: of a
     convolution, the pixels that it makes times those of its window; else `LayerOperation.rows`. `weights`: for every
-    input, how many variables of the layer look like it; where it reads none of them, 0 (of a gradient that only
-    updates read, too).
+    input, how many variables of the layer look like it; where it reads none of them, 0 (nothing for updates).
     """
 
     phase: str
