@@ -220,10 +220,11 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             seconds = seconds + machine.traffic_seconds(_combine(ordered, len(shares)) @ held)
         if machine.tap_seconds or machine.row_seconds:
             seconds = seconds + _combine(rows, len(shares)) @ held
-        lost = _too_large_to_stay(operations, table, machine)
-        for number, (entry, _, inputs) in enumerate(computing):
-            if inputs != entry.inputs:  # read again; the row before is that of the first time
-                seconds[number] = np.where(lost, seconds[number - 1], seconds[number])
+        again = [number for number, (entry, _, inputs) in enumerate(computing) if inputs is not entry.inputs]
+        if again:
+            # The row before each is that of the first time.
+            lost = _too_large_to_stay(operations, table, machine)
+            seconds[again] = np.where(lost, seconds[np.array(again) - 1], seconds[again])
     # The work of all devices together, or that of the slowest (they are all alike).
     devices = table.devices if machine.shared_cores else np.ones(count)
     for (entry, times, _), row in zip(computing, seconds, strict=True):
