@@ -26,17 +26,17 @@ from tqdm import tqdm
 
 from benchmarks import auto_mtf, layout_cases, programs
 from benchmarks.layout_report import document, plot
-from pase_mtf.calibrate import load_local
+from pase_mtf.calibration.calibrate import load_local
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError
-from pase_mtf.export import export_graph
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.grouping import phases
 from pase_mtf.files import write_atomically
-from pase_mtf.grouping import phases
 from pase_mtf.launch.arm import Arm
 from pase_mtf.launch.devices import choose_devices, describe_host
-from pase_mtf.lowering import lower
-from pase_mtf.machine import Machine
-from pase_mtf.strategy import find_strategy
+from pase_mtf.lowering.lowering import lower
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import find_strategy
 
 __all__ = ["main"]
 

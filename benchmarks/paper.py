@@ -37,11 +37,11 @@ from benchmarks.search_networks import INSTANCES, ROOT, Workshop
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.machine import Machine
-from pase_mtf.network import CostNetwork
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
-from pase_mtf.strategy import find_strategy
+from pase_mtf.search.network import CostNetwork
+from pase_mtf.strategy.strategy import find_strategy
 
 __all__ = ["main"]
 

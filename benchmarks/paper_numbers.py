@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pase_mtf.errors import UsageError
-from pase_mtf.graph import ComputationGraph, Layer
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 
 __all__ = ["DEVICES", "FIGURE_6", "PAL", "TABLE_1", "TABLE_2", "Row", "paper_rows"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks import paper_numbers
 from benchmarks.search_densenet import paper_machine
-from pase_mtf.configurations import Configuration, enumerate_configurations
 from pase_mtf.cost.build import build_network
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.machine import Machine
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
 
 __all__ = ["DEVICES", "MACHINE", "WORDS", "compare", "orders"]

@@ -25,9 +25,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from pase_mtf.configurations import Configuration
-from pase_mtf.graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
-from pase_mtf.machine import KINDS, Link, Machine
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import KINDS, Link, Machine
 
 __all__ = ["BLOCKS", "densenet", "paper_configurations", "paper_machine"]
 

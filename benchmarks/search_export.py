@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError
-from pase_mtf.export import export_graph
-from pase_mtf.graph import ComputationGraph
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.program import build_program
 
 __all__ = ["export", "main"]

@@ -25,8 +25,8 @@ from benchmarks.search_process import peak_bytes
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.memory import layer_memory
 from pase_mtf.errors import InfeasibleError, PaseError, UsageError, nearest
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.machine import Machine
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
 from pase_mtf.search.frontier import FrontierPoint, frontier
 from pase_mtf.search.memory import least_memory

@@ -18,14 +18,14 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.search_densenet import densenet, paper_configurations, paper_machine
-from pase_mtf.configurations import Configuration
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import PaseError
-from pase_mtf.experts import data_parallel, expert
 from pase_mtf.files import write_atomically
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.machine import Machine
-from pase_mtf.network import CostNetwork, NetworkEdge
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import Machine
+from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.strategy.experts import data_parallel, expert
 
 __all__ = ["DEEP", "INSTANCES", "LAUNCHER", "MACHINE", "ROOT", "Variation", "Workshop", "instances", "price",
            "price_densenet", "scaled", "shuffled", "starts_file"]

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import PaseError
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.machine import Machine
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
 
 __all__ = ["main", "peak_bytes"]

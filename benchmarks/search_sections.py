@@ -34,9 +34,9 @@ from benchmarks.search_networks import (
     price_densenet,
 )
 from pase_mtf.cost.build import build_network
-from pase_mtf.network import CostNetwork
 from pase_mtf.search import solve
 from pase_mtf.search.__main__ import main as search_command
+from pase_mtf.search.network import CostNetwork
 
 __all__ = ["DENSE_DEVICES", "METHODS", "SECTIONS", "Options", "measure", "start_seconds", "warm_up"]
 

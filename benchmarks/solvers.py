@@ -24,8 +24,8 @@ import numpy as np
 from benchmarks.search_networks import starts_file
 from benchmarks.search_process import peak_bytes
 from pase_mtf.errors import PaseError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search import solve
+from pase_mtf.search.network import CostNetwork
 
 __all__ = ["SOLVERS", "main", "starts"]
 

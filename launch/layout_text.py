@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from pase_mtf.configurations import Configuration
-from pase_mtf.graph import ComputationGraph
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
 
 __all__ = ["layout_text", "single_mesh"]
 

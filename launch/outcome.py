@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pase_mtf.graph import ComputationGraph
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.checkpoint import save_checkpoint
 from pase_mtf.launch.console import search_summary
 from pase_mtf.launch.layout_text import layout_text
@@ -15,7 +15,7 @@ from pase_mtf.launch.run_files import RunFiles
 from pase_mtf.launch.settle import Plan
 from pase_mtf.launch.summary import arm_rows, summary_json
 from pase_mtf.launch.training import History
-from pase_mtf.strategy import Strategy
+from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["write_checkpoint", "write_outcome", "write_strategy"]
 

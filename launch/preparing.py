@@ -11,9 +11,8 @@ from typing import Any
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.errors import MismatchError
-from pase_mtf.experts import batch_dim
-from pase_mtf.export import export_graph
-from pase_mtf.graph import ComputationGraph
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch import checkpoint
 from pase_mtf.launch.arm import Arm, lower_stock_data_parallel
 from pase_mtf.launch.auto_mtf import auto_mtf_layout, auto_mtf_mesh
@@ -21,8 +20,9 @@ from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Data, open_data
 from pase_mtf.launch.program import Program, build_program
 from pase_mtf.launch.settle import Plan
-from pase_mtf.lowering import lower
-from pase_mtf.machine import Machine
+from pase_mtf.lowering.lowering import lower
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import batch_dim
 
 __all__ = ["ask_auto_mtf", "build_arms", "describe_run", "export_program", "load_machine", "open_run_data"]
 
@@ -41,7 +41,7 @@ def load_machine(plan: Plan) -> Machine:
     """The machine whose numbers the search takes; measured first, where it is this one."""
     if plan.machine:
         return plan.machine
-    from pase_mtf.calibrate import load_local
+    from pase_mtf.calibration.calibrate import load_local
     return load_local(plan.devices.count, plan.devices.kind)
 
 

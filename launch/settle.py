@@ -12,7 +12,7 @@ from pase_mtf.files import read_json
 from pase_mtf.launch.checkpoint import CheckpointInfo, find_checkpoint
 from pase_mtf.launch.devices import Devices, available_bytes, choose_devices
 from pase_mtf.launch.options import Options, run_config
-from pase_mtf.machine import LOCAL, Machine
+from pase_mtf.machine.machine import LOCAL, Machine
 
 __all__ = ["Plan", "check_memory", "default_preset", "settle"]
 
@@ -69,7 +69,7 @@ def settle(options: Options) -> Plan:
         machine.check_devices(mesh.devices)
     for arm in options.arms:
         if arm.method == "file":
-            from pase_mtf import strategy
+            from pase_mtf.strategy import strategy
             read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
     devices = choose_devices(options.devices, mesh.devices)
     preset = options.preset or default_preset(devices, known)

@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pase_mtf.configurations import Configuration, enumerate_configurations
 from pase_mtf.errors import MismatchError
-from pase_mtf.experts import configurations_of_layout
-from pase_mtf.graph import ComputationGraph
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.launch.arm_names import ArmName
 from pase_mtf.launch.auto_mtf import auto_mtf_mesh
 from pase_mtf.launch.mesh_flag import MeshFlag
-from pase_mtf.machine import Machine
-from pase_mtf.strategy import Strategy, evaluate_strategy, find_strategy
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import configurations_of_layout
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
 
 __all__ = ["TOLD_APART", "changed_configurations", "duplicates", "find_strategies", "random_configurations"]
 

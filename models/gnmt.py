@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.layer_marks import one_layer
+from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.models import Model, layers, lstm, transformer
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.recurrent_presets import GnmtConfig

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.layer_marks import one_layer
+from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.models import layers as _layers
 
 __all__ = ["Recurrence", "begun", "fill", "last_outputs", "local", "lstm_stack", "one_of", "residual", "stacked",

@@ -12,30 +12,31 @@ second.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pase_mtf.configurations import Configuration
 from pase_mtf.errors import PaseError
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.layer_marks import one_layer
-from pase_mtf.machine import Machine
-from pase_mtf.network import CostNetwork
+from pase_mtf.export.layer_marks import one_layer
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import Machine
 
 if TYPE_CHECKING:
-    from pase_mtf.export import export_graph
-    from pase_mtf.layout import Layout, find_layout
-    from pase_mtf.layout_capture import capture_graph, swap_lowering
-    from pase_mtf.legality import register_splittable
-    from pase_mtf.lowering import lower
+    from pase_mtf.export.exporter import export_graph
+    from pase_mtf.layout.capture import capture_graph, swap_lowering
+    from pase_mtf.layout.layout import Layout, find_layout
+    from pase_mtf.lowering.lowering import lower
+    from pase_mtf.operations.legality import register_splittable
     from pase_mtf.search import Solution, solve
-    from pase_mtf.strategy import Strategy, evaluate_strategy, find_strategy
+    from pase_mtf.search.network import CostNetwork
+    from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
 
 __all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Layout", "Machine", "PaseError", "Solution", "Strategy",
            "capture_graph", "evaluate_strategy", "export_graph", "find_layout", "find_strategy", "lower",
            "one_layer", "register_splittable", "solve", "swap_lowering"]
 
-_LATER = {"export_graph": "export", "lower": "lowering", "Layout": "layout", "find_layout": "layout",
-          "capture_graph": "layout_capture", "swap_lowering": "layout_capture", "register_splittable": "legality",
-          "Strategy": "strategy", "find_strategy": "strategy",
-          "evaluate_strategy": "strategy", "Solution": "search", "solve": "search"}
+_LATER = {"export_graph": "export.exporter", "lower": "lowering.lowering", "Layout": "layout.layout",
+          "find_layout": "layout.layout", "capture_graph": "layout.capture", "swap_lowering": "layout.capture",
+          "register_splittable": "operations.legality", "CostNetwork": "search.network",
+          "Strategy": "strategy.strategy", "find_strategy": "strategy.strategy",
+          "evaluate_strategy": "strategy.strategy", "Solution": "search", "solve": "search"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,12 @@ from nets import device_names, session
 
 from pase_mtf import models
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.export import export_graph
-from pase_mtf.graph import ComputationGraph
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.strategies import random_configurations
-from pase_mtf.lowering import lower
-from pase_mtf.machine import Machine
-from pase_mtf.strategy import Strategy, evaluate_strategy, find_strategy
+from pase_mtf.lowering.lowering import lower
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
 
 DEVICES = 8
 KINDS = ("data_parallel", "expert", "exact", "random0", "random3")

@@ -6,14 +6,14 @@ import numpy as np
 
 from pase_mtf import models
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.configurations import Configuration
-from pase_mtf.experts import data_parallel, expert
-from pase_mtf.export import export_graph
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.program import build_program
 from pase_mtf.launch.strategies import random_configurations
-from pase_mtf.lowering import PlanLowering, plan_from_configurations
-from pase_mtf.machine import Machine
-from pase_mtf.strategy import find_strategy
+from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import data_parallel, expert
+from pase_mtf.strategy.strategy import find_strategy
 
 DEVICES = 8
 

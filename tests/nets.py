@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.legality import splittable_dims
-from pase_mtf.mesh import MeshSpec
+from pase_mtf.lowering.mesh import MeshSpec
+from pase_mtf.operations.legality import splittable_dims
 
 ops = mtf.ops
 

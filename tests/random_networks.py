@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pase_mtf.network import CostNetwork, NetworkEdge
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 SHAPES = ("tree", "chain", "grid", "dense", "sparse", "parallel", "loops", "disconnected", "star")
 COSTS = ("float", "integer", "ties", "tiny", "huge", "mixed", "forbidden", "zero", "negative", "large_integer")

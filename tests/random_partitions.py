@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from pase_mtf.partition import Partition
+from pase_mtf.graph.partition import Partition
 
 
 @st.composite

@@ -8,7 +8,7 @@ import numpy as np
 from nets import device_names, random_plan, session
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.lowering import PlanLowering
+from pase_mtf.lowering.lowering import PlanLowering
 
 DEVICES = 8
 

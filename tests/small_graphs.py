@@ -2,7 +2,7 @@
 
 import itertools
 
-from pase_mtf.graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 
 
 def dense(name, batch, inputs, outputs, *, dims=("batch", "in", "out"), training=True):

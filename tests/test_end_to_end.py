@@ -8,12 +8,12 @@ import pytest
 from pase_mtf import models
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import MismatchError
-from pase_mtf.export import export_graph
+from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.program import build_program
 from pase_mtf.launch.strategies import random_configurations
-from pase_mtf.lowering import lower
-from pase_mtf.machine import Machine
-from pase_mtf.strategy import evaluate_strategy, find_strategy
+from pase_mtf.lowering.lowering import lower
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import evaluate_strategy, find_strategy
 
 DEVICES = 8
 STEPS = 3

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.configurations import Configuration, enumerate_configurations
 from pase_mtf.cost.compute import PARTS, Collective, collectives_of, layer_parts, layer_signature
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.resharding import resharding_seconds
 from pase_mtf.cost.tables import ConfigurationTable, PartitionClasses, dim_positions, positions_of
 from pase_mtf.errors import UsageError, nearest
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.machine import Machine
-from pase_mtf.network import CostNetwork, NetworkEdge
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.machine.machine import Machine
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 __all__ = ["MODELS", "Breakdown", "PricedNetwork", "build_network", "price_strategy"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable
-from pase_mtf.machine import Machine
+from pase_mtf.machine.machine import Machine
 
 __all__ = ["allreduce_seconds", "group_sizes"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import Move, move_of, move_seconds
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph import Layer, LayerOperation, Operand
-from pase_mtf.machine import Machine
+from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
+from pase_mtf.machine.machine import Machine
 
 __all__ = ["FILTER_GRADIENT", "PARTS", "PHASES", "PRODUCTS", "Collective", "OperationSignature", "collectives_of",
            "layer_parts", "layer_signature", "ordering_passes"]

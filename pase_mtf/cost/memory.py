@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.configurations import Configuration
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph import ComputationGraph, Layer, Operand
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, Operand
+from pase_mtf.graph.configurations import Configuration
 
 __all__ = ["MEMORY_PARTS", "layer_memory", "strategy_memory"]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from pase_mtf.cost.resharding import elements_moved, resharding_seconds
 from pase_mtf.cost.tables import ConfigurationTable, positions_of
-from pase_mtf.graph import LayerOperation
-from pase_mtf.machine import Machine
+from pase_mtf.graph.computation_graph import LayerOperation
+from pase_mtf.machine.machine import Machine
 
 __all__ = ["Move", "move_elements", "move_of", "move_seconds"]
 

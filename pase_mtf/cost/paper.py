@@ -16,7 +16,7 @@ from pase_mtf.cost.compute import PRODUCTS, OperationSignature
 from pase_mtf.cost.moves import move_elements
 from pase_mtf.cost.resharding import elements_moved
 from pase_mtf.cost.tables import ConfigurationTable, PartitionClasses
-from pase_mtf.machine import Machine
+from pase_mtf.machine.machine import Machine
 
 __all__ = ["PAPER_PARTS", "paper_edge", "paper_parts"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pase_mtf.cost.slowest import slowest_devices, slowest_powers
 from pase_mtf.cost.tables import PartitionClasses
-from pase_mtf.machine import Machine
+from pase_mtf.machine.machine import Machine
 
 __all__ = ["elements_moved", "resharding_seconds"]
 

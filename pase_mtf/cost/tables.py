@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.configurations import Configuration
-from pase_mtf.graph import Layer
+from pase_mtf.graph.computation_graph import Layer
+from pase_mtf.graph.configurations import Configuration
 
 __all__ = ["ConfigurationTable", "PartitionClasses", "dim_positions", "positions_of"]
 

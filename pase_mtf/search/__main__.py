@@ -11,9 +11,9 @@ from typing import Any
 
 from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.files import write_atomically
-from pase_mtf.network import CostNetwork, NetworkEdge
 from pase_mtf.search import Solution, check_certificate, methods, solve
 from pase_mtf.search.messages import rounded_down
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
 
 __all__ = ["main"]

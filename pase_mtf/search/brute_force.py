@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.network import CostNetwork
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 
 __all__ = ["brute_force"]

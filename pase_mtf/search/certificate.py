@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.errors import PaseError
-from pase_mtf.network import CostNetwork
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution
 
 __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]

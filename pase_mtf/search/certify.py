@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.certificate import Certificate, Potential
 from pase_mtf.search.elimination import plan_elimination
 from pase_mtf.search.messages import EXACTLY, message_passes
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, lift, pack, reduce
 
 __all__ = ["certify", "potentials_of"]

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.certificate import Certificate
 from pase_mtf.search.certify import certify, potentials_of
 from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
 from pase_mtf.search.messages import EXACTLY, improve, message_passes, rounded_down
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, lift, pack, quantum, reduce
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pase_mtf.errors import UsageError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.memory import least_memory, minimise_within
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Progress, Solution, relative_gap, solve
 
 if TYPE_CHECKING:

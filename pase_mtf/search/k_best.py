@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.exact import Minimiser
 from pase_mtf.search.messages import surplus_of
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import pack, quantum
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 

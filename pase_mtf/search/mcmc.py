@@ -10,8 +10,8 @@ from numbers import Real
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.compiled import compiled
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack
 from pase_mtf.search.registry import Progress, Solution, register
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.exact import Minimiser
 from pase_mtf.search.mcmc import cost_at
 from pase_mtf.search.messages import surplus_of
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack, quantum
 from pase_mtf.search.registry import Progress, Solution, relative_gap
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.compiled import compiled
+from pase_mtf.search.network import CostNetwork
 
 __all__ = ["Packed", "Reduction", "lift", "pack", "quantum", "reduce"]
 

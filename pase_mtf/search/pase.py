@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import pack
 from pase_mtf.search.registry import Progress, Solution, register
 

@@ -10,8 +10,8 @@ from numbers import Real
 from typing import Any, Protocol
 
 from pase_mtf.errors import UsageError, nearest
-from pase_mtf.network import CostNetwork
 from pase_mtf.search.bar import ProgressBar
+from pase_mtf.search.network import CostNetwork
 
 __all__ = ["Progress", "Solution", "methods", "register", "relative_gap", "solve"]
 

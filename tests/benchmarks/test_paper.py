@@ -6,9 +6,9 @@ from small_graphs import perceptron
 
 from benchmarks import paper, paper_document, paper_numbers, paper_plot, paper_strategies
 from benchmarks.paper_numbers import Row
-from pase_mtf.configurations import Configuration
 from pase_mtf.errors import UsageError
-from pase_mtf.graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.configurations import Configuration
 
 
 def _layer(name, kind="matmul", **dims):

@@ -14,10 +14,10 @@ from benchmarks.search_networks import Variation, Workshop, price_densenet, shuf
 from benchmarks.search_process import main as search_process
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.memory import strategy_memory
-from pase_mtf.graph import ComputationGraph
-from pase_mtf.network import CostNetwork
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.search import solve
 from pase_mtf.search.memory import least_memory
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.pase import generate_sequence
 from tests.random_networks import random_network
 from tests.small_graphs import perceptron

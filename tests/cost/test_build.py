@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from small_graphs import dense, perceptron
 
-from pase_mtf.configurations import Configuration, enumerate_configurations
 from pase_mtf.cost import build as build_module
 from pase_mtf.cost.build import build_network, price_strategy
 from pase_mtf.errors import UsageError
-from pase_mtf.graph import ComputationGraph, Edge
-from pase_mtf.machine import KINDS, Link, Machine
-from pase_mtf.network import CostNetwork
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.machine.machine import KINDS, Link, Machine
 from pase_mtf.search import check_certificate, solve
+from pase_mtf.search.network import CostNetwork
 
 REAL = Machine.load("1080ti")
 SHARED = Machine("shared", dict.fromkeys(KINDS, 1e11), 1e10, 1e9, 1e-6, (Link(64, 1e10, 1e-6),), shared_cores=True)

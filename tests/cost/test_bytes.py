@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from small_graphs import dense, perceptron
 
-from pase_mtf.configurations import Configuration, enumerate_configurations
 from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory, strategy_memory
-from pase_mtf.graph import Operand, Variable
+from pase_mtf.graph.computation_graph import Operand, Variable
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 
 
 def _memory(layer, *axes):

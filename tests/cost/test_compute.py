@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from small_graphs import dense
 
-from pase_mtf.configurations import Configuration, enumerate_configurations
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.compute import PARTS, collectives_of, layer_parts, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph import Layer, LayerOperation, Operand, Variable
-from pase_mtf.machine import KINDS, Link, Machine
+from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.machine.machine import KINDS, Link, Machine
 
 RATES = {kind: 1e9 * (number + 1) for number, kind in enumerate(KINDS)}
 

@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pase_mtf.configurations import Configuration
 from pase_mtf.cost.compute import PARTS, layer_parts, layer_signature
 from pase_mtf.cost.moves import move_elements, move_of, move_seconds
 from pase_mtf.cost.paper import PAPER_PARTS, paper_parts
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
-from pase_mtf.graph import Layer, LayerOperation, Operand
-from pase_mtf.machine import KINDS, Link, Machine
+from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import KINDS, Link, Machine
 
 MACHINE = Machine("test", dict.fromkeys(KINDS, 1e12), 1e15, 1e10, 0.0, (Link(4, 1e9, 1e-6), Link(16, 1e8, 1e-5)))
 SHARED = dataclasses.replace(MACHINE, shared_cores=True)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from small_graphs import perceptron
 
-from pase_mtf.configurations import Configuration
 from pase_mtf.cost.build import build_network, price_strategy
-from pase_mtf.graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
-from pase_mtf.machine import Machine
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import Machine
 
 MACHINE = Machine.load("1080ti")
 R = 11.3e12 / 1.5e9

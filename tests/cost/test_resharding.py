@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from pase_mtf.configurations import Configuration
 from pase_mtf.cost.resharding import elements_moved, resharding_seconds
 from pase_mtf.cost.slowest import slowest_devices, slowest_powers
 from pase_mtf.cost.tables import ConfigurationTable
-from pase_mtf.machine import KINDS, Link, Machine
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import KINDS, Link, Machine
 
 DIMS = ("a", "b", "c")
 POSITION = {name: number for number, name in enumerate(DIMS)}

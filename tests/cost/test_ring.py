@@ -7,7 +7,7 @@ import pytest
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.cost.collectives import allreduce_seconds
-from pase_mtf.machine import Link, Machine
+from pase_mtf.machine.machine import Link, Machine
 
 _KINDS = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e9)
 # An operation is a second and nothing else costs anything.

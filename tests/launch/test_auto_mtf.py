@@ -6,11 +6,11 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.experts import configurations_of_layout
 from pase_mtf.launch import auto_mtf
 from pase_mtf.launch.arm_names import ArmName
 from pase_mtf.launch.mesh_flag import parse_mesh
 from pase_mtf.launch.strategies import find_strategies
+from pase_mtf.strategy.experts import configurations_of_layout
 
 
 def test_mesh():
@@ -23,7 +23,7 @@ def test_mesh():
 def test_its_rules_become_a_strategy():
     from small_graphs import perceptron
 
-    from pase_mtf.machine import Machine
+    from pase_mtf.machine.machine import Machine
     graph, machine = perceptron(), Machine.load("h100")
     found = find_strategies([ArmName("auto_mtf", "auto_mtf")], graph, parse_mesh("8"), machine, 0,
                             lambda: {"batch": "rows", "width1": "columns"})

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase_mtf.configurations import Configuration
-from pase_mtf.graph import ComputationGraph, Layer
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer
+from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.layout_text import layout_text, single_mesh
 
 _LAYERS = (

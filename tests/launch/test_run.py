@@ -12,12 +12,12 @@ import pytest
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError
-from pase_mtf.graph import ComputationGraph
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch import preparing
 from pase_mtf.launch.arm import Arm
 from pase_mtf.launch.summary import ARM_KEYS
-from pase_mtf.machine import Machine
-from pase_mtf.strategy import Strategy
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import Strategy
 
 ALL = ["search", "stock_data_parallel", "data_parallel", "expert"]
 

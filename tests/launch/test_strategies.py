@@ -3,11 +3,11 @@
 import pytest
 from small_graphs import perceptron
 
-from pase_mtf.configurations import enumerate_configurations
+from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.launch.arm_names import parse_arms
 from pase_mtf.launch.mesh_flag import parse_mesh
 from pase_mtf.launch.strategies import changed_configurations, find_strategies
-from pase_mtf.machine import Machine
+from pase_mtf.machine.machine import Machine
 
 
 @pytest.mark.parametrize(("number", "share"), [(0, 0.9), (1, 0.25), (2, 0.1), (3, 0.5), (6, 0.1)])

@@ -8,12 +8,12 @@ from model_agreement import STRATEGIES, assert_same, exported, loss_and_gradient
 
 from pase_mtf import models
 from pase_mtf.compat import tf
-from pase_mtf.configurations import Configuration
 from pase_mtf.errors import UsageError
-from pase_mtf.experts import expert
-from pase_mtf.machine import Machine
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import Machine
 from pase_mtf.models.recurrent_presets import GnmtConfig
-from pase_mtf.strategy import find_strategy
+from pase_mtf.strategy.experts import expert
+from pase_mtf.strategy.strategy import find_strategy
 
 # Two layers above the bidirectional one, four in the decoder: both have layers with and without residuals.
 CONFIG = GnmtConfig(preset="test", layers=4, units=8, length=5, vocab=32, batch=8, optimizer="sgd", learning_rate=0.1,

@@ -8,7 +8,7 @@ from programs import training
 
 from benchmarks import layout_cases, programs
 from pase_mtf.compat import mtf, tf
-from pase_mtf.machine import Machine
+from pase_mtf.machine.machine import Machine
 
 DEVICES = training.DEVICES
 # Arithmetic is slow and links cost next to nothing, so that even reduced programs are split in earnest.

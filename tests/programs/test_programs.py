@@ -9,12 +9,12 @@ from programs import training
 
 from benchmarks import programs
 from pase_mtf.compat import mtf
-from pase_mtf.export import export_graph
-from pase_mtf.grouping import phases
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.grouping import phases
 from pase_mtf.launch.strategies import random_configurations
-from pase_mtf.lowering import lower
-from pase_mtf.machine import Machine
-from pase_mtf.strategy import evaluate_strategy, find_strategy
+from pase_mtf.lowering.lowering import lower
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import evaluate_strategy, find_strategy
 
 MACHINE = Machine.load("2080ti")
 

@@ -8,8 +8,8 @@ import pytest
 from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.network import CostNetwork, NetworkEdge
 from pase_mtf.search import CertificateError, certificate, certify, check_certificate, solve
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 

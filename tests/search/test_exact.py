@@ -7,10 +7,10 @@ import pytest
 from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.network import CostNetwork, NetworkEdge
 from pase_mtf.search import check_certificate, solve
 from pase_mtf.search import exact as exact_module
 from pase_mtf.search.messages import rounded_down
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"

@@ -9,8 +9,8 @@ import pytest
 from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.network import CostNetwork, NetworkEdge
 from pase_mtf.search import frontier, memory, solve
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 

@@ -1,0 +1,1 @@
+"""Measures a machine, through the code that training runs."""

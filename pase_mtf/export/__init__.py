@@ -1,0 +1,1 @@
+"""mtf.Graph -> ComputationGraph: which operations are one layer, and what the cost model needs to know of them."""

@@ -1,0 +1,175 @@
+"""The command line of `layout`: python -m pase_mtf.layout --graph=my_project.train:build_graph --mesh=8."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import flags
+
+from pase_mtf.errors import PaseError, UsageError, nearest
+from pase_mtf.files import write_atomically
+from pase_mtf.layout.formats import FORMATS
+
+__all__ = ["main"]
+
+_FLAGS = flags.FlagValues()
+
+
+def _define() -> None:
+    flags.DEFINE_string("graph", None, "module:function (or path/to/file.py:function) that builds the program and "
+                        "returns an mtf.Graph or (graph, outputs)", flag_values=_FLAGS)
+    flags.DEFINE_string("mesh", None, "number of devices", flag_values=_FLAGS)
+    flags.DEFINE_string("mesh_shape", None, "only this mesh shape, such as rows:2;cols:4", flag_values=_FLAGS)
+    flags.DEFINE_multi_string("compare", [], "a layout to price too: mesh shape and layout rules in one string, such "
+                              "as rows:2;cols:4;batch:rows (may be repeated)", flag_values=_FLAGS)
+    flags.DEFINE_multi_string("fix", [], "dim:axis for a dim whose axis is given, dim: for one that stays whole (may "
+                              "be repeated)", flag_values=_FLAGS)
+    flags.DEFINE_string("machine", "local", "whose numbers count: a name, a file, or local (measured)",
+                        flag_values=_FLAGS)
+    flags.DEFINE_string("memory_limit", None, "bytes per device, such as 11e9", flag_values=_FLAGS)
+    flags.DEFINE_string("format", "flags", f"what to print: {', '.join(FORMATS)}", flag_values=_FLAGS)
+    flags.DEFINE_string("output", None, "write to this file instead of the standard output", flag_values=_FLAGS)
+    flags.DEFINE_bool("overwrite", False, "replace the output file if it exists", flag_values=_FLAGS)
+    flags.DEFINE_integer("alternatives", 3, "how many of the next best layouts to show", flag_values=_FLAGS)
+    flags.DEFINE_multi_string("explain", [], "a dim: show what each axis would cost for it (may be repeated)",
+                              flag_values=_FLAGS)
+
+
+_define()
+
+
+def _load(text: str | None) -> Callable[..., Any]:
+    """The function that --graph names."""
+    if not text:
+        raise UsageError("--graph is missing; name a function: --graph=my_project.train:build_graph")
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise UsageError(f"--graph={text}: not module:function; write it as in my_project.train:build_graph")
+    if place.endswith(".py"):
+        folder, file = os.path.split(os.path.abspath(place))
+        if not os.path.isfile(place):
+            raise UsageError(f"--graph={text}: no file {place}; check the path")
+        sys.path.insert(0, folder)
+        place = file.removesuffix(".py")
+    elif os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        import pase_mtf.compat  # noqa: F401 (Mesh-TF can be imported from here on)
+        found: Any = importlib.import_module(place)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
+            raise UsageError(f"--graph={text}: no module {error.name!r}; run it in the folder that holds it, or set "
+                             "PYTHONPATH") from error
+        raise UsageError(f"--graph={text}: importing {place} failed: {type(error).__name__}: {error}; import it by "
+                         "itself to see more") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"--graph={text}: {place} has no {part!r}: "
+                             f"{nearest(part, [n for n in dir(found) if not n.startswith('_')])}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"--graph={text}: {name} is no function; name one that builds the graph")
+    return found
+
+
+def _reporting(build_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with what it raises in one line."""
+    @functools.wraps(build_graph)
+    def build(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return build_graph(*args, **kwargs)
+        except PaseError:
+            raise
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(str(error).split())[:300]
+            raise UsageError(f"--graph={_FLAGS.graph} failed: {type(error).__name__}: {text} ({where.filename}, line "
+                             f"{where.lineno}); call it by itself to see more") from error
+    return build
+
+
+def _fixed(entries: Sequence[str]) -> dict[str, str | None]:
+    fixed: dict[str, str | None] = {}
+    for entry in entries:
+        for part in entry.replace(",", ";").split(";"):
+            dim, colon, axis = part.strip().partition(":")
+            if not colon or not dim or ":" in axis:
+                raise UsageError(f"--fix={entry}: {part!r} is not dim:axis; write it as in --fix=batch:rows")
+            fixed[dim] = axis or None
+    return fixed
+
+
+def _number(flag: str, text: str | None, kind: type) -> Any:
+    if text is None:
+        return None
+    try:
+        number = kind(text)
+    except ValueError as error:
+        raise UsageError(f"--{flag}={text}: not a number; give one") from error
+    if not number > 0:
+        raise UsageError(f"--{flag}={text}: not above zero; give a positive number")
+    return number
+
+
+def _run() -> str:
+    """The layout in the format that was asked for."""
+    if _FLAGS.format not in FORMATS:
+        raise UsageError(f"--format={_FLAGS.format}: unknown; {nearest(_FLAGS.format, FORMATS)}")
+    devices = _number("mesh", _FLAGS.mesh, int)
+    if devices is None and _FLAGS.mesh_shape is None:
+        raise UsageError("--mesh is missing; say how many devices: --mesh=8")
+    memory_limit = _number("memory_limit", _FLAGS.memory_limit, float)
+    if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
+        raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
+    fixed = _fixed(_FLAGS.fix)
+    build_graph = _reporting(_load(_FLAGS.graph))
+    from pase_mtf.layout.layout import find_layout
+    found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
+                        memory_limit=memory_limit, fixed=fixed, compare=_FLAGS.compare,
+                        alternatives=_FLAGS.alternatives, name=_FLAGS.graph)
+    print(found, file=sys.stderr)
+    for dim in _FLAGS.explain:
+        print("\n" + found.explain(dim), file=sys.stderr)
+    return found.format(_FLAGS.format)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code.
+
+    The layout goes to the standard output, and nothing else does: what the program's own code prints goes to the
+    standard error, as do tables and notes.
+    """
+    if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
+        print(f"{__doc__}\n\n{_FLAGS.get_help()}")
+        return 0
+    try:
+        rest = _FLAGS(list(argv))
+        if len(rest) > 1:
+            raise UsageError(f"unexpected argument {rest[1]!r}; flags begin with --")
+        # What the program prints while it builds its graph is not the answer.
+        with contextlib.redirect_stdout(sys.stderr):
+            text = _run()
+        if _FLAGS.output:
+            write_atomically(_FLAGS.output, text)
+        else:
+            sys.stdout.write(text)
+        return 0
+    except flags.Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except PaseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

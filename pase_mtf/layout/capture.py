@@ -1,0 +1,173 @@
+"""Reaches into programs that call mtf.Lowering deep inside a model_fn: to capture the graph, or to swap the lowering.
+
+    with pase_mtf.capture_graph() as captured:
+        model_fn(features, labels, mode, params)       # stops where it would lower
+    layout = pase_mtf.find_layout(captured.graph, devices=8)
+
+    with pase_mtf.swap_lowering(machine="local"):
+        model_fn(features, labels, mode, params)       # lowers every layer with a layout of its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pase_mtf.compat import mtf
+from pase_mtf.errors import UsageError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import Strategy, find_strategy
+
+__all__ = ["CapturedGraph", "SwappedLowering", "capture_graph", "swap_lowering"]
+
+
+@dataclasses.dataclass
+class CapturedGraph:
+    """What was about to be lowered.
+
+    Attributes:
+      mesh_to_impl: the mesh implementations that the program had made.
+    """
+
+    mesh_to_impl: dict[mtf.Mesh, Any] = dataclasses.field(default_factory=dict)
+    _graph: mtf.Graph | None = None
+
+    @property
+    def graph(self) -> mtf.Graph:
+        """The graph.
+
+        Raises:
+          UsageError: nothing was lowered.
+        """
+        if self._graph is None:
+            raise UsageError("no graph was captured: the code within capture_graph() never came to mtf.Lowering")
+        return self._graph
+
+    @property
+    def found(self) -> bool:
+        """Whether the program came to lower a graph."""
+        return self._graph is not None
+
+
+class _Stop(BaseException):
+    """Leaves the program at its lowering; no Exception, so that nothing on the way catches it."""
+
+
+@contextlib.contextmanager
+def _lowering_becomes(replacement: Callable[..., None]) -> Iterator[None]:
+    """Replaces what `mtf.Lowering(...)` does.
+
+    The class itself stays, however the program has imported it: only its __init__ is another one for a while.
+    """
+    original = mtf.Lowering.__init__
+    mtf.Lowering.__init__ = replacement
+    try:
+        yield
+    finally:
+        mtf.Lowering.__init__ = original
+
+
+@contextlib.contextmanager
+def capture_graph() -> Iterator[CapturedGraph]:
+    """Runs a program up to the first `mtf.Lowering(graph, ...)`, and leaves the block there.
+
+    What follows in the block is skipped. Only the graph is kept, as it was before lowering.
+
+    Yields:
+      CapturedGraph, whose `graph` is there after the block.
+    """
+    captured = CapturedGraph()
+
+    def stop(self: Any, graph: mtf.Graph, mesh_to_impl: Any, *_: Any, **__: Any) -> None:
+        del self
+        captured._graph, captured.mesh_to_impl = graph, dict(mesh_to_impl)
+        raise _Stop
+
+    with contextlib.suppress(_Stop), _lowering_becomes(stop):
+        yield captured
+
+
+@dataclasses.dataclass
+class SwappedLowering:
+    """What was lowered in our way.
+
+    Attributes:
+      lowerings: in the order of the program.
+      strategies: one per lowering.
+    """
+
+    lowerings: list[PlanLowering] = dataclasses.field(default_factory=list)
+    strategies: list[Strategy] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | None = None,
+                  machine: Machine | str = "1080ti", method: str = "exact",
+                  **options: Any) -> Iterator[SwappedLowering]:
+    """Within the block `mtf.Lowering(graph, {mesh: mesh_impl})` lowers every layer with its own layout.
+
+    Args:
+      strategy: for the graph that will be lowered. By default it is searched for, at the moment of lowering.
+      devices: names of the devices (default: those of the program's mesh implementation).
+      machine: for the search; "local" is measured.
+      method: of the search.
+      **options: of the search.
+
+    Yields:
+      SwappedLowering: the lowerings and their strategies.
+
+    Raises:
+      UsageError: in the block, if the program's mesh implementation names no devices, or it lowers by a subclass of
+        mtf.Lowering.
+      MismatchError: in the block, if the strategy is of another graph.
+    """
+    swapped = SwappedLowering()
+    original = mtf.Lowering.__init__
+
+    def lower(self: Any, graph: mtf.Graph, mesh_to_impl: Any, *_: Any, **__: Any) -> None:
+        if type(self) is not mtf.Lowering:
+            if isinstance(self, PlanLowering):
+                original(self, graph, mesh_to_impl)
+                return
+            raise UsageError(f"{type(self).__name__} is a subclass of mtf.Lowering with a way of its own; "
+                             "use pase_mtf.lower where it is made")
+        names = list(devices) if devices is not None else _devices_of(mesh_to_impl)
+        exported = export_graph(graph)
+        chosen = strategy
+        if chosen is None:
+            chosen = find_strategy(exported, len(names), _machine(machine, len(names)), method, **options)
+        else:
+            chosen.check_graph(exported)
+        plan = plan_from_configurations(graph, exported, chosen.configurations, len(names))
+        # The object that the program gets is a PlanLowering; it is an mtf.Lowering as well.
+        self.__class__ = PlanLowering
+        PlanLowering.__init__(self, graph, plan, names)
+        swapped.lowerings.append(self)
+        swapped.strategies.append(chosen)
+
+    with _lowering_becomes(lower):
+        yield swapped
+
+
+def _machine(machine: Machine | str, devices: int) -> Machine | str:
+    if machine == "local":
+        from pase_mtf.calibration.calibrate import load_local
+        return load_local(devices)
+    return machine
+
+
+def _devices_of(mesh_to_impl: Any) -> list[str]:
+    """The devices of the program's mesh implementations, which have to be placed on named ones."""
+    found: list[str] = []
+    for impl in mesh_to_impl.values():
+        names = getattr(impl, "devices", None)
+        if names is None or len(set(names)) != len(names):
+            raise UsageError(f"the program's {type(impl).__name__} does not name a device for each of its {impl.size} "
+                             "processors; give swap_lowering(devices=[...])")
+        if len(names) > len(found):
+            found = list(names)
+    return found

@@ -1,0 +1,1 @@
+"""Plan -> TensorFlow: every operation with a layout of its own, tensors moved in between."""

@@ -1,0 +1,374 @@
+"""Lowers a Mesh-TF graph to TensorFlow, every operation with a layout of its own.
+
+A *plan* gives every operation of the graph a mesh: its shape, its layout rules, its devices. Where an operation reads a
+tensor that another made under another layout, the tensor is moved; nothing is rewritten in the graph or the model.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.partition import Partition
+from pase_mtf.lowering.emit import Emitter, scopes
+from pase_mtf.lowering.mesh import DeviceMeshImpl, LazySum, MeshSpec
+from pase_mtf.lowering.reshard import move, reduce_and_move
+from pase_mtf.lowering.rules import rule_for
+from pase_mtf.operations.facts import needed_for_updates
+from pase_mtf.operations.legality import splittable_dims
+
+__all__ = ["PlanLowering", "lower", "plan_from_configurations", "uniform_plan"]
+
+_ops = mtf.ops
+
+
+def _spaces(operation: mtf.Operation) -> list[list[mtf.Dimension]]:
+    """The groups of dims of an operation of which no two may be laid out on one mesh axis."""
+    if isinstance(operation, _ops.WhileLoopOperation):
+        inner = (*operation._cond_ops, *operation._body_ops)
+        return [space for op in inner for space in _spaces(op)] + [t.shape.dims for t in operation.inputs]
+    tensors = [t.shape.dims for t in (*operation.inputs, *operation.outputs)]
+    if isinstance(operation, (
+            _ops.EinsumOperation, _ops.Conv2dOperation, _ops.Conv3dOperation, _ops.Conv2dTransposeOperation,
+            _ops.Conv3dTransposeOperation, _ops.Conv2or3dBackpropInputOperation,
+            _ops.Conv2or3dBackpropFilterOperation)):
+        # They work on the union of all dims.
+        return [list(dict.fromkeys(itertools.chain(*tensors)))]
+    return tensors
+
+
+def _legal(spec: MeshSpec, operation: mtf.Operation) -> MeshSpec:
+    """The spec with only the layout rules that the operation can realise; the other dims stay whole.
+
+    Rules for dims that the operation does not have are kept: then operations of one layer share one implementation.
+    """
+    spaces = _spaces(operation)
+    names = {dim.name for space in spaces for dim in space}
+    if not any(names & axis for axis, _ in spec.axes):
+        return spec
+    allowed = splittable_dims(operation)
+    axes = []
+    for axis, parts in spec.axes:
+        kept = {name for name in axis if name not in names or name in allowed}
+        kept -= {dim.name for space in spaces for dim in space if dim.size % parts}
+        for space in spaces:
+            mine = [dim.name for dim in space if dim.name in kept]
+            kept -= set(mine) - set(mine[:1])
+        axes.append((axis if len(kept) == len(axis) else frozenset(kept), parts))
+    return MeshSpec(tuple(axes), spec.devices)
+
+
+class _Tensors(MutableMapping):
+    """`lowering.tensors`: what is read while an operation is lowered comes in that operation's layout."""
+
+    def __init__(self, lowering: PlanLowering):
+        self._lowering = lowering
+
+    def __getitem__(self, tensor: mtf.Tensor) -> Any:
+        return self._lowering.read(tensor, self._lowering.current or self._lowering.mesh_impl(tensor))
+
+    def __setitem__(self, tensor: mtf.Tensor, laid_out: Any) -> None:
+        self._lowering._stored[tensor] = laid_out
+
+    def __delitem__(self, tensor: mtf.Tensor) -> None:
+        del self._lowering._stored[tensor]
+
+    def __iter__(self) -> Iterator[mtf.Tensor]:
+        return iter(self._lowering._stored)
+
+    def __len__(self) -> int:
+        return len(self._lowering._stored)
+
+    def __contains__(self, tensor: object) -> bool:
+        return tensor in self._lowering._stored
+
+
+class PlanLowering(mtf.Lowering):
+    """A lowering in which every operation has its own mesh implementation.
+
+    Used like mtf.Lowering: `tensors`, `variables`, `lowered_operation`, `export_to_tf_tensor`,
+    `copy_masters_to_slices`, `copy_slices_to_masters`, `counters`. The graph is left as it is.
+
+    Example:
+      lowering = PlanLowering(graph, uniform_plan(graph, "all:8", "batch:all", devices), devices)
+      loss = lowering.export_to_tf_tensor(mtf_loss)
+      train = [lowering.lowered_operation(op) for op in updates]
+
+    Attributes:
+      emitter: emits the nodes; knows the devices.
+      current: the mesh implementation of the operation that is being lowered, None between operations.
+      idle_scopes: name scopes of the nodes that no assignment needs: nothing should wait for them, TensorFlow would run
+        them for that alone.
+    """
+
+    def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, MeshSpec | Any], devices: Sequence[str],
+                 step: tf.Tensor | None = None, shared_memory: bool | None = None):
+        """Lowers the graph.
+
+        Args:
+          graph: any Mesh-TF graph.
+          plan: for every operation of graph.operations a MeshSpec or a placement mesh implementation over some of the
+            devices. Dims that an operation cannot split (see legality) or not evenly stay whole in it. Operations in a
+            loop follow the loop, a generic gradient its forward operation, a read and an assignment their variable.
+          devices: names of all devices, such as "/device:CPU:0".
+          step: an integer scalar that differs from step to step, on which random numbers then depend (so that a run
+            that is resumed goes on with the same numbers). By default they follow a stateful generator, seeded by the
+            graph's seed.
+          shared_memory: whether the devices share one memory: then blocks and sums that several of them need are made
+            once. By default: whether they all are CPUs of one process.
+
+        Raises:
+          UsageError: an operation without a plan, or a device that is not in the list.
+        """
+        # Not super().__init__: it rewrites the graph (autostack) and assumes one layout.
+        self.graph = graph
+        self.emitter = Emitter(devices, shared_memory)
+        self.current: DeviceMeshImpl | None = None
+        self.variables, self.operations = {}, {}
+        self.tensors = _Tensors(self)
+        self._counters = []
+        self._step = step
+        self._filled: tf.Operation | None = None
+        self._stored: dict[mtf.Tensor, Any] = {}
+        self._impls: dict[MeshSpec, DeviceMeshImpl] = {}
+        self._impl_of: dict[mtf.Operation, DeviceMeshImpl] = {}
+        self._moved: dict[Any, tuple[Any, list[tf.Tensor]]] = {}
+        self._seeds: dict[Any, tf.Tensor] = {}
+        self._rules: dict[type, Any] = {}
+        self.idle_scopes: set[str] = set()
+        self._idle = {operation for operation, needed in zip(
+            graph.operations, needed_for_updates(graph.operations), strict=True) if not needed}
+        everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
+        self.mesh_to_impl = collections.defaultdict(lambda: everywhere)
+        self._assign_impls(plan)
+        for operation in graph.operations:
+            self.lower_operation(operation)
+            kind = type(operation).__name__
+            for output in operation.outputs:
+                self.add_counter(f"output/{kind}", self.laid_out_size(output))
+                self.add_counter(f"output_unique/{kind}", output.size)
+
+    def _impl(self, spec: MeshSpec) -> DeviceMeshImpl:
+        """One implementation per spec: lazy sums are compatible only within one."""
+        if spec not in self._impls:
+            if spec.devices and max(spec.devices) >= len(self.emitter.devices):
+                raise UsageError(f"the plan uses device {max(spec.devices)}, but only {len(self.emitter.devices)} "
+                                 "devices are given; give more devices or another plan")
+            self._impls[spec] = DeviceMeshImpl(spec, self.emitter)
+        return self._impls[spec]
+
+    def _assign_impls(self, plan: Mapping[mtf.Operation, MeshSpec | Any]) -> None:
+        def inner(operation: mtf.Operation, impl: DeviceMeshImpl) -> None:
+            self._impl_of[operation] = impl
+            if isinstance(operation, _ops.WhileLoopOperation):
+                for op in (*operation._cond_ops, *operation._body_ops):
+                    inner(op, impl)
+
+        later = []
+        for operation in self.graph.operations:
+            if isinstance(operation, (_ops.GenericGradOperation, _ops.ReadVariable)):
+                later.append(operation)
+                continue
+            spec = plan.get(operation)
+            if spec is None:
+                raise UsageError(f"the plan has no mesh for operation {operation.name!r}; plan every operation of "
+                                 "the graph")
+            if not isinstance(spec, MeshSpec):
+                spec = MeshSpec.of_mesh_impl(spec, self.emitter.devices)
+            inner(operation, self._impl(_legal(spec, operation)))
+        for operation in later:
+            leader = operation._var if isinstance(operation, _ops.ReadVariable) else operation._forward_op
+            self._impl_of[operation] = self._impl_of[leader]
+
+    def mesh_impl(self, m: Any) -> DeviceMeshImpl:
+        """The mesh implementation of an operation, or of the operation that makes a tensor.
+
+        For a Mesh: that of the operation being lowered, otherwise one that splits nothing.
+        """
+        if isinstance(m, mtf.Tensor):
+            m = m.operation
+        if isinstance(m, mtf.Operation):
+            return self._impl_of[m]
+        return self.current or self.mesh_to_impl[m]
+
+    def lower_operation(self, operation: mtf.Operation) -> None:
+        """Lowers one operation (and, for a loop, those in it)."""
+        kind = type(operation)
+        if kind not in self._rules:
+            self._rules[kind] = rule_for(kind)
+        rule, before = self._rules[kind], self.current
+        self.current = self._impl_of[operation]
+        try:
+            with tf.name_scope(operation.name) as scope:
+                if operation in self._idle:
+                    self.idle_scopes.add(scope)
+                if rule is None:
+                    operation.lower(self)
+                else:
+                    rule(operation, self)
+        finally:
+            self.current = before
+
+    def stored(self, tensor: mtf.Tensor) -> Any:
+        """A tensor as it was made, in the layout of the operation that made it."""
+        return self._stored[tensor]
+
+    def read(self, tensor: mtf.Tensor, impl: DeviceMeshImpl) -> Any:
+        """A tensor in the layout of a mesh implementation; a sum that nobody needed yet stays lazy if it can.
+
+        Args:
+          tensor: one that was lowered before.
+          impl: an implementation of this lowering.
+
+        Returns:
+          A LaidOutTensor, or a LazyAllreduceSum of `impl`.
+        """
+        stored, source = self._stored[tensor], self.mesh_impl(tensor)
+        if source is impl:
+            return stored
+        target = impl.partition(tensor.shape)
+        if isinstance(stored, _ops.LazyAllreduceSum) and stored._reduced is None and (
+                source.partition(tensor.shape) == target):
+            axes = impl.axes_with(source.strides(stored.mesh_axes))
+            if axes is not None:
+                return LazySum(impl, stored, axes)
+        return impl.LaidOutTensor(self.read_partition(tensor, target))
+
+    def read_partition(self, tensor: mtf.Tensor, target: Partition) -> list[tf.Tensor]:
+        """A tensor moved to a partition, once per scope of control flow.
+
+        Args:
+          tensor: one that was lowered before.
+          target: a partition over the devices of this lowering.
+
+        Returns:
+          The block at every position of the partition.
+        """
+        stored, source = self._stored[tensor], self.mesh_impl(tensor).partition(tensor.shape)
+        if source == target:
+            return stored.to_laid_out_tensor().tensor_list
+        here = list(scopes())
+        for scope in here:
+            found = self._moved.get((scope, id(stored), target))
+            if found is not None:
+                return found[1]
+        shape, result = tensor.shape.to_integer_list, None
+        if isinstance(stored, _ops.LazyAllreduceSum) and stored._reduced is None:
+            result = reduce_and_move(stored.laid_out_input.tensor_list, source,
+                                     stored.mesh_impl.strides(stored.mesh_axes), target, shape, self.emitter)
+            if result is not None and stored.add_counter_fn:
+                stored.add_counter_fn()
+        if result is None:
+            result = move(stored.to_laid_out_tensor().tensor_list, source, target, shape, self.emitter)
+        # The entry keeps `stored` alive: its id stays its own.
+        self._moved[here[0], id(stored), target] = stored, result
+        return result
+
+    def random_seed(self) -> tf.Tensor:
+        """Two int32 numbers that differ from step to step (and from iteration to iteration of a loop)."""
+        scope = next(scopes())
+        if scope not in self._seeds:
+            graph_seed = (tf.get_default_graph().seed or 0) & 0x7fffffff
+            top = scope[1] is None and not hasattr(scope[0], "outer_graph")
+            with tf.control_dependencies(None) if top else tf.name_scope("seed"), tf.device(self.emitter.devices[0]):
+                if self._step is not None and top:
+                    self._seeds[scope] = tf.stack([graph_seed, tf.cast(self._step, tf.int32)])
+                else:
+                    self._seeds[scope] = tf.random.uniform([2], 0, 0x7fffffff, tf.int32, seed=graph_seed + 1)
+        return self._seeds[scope]
+
+    def export_to_tf_tensor(self, x: mtf.Tensor) -> tf.Tensor:
+        """A tensor as one tf.Tensor."""
+        return self.mesh_impl(x).export_to_tf_tensor(x, self._stored[x].to_laid_out_tensor())
+
+    def copy_masters_to_slices(self) -> tf.Operation:
+        """Fills the slice variables from the master variables: run it after initialising or restoring these."""
+        if self._filled is None:
+            self._filled = tf.group([fill for variable in self.variables.values() for fill in variable.fills()])
+        return self._filled
+
+    def autostack(self) -> None:
+        """Does nothing: the graph is not rewritten."""
+
+
+def plan_from_configurations(graph: mtf.Graph, computation_graph: ComputationGraph,
+                             configurations: Sequence[Configuration], devices: int,
+                             ) -> dict[mtf.Operation, MeshSpec]:
+    """The plan in which every operation of a layer has the mesh of the layer's configuration.
+
+    Axis i of a configuration becomes mesh axis i, on devices 0, 1, ...
+
+    Args:
+      graph: the Mesh-TF graph that was exported.
+      computation_graph: what export_graph made of it.
+      configurations: one per layer.
+      devices: number of devices there are.
+
+    Raises:
+      MismatchError: another number of configurations than layers, or another graph.
+      InfeasibleError: a configuration splits a dim that its layer cannot split, or not evenly, or needs more devices.
+    """
+    layers = computation_graph.layers
+    if len(layers) != len(configurations):
+        raise MismatchError(f"{len(configurations)} configurations for {len(layers)} layers; search again for this "
+                            "graph")
+    if computation_graph.operations != len(graph.operations):
+        raise MismatchError(f"the exported graph has {computation_graph.operations} operations, this one "
+                            f"{len(graph.operations)}; export it again")
+    plan = {}
+    for layer, configuration in zip(layers, configurations, strict=True):
+        if configuration.devices > devices:
+            raise InfeasibleError(f"layer {layer.name!r} is configured for {configuration.devices} devices, there are "
+                                  f"{devices}; give more devices or search again")
+        for name, parts in configuration.splits.items():
+            if name not in layer.splittable:
+                raise InfeasibleError(f"layer {layer.name!r} cannot split dim {name!r}; it can split: "
+                                      f"{', '.join(layer.splittable) or 'nothing'}")
+            if layer.dims[name] % parts:
+                raise InfeasibleError(f"layer {layer.name!r}: dim {name!r} of size {layer.dims[name]} does not split "
+                                      f"into {parts} parts; choose a divisor")
+        spec = MeshSpec.of_configuration(configuration, layer.aliases)
+        for operation in layer.operations:
+            plan[graph.operations[operation.index]] = spec
+    return plan
+
+
+def uniform_plan(graph: mtf.Graph, mesh_shape: Any, layout: Any, devices: Sequence[str]) -> dict[Any, MeshSpec]:
+    """The plan that gives every operation the same layout: what mtf.Lowering does.
+
+    Args:
+      graph: the Mesh-TF graph.
+      mesh_shape: such as "rows:2;cols:4".
+      layout: such as "batch:rows;d_ff:cols".
+      devices: as many as the mesh has processors.
+    """
+    spec = MeshSpec.of_layout(mesh_shape, layout, range(len(devices)))
+    return dict.fromkeys(graph.operations, spec)
+
+
+def lower(graph: mtf.Graph, strategy: Any, devices: Sequence[str], step: tf.Tensor | None = None) -> PlanLowering:
+    """Lowers a graph under a strategy, in place of `mtf.Lowering(graph, {mesh: mesh_impl})`.
+
+    Args:
+      graph: the graph the strategy was found for (built by the same program).
+      strategy: its `configurations`, one per layer, and the `graph_hash` of its graph.
+      devices: names of the devices, at least as many as the strategy uses.
+      step: see PlanLowering.
+
+    Raises:
+      MismatchError: the strategy was made for another graph.
+      InfeasibleError: a configuration that cannot be realised.
+    """
+    from pase_mtf.export.exporter import export_graph
+    exported = export_graph(graph)
+    if exported.hash != strategy.graph_hash:
+        raise MismatchError(f"the strategy was found for graph {strategy.graph_hash}, this one is {exported.hash}; "
+                            "search again for this model, its sizes and its optimizer")
+    plan = plan_from_configurations(graph, exported, strategy.configurations, len(devices))
+    return PlanLowering(graph, plan, devices, step)

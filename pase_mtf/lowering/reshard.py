@@ -1,0 +1,230 @@
+"""Moves a tensor from one partition to another, and sums what devices hold in parts. Only data that is needed travels.
+
+A tensor here is a list of TensorFlow tensors, one per position of its partition. Pieces are cut out where they lie and
+put together where they are needed; where a block is needed as it is, nothing is emitted: TensorFlow sends a tensor to
+the device of its consumer by itself, once per device.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+from pase_mtf.compat import tf
+from pase_mtf.graph.partition import Partition, Piece, cover, groups, nearest, volume
+from pase_mtf.lowering.emit import Emitter
+
+__all__ = ["all_reduce", "assemble", "move", "reduce_and_move"]
+
+# Below this size (bytes) an all-reduce is dominated by the number of messages: one device sums and the others read it.
+_SMALL = 1 << 16
+
+
+def _rectangles(pieces: Iterable[Piece], block: Sequence[int]) -> list[int] | None:
+    """Parts per dim if the pieces are exactly the cells of an even grid over the whole block, else None."""
+    distinct = {(piece.begin, piece.size) for piece in pieces}
+    parts = []
+    for dim, extent in enumerate(block):
+        spans = {(begin[dim], size[dim]) for begin, size in distinct}
+        sizes = {size for _, size in spans}
+        if len(sizes) != 1 or len(spans) * sizes.pop() != extent:
+            return None
+        parts.append(len(spans))
+    return parts if math.prod(parts) == len(distinct) else None
+
+
+class _Cutter:
+    """Cuts the pieces out of the blocks of a tensor, each once, on the device where the block lies."""
+
+    def __init__(self, tensors: Sequence[tf.Tensor], source: Partition, shape: Sequence[int], emitter: Emitter):
+        self._tensors = tensors
+        self._source = source
+        self._block = source.block_shape(shape)
+        self._emitter = emitter
+        self._wanted: dict[int, set[Piece]] = {}
+        self._cut: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tf.Tensor] = {}
+
+    def want(self, position: int, piece: Piece) -> None:
+        """Announces a piece, so that all pieces of a block can be cut by one node."""
+        if piece.size != self._block:
+            self._wanted.setdefault(position, set()).add(piece)
+
+    def get(self, position: int, piece: Piece) -> tf.Tensor:
+        """The piece of the block at this position."""
+        if piece.size == self._block:
+            return self._tensors[position]
+        key = (position, piece.begin, piece.size)
+        if key not in self._cut:
+            self._cut_block(position)
+        return self._cut[key]
+
+    def _cut_block(self, position: int) -> None:
+        device = self._emitter.devices[self._source.devices[position]]
+        pieces = self._wanted[position]
+        parts = _rectangles(pieces, self._block)
+        if parts is None:
+            for piece in sorted(pieces, key=lambda piece: piece.begin):
+                self._cut[position, piece.begin, piece.size] = self._emitter.slice(
+                    device, self._tensors[position], piece.begin, piece.size)
+            return
+        size = tuple(extent // count for extent, count in zip(self._block, parts, strict=True))
+        cells = [self._tensors[position]]
+        for dim, count in enumerate(parts):
+            cells = [part for cell in cells for part in self._emitter.split(device, cell, count, dim)]
+        for cell, index in zip(cells, itertools.product(*(range(count) for count in parts)), strict=True):
+            begin = tuple(number * extent for number, extent in zip(index, size, strict=True))
+            self._cut[position, begin, size] = cell
+
+
+def assemble(cells: Sequence[tf.Tensor], counts: Sequence[int], device: str, emitter: Emitter) -> tf.Tensor:
+    """Puts a row-major grid of cells together, innermost dim first."""
+    cells = list(cells)
+    for dim in reversed(range(len(counts))):
+        count = counts[dim]
+        if count > 1:
+            cells = [emitter.concat(device, cells[start:start + count], dim) for start in range(0, len(cells), count)]
+    return cells[0]
+
+
+def move(tensors: Sequence[tf.Tensor], source: Partition, target: Partition, shape: Sequence[int],
+         emitter: Emitter) -> list[tf.Tensor]:
+    """Moves a tensor to another partition.
+
+    Each block is put together from the blocks it overlaps: from the device's own, else from the nearest device that
+    has them. Devices that share their memory share the result as well.
+
+    Args:
+      tensors: the block at every position of `source`.
+      source, target: partitions whose device numbers index `emitter.devices`.
+      shape: the unsplit shape of the tensor.
+      emitter: emits the nodes.
+
+    Returns:
+      The block at every position of `target`.
+    """
+    if source == target:
+        return list(tensors)
+    shape = tuple(shape)
+    cutter = _Cutter(tensors, source, shape, emitter)
+    orders = []
+    for parts, positions in target.holders.items():
+        counts, pieces = cover(source, target, shape, parts)
+        pieces = list(pieces)
+        # Sharing memory, the block is made once, by a device that has some of it.
+        makers = positions[:1] if emitter.shared else positions
+        for maker in makers:
+            device = target.devices[maker]
+            found = [(nearest(source.holders[piece.parts], source.devices, device), piece) for piece in pieces]
+            for position, piece in found:
+                cutter.want(position, piece)
+            orders.append((positions if emitter.shared else (maker,), device, counts, found))
+    result: list[tf.Tensor | None] = [None] * len(target.devices)
+    for positions, device, counts, found in orders:
+        cells = [cutter.get(position, piece) for position, piece in found]
+        block = assemble(cells, counts, emitter.devices[device], emitter)
+        for position in positions:
+            result[position] = block
+    return result
+
+
+def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], devices: Sequence[str],
+               emitter: Emitter, kind: str = "SUM") -> list[tf.Tensor]:
+    """Combines tensors elementwise within groups and gives every member the result.
+
+    Args:
+      tensors: one per position.
+      members: disjoint groups of positions; within a group all tensors have one shape.
+      devices: the name of the device at every position.
+      emitter: emits the nodes.
+      kind: "SUM", "MAX" or "MIN".
+
+    Returns:
+      One tensor per position.
+    """
+    result = list(tensors)
+    for group in members:
+        size = len(group)
+        if size == 1:
+            continue
+        xs = [tensors[position] for position in group]
+        shape = xs[0].shape.as_list() if xs[0].shape.rank is not None else [None]
+        elements = math.prod(shape) if None not in shape else 0
+        if emitter.shared or elements * xs[0].dtype.size < _SMALL:
+            # Summed once; who needs it reads it there.
+            device = devices[emitter.turn(group)]
+            reduced = emitter.combine(device, xs, kind)
+            for position in group:
+                result[position] = reduced
+        elif size == 2:
+            # Each sends all it has either way: two nodes instead of six.
+            for position in group:
+                result[position] = emitter.combine(devices[position], xs, kind)
+        else:
+            axis = max(range(len(shape)), key=lambda dim: (shape[dim] % size == 0, shape[dim]))
+            sizes = [shape[axis] * (k + 1) // size - shape[axis] * k // size for k in range(size)]
+            pieces = [
+                emitter.split_sizes(devices[position], x, sizes, axis) for position, x in zip(group, xs, strict=True)]
+            sums = [
+                emitter.combine(devices[position], [piece[k] for piece in pieces], kind)
+                for k, position in enumerate(group)]
+            for position in group:
+                result[position] = emitter.concat(devices[position], sums, axis)
+    return result
+
+
+def _scatter_volume(source: Partition, size: int, target: Partition, shape: tuple[int, ...]) -> int:
+    """Elements that travel if every block of the target is summed on one of its devices and then copied."""
+    elements = math.prod(target.block_shape(shape))
+    return sum((size - 1 + len(positions) - 1) * elements for positions in target.holders.values())
+
+
+def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Sequence[tuple[int, int]],
+                    target: Partition, shape: Sequence[int], emitter: Emitter) -> list[tf.Tensor] | None:
+    """Sums over mesh axes and moves the sum, as a reduce-scatter: only the pieces that a device needs are summed there.
+
+    Args:
+      tensors: a partial sum per position of `source`.
+      source: the partition of the partial sums.
+      axes: (size, stride) of the mesh axes over which the parts are to be summed.
+      target: where the sum is wanted.
+      shape: the unsplit shape of the tensor.
+      emitter: emits the nodes.
+
+    Returns:
+      The block at every position of `target`; or None where an all-reduce, followed by a `move`, moves less.
+    """
+    shape = tuple(shape)
+    size = math.prod(count for count, _ in axes)
+    block = math.prod(source.block_shape(shape))
+    if emitter.shared:
+        # Nothing travels: sum whole blocks once, and cut the sums.
+        return None
+    full = 2 * (size - 1) * block * (len(source.devices) // size) + volume(source, target, shape)
+    direct = _scatter_volume(source, size, target, shape)
+    # At equal volume the all-reduce spreads a large tensor over all links.
+    if direct > full or (direct == full and block * tensors[0].dtype.size >= _SMALL):
+        return None
+    group_of = {position: group for group in groups(len(source.devices), axes) for position in group}
+    cutter = _Cutter(tensors, source, shape, emitter)
+    orders = []
+    for parts, positions in target.holders.items():
+        counts, pieces = cover(source, target, shape, parts)
+        home = emitter.turn(positions)
+        device = target.devices[home]
+        found = []
+        for piece in pieces:
+            group = group_of[nearest(source.holders[piece.parts], source.devices, device)]
+            found.append((group, piece))
+            for position in group:
+                cutter.want(position, piece)
+        orders.append((positions, emitter.devices[device], counts, found))
+    result: list[tf.Tensor | None] = [None] * len(target.devices)
+    for positions, device, counts, found in orders:
+        cells = [
+            emitter.combine(device, [cutter.get(position, piece) for position in group], "SUM")
+            for group, piece in found]
+        total = assemble(cells, counts, device, emitter)
+        for position in positions:
+            result[position] = total
+    return result

@@ -1,0 +1,167 @@
+"""Strategies that people write by hand: data parallelism, one weird trick, a pipeline of recurrent layers, the
+Mesh-TensorFlow transformer layout.
+
+Sources: Krizhevsky 2014 ("One weird trick"), Wu et al. 2016 (GNMT), Shazeer et al. 2018 (Mesh-TensorFlow), and the
+meshes that the PaSE paper compares with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer
+from pase_mtf.graph.configurations import Configuration
+
+__all__ = ["batch_dim", "configurations_of_layout", "data_parallel", "expert"]
+
+# rows x columns of the Mesh-TensorFlow transformer's mesh, for the numbers of devices that the paper lists.
+_TRANSFORMER_MESHES = {2: (2, 1), 4: (4, 1), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8)}
+_TRANSFORMER_COLUMNS = ("heads", "d_ff", "vocab")
+# The dims of recurrent layers that stand on top of each other, or side by side.
+_RECURRENT = ("layers", "directions")
+
+
+def batch_dim(graph: ComputationGraph) -> str:
+    """The name of the dim that data parallelism splits: "batch", or else the outermost dim of most layers.
+
+    Raises:
+      InfeasibleError: no layer has a dim that can be split.
+    """
+    counts: dict[str, int] = {}
+    for layer in graph.layers:
+        if "batch" in layer.splittable:
+            return "batch"
+        for name in layer.splittable[:1]:
+            counts[name] = counts.get(name, 0) + 1
+    if not counts:
+        raise InfeasibleError(f"{graph.name}: no layer has a dim that can be split; name the dims of its tensors")
+    return max(counts, key=counts.__getitem__)
+
+
+def configurations_of_layout(graph: ComputationGraph, mesh: Sequence[tuple[str, int]],
+                             rules: Mapping[str, str]) -> tuple[Configuration, ...]:
+    """What one mesh shape and one set of layout rules, the same for the whole graph, make of every layer.
+
+    Args:
+      graph: the computation graph.
+      mesh: (axis name, size), outermost first.
+      rules: dim name -> axis name. Dims of a layer that cannot be split by its axis (not splittable, not divisible,
+        axis taken by an earlier dim of the layer) stay whole: the layer is replicated over that axis.
+
+    Returns:
+      A configuration per layer.
+    """
+    result = []
+    for layer in graph.layers:
+        axes = []
+        for axis, size in mesh:
+            if size == 1:
+                continue
+            taken = [name for name, _ in axes]
+            fitting = [name for name in layer.splittable
+                       if rules.get(name) == axis and layer.dims[name] % size == 0 and name not in taken]
+            axes.append((fitting[0] if fitting else "", size))
+        result.append(Configuration(tuple(axes)))
+    return tuple(result)
+
+
+def data_parallel(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:
+    """The batch split over all devices, everything without a batch replicated.
+
+    Raises:
+      InfeasibleError: no layer's batch divides by the number of devices.
+    """
+    name = batch_dim(graph)
+    result = configurations_of_layout(graph, [("all", devices)], {name: "all"})
+    if devices > 1 and not any(configuration.splits for configuration in result):
+        size = max(layer.dims.get(name, 0) for layer in graph.layers)
+        raise InfeasibleError(f"data parallelism: {name}={size} does not divide by {devices} devices; "
+                              f"take a batch that is a multiple of {devices}")
+    return result
+
+
+def expert(graph: ComputationGraph, devices: int,
+           mesh: Sequence[tuple[str, int]] | None = None) -> tuple[Configuration, ...]:
+    """What an expert would write by hand for this graph.
+
+    Networks with attention heads: the Mesh-TensorFlow transformer layout, batch on one mesh axis, heads, d_ff and
+    vocabulary on the other. Recurrent networks: every recurrent layer on devices of its own, a pipeline, and as many
+    such pipelines as there are devices for, each with a part of the batch; the rest is data parallel. All others: one
+    weird trick, the batch split up to the first fully connected layer, from there on the out-channels.
+
+    Args:
+      graph: the computation graph.
+      devices: p.
+      mesh: two axes (name, size): the batch's, then the other's, for the transformer's layout (default: the paper's
+        mesh, or one as square as p allows).
+
+    Raises:
+      InfeasibleError: nothing can be split over this many devices.
+    """
+    if any("heads" in layer.dims for layer in graph.layers):
+        rows, columns = ((mesh[0][1], mesh[1][1]) if mesh is not None and len(mesh) == 2
+                         else _transformer_mesh(devices))
+        name = batch_dim(graph)
+        rules = {name: "rows", **dict.fromkeys(_TRANSFORMER_COLUMNS, "columns")}
+        return configurations_of_layout(graph, [("rows", rows), ("columns", columns)], rules)
+    if any(name in layer.splittable for layer in graph.layers for name in _RECURRENT):
+        return _pipelines(graph, devices)
+    return _one_weird_trick(graph, devices)
+
+
+def _pipelines(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:
+    batch, result = batch_dim(graph), []
+    for layer, by_batch in zip(graph.layers, data_parallel(graph, devices), strict=True):
+        name = next((name for name in _RECURRENT if name in layer.splittable), "")
+        parts = math.gcd(layer.dims[name], devices) if name else 1
+        if parts == 1:
+            result.append(by_batch)
+            continue
+        # The devices of one pipeline are neighbours.
+        copies = math.gcd(layer.dims[batch], devices // parts) if batch in layer.splittable else 1
+        axes = (("", devices // parts // copies), (batch, copies), (name, parts))
+        result.append(Configuration(tuple(axis for axis in axes if axis[1] > 1)))
+    return tuple(result)
+
+
+def _transformer_mesh(devices: int) -> tuple[int, int]:
+    if devices in _TRANSFORMER_MESHES:
+        return _TRANSFORMER_MESHES[devices]
+    rows = max(n for n in range(1, math.isqrt(devices) + 1) if devices % n == 0)
+    return rows, devices // rows
+
+
+def _one_weird_trick(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:
+    batch = data_parallel(graph, devices)
+    result: list[Configuration] = []
+    columns: list[str] = []  # the out-channel dims of the fully connected layers so far
+    for layer, by_batch in zip(graph.layers, batch, strict=True):
+        out = _out_dim(layer)
+        if out:
+            columns.append(out)
+        mine = out or next((name for name in reversed(columns) if name in layer.splittable), "")
+        result.append(_split_as_far_as_possible(layer, mine, devices) if mine else by_batch)
+    return tuple(result)
+
+
+def _out_dim(layer: Layer) -> str:
+    """The out-channel dim of a fully connected layer: its weight's and its output's, not its input's."""
+    if layer.kind != "matmul":
+        return ""
+    weights = {name for variable in layer.variables if variable.trainable for name in variable.operand.dims if name}
+    for operation in layer.operations:
+        if operation.phase == "forward" and operation.kind == "matmul":
+            outputs = {name for operand in operation.outputs for name in operand.dims}
+            found = [name for name in weights & outputs if name in layer.splittable]
+            return max(sorted(found), key=layer.dims.__getitem__, default="")
+    return ""
+
+
+def _split_as_far_as_possible(layer: Layer, name: str, devices: int) -> Configuration:
+    parts = math.gcd(layer.dims[name], devices)
+    axes = [(name, parts)] if parts > 1 else []
+    if parts < devices:
+        axes.append(("", devices // parts))
+    return Configuration(tuple(axes))

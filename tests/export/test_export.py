@@ -1,0 +1,269 @@
+"""Export: every operation in one layer, gradients and optimizer with their layer, names and sizes right."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import FormatError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
+
+
+def _dim(name, size):
+    return mtf.Dimension(name, size)
+
+
+B, L, M, D, H, K, F, V = (_dim("batch", 8), _dim("length", 4), _dim("memory_length", 4), _dim("d_model", 16),
+                          _dim("heads", 4), _dim("d_k", 4), _dim("d_ff", 32), _dim("vocab", 64))
+
+
+def _variable(mesh, name, *dims):
+    return mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=tf.zeros_initializer())
+
+
+def _mlp(mesh):
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+    hidden = mtf.relu(mtf.einsum([x, _variable(mesh, "w1", D, F)], output_shape=[B, F]) + _variable(mesh, "b1", F))
+    logits = mtf.einsum([hidden, _variable(mesh, "w2", F, V)], output_shape=[B, V])
+    return mtf.reduce_mean(mtf.square(logits))
+
+
+def _attention(mesh):
+    ids = mtf.import_tf_tensor(mesh, tf.zeros([8, 4], tf.int32), mtf.Shape([B, L]))
+    x = mtf.gather(_variable(mesh, "embedding", V, D), ids, V)
+    mask = mtf.rename_dimension(mtf.cast(mtf.equal(ids, 0), tf.float32) * -1e9, "length", "memory_length")
+    memory = mtf.rename_dimension(x, "length", "memory_length")
+    q = mtf.einsum([x, _variable(mesh, "q", D, H, K)], output_shape=[B, L, H, K])
+    k = mtf.einsum([memory, _variable(mesh, "k", D, H, K)], output_shape=[B, M, H, K])
+    weights = mtf.softmax(mtf.einsum([q, k], output_shape=[B, H, L, M]) + mask, M)
+    context = mtf.einsum([weights, k], output_shape=[B, L, H, K])
+    x += mtf.einsum([context, _variable(mesh, "o", H, K, D)], output_shape=[B, L, D])
+    x = mtf.layers.layer_norm(x, D)
+    logits = mtf.einsum([x, _variable(mesh, "embedding", V, D)], output_shape=[B, L, V])  # tied
+    return mtf.reduce_mean(mtf.layers.softmax_cross_entropy_with_logits(logits, mtf.one_hot(ids, V), V))
+
+
+def _convolutional(mesh):
+    image = mtf.import_tf_tensor(
+        mesh, tf.zeros([8, 8, 8, 2]), mtf.Shape([B, _dim("h", 8), _dim("w", 8), _dim("c0", 2)]))
+    kernel = _variable(mesh, "f", _dim("fh", 3), _dim("fw", 3), _dim("c0", 2), _dim("c1", 4))
+    x = mtf.relu(mtf.Conv2dOperation(image, kernel, [1, 1, 1, 1], "SAME").outputs[0])
+    x = mtf.layers.max_pool2d(x, ksize=(2, 2))
+    flat = mtf.reshape(x, mtf.Shape([B, _dim("flat", 64)]))
+    return mtf.reduce_sum(mtf.einsum([flat, _variable(mesh, "w", _dim("flat", 64), V)], output_shape=[B, V]))
+
+
+def _odd(mesh):
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+    y = mtf.recompute_grad(
+        lambda z: mtf.relu(mtf.einsum([z, _variable(mesh, "w1", D, F)], output_shape=[B, F])), [x])
+    y = mtf.recompute_grad(
+        lambda z: mtf.tanh(mtf.einsum([z, _variable(mesh, "w2", F, D)], output_shape=[B, D])), [y])
+    y = mtf.concat([y, x], "d_model")
+    y = mtf.mtf_slice(y, 4, 16, "d_model")
+    steps = mtf.import_tf_tensor(mesh, tf.constant(0), mtf.Shape([]))
+    looped = mtf.while_loop(lambda i, z: mtf.less(i, 3), lambda i, z: [i + 1, z * 0.5], [steps, x])[1]
+    values, _ = mtf.top_k(mtf.cumsum(y, y.shape.dims[1]) + mtf.reduce_sum(looped), y.shape.dims[1], _dim("k", 2))
+    return mtf.reduce_sum(values) + mtf.reduce_sum(
+        mtf.einsum([x, _variable(mesh, "w3", D, V)], output_shape=[B, V]))
+
+
+_NETS = {"mlp": _mlp, "attention": _attention, "convolutional": _convolutional, "odd": _odd}
+
+
+def _training(build, optimizer="adam", scope=""):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    loss = build(mesh)
+    variables = graph.trainable_variables
+    gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
+    chosen = (mtf.optimize.AdamWeightDecayOptimizer(0.1) if optimizer == "adam" else
+              mtf.optimize.SgdOptimizer(0.1) if optimizer == "sgd" else
+              mtf.optimize.AdafactorOptimizer(learning_rate=0.1))
+    chosen.apply_grads(gradients, variables)
+    return graph
+
+
+@pytest.fixture(params=[(name, optimizer) for name in _NETS for optimizer in ("sgd", "adam", "adafactor")],
+                ids=lambda param: "-".join(param))
+def trained(request):
+    name, optimizer = request.param
+    with tf.Graph().as_default(), tf.variable_scope("scope" if optimizer == "sgd" else ""):
+        yield _training(_NETS[name], optimizer)
+
+
+def test_every_operation_is_in_one_layer(trained):
+    exported = export_graph(trained)
+    counts = collections.Counter(op.index for layer in exported.layers for op in layer.operations
+                                 if op.type != "Assign")
+    expected = [index for index, op in enumerate(trained.operations) if not isinstance(op, mtf.Assign)]
+    assert counts == {index: 1 for index in expected}
+    assert set(exported.layer_of_operation()) == set(range(len(trained.operations)))
+    for layer in exported.layers:
+        for operation in layer.operations:
+            assert trained.operations[operation.index].name == operation.name
+
+
+def test_gradients_and_updates_follow_their_layer(trained):
+    exported = export_graph(trained)
+    home = exported.layer_of_operation()
+    by_name = {}
+    for index, operation in enumerate(trained.operations):
+        by_name.setdefault(operation.name, index)
+    seen = 0
+    for index, operation in enumerate(trained.operations):
+        if "/gradients/" in operation.name:
+            forward = operation.name.split("/gradients/")[0].replace("scope/scope/", "scope/")
+            if forward in by_name:
+                assert home[index] == home[by_name[forward]], operation.name
+                seen += 1
+        if isinstance(operation, mtf.Variable) and "/" in operation.name:  # a slot stands beside its variable
+            owner = by_name.get(operation.name.rsplit("/", 1)[0])
+            if owner is not None:
+                assert home[index] == home[owner], operation.name
+    assert seen > 5
+
+
+def test_phases_tell_forward_from_backward_from_update(trained):
+    exported = export_graph(trained)
+    for layer in exported.layers:
+        for operation in layer.operations:
+            if "/gradients/" in operation.name:
+                assert operation.phase == "backward"
+            if operation.type == "Assign" or "adam" in operation.name or "slot_v" in operation.name:
+                assert operation.phase == "update", operation.name
+    trainable = {variable.name for layer in exported.layers for variable in layer.variables if variable.trainable}
+    assert trainable == {variable.name for variable in trained.trainable_variables}
+    assert exported.parameters == sum(variable.size for variable in trained.trainable_variables)
+
+
+def test_dims_of_operands_are_the_layers_or_empty(trained):
+    for layer in export_graph(trained).layers:
+        for operation in layer.operations:
+            for operand in (*operation.inputs, *operation.outputs):
+                assert len(operand.dims) == len(operand.shape)
+                for name, size in zip(operand.dims, operand.shape, strict=True):
+                    assert name == "" or (name in layer.splittable and size % layer.dims[name] == 0)
+                # No dim may be laid out twice in one tensor.
+                named = [name for name in operand.dims if name]
+                assert len(set(named)) == len(named)
+
+
+def test_edges_join_different_layers_and_name_their_dims(trained):
+    exported = export_graph(trained)
+    keys = set()
+    for edge in exported.edges:
+        assert edge.source != edge.target
+        assert len(edge.shape) == len(edge.source_dims) == len(edge.target_dims)
+        for name in edge.source_dims:
+            assert name == "" or name in exported.layers[edge.source].splittable
+        for name in edge.target_dims:
+            assert name == "" or name in exported.layers[edge.target].splittable
+        key = (edge.tensor, edge.source, edge.target, edge.target_dims)
+        keys.add(key)
+    assert exported.edges
+
+
+def test_same_program_same_hash_and_round_trip(trained, tmp_path):
+    exported = export_graph(trained, name="net", meta={"batch": 8})
+    assert export_graph(trained).hash == exported.hash
+    exported.save(tmp_path / "graph.json")
+    loaded = ComputationGraph.load(tmp_path / "graph.json")
+    assert loaded == exported
+    assert loaded.hash == exported.hash
+    assert loaded.meta == {"batch": 8}
+    dot = exported.to_dot()
+    assert dot.count("->") == sum(edge.phase == "forward" for edge in exported.edges)
+
+
+def test_another_program_has_another_hash():
+    hashes = set()
+    for build in _NETS.values():
+        for optimizer in ("sgd", "adam"):
+            with tf.Graph().as_default():
+                hashes.add(export_graph(_training(build, optimizer)).hash)
+    assert len(hashes) == 2 * len(_NETS)
+
+
+def test_attention_has_the_layers_a_reader_expects():
+    with tf.Graph().as_default():
+        exported = export_graph(_training(_attention))
+    kinds = collections.Counter(layer.kind for layer in exported.layers)
+    # embedding tied with the output, q, k, logits, context, o; softmax, layer norm, loss; renames of mask and memory
+    assert kinds == {"matmul": 6, "normalize": 3, "pointwise": 2}
+    tied = [layer for layer in exported.layers if any(variable.name == "embedding" for variable in layer.variables)]
+    assert len(tied) == 1
+    assert sum(op.kind == "matmul" and op.phase == "forward" for op in tied[0].operations) == 2
+    renames = [layer for layer in exported.layers if layer.aliases]
+    assert [layer.aliases for layer in renames] == [{"length": "memory_length"}] * 2
+    edge = next(edge for edge in exported.edges if edge.target == exported.layers.index(renames[-1]))
+    assert edge.source_dims == ("batch", "length", "d_model")
+    assert edge.target_dims == ("batch", "memory_length", "d_model")
+
+
+def test_convolution_and_pool_keep_space_whole():
+    with tf.Graph().as_default():
+        exported = export_graph(_training(_convolutional))
+    layers = {layer.kind: layer for layer in exported.layers}
+    assert set(layers["convolution"].splittable) == {"batch", "c0", "c1"}
+    assert set(layers["pool"].splittable) == {"batch", "c1"}
+    convolution = next(op for op in layers["convolution"].operations if op.type == "Conv2dOperation")
+    assert convolution.flops == 2 * 8 * 8 * 8 * 4 * (3 * 3 * 2)
+    gradients = [op for op in layers["convolution"].operations if op.kind == "convolution" and op.phase == "backward"]
+    # The gradient of the image is in the graph, but nobody asks for it.
+    assert [(op.flops, op.reduced) for op in gradients] == [(convolution.flops, ("batch",))]
+    flatten = next(layer for layer in exported.layers if "flat" in layer.dims and layer.kind == "pointwise")
+    assert "batch" in flatten.splittable
+
+
+def test_arithmetic_of_a_fully_connected_layer():
+    with tf.Graph().as_default():
+        exported = export_graph(_training(_mlp, "sgd"))
+    layer = exported.layers[0]
+    assert layer.dims == {"batch": 8, "d_ff": 32, "d_model": 16}
+    products = [op for op in layer.operations if op.kind == "matmul"]
+    assert [op.phase for op in products] == ["forward", "backward"]  # nobody asks for the gradient of the input
+    assert all(op.flops == 2 * 8 * 16 * 32 for op in products)
+    assert products[0].reduced == ("d_model",)
+    assert products[1].reduced == ("batch",)
+    np.testing.assert_array_equal(products[0].outputs[0].shape, (8, 32))
+
+
+def test_a_chain_of_lazy_sums_is_reduced_once():
+    def build(mesh):
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        w = _variable(mesh, "w", D, F)
+        both = mtf.einsum([x, w], output_shape=[B, F]) + mtf.einsum([x * 2.0, w], output_shape=[B, F])
+        return mtf.reduce_sum(mtf.square(both))
+
+    with tf.Graph().as_default():
+        exported = export_graph(_training(build, "sgd"))
+    layer = next(layer for layer in exported.layers if layer.kind == "matmul")
+    forward = [op for op in layer.operations if op.phase == "forward" and op.reduced]
+    assert [op.type for op in forward] == ["AddOperation"]
+    assert forward[0].reduced == ("d_model",)
+
+
+def test_truncated_and_changed_files_are_refused(tmp_path):
+    with tf.Graph().as_default():
+        exported = export_graph(_training(_mlp))
+    path = tmp_path / "graph.json"
+    exported.save(path)
+    text = path.read_text()
+    path.write_text(text[:len(text) // 2])
+    with pytest.raises(FormatError, match="truncated"):
+        ComputationGraph.load(path)
+    data = json.loads(text)
+    data["layers"][0]["dims"]["batch"] = 16
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="changed"):
+        ComputationGraph.load(path)
+    del data["layers"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="layers"):
+        ComputationGraph.load(path)
+    with pytest.raises(FormatError, match=r"missing\.json"):
+        ComputationGraph.load(tmp_path / "missing.json")

@@ -1,0 +1,128 @@
+"""Programs that lower deep inside: captured before it, or lowered in our way."""
+
+import numpy as np
+import pytest
+from nets import build, device_names, session
+
+import pase_mtf
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.errors import MismatchError, UsageError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.layout.capture import capture_graph, swap_lowering
+from pase_mtf.layout.layout import find_layout
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.strategy.strategy import find_strategy
+
+Lowering = mtf.Lowering  # as a program that imports the class by itself has it
+
+
+def model_fn(mesh_shape="a:2;b:2", layout="batch:a", lower=None, devices=None):
+    """A program as people have it: builds, lowers, and returns what a training loop runs."""
+    net = build("mlp", "sgd", tf.float64)
+    impl = placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, devices or device_names(4))
+    try:
+        lowering = (lower or mtf.Lowering)(net.graph, {net.mesh: impl})
+    except Exception as error:  # a program may well do that
+        raise AssertionError("the program saw an exception") from error
+    loss = lowering.export_to_tf_tensor(net.loss)
+    update = tf.group([lowering.lowered_operation(op) for op in net.updates])
+    return lowering, loss, update
+
+
+def losses(made, steps=3):
+    lowering, loss, update = made
+    fill = lowering.copy_masters_to_slices()
+    with session(4) as run:
+        run.run(tf.global_variables_initializer())
+        run.run(fill)
+        return [run.run([loss, update])[0] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("lower", [None, Lowering, mtf.ops.Lowering])
+def test_the_graph_is_captured_and_the_program_stopped(lower):
+    with tf.Graph().as_default():
+        reached = False
+        with capture_graph() as captured:
+            model_fn(lower=lower)
+            reached = True
+        assert not reached
+        assert captured.found
+        found = find_layout(captured.graph, 4, machine="h100")
+        assert mtf.convert_to_shape(found.mesh_shape).size == 4
+        # The program runs as before, in another graph.
+    with tf.Graph().as_default():
+        made = model_fn(found.mesh_shape, found.layout_rules)
+        assert type(made[0]) is mtf.Lowering
+        assert np.isfinite(losses(made)).all()
+
+
+def test_capturing_nothing_is_told():
+    with capture_graph() as captured:
+        pass
+    assert not captured.found
+    with pytest.raises(UsageError, match="never came to"):
+        _ = captured.graph
+
+
+def test_an_error_of_the_program_goes_through():
+    before = mtf.Lowering.__init__
+    with pytest.raises(ZeroDivisionError), capture_graph():
+        _ = 1 / 0
+    assert mtf.Lowering.__init__ is before
+
+
+@pytest.mark.parametrize("lower", [None, Lowering])
+def test_swapped_lowering_trains_as_one_device_does(lower):
+    before = mtf.Lowering.__init__
+    with tf.Graph().as_default():
+        want = losses(model_fn("all:1", "", devices=[""]))
+    with tf.Graph().as_default(), swap_lowering(machine="h100") as swapped:
+        made = model_fn(lower=lower)
+        assert isinstance(made[0], PlanLowering)
+        assert isinstance(made[0], mtf.Lowering)
+        assert swapped.lowerings == [made[0]]
+        assert swapped.strategies[0].devices == 4
+        got = losses(made)
+    np.testing.assert_allclose(got, want, rtol=1e-9)
+    assert mtf.Lowering.__init__ is before
+
+
+def test_swapped_lowering_takes_a_strategy():
+    with tf.Graph().as_default():
+        strategy = find_strategy(export_graph(build("mlp", "sgd", tf.float64).graph), 4, "h100", "data_parallel")
+        other = find_strategy(export_graph(build("cnn", "sgd", tf.float64).graph), 4, "h100", "data_parallel")
+    with tf.Graph().as_default():
+        want = losses(model_fn("all:4", "batch:all"))
+    with tf.Graph().as_default(), swap_lowering(strategy) as swapped:
+        np.testing.assert_allclose(losses(model_fn()), want, rtol=1e-9)
+        assert swapped.strategies == [strategy]
+    with tf.Graph().as_default(), swap_lowering(other), pytest.raises(AssertionError) as caught:
+        model_fn()
+    assert isinstance(caught.value.__cause__, MismatchError)
+
+
+def test_swapping_needs_devices():
+    with tf.Graph().as_default(), swap_lowering(machine="h100"), pytest.raises(AssertionError) as caught:
+        model_fn(devices=[""] * 4)
+    assert "swap_lowering(devices=" in str(caught.value.__cause__)
+    with tf.Graph().as_default():
+        with swap_lowering(machine="h100", devices=device_names(4)):
+            made = model_fn(devices=[""] * 4)
+        assert isinstance(made[0], PlanLowering)
+
+
+def test_blocks_nest_and_restore():
+    before = mtf.Lowering.__init__
+    with tf.Graph().as_default(), swap_lowering(machine="h100"):
+        with capture_graph() as captured:
+            model_fn()
+        assert captured.found
+        with tf.variable_scope("again"):
+            assert isinstance(model_fn()[0], PlanLowering)
+    assert mtf.Lowering.__init__ is before
+
+
+def test_public_names():
+    assert pase_mtf.capture_graph is capture_graph
+    assert pase_mtf.swap_lowering is swap_lowering
+    assert pase_mtf.find_layout is find_layout

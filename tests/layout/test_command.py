@@ -1,0 +1,142 @@
+"""python -m pase_mtf.layout: what it prints where, and what it says to mistakes."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+
+import gin
+import pytest
+
+from benchmarks.programs.stand_ins import TRAINING, stand_in
+from pase_mtf.compat import mtf
+from pase_mtf.layout import __main__ as layout_command
+
+_PROGRAM = '''
+import sys
+import mesh_tensorflow as mtf
+import tensorflow.compat.v1 as tf
+
+def build_graph():
+    print("the program talks")
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, io, hidden = mtf.Dimension("batch", 64), mtf.Dimension("io", 512), mtf.Dimension("hidden", 1024)
+    x = mtf.import_tf_tensor(mesh, tf.zeros([64, 512]), mtf.Shape([batch, io]))
+    w = mtf.get_variable(mesh, "w", mtf.Shape([io, hidden]))
+    v = mtf.get_variable(mesh, "v", mtf.Shape([hidden, io]))
+    y = mtf.einsum([mtf.relu(mtf.einsum([x, w], mtf.Shape([batch, hidden]))), v], mtf.Shape([batch, io]))
+    loss = mtf.reduce_mean(mtf.square(y - x))
+    mtf.optimize.SgdOptimizer(0.1).apply_grads(mtf.gradients([loss], [w, v]), [w.operation, v.operation])
+    return graph, [loss]
+
+def broken():
+    raise KeyError("hidden_size")
+
+NUMBER = 3
+'''
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    (tmp_path / "their_program.py").write_text(_PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    # Not syspath_prepend: it asks pkg_resources, which Mesh-TF's programs may have got a stand-in for in this process.
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
+    sys.modules.pop("their_program", None)
+    return "their_program:build_graph"
+
+
+def run(capsys, *flags):
+    layout_command._FLAGS.unparse_flags()
+    for flag in layout_command._FLAGS._flags().values():
+        flag.unparse()
+    code = layout_command.main(["layout", *flags])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_json_is_all_there_is_on_the_standard_output(program, capsys):
+    code, out, err = run(capsys, f"--graph={program}", "--mesh=8", "--machine=h100", "--format=json",
+                         "--compare=a:2;b:4;batch:a;hidden:b", "--explain=hidden")
+    assert code == 0
+    found = json.loads(out)
+    assert mtf.convert_to_shape(found["mesh_shape"]).size == 8
+    mtf.convert_to_layout_rules(found["layout"])
+    for text in ("the program talks", "data parallel", "given 1", "proven optimal", "hidden (size 1024)"):
+        assert text in err
+
+
+def test_gin_is_what_the_transformer_takes(program, capsys):
+    code, out, _ = run(capsys, f"--graph={program}", "--mesh=8", "--machine=h100", "--format=gin", "--fix=batch:rows")
+    assert code == 0
+    names = [line.split(" = ")[0] for line in out.splitlines()]
+    assert names == ["utils.run.mesh_shape", "utils.run.layout_rules"]
+    for module in TRAINING:
+        stand_in(module)
+    importlib.import_module("mesh_tensorflow.transformer.utils")  # registers utils.run with gin
+    gin.parse_config(out)
+    try:
+        assert "batch:rows" in gin.query_parameter("utils.run.layout_rules")
+    finally:
+        gin.clear_config()
+
+
+def test_help_lists_the_flags(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    for flag in ("--graph", "--mesh_shape", "--compare", "--fix", "--memory_limit", "--format", "--output"):
+        assert flag in out
+
+
+def test_flags_and_files(program, capsys, tmp_path):
+    output = tmp_path / "layout.txt"
+    arguments = [f"--graph={program}", "--mesh_shape=rows:2;cols:4", "--machine=h100", f"--output={output}"]
+    code, out, _ = run(capsys, *arguments)
+    assert (code, out) == (0, "")
+    assert output.read_text().startswith("--mesh_shape='rows:2;cols:4' --layout='")
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert "exists" in err
+    assert run(capsys, *arguments, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(("flags", "message", "code"), [
+    ([], "--mesh is missing", 2),
+    (["--mesh=8"], "--graph is missing", 2),
+    (["--mesh=x", "--graph={}"], "--mesh=x: not a number", 2),
+    (["--mesh=-8", "--graph={}"], "not above zero", 2),
+    (["--mesh=8", "--graph=their_program"], "not module:function", 2),
+    (["--mesh=8", "--graph=nowhere_at_all:f"], "no module 'nowhere_at_all'", 2),
+    (["--mesh=8", "--graph=nowhere.py:f"], "no file nowhere.py", 2),
+    (["--mesh=8", "--graph=their_program:build"], "did you mean 'build_graph'", 2),
+    (["--mesh=8", "--graph=their_program:NUMBER"], "no function", 2),
+    (["--mesh=8", "--graph=their_program:broken"], "failed: KeyError: 'hidden_size'", 2),
+    (["--mesh=8", "--graph={}", "--format=yaml"], "--format=yaml: unknown", 2),
+    (["--mesh=8", "--graph={}", "--fix=batch"], "not dim:axis", 2),
+    (["--mesh=8", "--graph={}", "--machine=h100", "--fix=batches:rows"], "did you mean 'batch'", 2),
+    (["--mesh=8", "--graph={}", "--machine=h100", "--memory_limit=10"], "least any layout needs", 3),
+    (["--mesh=7", "--graph={}", "--machine=h100"], "does not divide by 7", 3),
+    (["--mesh=8", "--graph={}", "extra"], "unexpected argument 'extra'", 2),
+    (["--mash=8"], "mash", 2),
+])
+def test_mistakes_are_told_in_one_line(program, capsys, flags, message, code):
+    got, out, err = run(capsys, *(flag.replace("{}", program) for flag in flags))
+    assert got == code, err
+    assert out == ""
+    lines = [line for line in err.splitlines() if line != "the program talks"]
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+@pytest.mark.slow
+def test_the_module_is_a_command(program):
+    done = subprocess.run(
+        [sys.executable, "-m", "pase_mtf.layout", f"--graph={program}", "--mesh=4", "--machine=h100"],
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("--mesh_shape='")
+    assert len(done.stdout.splitlines()) == 1
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,181 @@
+"""What find_layout says about operations that it cannot know, and about graphs that were laid out beforehand."""
+
+import numpy as np
+import pytest
+from nets import Builder, device_names, dim, session
+
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.legality import StockLegality
+from pase_mtf.layout.space import MeshShape, parse_mesh_shape, parse_rules
+from pase_mtf.layout.verify import Verifier, lowering_problem
+from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.operations.legality import register_splittable
+
+_RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
+FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
+
+
+class Reversed(mtf.Operation):
+    """Reverses the last dim: a user's operation."""
+
+    def __init__(self, x):
+        super().__init__([x], name="reversed")
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def lower(self, lowering):
+        lowering.set_tensor_lowering(self.outputs[0], lowering.mesh_impl(self).slicewise(
+            lambda t: tf.reverse(t, [-1]), lowering.tensors[self.inputs[0]]))
+
+
+class Picky(mtf.Operation):
+    """Claims what it cannot do: its lowering fails where rows are split."""
+
+    def __init__(self, x):
+        super().__init__([x], name="picky")
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+    def lower(self, lowering):
+        impl = lowering.mesh_impl(self)
+        if impl.tensor_dimension_to_mesh_axis(dim("batch", 0)) is not None:
+            raise ValueError("no rows")
+        lowering.set_tensor_lowering(self.outputs[0], impl.slicewise(tf.identity, lowering.tensors[self.inputs[0]]))
+
+
+class Hopeless(Picky):
+
+    def lower(self, lowering):
+        raise ValueError("never")
+
+
+class TransposedSquare(mtf.ops.EinsumOperation):
+    """Inherits the lowering of an einsum: follows its rule."""
+
+
+def program(b, operation):
+    batch, features, hidden = dim("batch", 64), dim("features", 32), dim("hidden", 64)
+    x = b.input("x", [batch, features])
+    y = mtf.einsum([x, b.input("w", [features, hidden])], [batch, hidden])
+    return mtf.reduce_sum(mtf.tanh(operation(y).outputs[0]))
+
+
+def rules_of(found):
+    return parse_rules(found.layout_rules, parse_mesh_shape(found.mesh_shape))
+
+
+def test_an_unknown_operation_splits_nothing_until_it_is_registered():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        loss = program(b, Reversed)
+        found = find_layout(b.graph, 4, [loss], FLAT)
+        assert not {"batch", "hidden"} & set(rules_of(found))
+        assert "register_splittable" in found.data_parallel.problem
+        register_splittable(Reversed, lambda operation: ["batch"])
+        found = find_layout(b.graph, 4, [loss], FLAT)
+        assert "batch" in rules_of(found)
+        assert "hidden" not in rules_of(found)
+        assert not found.data_parallel.problem
+
+
+def test_what_does_not_lower_after_all_is_left_for_the_next_best():
+    register_splittable(Picky, lambda operation: ["batch", "hidden"])
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        loss = program(b, Picky)
+        found = find_layout(b.graph, 4, [loss], FLAT)
+        assert "batch" not in rules_of(found)
+        assert "hidden" in rules_of(found)
+        assert any("came first" in note and "operation picky, dim batch" in note and "no rows" in note
+                   for note in found.notes)
+        assert "no rows" in found.data_parallel.problem
+
+
+def test_if_nothing_lowers_operation_and_dim_are_named():
+    register_splittable(Hopeless, lambda operation: ["batch", "hidden"])
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        loss = program(b, Hopeless)
+        with pytest.raises(InfeasibleError, match=r"no layout lowers: operation picky.*never"):
+            find_layout(b.graph, 4, [loss], FLAT)
+
+
+def test_a_subclass_follows_its_class_if_it_keeps_its_lowering():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x = b.input("x", [dim("x", 4), dim("y", 4)])
+        made = TransposedSquare([x], mtf.Shape([dim("y", 4), dim("x", 4)])).outputs[0]
+        assert StockLegality(b.graph, [made]).dims() == ("x", "y")
+
+
+def laid_out(b, devices, shape):
+    slices = [tf.ones(shape, tf.float32) for _ in range(devices)]
+    tensor = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor(slices)
+    return mtf.import_laid_out_tensor(b.mesh, tensor, mtf.Shape([dim("batch", 64), dim("features", 32)]))
+
+
+def test_imported_slices_keep_their_layout():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x = laid_out(b, 4, [32, 32])
+        w = b.input("w", [dim("features", 32), dim("hidden", 64)])
+        y = mtf.einsum([x, w], [dim("batch", 64), dim("hidden", 64)])
+        found = find_layout(b.graph, 4, [y], FLAT)
+        mesh, rules = parse_mesh_shape(found.mesh_shape), rules_of(found)
+        assert dict(mesh.axes)[rules["batch"]] == 2
+        assert "features" not in rules
+        with pytest.raises(InfeasibleError, match=r"operation import, dim batch.*imports 4 slices.*8 devices"):
+            find_layout(b.graph, 8, [y], FLAT)
+        with pytest.raises(InfeasibleError, match=r"operation import, dim batch.*in 2 parts"):
+            find_layout(b.graph, outputs=[y], machine=FLAT, mesh_shape="all:4")
+
+
+def test_the_users_graph_is_left_as_it_is():
+    with tf.Graph().as_default() as tf_graph:
+        b = Builder(tf.float32)
+        batch, features = dim("batch", 8), dim("features", 8)
+        rate = tf.constant(0.5)
+        w = b.variable("w", [features, dim("hidden", 8)])
+        x = b.input("x", [batch, features]) * rate
+        y = mtf.slicewise(lambda t: t * rate, [mtf.einsum([x, w], [batch, dim("hidden", 8)])],
+                          splittable_dims=[batch, dim("hidden", 8)])
+        mtf.assign(w.operation, w * 2.0)
+        names = [operation.name for operation in tf_graph.get_operations()]
+        operations, inputs = list(b.graph.operations), [op.inputs for op in b.graph.operations]
+        find_layout(b.graph, 4, [y], FLAT)
+        assert [operation.name for operation in tf_graph.get_operations()] == names
+        assert b.graph.operations == operations
+        assert [op.inputs for op in b.graph.operations] == inputs
+        impl = placement_mesh_impl.PlacementMeshImpl("a:2", "batch:a", device_names(2))
+        lowering = mtf.Lowering(b.graph, {b.mesh: impl})
+        value = lowering.export_to_tf_tensor(y)
+        with session(2) as run:
+            run.run(tf.global_variables_initializer())
+            run.run(lowering.copy_masters_to_slices())
+            assert np.isfinite(run.run(value)).all()
+
+
+def test_alike_operations_are_told_apart():
+    """The cache of the lowering for shapes: equal shapes, different functions."""
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x = b.input("x", [dim("x", 4), dim("y", 4)])
+
+        def made(size):
+            return mtf.slicewise(lambda t: t[:, :size], [x], mtf.Shape([dim("x", 4), dim("z", 2)]), x.dtype,
+                                 splittable_dims=[dim("x", 4)])
+        outputs = [made(2), made(2)]
+        verifier = Verifier(b.graph, outputs)
+        assert verifier.problem(MeshShape((("a", 2),)), {"x": "a"}) is None
+        outputs.append(made(3))  # its shape is not what it says
+        problem = lowering_problem(b.graph, MeshShape((("a", 2),)), {"x": "a"}, outputs)
+        assert problem.operation == "slicewise_2"
+        assert "Wrong slice shape" in problem.reason
+
+
+def test_names_that_rules_cannot_express_stay_whole():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x = b.input("x", [dim("my batch", 64), dim("stacked", 64), dim("fine", 64)])
+        found = find_layout(b.graph, 4, [mtf.tanh(x)], FLAT)
+        assert set(rules_of(found)) == {"fine"}

@@ -1,0 +1,106 @@
+"""Every operation under layouts of its dims: what is called legal gives the values of one device, and nothing that does
+is called illegal."""
+
+import itertools
+
+import numpy as np
+import pytest
+from layout_operations import CASES, FLOAT32
+from nets import Builder, device_names, session
+
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.layout.legality import StockLegality
+from pase_mtf.layout.space import MeshShape
+from pase_mtf.layout.verify import lowering_problem
+
+MESH = MeshShape((("a", 2), ("b", 2)))
+
+
+def lowered(graph, mesh, rules, outputs):
+    """The outputs, lowered by stock Mesh-TF on devices; an Exception where it does not lower."""
+    impl = placement_mesh_impl.PlacementMeshImpl(str(mesh), mtf.LayoutRules(rules.items()), device_names(mesh.devices))
+    try:
+        lowering = mtf.Lowering(graph, dict.fromkeys([op.mesh for op in graph.operations], impl))
+        return [lowering.export_to_tf_tensor(output) for output in outputs]
+    except Exception as error:  # whatever it raises, it does not lower
+        return error
+
+
+def same(one, other, tolerance):
+    return all(np.shape(x) == np.shape(y) and np.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
+               for x, y in zip(one, other, strict=True))
+
+
+def layouts(legality, sizes, most=60):
+    """Every dim on every axis, every pair of dims that are legal by themselves, and some of the larger legal ones."""
+    names = [name for name in legality.sizes if not name.startswith("_")]
+    axes = range(len(sizes))
+    single = [(name, axis) for name in names for axis in axes]
+    yield {}
+    yield from ({name: axis} for name, axis in single)
+    single = [(name, axis) for name, axis in single if legality.problem({name: axis}, sizes) is None]
+    pairs = [dict(pair) for pair in itertools.combinations(single, 2) if pair[0][0] != pair[1][0]]
+    yield from pairs
+    known = [pair for pair in pairs if legality.problem(pair, sizes) is None]
+    rng, larger = np.random.default_rng(0), {}
+    while known and len(larger) < most:
+        known = [{**entry, name: axis} for entry in known for name, axis in single if name not in entry]
+        known = [entry for entry in known if legality.problem(entry, sizes) is None]
+        unique = list({tuple(sorted(entry.items())): entry for entry in known}.values())
+        known = [unique[number] for number in sorted(rng.permutation(len(unique))[:most // 2])]
+        larger.update({tuple(sorted(entry.items())): entry for entry in known})
+    yield from larger.values()
+
+
+def outcomes(build, mesh, dtype=tf.float64, chunk=40):
+    """For every layout: (rules, what legality says, what stock lowering raises, whether the values are right, what the
+    lowering for shapes says)."""
+    def legality_of():
+        builder = Builder(dtype)
+        outputs = build(builder)
+        return builder.graph, outputs, StockLegality(builder.graph, outputs)
+
+    with tf.Graph().as_default():
+        graph, outputs, legality = legality_of()
+        tensors = lowered(graph, MeshShape((("all", 1),)), {}, outputs)
+        assert not isinstance(tensors, Exception), tensors
+        with session(1) as tf_session:
+            want = tf_session.run(tensors)
+        todo = list(layouts(legality, mesh.sizes))
+    for begin in range(0, len(todo), chunk):
+        with tf.Graph().as_default():
+            graph, outputs, legality = legality_of()
+            made = []
+            for axis_of in todo[begin:begin + chunk]:
+                rules = {dim: mesh.names[axis] for dim, axis in axis_of.items()}
+                made.append((rules, legality.problem(axis_of, mesh.sizes), lowered(graph, mesh, rules, outputs),
+                             lowering_problem(graph, mesh, rules, outputs)))
+            with session(mesh.devices) as tf_session:
+                for rules, problem, tensors, shapes in made:
+                    raised, right = (tensors, False) if isinstance(tensors, Exception) else (None, False)
+                    if raised is None:
+                        try:
+                            right = same(tf_session.run(tensors), want, 1e-9 if dtype == tf.float64 else 1e-5)
+                        except (tf.errors.OpError, ValueError):  # ValueError: a tensor that lives in a loop
+                            right = False
+                    yield rules, problem, raised, right, shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_legal_lowers_to_the_values_of_one_device(name):
+    wrong, cautious, lax, legal = [], [], [], 0
+    for rules, problem, raised, right, shapes in outcomes(
+            CASES[name], MESH, tf.float32 if name in FLOAT32 else tf.float64):
+        legal += problem is None
+        if problem is None and not right:
+            wrong.append((rules, raised or "wrong values"))
+        if problem is not None and right:
+            cautious.append((rules, str(problem)))
+        # The lowering for shapes is as strict as the real one; what it refuses besides does not run.
+        if (shapes is None and raised is not None) or (shapes is not None and right):
+            lax.append((rules, f"for shapes: {shapes}; really: {raised}"))
+    assert legal  # to split nothing, at least
+    assert not wrong, wrong[:5]
+    assert not lax, lax[:5]
+    assert not cautious, cautious[:5]

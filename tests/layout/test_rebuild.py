@@ -1,0 +1,179 @@
+"""Programs whose graph depends on mesh and layout."""
+
+import itertools
+
+import pytest
+
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.space import parse_mesh_shape, parse_rules
+from pase_mtf.machine.machine import Link, Machine
+
+_RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
+FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
+
+
+def dense(batch=8, hidden=16):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    dims = mtf.Dimension("batch", batch), mtf.Dimension("features", 8), mtf.Dimension("hidden", hidden)
+    x = mtf.import_tf_tensor(mesh, tf.ones([batch, 8]), dims[:2])
+    w = mtf.get_variable(mesh, "w", dims[1:], initializer=tf.ones_initializer())
+    loss = mtf.reduce_sum(mtf.einsum([x, w], [dims[0], dims[2]]))
+    mtf.optimize.SgdOptimizer(0.1).apply_grads(mtf.gradients([loss], [w]), [w.operation])
+    return graph, [loss]
+
+
+def test_a_function_that_takes_nothing_is_called_once():
+    calls = []
+
+    def build_graph():
+        calls.append(1)
+        return dense()
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert len(calls) == 1
+    assert mtf.convert_to_shape(found.mesh_shape).size == 4
+
+
+def test_a_graph_alone_will_do():
+    assert find_layout(lambda: dense()[0], 4, machine=FLAT).devices == 4
+
+
+def test_rebuilt_until_stable():
+    """The number of experts is the number of parts of the batch."""
+    seen = []
+
+    def build_graph(mesh_shape, layout):
+        seen.append((mesh_shape, layout))
+        mesh = parse_mesh_shape(mesh_shape)
+        rules = parse_rules(layout, mesh)
+        parts = dict(mesh.axes).get(rules.get("batch"), 1)
+        return dense(hidden=16 * parts)
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert (found.mesh_shape, found.layout_rules) in seen
+    assert found.search["builds"] == len(seen) >= 2
+    assert found.search["graphs"] == 3  # 1, 2 and 4 parts
+    assert found.search["optimal"]
+    assert not found.notes
+
+
+def test_where_every_layout_changes_the_graph_against_itself_one_that_replicates_is_found():
+    """Whichever dim the layout splits, the next graph has it indivisible."""
+    seen = []
+
+    def build_graph(mesh_shape="", layout=""):
+        seen.append(layout)
+        return dense(batch=6 if "batch" in layout else 8, hidden=9 if "hidden" in layout else 16)
+    found = find_layout(build_graph, 4, machine=FLAT, fixed={"features": None}, mesh_shape="all:4")
+    assert found.layout_rules == ""
+    assert found.data_parallel.problem
+    assert 2 <= len(seen) <= 14
+
+    def never(mesh_shape="", layout=""):
+        return dense(batch=6 if "batch" in layout else 8)
+    with pytest.raises(InfeasibleError, match=r"changes the graph|no dim can be split|does not lower"):
+        find_layout(never, 4, machine=FLAT, fixed={"batch": "all"}, mesh_shape="all:4")
+
+
+def _layouts():
+    for mesh in ("a:4", "a:2;b:2"):
+        axes = parse_mesh_shape(mesh).names
+        for rules in itertools.product(("", *axes), repeat=3):
+            yield mesh, ";".join(f"{dim}:{axis}" for dim, axis in zip(("batch", "features", "hidden"), rules,
+                                                                       strict=True) if axis)
+
+
+def test_no_layout_is_cheaper_on_the_graph_that_is_built_for_it():
+    """Whichever dim the layout splits, another one looks better in the next graph."""
+    def build_graph(mesh_shape="", layout=""):
+        return dense(batch=64, hidden=16) if "hidden" in layout else dense(batch=8, hidden=64)
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert found.search["optimal"]
+    best = float("inf")
+    for mesh, rules in _layouts():
+        with tf.Graph().as_default():
+            graph, outputs = build_graph(mesh, rules)
+            priced = find_layout(graph, 4, outputs, FLAT, mesh, compare=[(mesh, rules)]).compared[0]
+        if not priced.problem:
+            best = min(best, priced.seconds)
+    assert found.seconds == pytest.approx(best)
+
+
+def test_graphs_that_are_alike_are_searched_once():
+    def build_graph(mesh_shape="", layout=""):
+        return dense()
+    found = find_layout(build_graph, 4, machine=FLAT)
+    with tf.Graph().as_default():
+        graph, outputs = dense()
+        alone = find_layout(graph, 4, outputs, FLAT)
+    assert found.search["graphs"] == 1
+    assert found.seconds == pytest.approx(alone.seconds)
+    assert len(found.alternatives) == 3
+
+
+def test_a_program_may_refuse_a_layout():
+    def build_graph(mesh_shape="", layout=""):
+        if "batch" in layout:
+            raise ValueError("no batches here")
+        return dense()
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert "batch" not in found.layout_rules
+    assert "refuses it (ValueError: no batches here)" in found.data_parallel.problem
+    assert "no batches here" in str(found)
+
+    def told(mesh_shape="", layout=""):  # as the command line does
+        try:
+            return build_graph(mesh_shape, layout)
+        except ValueError as error:
+            raise UsageError("failed: no batches here") from error
+    assert find_layout(told, 4, machine=FLAT).layout_rules == found.layout_rules
+
+    def broken(mesh_shape="", layout=""):
+        raise ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):
+        find_layout(broken, 4, machine=FLAT)
+
+
+def test_a_fixed_dim_may_be_missing_from_another_graph():
+    def build_graph(mesh_shape="", layout=""):
+        graph, outputs = dense()
+        if "batch" not in layout:
+            extra = mtf.import_tf_tensor(outputs[0].mesh, tf.ones([8]), [mtf.Dimension("groups", 8)])
+            outputs = [outputs[0] + mtf.reduce_sum(extra)]
+        return graph, outputs
+    found = find_layout(build_graph, 4, machine=FLAT, fixed={"groups": None})
+    assert found.search["graphs"] == 2
+    assert not found.data_parallel.problem
+    with pytest.raises(UsageError, match="'gruops' is no dim"):
+        find_layout(build_graph, 4, machine=FLAT, fixed={"gruops": None})
+
+
+def test_slices_are_laid_out_as_the_layout_says():
+    """Without being told one, the layout of imported slices is found."""
+    def build_graph(mesh_shape, layout):
+        shape = mtf.convert_to_shape(mesh_shape)
+        impl = placement_mesh_impl.PlacementMeshImpl(shape, mtf.convert_to_layout_rules(layout), [""] * shape.size)
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        dims = mtf.Shape([mtf.Dimension("batch", 64), mtf.Dimension("features", 6)])
+        slices = impl.LaidOutTensor(impl.make_slices(tf.ones([64, 6]), dims))
+        x = mtf.import_laid_out_tensor(mesh, slices, dims)
+        return graph, [mtf.reduce_sum(mtf.square(x))]
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert found.layout_rules.startswith("batch:")
+
+
+def test_a_function_that_lowers_is_stopped_there():
+    def build_graph():
+        graph, _ = dense()
+        mtf.Lowering(graph, {})
+        raise AssertionError("went on")
+    assert find_layout(build_graph, 4, machine=FLAT).devices == 4
+
+
+def test_wrong_functions_are_told():
+    with pytest.raises(UsageError, match="returned int; return an"):
+        find_layout(lambda: 3, 4, machine=FLAT)
+    with pytest.raises(UsageError, match="needs arguments"):
+        find_layout(lambda params: dense(), 4, machine=FLAT)

@@ -1,0 +1,245 @@
+"""find_layout against all layouts there are, and against random ones."""
+
+import itertools
+
+import numpy as np
+import pytest
+from nets import NETS, build
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.cost.build import price_strategy
+from pase_mtf.cost.memory import strategy_memory
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.legality import StockLegality
+from pase_mtf.layout.network import LayoutPrices
+from pase_mtf.layout.space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules
+from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.strategy.experts import configurations_of_layout
+
+# Compute is dear and messages are cheap, so that even small nets are worth splitting.
+_RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
+FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
+STEEP = Machine("steep", _RATES, 1e7, 1e12, 1e-6, (Link(2, 1e8, 1e-8), Link(64, 1e6, 1e-6)))
+SHARED = Machine("shared", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),), shared_cores=True)
+MACHINES = {"flat": FLAT, "steep": STEEP, "shared": SHARED}
+
+
+def perceptron():
+    """Three dense layers of the user's own names, with a rename between them."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, wide, narrow = mtf.Dimension("batch", 8), mtf.Dimension("wide", 16), mtf.Dimension("narrow", 8)
+    x = mtf.import_tf_tensor(mesh, tf.ones([8, 8]), [batch, narrow])
+    w = [mtf.get_variable(mesh, f"w{number}", dims, initializer=tf.ones_initializer()) for number, dims in enumerate(
+        ([narrow, wide], [wide, narrow], [mtf.Dimension("other", 8), wide]))]
+    y = mtf.relu(mtf.einsum([x, w[0]], [batch, wide]))
+    y = mtf.rename_dimension(mtf.einsum([y, w[1]], [batch, narrow]), "narrow", "other")
+    loss = mtf.reduce_mean(mtf.square(mtf.einsum([y, w[2]], [batch, wide])))
+    updates = mtf.optimize.SgdOptimizer(0.1).apply_grads(
+        mtf.gradients([loss], w), [variable.operation for variable in w])
+    return graph, loss, updates
+
+
+def priced(graph, machine, devices, outputs=()):
+    legality = StockLegality(graph, outputs, devices)
+    return LayoutPrices(export_graph(graph), machine, legality), legality
+
+
+def all_layouts(legality, meshes):
+    """Every legal layout of every mesh shape."""
+    for mesh in meshes:
+        choices = []
+        for name in legality.dims():
+            if name.startswith("_"):
+                continue
+            choices.append([(name, None), *((name, axis) for axis in range(len(mesh.sizes))
+                                            if legality.problem_of(name, axis, mesh.sizes) is None)])
+        for entry in itertools.product(*choices):
+            axis_of = {name: axis for name, axis in entry if axis is not None}
+            if legality.problem(axis_of, mesh.sizes) is None:
+                yield mesh, axis_of
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("name", "devices"), [("perceptron", 4), ("perceptron", 8), ("mlp", 4), ("odd_shapes", 4)])
+def test_it_finds_what_brute_force_finds(name, devices, machine):
+    with tf.Graph().as_default():
+        if name == "perceptron":
+            graph, loss, _ = perceptron()
+        else:
+            net = build(name, "sgd", tf.float32)
+            graph, loss = net.graph, net.loss
+        found = find_layout(graph, devices, [loss], MACHINES[machine])
+        prices, legality = priced(graph, MACHINES[machine], devices, [loss])
+        costs = [prices.total(mesh, axis_of) for mesh, axis_of in
+                 all_layouts(legality, mesh_shapes(devices, MACHINES[machine]))]
+        assert len(costs) > 3
+        assert found.seconds == pytest.approx(min(costs), rel=1e-9)
+        assert found.search["optimal"]
+        later = [entry.seconds for entry in found.alternatives]
+        assert later == sorted(later)
+        assert not later or later[0] >= found.seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "odd_functions"])
+def test_no_random_legal_layout_is_cheaper(name, machine):
+    with tf.Graph().as_default():
+        net = build(name, "adam", tf.float32)
+        found = find_layout(net.graph, 4, [net.loss], MACHINES[machine])
+        prices, legality = priced(net.graph, MACHINES[machine], 4, [net.loss])
+        rng = np.random.default_rng(1)
+        names, tried = [n for n in legality.dims() if not n.startswith("_")], 0
+        for _ in range(1500):
+            mesh = MeshShape((("all", 4),)) if rng.random() < 0.3 else MeshShape((("a", 2), ("b", 2)))
+            chosen = rng.permutation(names)[:rng.integers(1, 6)]
+            axis_of = {str(n): int(rng.integers(len(mesh.sizes))) for n in chosen}
+            if legality.problem(axis_of, mesh.sizes) is None:
+                tried += 1
+                assert prices.total(mesh, axis_of) >= found.seconds * (1 - 1e-9), (mesh, axis_of)
+        assert tried > 20
+        if found.data_parallel is not None and not found.data_parallel.problem:
+            assert found.seconds <= found.data_parallel.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_prices_are_those_of_the_strategy_with_one_layout(name):
+    """The layout's cost is that of the configurations it gives the layers, priced the ordinary way."""
+    with tf.Graph().as_default():
+        net = build(name, "adam", tf.float32)
+        exported = export_graph(net.graph)
+        prices, legality = priced(net.graph, STEEP, 4)
+        rng = np.random.default_rng(2)
+        mesh = MeshShape((("a", 2), ("b", 2)))
+        names = [n for n in legality.dims() if not n.startswith("_")]
+        checked = 0
+        for _ in range(300):
+            axis_of = {str(n): int(rng.integers(2)) for n in rng.permutation(names)[:rng.integers(4)]}
+            if checked < 12 and legality.problem(axis_of, mesh.sizes) is None:
+                checked += 1
+                # Dims that are not among the layers' splittable ones make no difference.
+                configurations = configurations_of_layout(
+                    exported, mesh.axes, {n: mesh.names[axis] for n, axis in axis_of.items()})
+                ordinary = price_strategy(exported, STEEP, 4, configurations)
+                assert prices.total(mesh, axis_of) == pytest.approx(ordinary.total, rel=1e-9)
+                parts = prices.parts(mesh, axis_of)
+                for part, seconds in ordinary.parts.items():
+                    assert parts.get(part, 0.0) == pytest.approx(seconds, rel=1e-9, abs=1e-15)
+                assert prices.memory(mesh, axis_of) == pytest.approx(strategy_memory(exported, configurations))
+        assert checked >= 8
+
+
+def test_strings_are_what_mesh_tf_parses():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        found = find_layout(graph, 8, [loss], FLAT)
+        shape = mtf.convert_to_shape(found.mesh_shape)
+        rules = mtf.convert_to_layout_rules(found.layout_rules)
+        assert shape.size == 8
+        parsed = parse_rules(found.layout_rules, parse_mesh_shape(found.mesh_shape))
+        assert parsed
+        assert rules._pairs == set(parsed.items())
+
+
+def test_what_is_fixed_stays():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        found = find_layout(graph, 8, [loss], FLAT, fixed={"narrow": "model", "batch": None})
+        rules = parse_rules(found.layout_rules, parse_mesh_shape(found.mesh_shape))
+        assert rules["narrow"] == "model"
+        assert "batch" not in rules
+        free = find_layout(graph, 8, [loss], FLAT)
+        assert free.seconds <= found.seconds
+
+
+def test_a_given_mesh_shape_is_kept():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        for text in ("a:2;b:4", "b:4;a:2", "x:1;y:8"):
+            assert find_layout(graph, outputs=[loss], machine=FLAT, mesh_shape=text).mesh_shape == text
+
+
+def test_compared_layouts_are_priced_and_judged():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        found = find_layout(graph, 8, [loss], FLAT, compare=[
+            "a:2;b:4;batch:a;wide:b", ("a:2;b:4", {"narrow": "a", "other": "b"}), "a:8;batch:a;wide:a"])
+        first, second, third = found.compared
+        assert not first.problem
+        assert first.seconds >= found.seconds
+        assert "wrong values" in second.problem
+        assert "narrow" in second.problem
+        assert "both are in one tensor" in third.problem
+        assert "does not lower" in str(found)
+
+
+def test_explain_lists_every_axis():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        found = find_layout(graph, 8, [loss], FLAT, mesh_shape="rows:2;cols:4")
+        text = found.explain("wide")
+        for label in ("(none)", "rows:2", "cols:4", "chosen"):
+            assert label in text
+        with pytest.raises(UsageError, match="did you mean 'wide'"):
+            found.explain("wid")
+
+
+def test_memory_limit():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        free = find_layout(graph, 4, [loss], FLAT)
+        prices, legality = priced(graph, FLAT, 4, [loss])
+        everything = [(prices.total(mesh, axis_of), sum(prices.memory(mesh, axis_of).values()))
+                      for mesh, axis_of in all_layouts(legality, mesh_shapes(4, FLAT))]
+        least = min(memory for _, memory in everything)
+        limit = (least + free.memory_bytes) / 2
+        found = find_layout(graph, 4, [loss], FLAT, memory_limit=limit)
+        assert found.memory_bytes <= limit
+        assert found.seconds == pytest.approx(min(cost for cost, memory in everything if memory <= limit), rel=1e-9)
+        with pytest.raises(InfeasibleError, match=f"the least any layout needs is {least:.0f}"):
+            find_layout(graph, 4, [loss], FLAT, memory_limit=least * 0.9)
+
+
+def test_orders_of_axes_compete_where_links_differ():
+    assert [str(mesh) for mesh in mesh_shapes(8, FLAT)] == ["rows:8", "rows:2;cols:4", "rows:2;cols:2;tubes:2"]
+    assert "rows:4;cols:2" in [str(mesh) for mesh in mesh_shapes(8, STEEP)]
+    with tf.Graph().as_default():
+        graph, _, _ = perceptron()
+        prices, _ = priced(graph, FLAT, 8)
+        # On a flat machine the order makes no difference.
+        one = prices.total(MeshShape((("a", 2), ("b", 4))), {"batch": 0, "wide": 1})
+        other = prices.total(MeshShape((("b", 4), ("a", 2))), {"batch": 1, "wide": 0})
+        assert one == pytest.approx(other, rel=1e-12)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"fixed": {"batc": "rows"}}, "did you mean 'batch'"),
+    ({"fixed": {"batch": "rows"}, "mesh_shape": "a:8"}, "no axis 'rows'"),
+    ({"mesh_shape": "a:8;b"}, "not a pair"),
+    ({"mesh_shape": "a:2;b:2"}, "make them agree"),
+    ({"mesh_shape": "a:0"}, "positive"),
+    ({"devices": 0}, "at least one device"),
+    ({"devices": 3, "fixed": {"batch": "rows"}, "mesh_shape": "rows:3"}, "does not divide by 3"),
+    ({"fixed": {"batch": "rows", "wide": "rows"}, "mesh_shape": "rows:8"}, "both are in one tensor"),
+    ({"compare": ["a:2;batch:a"]}, "compare meshes of one size"),
+    ({"compare": ["a:8;batch:b"]}, "no axis 'b'"),
+    ({"machine": "nothing"}, "unknown machine"),
+])
+def test_mistakes_are_told_in_one_line(arguments, message):
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        with pytest.raises((UsageError, InfeasibleError), match=message) as caught:
+            find_layout(graph, **{"devices": 8, "outputs": [loss], "machine": FLAT, **arguments})
+        assert "\n" not in str(caught.value)
+
+
+def test_nothing_to_split_names_operations_and_dims():
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        x = mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.ones([6, 10]), mtf.Shape(
+            [mtf.Dimension("batch", 6), mtf.Dimension("features", 10)]))
+        y = mtf.square(x, name="squared")
+        with pytest.raises(InfeasibleError, match=r"operation import, dim batch: size 6 does not divide by 4"):
+            find_layout(graph, 4, [y], FLAT, mesh_shape="all:4")

@@ -1,0 +1,38 @@
+"""The layouts that are found, lowered by stock Mesh-TF on devices: the loss and the outputs of one device."""
+
+import numpy as np
+import pytest
+from nets import NETS, build, device_names, reference, session
+
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.layout.layout import find_layout
+from pase_mtf.machine.machine import Link, Machine
+
+_RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
+STEEP = Machine("steep", _RATES, 1e7, 1e12, 1e-6, (Link(2, 1e8, 1e-8), Link(64, 1e6, 1e-6)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_found_layouts_give_the_values_of_one_device(name):
+    want = reference(name, "sgd", tf.float64, steps=1)
+    with tf.Graph().as_default():
+        net = build(name, "sgd", tf.float64)
+        found = find_layout(net.graph, 4, [net.loss, *net.outputs], STEEP)
+    tried = 0
+    for layout in (found.best, *found.alternatives):
+        with tf.Graph().as_default():
+            net = build(name, "sgd", tf.float64)
+            impl = placement_mesh_impl.PlacementMeshImpl(layout.mesh_shape, layout.layout_rules, device_names(4))
+            lowering = mtf.Lowering(net.graph, {net.mesh: impl})
+            tensors = [lowering.export_to_tf_tensor(tensor) for tensor in (net.loss, *net.outputs)]
+            fill = lowering.copy_masters_to_slices()
+            with session(4) as run:
+                run.run(tf.global_variables_initializer())
+                run.run(fill)
+                # Not together with the updates: stock Mesh-TF may read a variable after it is updated.
+                got = run.run(tensors)
+            tried += bool(layout.layout_rules)
+            for one, other in zip(got, [want[0][0], *want[1:1 + len(net.outputs)]], strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9, err_msg=str(layout))
+    assert tried

@@ -1,0 +1,421 @@
+"""Single facts about the lowering: what stock Mesh-TF gets wrong, what must not depend on the plan, what is refused."""
+
+import types
+
+import numpy as np
+import pytest
+from nets import Builder, build, cross_entropy, device_names, dim, random_plan, session, train
+
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.lowering.lowering import PlanLowering, lower, plan_from_configurations, uniform_plan
+from pase_mtf.lowering.mesh import MeshSpec
+from pase_mtf.operations.legality import register_splittable, splittable_dims
+
+_DEVICES = device_names(8)
+
+
+@pytest.fixture
+def builder():
+    with tf.Graph().as_default():
+        yield Builder(tf.float32)
+
+
+def _spec(axes, devices=None):
+    """A spec of {"dim": parts} or [(dims, parts)]."""
+    pairs = axes.items() if isinstance(axes, dict) else axes
+    axes = tuple((frozenset([names] if isinstance(names, str) else names), parts) for names, parts in pairs)
+    return MeshSpec(axes, tuple(devices or range(int(np.prod([parts for _, parts in axes])))))
+
+
+def _plan(graph, default, special=()):
+    return {op: dict(special).get(op, default) for op in graph.operations}
+
+
+def _values(lowering, *tensors):
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        return run.run([lowering.export_to_tf_tensor(t) for t in tensors])
+
+
+def test_a_rename_moves_a_dim_to_another_axis(builder):
+    x = mtf.import_tf_tensor(builder.mesh, tf.constant([0., 1., 2., 3.]), [dim("x", 4)])
+    y = mtf.reshape(x, [dim("y", 4)])
+    spec = _spec({"x": 2, "y": 2})
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, spec), _DEVICES[:4])
+    np.testing.assert_array_equal(_values(lowering, y)[0], [0, 1, 2, 3])
+
+
+def test_reshapes_that_every_cut_survives_emit_one_node_per_device(builder):
+    x = builder.input("x", [dim("a", 8), dim("b", 4)])
+    y = mtf.reshape(x, [dim("c", 4), dim("d", 8)])
+    spec = _spec([(("a", "c"), 4)])
+    graph = tf.get_default_graph()
+    PlanLowering(builder.graph, _plan(builder.graph, spec), _DEVICES[:4])
+    assert sum(op.type == "Reshape" for op in graph.get_operations()) == 4
+    assert y.shape.size == 32
+
+
+def test_a_sum_stays_lazy_between_layers_of_one_mesh(builder):
+    x, y = builder.input("x", [dim("a", 8), dim("b", 8)]), builder.input("y", [dim("a", 8), dim("b", 8)])
+    total = mtf.reduce_sum(x, reduced_dim=dim("a", 8)) + mtf.reduce_sum(y, reduced_dim=dim("a", 8))
+    renamed = mtf.rename_dimension(total, "b", "c") * 2.0
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
+    assert sum(op.type == "AddN" for op in tf.get_default_graph().get_operations()) == 1
+    want = 2 * (builder.values("x", [8, 8]) + builder.values("y", [8, 8])).sum(0)
+    np.testing.assert_allclose(_values(lowering, renamed)[0], want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_variable_is_read_once_per_step_and_updates_follow(builder):
+    """Stock Mesh-TF reads at every use: after the update, if it happens to come first."""
+    w = builder.variable("w", [dim("a", 64)])
+    x = w
+    for _ in range(20):
+        x = mtf.sin(x)
+    total, update = x + w, mtf.assign(w.operation, w + 1.0)
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
+    out, op = lowering.export_to_tf_tensor(total), lowering.lowered_operation(update)
+    slices = lowering.variables[w.operation].laid_out_tensor.all_slices
+    reads = [node for node in tf.get_default_graph().get_operations()
+             if node.type == "ReadVariableOp" and node.inputs[0] is slices[0].handle]
+    assert len(reads) == 1
+    value = builder.values("w", [64]) * 0.5
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        run.run(lowering.copy_masters_to_slices())
+        for step in range(5):
+            want = value + step
+            for _ in range(20):
+                want = np.sin(want)
+            np.testing.assert_allclose(run.run([out, op])[0], want + value + step, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("columns", "waits"), [(2**16, 1), (64, 0)])
+def test_updates_of_large_variables_wait_for_all_that_hold_the_value(builder, columns, waits):
+    """Else TensorFlow copies the variable before it assigns; a small one is copied sooner than waited for. What no
+    update needs is not waited for: TensorFlow would run it for that alone."""
+    w = builder.variable("w", [dim("a", 8), dim("b", columns)])
+    folded = mtf.reshape(w, [dim("a", 8), dim("c", 2), dim("d", columns // 2)])
+    squares, sines = mtf.square(folded), mtf.sin(w)
+    mtf.cos(mtf.reshape(w, [dim("e", 8), dim("b", columns)]))
+    update = mtf.assign_sub(w.operation, mtf.reshape(squares, w.shape) + sines)
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
+    lowering.lowered_operation(update)
+    operations = tf.get_default_graph().get_operations()
+    assigns = [op for op in operations if op.type == "AssignSubVariableOp"]
+    assert len(assigns) == 4
+    for kind in ("Square", "Sin"):
+        found = {op for op in operations if op.type == kind}
+        waited = [found.intersection(assign.control_inputs) for assign in assigns]
+        assert [len(nodes) for nodes in waited] == [waits] * 4, kind
+        assert set.union(*waited) == (found if waits else set()), kind
+    idle = {op for op in operations if op.type == "Cos"}
+    assert len(idle) == 4
+    assert not any(idle.intersection(assign.control_inputs) for assign in assigns)
+
+
+def test_grouped_assignments_run_in_the_layout_of_each_variable(builder):
+    a, b = builder.variable("a", [dim("x", 8)]), builder.variable("b", [dim("x", 8)])
+    update = mtf.ops.Assign([a.operation, b.operation], [b * 1.0, a * 1.0])
+    plan = random_plan(builder.graph, 8, 5)
+    plan[a.operation], plan[b.operation] = _spec({"x": 8}), _spec({"x": 2}, [7, 3])
+    lowering = PlanLowering(builder.graph, plan, _DEVICES)
+    op, collect = lowering.lowered_operation(update), lowering.copy_slices_to_masters()
+    with session() as run:
+        run.run(tf.global_variables_initializer())
+        masters = [v.get_master() for v in builder.graph.all_variables]
+        before = run.run(masters)
+        for command in (lowering.copy_masters_to_slices(), op, collect):
+            run.run(command)
+        after = run.run(masters)
+    np.testing.assert_array_equal(after, before[::-1])
+
+
+def test_slices_are_neither_initialised_nor_saved(builder):
+    builder.variable("w", [dim("x", 8)])
+    count = len(tf.global_variables())
+    PlanLowering(builder.graph, _plan(builder.graph, _spec({"x": 8})), _DEVICES)
+    assert len(tf.global_variables()) == count
+
+
+def _random_values(plan_seed, devices, shared, stock_seed=7):
+    with tf.Graph().as_default():
+        tf.set_random_seed(stock_seed)
+        b = Builder(tf.float32)
+        x = b.input("x", [dim("batch", 16), dim("model", 8)])
+        shape = mtf.Shape([dim("batch", 16), dim("model", 8)])
+        outputs = [mtf.dropout(x, True, rate=0.5), mtf.random_uniform(b.mesh, shape, minval=-2, maxval=3),
+                   mtf.random_normal(b.mesh, mtf.Shape([dim("model", 8)]), stddev=2.0), mtf.random_normal(b.mesh, []),
+                   mtf.ops.RandomOperation(b.mesh, shape, tf.random.truncated_normal).outputs[0]]
+        names = device_names(devices)
+        plan = (random_plan(b.graph, devices, plan_seed) if plan_seed is not None
+                else uniform_plan(b.graph, "", "", names))
+        lowering = PlanLowering(b.graph, plan, names, shared_memory=shared)
+        fetches = [lowering.export_to_tf_tensor(t) for t in outputs]
+        with session(devices) as run:
+            return [run.run(fetches) for _ in range(3)]
+
+
+def test_random_numbers_do_not_depend_on_the_plan():
+    steps = _random_values(None, 1, True)
+    for plan_seed, devices, shared in [(0, 8, True), (1, 8, False), (2, 4, False), (3, 4, True), (4, 8, False)]:
+        for want, got in zip(steps, _random_values(plan_seed, devices, shared), strict=True):
+            for one, other in zip(got, want, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-6)
+    for one, other in zip(steps[0], steps[1], strict=True):
+        assert not np.array_equal(one, other)
+    assert np.all((steps[0][1] >= -2) & (steps[0][1] < 3))
+    assert not np.array_equal(_random_values(None, 1, True, stock_seed=8)[0][1], steps[0][1])
+    # Chunks are made with seeds of their own.
+    assert len(np.unique(steps[0][1])) > 120
+
+
+def test_random_numbers_can_follow_the_step():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        noise = mtf.random_uniform(b.mesh, mtf.Shape([dim("batch", 16)]))
+        step = tf.placeholder(tf.int64, [])
+        out = PlanLowering(b.graph, _plan(b.graph, _spec({"batch": 8})), _DEVICES, step=step).export_to_tf_tensor(noise)
+        with session() as run:
+            first, second, again = (run.run(out, {step: number}) for number in (3, 4, 3))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, second)
+
+
+def test_loop_variables_held_in_variables(builder):
+    """mtf.while_loop(num_loop_vars=...) assigns variables in the body: every iteration reads them anew."""
+    x = builder.input("x", [dim("a", 8)])
+    count = mtf.import_tf_tensor(builder.mesh, tf.constant(0), [])
+    last = mtf.while_loop(lambda i, *_: mtf.less(i, 5), lambda i, s, t: [i + 1, s + mtf.cast(i, tf.float32), s + t],
+                          [count, x, x], num_loop_vars=1)
+    lowering = PlanLowering(builder.graph, random_plan(builder.graph, 4, 3), _DEVICES[:4])
+    variables = [v for v in builder.graph.all_variables if "loop_var" in v.name]
+    out, collect = lowering.export_to_tf_tensor(last[0]), lowering.copy_slices_to_masters()
+    with session() as run:
+        run.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        run.run(lowering.copy_masters_to_slices())
+        assert run.run(out) == 5
+        run.run(collect)
+        got = run.run([v.get_master() for v in variables])
+    values = builder.values("x", [8]).astype(np.float32)
+    state, total = values, values
+    for number in range(5):
+        state, total = state + number, state + total
+    np.testing.assert_allclose(got, [state, total], rtol=1e-5)
+
+
+def test_the_gradient_of_an_input_that_all_parts_share_is_summed(builder):
+    batch = dim("batch", 8)
+    x, w = builder.input("x", [batch, dim("f", 4)]), builder.variable("w", [dim("f", 4)])
+    y = mtf.slicewise(lambda x, w: x * w, [x, w], output_shape=x.shape, splittable_dims=[batch])
+    gradient, = mtf.gradients([mtf.reduce_sum(y)], [w])
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"batch": 8})), _DEVICES)
+    np.testing.assert_allclose(_values(lowering, gradient)[0], builder.values("x", [8, 4]).sum(0), rtol=1e-5)
+
+
+def test_plans_accept_mesh_implementations_and_other_devices(builder):
+    net = mtf.reduce_sum(builder.input("x", [dim("a", 8)]))
+    impl = placement_mesh_impl.PlacementMeshImpl("m:2", "a:m", [_DEVICES[5], _DEVICES[2]])
+    lowering = PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, impl), _DEVICES)
+    assert lowering.mesh_impl(net).devices == [_DEVICES[5], _DEVICES[2]]
+    np.testing.assert_allclose(_values(lowering, net)[0], builder.values("x", [8]).sum(), rtol=1e-5)
+    with pytest.raises(UsageError, match=r"CPU:5.*add it"):
+        PlanLowering(builder.graph, dict.fromkeys(builder.graph.operations, impl), _DEVICES[:4])
+    with pytest.raises(UsageError, match="no mesh for operation"):
+        PlanLowering(builder.graph, {}, _DEVICES)
+    with pytest.raises(UsageError, match=r"device 7.*only 4"):
+        PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 8})), _DEVICES[:4])
+
+
+def test_dims_that_cannot_be_split_stay_whole(builder):
+    x = builder.input("x", [dim("a", 6), dim("b", 8)])
+    y = mtf.concat([x, x], "b")
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec([(("a", "b"), 4)])), _DEVICES[:4])
+    assert lowering.mesh_impl(x).slice_shape(x.shape) == [6, 2]
+    assert lowering.mesh_impl(y).slice_shape(y.shape) == [6, 16]
+    assert _values(lowering, y)[0].shape == (6, 16)
+
+
+def test_counters_and_exports_are_those_of_stock():
+    """One mesh and layout for everything: the same element counts as mtf.Lowering has."""
+    shape, layout, names = "rows:2;cols:2", "batch:rows;hidden:cols", _DEVICES[:4]
+
+    def counters(ours):
+        with tf.Graph().as_default():
+            net = build("mlp", "sgd", tf.float32)
+            if ours:
+                lowering = PlanLowering(net.graph, uniform_plan(net.graph, shape, layout, names), names)
+            else:
+                impl = placement_mesh_impl.PlacementMeshImpl(shape, layout, names)
+                lowering = mtf.Lowering(net.graph, {net.mesh: impl}, autostack=False)
+            train(net, lowering, steps=1)
+            return sorted((key, value) for key, value in lowering.counters if "allreduce" not in key)
+
+    assert counters(True) == counters(False)
+
+
+@pytest.mark.parametrize(("name", "layout"), [
+    ("mlp", "batch:all"), ("mlp", "hidden:all"), ("cnn", "batch:all"), ("transformer", "batch:all"),
+    ("transformer", "heads:all;ff:all;vocabulary:all"), ("odd_functions", "batch:all")])
+def test_no_more_nodes_than_stock(name, layout):
+    names = _DEVICES[:4]
+
+    def nodes(ours):
+        with tf.Graph().as_default() as tf_graph:
+            net = build(name, "adam", tf.float32)
+            before = len(tf_graph.get_operations())
+            if ours:
+                lowering = PlanLowering(net.graph, uniform_plan(net.graph, "all:4", layout, names), names)
+            else:
+                impl = placement_mesh_impl.PlacementMeshImpl("all:4", layout, names)
+                lowering = mtf.Lowering(net.graph, {net.mesh: impl})
+            lowering.copy_masters_to_slices()
+            lowering.copy_slices_to_masters()
+            return len(tf_graph.get_operations()) - before
+
+    assert nodes(True) <= nodes(False)
+
+
+def _one_layer(graph, splittable=("batch", "features")):
+    operations = tuple(
+        LayerOperation(number, op.name, type(op).__name__, "forward", "pointwise", 0.0, (), (), ())
+        for number, op in enumerate(graph.operations))
+    layer = Layer("only", "matmul", {"batch": 8, "features": 8}, splittable, operations, ())
+    return ComputationGraph("net", (layer,), (), len(operations))
+
+
+def test_configurations_become_meshes():
+    with tf.Graph().as_default():
+        graph = build("mlp", "sgd", tf.float32).graph
+        exported = _one_layer(graph)
+        plan = plan_from_configurations(graph, exported, [Configuration((("batch", 2), ("", 2)))], 8)
+        assert set(plan) == set(graph.operations)
+        assert set(plan.values()) == {_spec([("batch", 2), ((), 2)])}
+        for configurations, devices, error, match in [
+                ([], 8, MismatchError, "0 configurations for 1 layers"),
+                ([Configuration((("batch", 8),))], 4, InfeasibleError, "8 devices, there are 4"),
+                ([Configuration((("hidden", 2),))], 4, InfeasibleError, "cannot split dim 'hidden'"),
+                ([Configuration((("batch", 3),))], 4, InfeasibleError, "does not split into 3 parts")]:
+            with pytest.raises(error, match=match):
+                plan_from_configurations(graph, exported, configurations, devices)
+        graph.operations.pop()
+        with pytest.raises(MismatchError, match="export it again"):
+            plan_from_configurations(graph, exported, [Configuration()], 4)
+
+
+def test_a_strategy_of_another_graph_is_refused():
+    with tf.Graph().as_default():
+        graph = build("mlp", "sgd", tf.float32).graph
+        strategy = types.SimpleNamespace(graph_hash="0" * 16, configurations=())
+        with pytest.raises(MismatchError, match=r"0000000000000000.*search again"):
+            lower(graph, strategy, _DEVICES)
+
+
+def test_what_can_be_split(builder):
+    image = builder.input("x", [dim("batch", 4), dim("h", 8), dim("w", 8), dim("c", 4)])
+    kernel = builder.variable("f", [dim("fh", 3), dim("fw", 3), dim("c", 4), dim("d", 4)])
+    y = mtf.ops.Conv2dOperation(image, kernel, [1, 1, 1, 1], "SAME").outputs[0]
+    pooled = mtf.ops.PoolOperation(y, (2, 2), (2, 2), "MAX_2D").outputs[0]
+    mtf.gradients([mtf.reduce_sum(pooled)], [image, kernel])
+    kinds = {type(op).__name__: splittable_dims(op) for op in builder.graph.operations}
+    for kind in ("Conv2dOperation", "Conv2or3dBackpropInputOperation", "Conv2or3dBackpropFilterOperation"):
+        assert kinds[kind] == {"batch", "c", "d"}
+    assert kinds["PoolOperation"] == kinds["PoolBackPropOperation"] == {"batch", "d"}
+    up = mtf.ops.Conv2dTransposeOperation(y, kernel, [1, 2, 2, 1], "SAME")
+    assert splittable_dims(up) == {"batch", "d"}
+    anonymous = mtf.anonymize(y).operation
+    assert splittable_dims(anonymous) == {"batch", "h", "w", "d"}
+    twice = mtf.einsum([builder.input("a", [dim("n", 4), dim("k", 4)]), builder.input("b", [dim("k", 4), dim("n", 8)])],
+                       [dim("n", 4), dim("n", 8)])
+    assert splittable_dims(twice.operation) == {"k"}
+
+
+def test_operation_classes_of_users(builder):
+    class Doubled(mtf.Operation):
+        """Knows nothing of plans."""
+
+        def __init__(self, x):
+            super().__init__([x], name="doubled")
+            self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+        def lower(self, lowering):
+            lowering.set_tensor_lowering(self.outputs[0], lowering.mesh_impl(self).slicewise(
+                lambda x: x * 2, lowering.tensors[self.inputs[0]]))
+
+    x = builder.input("x", [dim("a", 8), dim("b", 8)])
+    op = Doubled(x)
+    assert splittable_dims(op) == frozenset()
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
+    np.testing.assert_allclose(_values(lowering, op.outputs[0])[0], 2 * builder.values("x", [8, 8]), rtol=1e-6)
+    register_splittable(Doubled, lambda op: ["a"])
+    assert splittable_dims(op) == {"a"}
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
+    assert lowering.mesh_impl(op).slice_shape(x.shape) == [2, 8]
+    np.testing.assert_allclose(_values(lowering, op.outputs[0])[0], 2 * builder.values("x", [8, 8]), rtol=1e-6)
+
+
+def test_bfloat16_activations_and_integer_einsums(builder):
+    a, b = dim("a", 8), dim("b", 8)
+    w = mtf.get_variable(builder.mesh, "w", mtf.Shape([a, b]), initializer=tf.ones_initializer(),
+                         dtype=mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16))
+    x = mtf.import_tf_tensor(builder.mesh, tf.ones([8], tf.bfloat16), mtf.Shape([a]))
+    y = mtf.cast(mtf.einsum([x, w], [b]), tf.float32)
+    ints = mtf.import_tf_tensor(builder.mesh, tf.ones([8, 8], tf.int32), mtf.Shape([a, b]))
+    z = mtf.einsum([ints, mtf.range(builder.mesh, a, tf.int32)], [b])
+    update = mtf.assign_sub(w.operation, w)
+    lowering = PlanLowering(builder.graph, random_plan(builder.graph, 8, 2), _DEVICES)
+    got = _values(lowering, y, z)
+    np.testing.assert_array_equal(got[0], np.full(8, 8.0))
+    np.testing.assert_array_equal(got[1], np.full(8, 28))
+    assert lowering.lowered_operation(update) is not None
+
+
+@pytest.mark.parametrize("kind", ["MAX_3D", "AVG_3D"])
+def test_volumes(builder, kind):
+    """Convolution, transposed convolution and pooling in three dimensions, and their gradients."""
+    batch, spatial = dim("batch", 4), [dim(name, 4) for name in ("d", "h", "w")]
+    x, y, z = dim("x", 4), dim("y", 4), dim("z", 4)
+    taps = [dim(name, 3) for name in ("fd", "fh", "fw")]
+    weights = [builder.variable("f", [*taps, x, y]), builder.variable("g", [*taps, z, y])]
+    image = builder.input("image", [batch, *spatial, x])
+    out = mtf.ops.Conv3dOperation(image, weights[0], [1, 1, 1, 1, 1], "SAME").outputs[0]
+    out = mtf.ops.Conv3dTransposeOperation(out, weights[1], [1, 2, 2, 2, 1], "SAME").outputs[0]
+    out = mtf.ops.PoolOperation(out, (2, 2, 2), (2, 2, 2), kind).outputs[0]
+    results = [out, *mtf.gradients([mtf.reduce_mean(mtf.square(out))], [image, *weights])]
+    impl = placement_mesh_impl.PlacementMeshImpl([], [], [""])
+    want = _values(mtf.Lowering(builder.graph, {builder.mesh: impl}), *results)
+    for seed in range(3):
+        lowering = PlanLowering(builder.graph, random_plan(builder.graph, 8, seed), _DEVICES)
+        for one, other in zip(_values(lowering, *results), want, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_prints_summaries_and_imported_slices(builder, capfd):
+    x = builder.input("x", [dim("a", 8)])
+    total = mtf.Print(mtf.reduce_sum(x), [x], "the whole input", summarize=8)
+    mtf.scalar_summary("total", total)
+    laid_out = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor([tf.range(8.0)] * 2)
+    copies = mtf.import_laid_out_tensor(builder.mesh, laid_out, mtf.Shape([dim("a", 8)]))
+    lowering = PlanLowering(builder.graph, random_plan(builder.graph, 8, 1), _DEVICES)
+    got = _values(lowering, total, copies)
+    np.testing.assert_allclose(got[0], builder.values("x", [8]).sum(), rtol=1e-5)
+    np.testing.assert_array_equal(got[1], np.arange(8))
+    assert "the whole input" in capfd.readouterr().err
+    part = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor([tf.zeros(4), tf.zeros(4)])
+    mtf.import_laid_out_tensor(builder.mesh, part, mtf.Shape([dim("a", 8)]))
+    with pytest.raises(UsageError, match=r"use mtf\.import_tf_tensor"):
+        PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 2})), _DEVICES)
+
+
+def test_feeds_of_unknown_batch(builder):
+    feed = tf.placeholder(tf.float32, [None, 4])
+    x = mtf.import_tf_tensor(builder.mesh, feed, mtf.Shape([dim("batch", 8), dim("f", 4)]))
+    labels = mtf.import_tf_tensor(builder.mesh, tf.zeros([8], tf.int32), mtf.Shape([dim("batch", 8)]))
+    loss = cross_entropy(x, labels, dim("f", 4))
+    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"batch": 8})), _DEVICES)
+    with session() as run:
+        got = run.run(lowering.export_to_tf_tensor(loss), {feed: np.zeros([8, 4])})
+    np.testing.assert_allclose(got, np.log(4), rtol=1e-6)

@@ -1,0 +1,165 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import device_names, session
+from random_partitions import block, partition_pairs
+
+from pase_mtf.compat import tf
+from pase_mtf.graph.partition import Partition, groups, whole
+from pase_mtf.lowering.emit import Emitter
+from pase_mtf.lowering.reshard import all_reduce, move, reduce_and_move
+
+_DEVICES = device_names(8)
+
+
+def _place(values, partition, emitter):
+    """Every position's block as a tensor on its device."""
+    tensors = []
+    for position, number in enumerate(partition.devices):
+        with tf.device(emitter.devices[number]):
+            tensors.append(tf.constant(block(values, partition, position)))
+    return tensors
+
+
+@settings(max_examples=25)
+@given(st.lists(partition_pairs(), min_size=6, max_size=6), st.booleans())
+def test_any_partition_to_any_other(cases, shared):
+    with tf.Graph().as_default():
+        emitter = Emitter(_DEVICES, shared)
+        moved, expected = [], []
+        for shape, source, target in cases:
+            values = np.arange(math.prod(shape)).reshape(shape)
+            moved.append(move(_place(values, source, emitter), source, target, shape, emitter))
+            expected.append([block(values, target, position) for position in range(len(target.devices))])
+        with session() as run:
+            for got, want in zip(run.run(moved), expected, strict=True):
+                for one, other in zip(got, want, strict=True):
+                    np.testing.assert_array_equal(one, other)
+
+
+@settings(max_examples=25)
+@given(st.lists(partition_pairs(), min_size=6, max_size=6), st.booleans(), st.data())
+def test_partial_sums_to_any_partition(cases, shared, data):
+    with tf.Graph().as_default():
+        emitter = Emitter(_DEVICES, shared)
+        moved, expected = [], []
+        for shape, source, target in cases:
+            # Axes along which the source replicates hold parts of a sum.
+            axes, used, stride = [], sorted((s, p) for p, s in source.cuts if p > 1), 1
+            for start, parts in [*used, (len(source.devices), 1)]:
+                if start > stride and data.draw(st.booleans()):
+                    axes.append((start // stride, stride))
+                stride = start * parts
+            values = np.arange(math.prod(shape)).reshape(shape).astype(np.float64)
+            members = groups(len(source.devices), axes)
+            scale = {position: k + 1 for group in members for k, position in enumerate(group)}
+            parts = [tensor * scale[position] for position, tensor in enumerate(_place(values, source, emitter))]
+            total = values * sum(range(1, len(members[0]) + 1))
+            result = reduce_and_move(parts, source, axes, target, shape, emitter) if axes else None
+            if result is None:
+                devices = [emitter.devices[number] for number in source.devices]
+                result = move(all_reduce(parts, members, devices, emitter), source, target, shape, emitter)
+            moved.append(result)
+            expected.append([block(total, target, position) for position in range(len(target.devices))])
+        with session() as run:
+            for got, want in zip(run.run(moved), expected, strict=True):
+                for one, other in zip(got, want, strict=True):
+                    np.testing.assert_allclose(one, other)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["SUM", "MAX", "MIN"])
+@pytest.mark.parametrize("shape", [(3,), (128, 160), (1, 20000), (1001, 33)])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_all_reduce(shared, kind, shape, size):
+    values = np.random.default_rng(0).normal(size=(size, *shape)).astype(np.float32)
+    with tf.Graph().as_default():
+        emitter = Emitter(_DEVICES[:size], shared)
+        result = all_reduce([tf.constant(value) for value in values], [tuple(range(size))], _DEVICES[:size], emitter,
+                            kind)
+        with session() as run:
+            got = run.run(result)
+    want = {"SUM": np.sum, "MAX": np.max, "MIN": np.min}[kind](values, axis=0)
+    for one in got:
+        np.testing.assert_allclose(one, want, rtol=1e-5, atol=1e-5)
+
+
+def _kinds(build):
+    """The kinds of nodes, but for constants, that a function emits."""
+    with tf.Graph().as_default() as graph:
+        inputs = build()
+        return sorted(op.type for op in graph.get_operations() if op.type not in ("Const", "Placeholder")), inputs
+
+
+def _placeholders(partition, shape):
+    tensors = []
+    for number in partition.devices:
+        with tf.device(_DEVICES[number]):
+            tensors.append(tf.placeholder(tf.float32, partition.block_shape(shape)))
+    return tensors
+
+
+def test_what_is_there_is_not_moved():
+    replicated = Partition(tuple(range(8)), ((1, 1), (1, 1)))
+    rows = Partition(tuple(range(8)), ((8, 1), (1, 1)))
+
+    def to_one_of_them():
+        tensors = _placeholders(replicated, (8, 8))
+        assert move(tensors, replicated, whole(5, 2), (8, 8), Emitter(_DEVICES, False)) == [tensors[5]]
+
+    assert _kinds(to_one_of_them)[0] == []
+
+    def own_rows():
+        result = move(_placeholders(replicated, (8, 8)), replicated, rows, (8, 8), Emitter(_DEVICES, False))
+        assert [x.device for x in result] == _DEVICES
+
+    assert _kinds(own_rows)[0] == ["Slice"] * 8
+
+
+def test_nodes_of_the_collectives():
+    rows, columns = (Partition(tuple(range(8)), cuts) for cuts in (((8, 1), (1, 1)), ((1, 1), (8, 1))))
+    replicated = Partition(tuple(range(8)), ((1, 1), (1, 1)))
+    shape = (1024, 1024)
+
+    def all_to_all():
+        move(_placeholders(rows, shape), rows, columns, shape, Emitter(_DEVICES, False))
+
+    assert _kinds(all_to_all)[0] == ["ConcatV2"] * 8 + ["Split"] * 8
+
+    def reduction():
+        all_reduce(_placeholders(replicated, shape), [tuple(range(8))], _DEVICES, Emitter(_DEVICES, False))
+
+    assert _kinds(reduction)[0] == ["AddN"] * 8 + ["ConcatV2"] * 8 + ["Split"] * 8
+
+    def reduce_scatter():
+        assert reduce_and_move(_placeholders(replicated, shape), replicated, [(8, 1)], rows, shape,
+                               Emitter(_DEVICES, False)) is not None
+
+    assert _kinds(reduce_scatter)[0] == ["AddN"] * 8 + ["Split"] * 8
+
+    def shared():
+        all_reduce(_placeholders(replicated, shape), [tuple(range(8))], _DEVICES, Emitter(_DEVICES))
+
+    assert _kinds(shared)[0] == ["AddN"]
+
+
+def test_memory_is_shared_by_the_processors_of_one_host_only():
+    assert Emitter(_DEVICES).shared
+
+
+@pytest.mark.parametrize(("shape", "axis", "parts", "kinds"), [
+    ((64, 8, 8, 6), 3, 3, {"Transpose", "Split"}), ((1024, 8), 1, 4, {"Transpose", "Split"}),  # many short rows
+    ((4096, 6), 0, 2, {"Split"}), ((16, 6), 1, 2, {"Split"}), ((4096, 96), 1, 2, {"Split"})])
+def test_split_of_many_short_rows_is_one_pass(shape, axis, parts, kinds):
+    x = np.random.default_rng(0).standard_normal(shape)
+    with tf.Graph().as_default() as graph:
+        pieces = Emitter(["/cpu:0"], True).split("/cpu:0", tf.constant(x), parts, axis)
+        assert {node.type for node in graph.get_operations()} - {"Const", "Reshape"} == kinds
+        with tf.Session(graph=graph) as session:
+            for found, expected in zip(session.run(pieces), np.split(x, parts, axis), strict=True):
+                np.testing.assert_array_equal(found, expected)
+    assert not Emitter(["/device:GPU:0", "/device:GPU:1"]).shared
+    assert not Emitter(["/job:worker/task:0/device:CPU:0", "/job:worker/task:1/device:CPU:0"]).shared

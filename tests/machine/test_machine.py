@@ -1,0 +1,135 @@
+"""Machines: every file of ours is sound, and what is not is refused in one line."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.machine.machine import KINDS, Link, Machine
+
+NAMED = [name for name in Machine.names() if name != "local"]
+
+
+def _machine(**changes):
+    values = {"name": "test", "rates": dict.fromkeys(KINDS, 1e12), "memory_bandwidth": 1e11, "memory_bytes": 1e10,
+              "overhead": 1e-6, "links": (Link(8, 1e10, 1e-5),), **changes}
+    return Machine(**values)
+
+
+def test_names():
+    assert {"1080ti", "2080ti", "a100", "h100", "h200", "local"} <= set(Machine.names())
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_files(name):
+    machine = Machine.load(name)
+    assert machine.name == name
+    assert not machine.shared_cores
+    assert "data sheet" in machine.source
+    assert machine.links[0].devices == 8
+    # Nearer is faster, and arithmetic outruns memory.
+    assert machine.links[0].bandwidth > machine.links[-1].bandwidth
+    assert machine.memory_bandwidth > machine.links[0].bandwidth
+    assert machine.rates["matmul"] > machine.memory_bandwidth
+    machine.check_devices(1024)
+
+
+def test_what_is_known_of_the_machines():
+    old, new = Machine.load("1080ti"), Machine.load("2080ti")
+    # Without peer-to-peer copies there is far less bandwidth per FLOP (PASE.md).
+    assert new.rates["matmul"] / new.links[0].bandwidth > 3 * old.rates["matmul"] / old.links[0].bandwidth
+    assert Machine.load("h200").memory_bandwidth > Machine.load("h100").memory_bandwidth
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"shared_cores": True, "cache_bytes": 1e6, "cache_bandwidth": 2e11, "packing": 1.5, "storing": 2.0,
+         "dilation": 0.5, "reordering": 1.5, "tap_seconds": 1e-9, "row_seconds": 4e-9, "reread": 0.7,
+         "reread_bytes": 6e7, "ring_link": Link(8, 2e9, 3e-6),
+         "measured": {"on": {"cores": 2}}}])
+def test_round_trip(tmp_path, changes):
+    machine = _machine(**changes)
+    machine.save(tmp_path / "machine.json")
+    assert Machine.load(tmp_path / "machine.json") == machine
+
+
+def test_unknown_name():
+    with pytest.raises(UsageError, match=r"h10.*did you mean 'h100'"):
+        Machine.load("h10")
+
+
+def test_local_is_measured():
+    with pytest.raises(UsageError, match="load_local"):
+        Machine.load("local")
+
+
+@pytest.mark.parametrize("content", [
+    "", "{", "[]", "{}", '{"format": "pase_mtf.machine"}', '{"format": "pase_mtf.machine", "version": 1}',
+    '{"format": "pase_mtf.strategy", "version": 1}', '{"format": "pase_mtf.machine", "version": 99}', "\x00\x01"])
+def test_foreign_files(tmp_path, content):
+    path = tmp_path / "machine.json"
+    path.write_text(content)
+    with pytest.raises(FormatError, match=r"machine\.json") as error:
+        Machine.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FormatError, match="check the path"):
+        Machine.load(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("memory_bandwidth", 0), ("memory_bandwidth", "fast"), ("overhead", -1), ("rates", {"matmul": 1}), ("rates", 5),
+    ("links", []), ("links", [{"devices": 8}]), ("links", [{"devices": 8, "bandwidth": 0, "latency": 0}]),
+    ("memory_bytes", float("nan")), ("surprise", 1),
+    ("links", [{"devices": 8, "bandwidth": 1, "latency": 0}, {"devices": 12, "bandwidth": 1, "latency": 0}])])
+def test_impossible_numbers(tmp_path, field, value):
+    path = tmp_path / "machine.json"
+    _machine().save(path)
+    data = json.loads(path.read_text())
+    data[field] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match=r"machine\.json"):
+        Machine.load(path)
+
+
+def test_truncated_file(tmp_path):
+    path = tmp_path / "machine.json"
+    _machine().save(path)
+    text = path.read_text()
+    for length in range(0, len(text) - 2, 40):
+        path.write_text(text[:length])
+        with pytest.raises(FormatError):
+            Machine.load(path)
+
+
+def test_too_many_devices():
+    with pytest.raises(UsageError, match=r"16 devices.*at most 8"):
+        _machine().check_devices(16)
+    with pytest.raises(UsageError, match="at least one"):
+        _machine().check_devices(0)
+
+
+def test_traffic_is_continuous_and_monotone():
+    machine = _machine(cache_bytes=1e6, cache_bandwidth=1e12)
+    sizes = np.array([0.0, 5e5, 1e6, 1e6 + 1, 2e6])
+    seconds = machine.traffic_seconds(sizes)
+    np.testing.assert_allclose(seconds, [0, 5e-7, 1e-6, 1e-6 + 1e-11, 1.1e-5])
+    np.testing.assert_allclose(_machine().traffic_seconds(sizes), sizes / 1e11)
+
+
+def test_balance_is_that_of_the_weakest_link():
+    machine = _machine(links=(Link(8, 1e10, 0), Link(64, 1e9, 0)))
+    assert math.isclose(machine.balance, 1e3)
+    assert dataclasses.replace(machine, links=machine.links[:1]).balance == 100
+
+
+def test_without_tensorflow():
+    code = ("import sys, pase_mtf.machine.machine, pase_mtf.cost.build, pase_mtf.cost.memory; "
+            "pase_mtf.machine.machine.Machine.load('h100'); assert 'tensorflow' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,298 @@
+"""Strategies: found, shown, compared, saved; experts as the papers describe them."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pase_mtf.cost.build import build_network
+from pase_mtf.cost.memory import layer_memory
+from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import batch_dim, configurations_of_layout, data_parallel, expert
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
+
+
+def _product(index, phase, flops, inputs, output, reduced):
+    dims = tuple(dict.fromkeys([*output.dims, *(name for operand in inputs for name in operand.dims)]))
+    return LayerOperation(index, f"op{index}", "EinsumOperation", phase, "matmul", flops, dims, tuple(inputs),
+                          (output,), reduced)
+
+
+def _fully_connected(number, batch, inner, outer):
+    """A fully connected layer with the operations that its training step has."""
+    b, c, n = ("batch", batch), inner, outer
+    flops = 2.0 * batch * c[1] * n[1]
+
+    def operand(*dims):
+        return Operand(tuple(name for name, _ in dims), tuple(size for _, size in dims))
+
+    x, w, y = operand(b, c), operand(c, n), operand(b, n)
+    operations = (_product(4 * number, "forward", flops, [x, w], y, (c[0],)),
+                  _product(4 * number + 1, "backward", flops, [y, w], x, (n[0],)),
+                  _product(4 * number + 2, "backward", flops, [y, x], w, ("batch",)),
+                  LayerOperation(4 * number + 3, "assign", "Assign", "update", "pointwise", w.shape[0] * w.shape[1],
+                                 w.dims, (w,), ()))
+    return Layer(f"fc{number}", "matmul", {"batch": batch, n[0]: n[1], c[0]: c[1]}, ("batch", n[0], c[0]), operations,
+                 (Variable(f"w{number}", w, True),))
+
+
+def _chain(batch=64, widths=(1024, 4096, 4096, 512)):
+    """Fully connected layers one after the other."""
+    dims = [(f"d{number}", width) for number, width in enumerate(widths)]
+    layers = tuple(_fully_connected(number, batch, dims[number], dims[number + 1])
+                   for number in range(len(widths) - 1))
+    edges = []
+    for number in range(len(layers) - 1):
+        name, size = dims[number + 1]
+        for source, target, phase in ((number, number + 1, "forward"), (number + 1, number, "backward")):
+            edges.append(Edge(source, target, f"t{number}", phase, (batch, size), 4, ("batch", name), ("batch", name)))
+    return ComputationGraph("chain", layers, tuple(edges), 4 * len(layers))
+
+
+@pytest.fixture
+def graph():
+    return _chain()
+
+
+def test_the_search_beats_the_hand_written_ones_and_is_proven(graph):
+    best = find_strategy(graph, 8, "1080ti")
+    assert best.search["optimal"]
+    for method in ("data_parallel", "expert"):
+        assert best.seconds <= find_strategy(graph, 8, "1080ti", method).seconds
+    assert best.search["layers"] == 3
+    assert sum(best.parts.values()) == pytest.approx(best.seconds)
+    assert sum(map(lambda parts: sum(parts.values()), best.layer_parts)) + sum(best.edge_parts) == pytest.approx(
+        best.seconds)
+
+
+def test_data_parallelism_is_taken_where_predictions_do_not_tell_it_apart(graph):
+    best, by_hand = (find_strategy(graph, 8, "1080ti", method=method) for method in ("exact", "data_parallel"))
+    behind = by_hand.seconds / best.seconds - 1.0
+    assert behind > 0.0
+    kept = find_strategy(graph, 8, "1080ti", simple_within=0.9 * behind)
+    assert kept.configurations == best.configurations
+    assert kept.search["optimal"]
+    taken = find_strategy(graph, 8, "1080ti", simple_within=1.1 * behind)
+    assert taken.configurations == by_hand.configurations
+    assert taken.seconds == pytest.approx(by_hand.seconds)
+    assert not taken.search["optimal"]
+    assert taken.search["gap"] == pytest.approx(behind)
+    assert taken.search["simpler"] == "data_parallel"
+    assert taken.search["best_seconds"] == pytest.approx(best.seconds)
+    # A limit that data parallelism does not keep, and a fraction that is none.
+    limit = 0.5 * (best.memory_bytes + by_hand.memory_bytes)
+    assert best.memory_bytes < limit < by_hand.memory_bytes
+    assert find_strategy(graph, 8, "1080ti", memory_limit=limit, simple_within=10.0).memory_bytes <= limit
+    with pytest.raises(UsageError, match="simple_within"):
+        find_strategy(graph, 8, "1080ti", simple_within=-1.0)
+
+
+def test_wide_layers_on_a_slow_network_alternate_their_splits():
+    # The paper's finding for AlexNet: no data moves between fully connected layers split n, c, n.
+    best = find_strategy(_chain(batch=16), 8, "2080ti")
+    assert all(configuration.parts("batch") < 8 for configuration in best.configurations)
+
+
+def test_big_batches_of_narrow_layers_go_data_parallel():
+    graph = _chain(batch=65536, widths=(64, 64, 64, 64))
+    best = find_strategy(graph, 8, "1080ti")
+    assert best.configurations == data_parallel(graph, 8)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8, 16, 32, 64])
+def test_every_number_of_devices(graph, devices):
+    best = find_strategy(graph, devices, "h100")
+    assert best.search["optimal"]
+    assert all(configuration.devices == devices for configuration in best.configurations)
+
+
+def test_a_memory_limit_is_kept_and_costs_no_more_than_it_must(graph):
+    free = find_strategy(graph, 8, "1080ti")
+    priced = build_network(graph, Machine.load("1080ti"), 8)
+    first, second, third = (layer_memory(layer, choices).sum(axis=0)
+                            for layer, choices in zip(graph.layers, priced.configurations, strict=True))
+    needs = first[:, None, None] + second[:, None] + third
+    first, second, third = priced.network.vectors
+    costs = first[:, None, None] + second[:, None] + third
+    for edge in priced.network.edges:
+        matrix = edge.matrix[edge.rows][:, edge.columns]
+        if edge.source > edge.target:
+            matrix = matrix.T
+        costs = costs + (matrix[:, :, None] if {edge.source, edge.target} == {0, 1} else matrix)
+    assert free.seconds == pytest.approx(costs.min(), rel=1e-12)
+    for share in (0.0, 0.2, 0.5):
+        limit = needs.min() + share * (free.memory_bytes - needs.min())
+        found = find_strategy(graph, 8, "1080ti", memory_limit=limit)
+        assert found.memory_bytes <= limit * (1 + 1e-12)
+        assert found.search["optimal"]
+        assert found.seconds == pytest.approx(costs[needs <= limit * (1 + 1e-12)].min(), rel=1e-12)
+    with pytest.raises(InfeasibleError):
+        find_strategy(graph, 8, "1080ti", memory_limit=0.9 * needs.min())
+
+
+@pytest.mark.parametrize("start", ["data_parallel", "expert"])
+def test_flexflows_search_improves_on_its_start(graph, start):
+    begin = find_strategy(graph, 8, "1080ti", method=start)
+    found = find_strategy(graph, 8, "1080ti", method="mcmc", start_from=start, proposals=20000, seed=1)
+    best = find_strategy(graph, 8, "1080ti")
+    assert best.seconds * (1 - 1e-9) <= found.seconds <= begin.seconds * (1 + 1e-9)
+    with pytest.raises(UsageError, match=r"unknown start 'experts'.*did you mean 'expert'"):
+        find_strategy(graph, 8, "1080ti", method="mcmc", start_from="experts")
+
+
+def test_table_shows_every_split(graph):
+    best = find_strategy(graph, 8, "1080ti")
+    text = best.table(group=False)
+    assert "proven optimal" in text
+    for layer, configuration in zip(graph.layers, best.configurations, strict=True):
+        row = next(line for line in text.splitlines() if line.startswith(layer.name))
+        assert str(configuration) in row
+    assert len(str(best).splitlines()) <= len(text.splitlines())
+
+
+def test_table_shows_the_parts_of_the_memory(graph):
+    found = find_strategy(graph, 8, "1080ti")
+    line = str(found).splitlines()[-1]
+    assert line.startswith(f"memory on the fullest device: {found.memory_bytes / 1e6:.1f} MB (weights ")
+    for part, size in found.memory.items():
+        assert f"{part} {size / 1e6:.1f}" in line
+
+
+def test_a_search_without_a_bound_claims_none(graph):
+    assert "ms a step, without a bound\n" in str(find_strategy(graph, 8, "1080ti", method="mcmc", proposals=100))
+
+
+def test_explain_names_the_reason(graph):
+    best = find_strategy(graph, 8, "1080ti")
+    text = best.explain("fc1", most=5)
+    assert "chosen" in text
+    assert "loses on" in text
+    differences = [float(line.split()[-2 if "chosen" in line else -4])
+                   for line in text.splitlines()[3:] if "loses" in line or "chosen" in line]
+    assert min(differences) >= 0  # the others as they are, no single change helps: it is optimal
+    assert best.explain(1).splitlines()[0] == best.explain("fc1").splitlines()[0]
+    with pytest.raises(UsageError, match="did you mean 'fc1'"):
+        best.explain("fc11")
+
+
+def test_diff_lists_what_differs(graph):
+    best = find_strategy(graph, 8, "1080ti")
+    other = find_strategy(graph, 8, "1080ti", "data_parallel")
+    text = best.diff(other)
+    differing = [layer.name for layer, mine, theirs in
+                 zip(graph.layers, best.configurations, other.configurations, strict=True) if mine != theirs]
+    assert differing
+    assert [line.split()[0] for line in text.splitlines()[3:]] == differing
+    assert "3 of 3 layers are split alike" in best.diff(best)
+    with pytest.raises(MismatchError, match="different graphs"):
+        best.diff(find_strategy(_chain(batch=32), 8, "1080ti"))
+
+
+def test_round_trip(graph, tmp_path):
+    best = find_strategy(graph, 8, "1080ti")
+    best.save(tmp_path / "strategy.json")
+    loaded = Strategy.load(tmp_path / "strategy.json", graph)
+    assert loaded == best
+    with pytest.raises(UsageError, match="knows no prices"):
+        loaded.explain(0)
+    priced = Strategy.load(tmp_path / "strategy.json", graph, Machine.load("1080ti"))
+    assert priced.explain(0) == best.explain(0)
+    assert priced.seconds == pytest.approx(best.seconds)
+
+
+def test_another_graph_is_refused(graph, tmp_path):
+    find_strategy(graph, 8, "1080ti").save(tmp_path / "strategy.json")
+    with pytest.raises(MismatchError, match="search again"):
+        Strategy.load(tmp_path / "strategy.json", _chain(batch=32))
+
+
+def test_broken_files_are_refused(graph, tmp_path):
+    path = tmp_path / "strategy.json"
+    find_strategy(graph, 8, "1080ti").save(path)
+    text = path.read_text()
+    path.write_text(text[:-40])
+    with pytest.raises(FormatError, match="truncated"):
+        Strategy.load(path)
+    path.write_text('{"format": "something else", "version": 1}')
+    with pytest.raises(FormatError, match="foreign"):
+        Strategy.load(path)
+    data = json.loads(text)
+    for change in ({"configurations": [[["batch", 1]]] * 3}, {"configurations": data["configurations"][:1]},
+                   {"version": 99}, {"seconds": None, "layer_parts": 3}):
+        path.write_text(json.dumps({**data, **change}))
+        with pytest.raises(FormatError):
+            Strategy.load(path)
+    del data["parts"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="parts"):
+        Strategy.load(path)
+
+
+def test_bad_arguments(graph):
+    with pytest.raises(UsageError, match="did you mean 'exact'"):
+        find_strategy(graph, 8, "1080ti", "exakt")
+    with pytest.raises(UsageError, match="at least one device"):
+        find_strategy(graph, 0, "1080ti")
+    with pytest.raises(UsageError, match="1080ti"):
+        find_strategy(graph, 8, "1080")
+    with pytest.raises(InfeasibleError, match="does not divide by 7"):
+        find_strategy(graph, 7, "1080ti", "data_parallel")
+    with pytest.raises(UsageError, match="cannot be split into 3"):
+        evaluate_strategy(graph, [Configuration((("batch", 3),))] * 3, 3, Machine.load("1080ti"))
+    with pytest.raises(UsageError, match="needs 8 devices"):
+        evaluate_strategy(graph, [Configuration((("batch", 8),))] * 3, 4, Machine.load("1080ti"))
+
+
+def test_any_split_can_be_priced(graph):
+    rng = np.random.default_rng(0)
+    machine = Machine.load("h100")
+    best = find_strategy(graph, 8, machine)
+    for _ in range(20):
+        chosen = [rng.permutation(["batch", f"d{number}", f"d{number + 1}"])[:2] for number in range(3)]
+        configurations = [Configuration(((str(a), 2), (str(b), 4))) for a, b in chosen]
+        assert evaluate_strategy(graph, configurations, 8, machine).seconds >= best.seconds * (1 - 1e-9)
+
+
+def test_data_parallel_replicates_what_has_no_batch(graph):
+    lonely = Layer("norm", "pointwise", {"d": 8}, ("d",), (), ())
+    mixed = ComputationGraph("mixed", (*graph.layers, lonely), graph.edges, graph.operations)
+    assert data_parallel(mixed, 8) == (*[Configuration((("batch", 8),))] * 3, Configuration((("", 8),)))
+    assert batch_dim(mixed) == "batch"
+
+
+def test_one_weird_trick(graph):
+    image = Layer("conv", "convolution", {"batch": 64, "c0": 8, "c1": 64}, ("batch", "c0", "c1"), (), ())
+    loss = Layer("loss", "normalize", {"batch": 64, "d3": 512}, ("batch", "d3"), (), ())
+    net = ComputationGraph("net", (image, *graph.layers, loss), (), 0)
+    chosen = expert(net, 8)
+    assert chosen[0] == Configuration((("batch", 8),))
+    assert chosen[1:] == tuple(Configuration(((name, 8),)) for name in ("d1", "d2", "d3", "d3"))
+
+
+def test_the_transformer_layout():
+    dims = {"batch": 16, "length": 8, "d_model": 64}
+    layers = tuple(Layer(f"l{number}", "matmul", {**dims, **more}, tuple({**dims, **more}), (), ())
+                   for number, more in enumerate(({"heads": 8}, {"d_ff": 64}, {"vocab": 128}, {})))
+    net = ComputationGraph("net", layers, (), 0)
+    assert expert(net, 8) == (*(Configuration((("batch", 2), (name, 4))) for name in ("heads", "d_ff", "vocab")),
+                              Configuration((("batch", 2), ("", 4))))
+    assert expert(net, 4)[0] == Configuration((("batch", 4),))  # the paper's mesh for 4 devices is 4 x 1
+    assert expert(net, 8, mesh=[("rows", 4), ("cols", 2)])[0] == Configuration((("batch", 4), ("heads", 2)))
+
+
+def test_a_layout_leaves_whole_what_it_cannot_split():
+    layer = Layer("l", "matmul", {"batch": 6, "a": 8, "b": 8}, ("batch", "a", "b"), (), ())
+    net = ComputationGraph("net", (layer,), (), 0)
+    rules = {"batch": "x", "a": "y", "b": "y"}
+    assert configurations_of_layout(net, [("x", 4), ("y", 2)], rules) == (Configuration((("", 4), ("a", 2))),)
+
+
+def test_searching_never_imports_tensorflow():
+    code = ("import sys, pase_mtf; pase_mtf.find_strategy; pase_mtf.solve; pase_mtf.CostNetwork; pase_mtf.Machine; "
+            "assert 'tensorflow' not in sys.modules; pase_mtf.export_graph; assert 'tensorflow' in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True)
