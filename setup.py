@@ -24,26 +24,28 @@ setup(
         "mesh-tensorflow>=0.1.21,<0.2",
         "numpy>=1.26,<3",
         "numba>=0.60,<1",
+        "scipy>=1.11,<2",
         "absl-py>=2,<3",
         "tqdm>=4.66,<5",
-        "matplotlib>=3.8,<4",
-        "pillow>=10",
-        "tokenizers>=0.19,<1",
+        "tabulate>=0.9,<1",
+        "platformdirs>=4,<5",
     ],
     extras_require={
         # TensorFlow comes in two builds of the same package; pip cannot choose by hardware, so the user does.
         "cpu": ["tensorflow-cpu>=2.21,<2.22"],
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
+        # What the launcher reads and draws with: plots of its report, images, text.
+        "launch": ["matplotlib>=3.8,<4", "pillow>=10,<14", "tokenizers>=0.19,<1"],
+        "lint": ["ruff>=0.6,<1", "import-linter>=2.1,<3", "mypy>=1.11,<2", "types-tabulate>=0.9,<1"],
         # The last three serve Mesh-TensorFlow's own tests; setuptools stands in for distutils, gone since Python 3.12,
         # and builds the wheel that is tested. tf-keras, which tensorflow-probability imports, is left to the Makefile:
         # its dependency would install one build of TensorFlow over the other.
-        "test": ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.6",
-                 "mock>=5", "tensorflow-probability>=0.25,<0.26", "setuptools>=68"],
-        "benchmark": ["scipy>=1.11"],
-        # For Mesh-TensorFlow's own layout optimiser, a peer in benchmarks/layout.py. Not part of "benchmark": it wants
+        "test": ["pytest>=8,<10", "pytest-xdist>=3.5,<4", "hypothesis>=6.100,<7",
+                 "mock>=5,<6", "tensorflow-probability>=0.25,<0.26", "setuptools>=68,<90"],
+        # For Mesh-TensorFlow's own layout optimiser, a peer in benchmarks/layout.py. Not part of "test": it wants
         # an older protobuf than TensorFlow does.
-        "auto_mtf": ["ortools>=9.10"],
-        # Compared with in benchmarks.search; there are wheels for Linux only, so it is not part of "benchmark".
+        "auto_mtf": ["ortools>=9.10,<10"],
+        # Compared with in benchmarks.search; there are wheels for Linux only, so it is not part of "test".
         "toulbar2": ["pytoulbar2>=1.4"],
     },
 )

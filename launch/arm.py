@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pase_mtf.calibration.sampling import operation_threads
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError
 from pase_mtf.launch.devices import Devices
 from pase_mtf.launch.error_text import what_happened
 from pase_mtf.launch.measuring import peak_bytes_per_device
 from pase_mtf.launch.program import Program
+from pase_mtf.runtime import operation_threads
 
 __all__ = ["Arm", "lower_stock_data_parallel", "session_config"]
 

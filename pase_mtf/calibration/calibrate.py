@@ -25,8 +25,6 @@ from pase_mtf.calibration.sampling import (
     Collective,
     Sample,
     benches,
-    cores,
-    operation_threads,
 )
 from pase_mtf.calibration.training_steps import STEPS, fit_steps, measure_step
 from pase_mtf.compat import tf
@@ -34,10 +32,11 @@ from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.cost.compute import FILTER_GRADIENT, PRODUCTS, ordering_passes
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
+from pase_mtf.runtime import cores, operation_threads
 
 __all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
 
-VERSION = 17
+VERSION = 18
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 
@@ -145,11 +144,12 @@ def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
     # An operation of such a kind is a node like any other, and takes the rest of what it needs to start.
     overhead = float(np.median([sample.seconds for sample in samples["node"]])) if samples.get("node") else 0.0
     machine = dataclasses.replace(machine, overhead=overhead,
-                                  row_seconds=_fit_rows(samples.get("spread", ()), machine, rates["pointwise"]))
+                                  broadcast_run_seconds=_fit_rows(
+                                      samples.get("spread", ()), machine, rates["pointwise"]))
     overheads = {name: max(seconds - overhead, 0.0) for name, seconds in overheads.items()}
-    reread, reread_bytes = _fit_readings(samples, machine.overhead + overheads.get("matmul", 0.0),
+    cache_hit_cost_ratio, cache_capacity = _fit_readings(samples, machine.overhead + overheads.get("matmul", 0.0),
                                            devices if shared else 1)
-    machine = dataclasses.replace(machine, reread=reread, reread_bytes=reread_bytes)
+    machine = dataclasses.replace(machine, cache_hit_cost_ratio=cache_hit_cost_ratio, cache_capacity=cache_capacity)
     links = machine.links
     if samples.get("all-reduce"):
         links = (_fit_link(samples["all-reduce"], machine, devices),)
@@ -205,7 +205,7 @@ def _fit_rate(samples: Sequence[Sample], machine: Machine, kind: str, *, starts:
 
     Args:
       samples: of one kind of operation.
-      machine: its traffic, packing and storing, and what makes a convolution slow.
+      machine: its traffic, operand_packing and writeback, and what makes a convolution slow.
       kind: of the operations.
       starts: whether the kind may have an overhead of its own.
 
@@ -214,8 +214,9 @@ def _fit_rate(samples: Sequence[Sample], machine: Machine, kind: str, *, starts:
     """
     flops, nbytes, read, seconds = (np.array([getattr(sample, name) for sample in samples])
                                     for name in ("flops", "nbytes", "read", "seconds"))
-    flops = flops * [sample.gaps ** machine.dilation * max(1.0, machine.lanes / (sample.channels or np.inf))
-                     for sample in samples]
+    flops = flops * [
+        sample.gaps ** machine.stride_inflation * max(1.0, machine.simd_width / (sample.channels or np.inf))
+        for sample in samples]
     traffic = machine.traffic_seconds(nbytes)
     before, after = ordering_passes(machine, kind)
     ordering = machine.traffic_seconds(before * read + after * (nbytes - read))
@@ -241,7 +242,8 @@ def _best(samples: Sequence[Sample], machine: Machine, kind: str, **choices: Seq
 
 def _fit_packing(samples: Sequence[Sample], machine: Machine) -> Machine:
     """How often the operands of a matrix product are read again, and how often its output is written."""
-    return _best(samples, machine, "matmul", packing=np.linspace(0.0, 8.0, 17), storing=np.linspace(0.0, 8.0, 17))
+    return _best(samples, machine, "matmul", operand_packing=np.linspace(0.0, 8.0, 17),
+                 writeback=np.linspace(0.0, 8.0, 17))
 
 
 _ROUNDS = 3  # of a fit of two pairs of fields in turn
@@ -252,9 +254,9 @@ def _fit_convolution(samples: Sequence[Sample], machine: Machine) -> Machine:
     often its tensors are read and written again, and what a pixel takes besides."""
     for _ in range(_ROUNDS):
         before = machine
-        machine = _best(samples, machine, "convolution", lanes=(0, 2, 4, 8, 12, 16, 24, 32),
-                        dilation=np.linspace(0.0, 1.5, 7))
-        machine = _best(samples, machine, "convolution", reordering=np.linspace(0.0, 4.0, 9),
+        machine = _best(samples, machine, "convolution", simd_width=(0, 2, 4, 8, 12, 16, 24, 32),
+                        stride_inflation=np.linspace(0.0, 1.5, 7))
+        machine = _best(samples, machine, "convolution", layout_conversion=np.linspace(0.0, 4.0, 9),
                         tap_seconds=[0.0, *np.geomspace(1e-10, 1e-8, 11)])
         if machine == before:
             break
@@ -277,24 +279,25 @@ def _fit_readings(samples: dict[str, list], overhead: float, devices: int) -> tu
     what fits best to products whose time is that of reading their weights; (1, 0) where nothing is gained.
 
     Args:
-      samples: "read" and "reread", of the same products.
+      samples: "read" and "cached read", of the same products.
       overhead: of a product, however small.
       devices: how many share the caches.
     """
     first = {sample.nbytes: sample.seconds - overhead for sample in samples.get("read", ())}
     found = [(sample.read * devices, (sample.seconds - overhead) / first[sample.nbytes])
-             for sample in samples.get("reread", ())
+             for sample in samples.get("cached read", ())
              if min(first.get(sample.nbytes, 0.0), sample.seconds - overhead) > 0.0]
     best, least = (1.0, 0.0), sum(abs(math.log(ratio)) for _, ratio in found)
     for most, _ in found:
-        for reread in _REREAD:
-            error = sum(abs(math.log(ratio / (reread if nbytes <= most else 1.0))) for nbytes, ratio in found)
+        for cache_hit_cost_ratio in _COST_RATIOS:
+            error = sum(abs(math.log(ratio / (cache_hit_cost_ratio if nbytes <= most else 1.0)))
+                        for nbytes, ratio in found)
             if error < least:
-                best, least = (float(reread), float(most)), error
+                best, least = (float(cache_hit_cost_ratio), float(most)), error
     return best
 
 
-_REREAD = np.linspace(0.1, 0.95, 18)
+_COST_RATIOS = np.linspace(0.1, 0.95, 18)
 
 
 def _fit_link(samples: Sequence[Collective], machine: Machine, devices: int) -> Link:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,8 +15,9 @@ from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.mesh import DeviceMeshImpl, MeshSpec
 from pase_mtf.lowering.reshard import move
+from pase_mtf.runtime import cores, operation_threads
 
-__all__ = ["Bench", "Collective", "Sample", "benches", "cores", "operation_threads", "seconds_of", "session_config"]
+__all__ = ["Bench", "Collective", "Sample", "benches", "seconds_of", "session_config"]
 
 _REPEATS = 5
 _SECONDS = 0.01  # of one run of a sample, if its node takes about as long as expected
@@ -57,26 +56,6 @@ class Collective:
     group: int
     nbytes: float
     seconds: float
-
-
-def cores() -> float:
-    """Cores this process may keep busy: those of the machine, or fewer by its affinity or its control group's quota."""
-    number = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    try:
-        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        return number if quota == "max" else min(number, int(quota) / int(period))
-    except (OSError, ValueError):
-        return number
-
-
-def operation_threads(devices: int) -> int:
-    """Threads within one operation on virtual devices: what the cores leave for each device when all are busy.
-
-    More make a training step slower (on 2 cores and 8 devices by a third): the operations of the devices keep all cores
-    busy, and those that are spread over several threads wait for them. TensorFlow has one pool of such threads in a
-    process, made with the first session.
-    """
-    return max(1, int(cores() // devices))
 
 
 def session_config(devices: int, kind: str = "cpu") -> tf.ConfigProto:
@@ -218,7 +197,7 @@ def _add_readings(bench: Bench) -> None:
     """Products of few rows, which take what it takes to read their weights: for the first time, and over again."""
     for nbytes in _WEIGHTS:
         columns = nbytes // len(bench.names) // (4 * _DEPTH)
-        for name, cold in (("read", True), ("reread", False)):
+        for name, cold in (("read", True), ("cached read", False)):
             bench.sample(name, lambda x, y: tf.raw_ops.Einsum(inputs=[x, y], equation="ab,bc->ac"),
                          [(_FEW, _DEPTH), (_DEPTH, columns)], 2.0 * _FEW * _DEPTH * columns,
                          _FEW * _DEPTH + _DEPTH * columns + _FEW * columns, cold=cold)

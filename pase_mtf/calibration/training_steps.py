@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.calibration.sampling import cores, session_config
+from pase_mtf.calibration.sampling import session_config
 from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.build import price_strategy
 from pase_mtf.export.exporter import export_graph
@@ -23,6 +23,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import cores
 
 __all__ = ["STEPS", "Step", "fit_steps", "measure_step", "strategies_to_measure"]
 
@@ -235,4 +236,4 @@ def _slower(machine: Machine, times: float) -> Machine:
         machine, rates={kind: rate / times for kind, rate in machine.rates.items()},
         overheads={kind: seconds * times for kind, seconds in machine.overheads.items()},
         memory_bandwidth=machine.memory_bandwidth / times, cache_bandwidth=machine.cache_bandwidth / times,
-        tap_seconds=machine.tap_seconds * times, row_seconds=machine.row_seconds * times)
+        tap_seconds=machine.tap_seconds * times, broadcast_run_seconds=machine.broadcast_run_seconds * times)

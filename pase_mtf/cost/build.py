@@ -11,7 +11,7 @@ import numpy as np
 from pase_mtf.cost.compute import PARTS, Collective, collectives_of, layer_parts, layer_signature
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.resharding import resharding_seconds
-from pase_mtf.cost.tables import ConfigurationTable, PartitionClasses, dim_positions, positions_of
+from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions, positions_of
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
@@ -134,8 +134,8 @@ class _Builder:
         self._tables: dict[tuple, ConfigurationTable] = {}
         self._interned: dict[tuple, ConfigurationTable] = {}
         self._parts: dict[tuple, np.ndarray] = {}
-        self._classes: dict[tuple, PartitionClasses] = {}
-        self._contents: dict[tuple, PartitionClasses] = {}
+        self._classes: dict[tuple, DistinctShardings] = {}
+        self._contents: dict[tuple, DistinctShardings] = {}
         self._matrices: dict[tuple, np.ndarray] = {}
 
     def table(self, configurations: tuple[Configuration, ...], position: dict[str, int],
@@ -155,7 +155,7 @@ class _Builder:
             self._parts[key] = price(signature, table, self._machine)
         return self._parts[key]
 
-    def classes(self, table: ConfigurationTable, positions: tuple[int, ...]) -> PartitionClasses:
+    def classes(self, table: ConfigurationTable, positions: tuple[int, ...]) -> DistinctShardings:
         key = id(table), positions
         if key not in self._classes:
             # Layers of different kinds cut a tensor alike: what is the same is one object, and priced once.
@@ -164,7 +164,7 @@ class _Builder:
             self._classes[key] = dataclasses.replace(same, index=found.index)
         return self._classes[key]
 
-    def matrix(self, source: PartitionClasses, target: PartitionClasses, shape: tuple[int, ...],
+    def matrix(self, source: DistinctShardings, target: DistinctShardings, shape: tuple[int, ...],
                itemsize: int) -> np.ndarray:
         # Arrays of equal contents are one object (see `classes`); they live as long as the builder.
         key = id(source.parts), id(target.parts), shape, itemsize

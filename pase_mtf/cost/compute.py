@@ -34,8 +34,8 @@ FILTER_GRADIENT = "filter gradient"
 class OperationSignature(NamedTuple):
     """What the cost of an operation depends on; tensors as (columns of the dims that may be split, unsplit bytes).
 
-    `nodes`, `traffic`: of `LayerOperation`. `lanes`: of a convolution, the column and the size of the channels that it
-    makes (column -1: never split). `gaps`: of the gradient of a convolution's image, how many times larger than the
+    `nodes`, `traffic`: of `LayerOperation`. `channels`: of a convolution, the column and the size of the channels that
+    it makes (column -1: never split). `gaps`: of the gradient of a convolution's image, how many times larger than the
     output the image is. `rows`: the columns that split them, and how many of them take time of their own: of a
     convolution, the pixels that it makes times those of its window; else `LayerOperation.rows`. `weights`: for every
     input, how many variables of the layer look like it; where it reads none of them, 0 (nothing for updates).
@@ -53,7 +53,7 @@ class OperationSignature(NamedTuple):
     weights: tuple[int, ...] = ()
     nodes: int = 1
     traffic: float = 1.0
-    lanes: tuple[int, int] = (-1, 0)
+    channels: tuple[int, int] = (-1, 0)
     gaps: float = 1.0
     rows: tuple[tuple[int, ...], float] = ((), 0.0)
 
@@ -171,11 +171,13 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
 
     An operation takes the longer of its FLOP at the rate of its kind and its bytes at the memory's bandwidth, at the
     sizes one device holds, plus the overhead of its nodes; a matrix product also the time to bring its tensors into
-    order. A convolution computes `Machine.lanes` output channels at a time, however few there are, and may compute the
-    gradient of its image over the gaps that its stride leaves (`Machine.dilation`); its tensors are brought into order
+    order. A convolution computes `Machine.simd_width` output channels at a time, however few there are, and may compute
+    the gradient of its image over the gaps that its stride leaves (`Machine.stride_inflation`); its tensors are brought
+    into order
     as well, and every pixel that it makes takes a little time, as does every row over which an elementwise operation
     spreads a smaller tensor.
-    Of products that read the same weights (a recurrence), the later ones find them in a cache (`Machine.reread`).
+    Of products that read the same weights (a recurrence), the later ones find them in a cache
+    (`Machine.cache_hit_cost_ratio`).
     Replicated work costs nothing extra on real devices (all copies are computed at once); where devices share cores,
     every copy is paid.
 
@@ -209,7 +211,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
                    ordering_passes(machine, entry.kind), (inputs, entry.outputs), strict=True)
                   for columns, nbytes in tensors if passes] for entry, _, inputs in computing]
     rows = [[(share(entry.rows[0]), entry.rows[1] * (
-        machine.tap_seconds if entry.kind == "convolution" else machine.row_seconds))] for entry, _, _ in computing]
+        machine.tap_seconds if entry.kind == "convolution" else machine.broadcast_run_seconds))]
+        for entry, _, _ in computing]
     seconds = np.zeros((0, count))
     if computing:
         held = np.stack([table.share(columns) for columns in shares])
@@ -218,7 +221,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
                              machine.traffic_seconds(_combine(moved, len(shares)) @ held))
         if any(ordered):
             seconds = seconds + machine.traffic_seconds(_combine(ordered, len(shares)) @ held)
-        if machine.tap_seconds or machine.row_seconds:
+        if machine.tap_seconds or machine.broadcast_run_seconds:
             seconds = seconds + _combine(rows, len(shares)) @ held
         again = [number for number, (entry, _, inputs) in enumerate(computing) if inputs is not entry.inputs]
         if again:
@@ -248,9 +251,9 @@ def _turns(entry: OperationSignature, times: int, machine: Machine,
     """Operations of one kind, those that read weights for the first time apart from those that read them again:
     [(signature, how many, inputs as (columns, bytes that would take as long at first))]."""
     variables = max(_weights(entry), default=0)
-    if not variables or not machine.reread_bytes or machine.reread == 1.0 or times <= variables:
+    if not variables or not machine.cache_capacity or machine.cache_hit_cost_ratio == 1.0 or times <= variables:
         return [(entry, times, entry.inputs)]
-    again = tuple((columns, nbytes * (machine.reread if alike else 1.0))
+    again = tuple((columns, nbytes * (machine.cache_hit_cost_ratio if alike else 1.0))
                   for (columns, nbytes), alike in zip(entry.inputs, entry.weights, strict=True))
     return [(entry, variables, entry.inputs), (entry, times - variables, again)]
 
@@ -268,27 +271,27 @@ def _too_large_to_stay(operations: Mapping[OperationSignature, int], table: Conf
     devices = table.devices if machine.shared_cores else 1
     held = sum((alike * nbytes * table.share(columns) for (columns, nbytes), alike in kept),
                np.zeros(len(table.devices)))
-    return held * devices > machine.reread_bytes
+    return held * devices > machine.cache_capacity
 
 
 def _wasted(entry: OperationSignature, table: ConfigurationTable, machine: Machine) -> np.ndarray:
-    """How many times its arithmetic a convolution takes because its channels do not fill the lanes, and because of the
-    gaps that a stride leaves: [K], at least 1."""
-    column, size = entry.lanes
-    gaps = entry.gaps ** machine.dilation
-    if not size or machine.lanes <= 1:
+    """How many times its arithmetic a convolution takes because its channels do not fill the SIMD width, and because of
+    the gaps that a stride leaves: [K], at least 1."""
+    column, size = entry.channels
+    gaps = entry.gaps ** machine.stride_inflation
+    if not size or machine.simd_width <= 1:
         return np.full(len(table.devices), gaps)
     channels = size * table.share((column,)) if column >= 0 else np.full(len(table.devices), float(size))
-    return gaps * np.maximum(1.0, machine.lanes / channels)
+    return gaps * np.maximum(1.0, machine.simd_width / channels)
 
 
 def ordering_passes(machine: Machine, kind: str) -> tuple[float, float]:
     """How many times an operation's inputs are read, and its outputs written, to bring them into its kind's own order
     and out of it; besides the once that all operations read and write."""
     if kind in PRODUCTS:
-        return machine.packing, machine.storing
+        return machine.operand_packing, machine.writeback
     if kind in ("convolution", FILTER_GRADIENT):
-        return machine.reordering, machine.reordering
+        return machine.layout_conversion, machine.layout_conversion
     return 0.0, 0.0
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from pase_mtf.cost.compute import PRODUCTS, OperationSignature
 from pase_mtf.cost.moves import move_elements
 from pase_mtf.cost.resharding import elements_moved
-from pase_mtf.cost.tables import ConfigurationTable, PartitionClasses
+from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
 from pase_mtf.machine.machine import Machine
 
 __all__ = ["PAPER_PARTS", "paper_edge", "paper_parts"]
@@ -75,7 +75,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     return result
 
 
-def paper_edge(source: PartitionClasses, target: PartitionClasses, shape: Sequence[int],
+def paper_edge(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int],
                machine: Machine) -> np.ndarray:
     """FLOP of an edge for every pair of partitions: the words that move forward, and the gradient's that move back.
 

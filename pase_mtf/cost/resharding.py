@@ -14,13 +14,13 @@ import numba
 import numpy as np
 
 from pase_mtf.cost.slowest import slowest_devices, slowest_powers
-from pase_mtf.cost.tables import PartitionClasses
+from pase_mtf.cost.tables import DistinctShardings
 from pase_mtf.machine.machine import Machine
 
 __all__ = ["elements_moved", "resharding_seconds"]
 
 
-def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape: Sequence[int], itemsize: int,
+def resharding_seconds(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int], itemsize: int,
                        machine: Machine) -> np.ndarray:
     """Seconds to move a tensor between two partitions, for every pair of them.
 
@@ -61,7 +61,7 @@ def resharding_seconds(source: PartitionClasses, target: PartitionClasses, shape
     return _slowest(source, target, reach, per_tensor, per_message)
 
 
-def _stock(source: PartitionClasses, target: PartitionClasses, nbytes: float, machine: Machine) -> np.ndarray:
+def _stock(source: DistinctShardings, target: DistinctShardings, nbytes: float, machine: Machine) -> np.ndarray:
     """What Mesh-TF's allconcat and allsplit of the dims that are cut differently cost on shared cores: [R, C]."""
     parts, wanted = source.parts[:, None, :], target.parts[None, :, :]
     same = (parts == wanted) & ((source.strides[:, None, :] == target.strides[None, :, :]) | (parts == 1))
@@ -78,7 +78,7 @@ def _stock(source: PartitionClasses, target: PartitionClasses, nbytes: float, ma
     return np.maximum(source.devices[:, None], target.devices[None, :]) * seconds
 
 
-def elements_moved(source: PartitionClasses, target: PartitionClasses, shape: Sequence[int]) -> np.ndarray:
+def elements_moved(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int]) -> np.ndarray:
     """The most elements that a device needs of the target partition and does not hold, for every pair: the paper's t_x.
 
     Returns:
@@ -87,7 +87,7 @@ def elements_moved(source: PartitionClasses, target: PartitionClasses, shape: Se
     return _slowest(source, target, np.ones(1, np.int64), np.array([float(math.prod(shape))]), np.zeros(1))
 
 
-def _slowest(source: PartitionClasses, target: PartitionClasses, reach: np.ndarray, per_tensor: np.ndarray,
+def _slowest(source: DistinctShardings, target: DistinctShardings, reach: np.ndarray, per_tensor: np.ndarray,
              per_message: np.ndarray) -> np.ndarray:
     """What moving costs the device that is worst off.
 

@@ -11,7 +11,7 @@ import numpy as np
 from pase_mtf.graph.computation_graph import Layer
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["ConfigurationTable", "PartitionClasses", "dim_positions", "positions_of"]
+__all__ = ["ConfigurationTable", "DistinctShardings", "dim_positions", "positions_of"]
 
 
 def dim_positions(layer: Layer) -> dict[str, int]:
@@ -29,7 +29,7 @@ def positions_of(dims: Sequence[str], position: dict[str, int]) -> tuple[int, ..
 
 
 @dataclasses.dataclass(frozen=True)
-class PartitionClasses:
+class DistinctShardings:
     """The different ways in which the configurations of a layer cut one tensor.
 
     Attributes:
@@ -103,7 +103,7 @@ class ConfigurationTable:
                 product *= self.parts[:, position]
         return 1.0 / product
 
-    def classes(self, positions: Sequence[int]) -> PartitionClasses:
+    def classes(self, positions: Sequence[int]) -> DistinctShardings:
         """The partitions that the configurations make of a tensor whose dims are at these columns."""
         columns = [self.devices]
         for position in positions:
@@ -116,5 +116,5 @@ class ConfigurationTable:
             _, code = np.unique(code, return_inverse=True)
         _, first, index = np.unique(code, return_index=True, return_inverse=True)
         columns = list(positions)
-        return PartitionClasses(self.devices[first], self.parts[np.ix_(first, columns)],
+        return DistinctShardings(self.devices[first], self.parts[np.ix_(first, columns)],
                                 self.strides[np.ix_(first, columns)], index.astype(np.int32))

@@ -65,21 +65,21 @@ class Machine:
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per copy, a tensor is handed from device to
         device by reference, and what is summed, cut or put together is so once for all devices that need it.
-      packing: how many times as long as reading its operands a matrix product takes to bring them into its own order,
-        besides its arithmetic.
-      storing: how many times as long as writing its output it takes besides to bring that out of its own order.
-      lanes: a convolution computes at least so many of its output channels at a time, however few there are (0: no
+      operand_packing: how many times as long as reading its operands a matrix product takes to bring them into its own
+        order, besides its arithmetic.
+      writeback: how many times as long as writing its output it takes besides to bring that out of its own order.
+      simd_width: a convolution computes at least so many of its output channels at a time, however few there are (0: no
         such limit).
-      dilation: how far the gradient of a convolution's image takes longer with stride: (image size / output size) to
-        this power. 1 where it is computed over all of the image, gaps included, 0 where the gaps are left out.
-      reordering: how many times as long as reading and writing its tensors a convolution takes to bring them into its
-        own order and out of it, besides its arithmetic.
+      stride_inflation: how far the gradient of a convolution's image takes longer with stride: (image size / output
+        size) to this power. 1 where it is computed over all of the image, gaps included, 0 where the gaps are left out.
+      layout_conversion: how many times as long as reading and writing its tensors a convolution takes to bring them
+        into its own order and out of it, besides its arithmetic.
       tap_seconds: what every pixel that a convolution makes takes besides, for every pixel of its window.
-      row_seconds: what every row takes besides, where an elementwise operation spreads a tensor over another of more
-        dims (an offset per channel over an image): `LayerOperation.rows`.
-      reread: how many times as long as at first a matrix product takes to read (and bring into order) weights that
-        another of the same layer has read before, as in a recurrence.
-      reread_bytes: of such weights (of all devices together where they share cores), as many as stay in a cache; 0:
+      broadcast_run_seconds: what every broadcast run takes besides, where an elementwise operation spreads a tensor
+        over another of more dims (an offset per channel over an image): `LayerOperation.rows`.
+      cache_hit_cost_ratio: how many times as long as at first a matrix product takes to read (and bring into
+        order) weights that another of the same layer has read before, as in a recurrence.
+      cache_capacity: of such weights (of all devices together where they share cores), as many as stay in a cache; 0:
         none do.
       ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
         devices share cores.
@@ -98,16 +98,16 @@ class Machine:
     shared_cores: bool = False
     cache_bytes: float = 0.0
     cache_bandwidth: float = math.inf
-    packing: float = 0.0
-    storing: float = 0.0
+    operand_packing: float = 0.0
+    writeback: float = 0.0
     overheads: dict[str, float] = dataclasses.field(default_factory=dict)
-    lanes: float = 0.0
-    dilation: float = 0.0
-    reordering: float = 0.0
+    simd_width: float = 0.0
+    stride_inflation: float = 0.0
+    layout_conversion: float = 0.0
     tap_seconds: float = 0.0
-    row_seconds: float = 0.0
-    reread: float = 1.0
-    reread_bytes: float = 0.0
+    broadcast_run_seconds: float = 0.0
+    cache_hit_cost_ratio: float = 1.0
+    cache_capacity: float = 0.0
     ring: bool = False
     ring_link: Link | None = None
     source: str = ""
@@ -213,10 +213,10 @@ def _problem(machine: Machine) -> str:
             return f"{what} is {number}, not a positive number"
     latencies = [("latency", link.latency) for link in (*machine.links, *filter(None, [machine.ring_link]))]
     for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
-                         ("packing", machine.packing), ("storing", machine.storing), ("lanes", machine.lanes),
-                         ("dilation", machine.dilation), ("reordering", machine.reordering),
-                         ("tap_seconds", machine.tap_seconds), ("row_seconds", machine.row_seconds),
-                         ("reread", machine.reread), ("reread_bytes", machine.reread_bytes), *latencies,
+                         *((name, getattr(machine, name)) for name in (
+                             "operand_packing", "writeback", "simd_width", "stride_inflation", "layout_conversion",
+                             "tap_seconds", "broadcast_run_seconds", "cache_hit_cost_ratio", "cache_capacity")),
+                         *latencies,
                          *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"

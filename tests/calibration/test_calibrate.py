@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from small_graphs import perceptron
 
+from pase_mtf import runtime
 from pase_mtf.calibration import calibrate as module
 from pase_mtf.calibration import sampling, training_steps
 from pase_mtf.calibration.calibrate import cache_path, calibrate, fingerprint, load_local
@@ -18,7 +19,7 @@ from pase_mtf.machine.machine import KINDS, Link, Machine
 
 TRUE = Machine("true", {**dict.fromkeys(KINDS, 2e10), "matmul": 3e11, "convolution": 2e11, "batched matmul": 5e10},
                3e10, 1e9, 2e-6, (Link(8, 2e10, 5e-6),), shared_cores=True, cache_bytes=2.0**21, cache_bandwidth=1.2e11,
-               packing=1.5, storing=1.0, overheads={"matmul": 2e-5, "batched matmul": 1e-5})
+               operand_packing=1.5, writeback=1.0, overheads={"matmul": 2e-5, "batched matmul": 1e-5})
 
 RING = Link(8, 4e10, 3e-6)
 
@@ -39,7 +40,7 @@ def _samples(machine, noise=0.0):
             flops, read = nbytes * intensity, nbytes * (0.8 if intensity < 20 else 0.2)
             seconds = max(flops / machine.rates[kind], machine.traffic_seconds(nbytes))
             if "matmul" in kind:
-                seconds += machine.traffic_seconds(machine.packing * read + machine.storing * (nbytes - read))
+                seconds += machine.traffic_seconds(machine.operand_packing * read + machine.writeback * (nbytes - read))
             seconds += machine.overheads.get(kind, 0.0)
             samples[kind].append(sampling.Sample(flops, nbytes, read, measured(seconds)))
     samples["all-reduce"] = [
@@ -61,8 +62,8 @@ def test_fits_find_the_machine(noise, tolerance):
     assert found.cache_bandwidth == pytest.approx(TRUE.cache_bandwidth, rel=2 * tolerance)
     for kind in ("matmul", "convolution", "pointwise", "reduction", "gather", "batched matmul"):
         assert found.rates[kind] == pytest.approx(TRUE.rates[kind], rel=tolerance), kind
-    assert found.packing == pytest.approx(TRUE.packing, abs=0.5)
-    assert found.storing == pytest.approx(TRUE.storing, abs=0.5)
+    assert found.operand_packing == pytest.approx(TRUE.operand_packing, abs=0.5)
+    assert found.writeback == pytest.approx(TRUE.writeback, abs=0.5)
     assert found.links[0].bandwidth == pytest.approx(TRUE.links[0].bandwidth, rel=tolerance)
     assert found.links[0].latency == pytest.approx(TRUE.links[0].latency, rel=2 * tolerance)
     assert found.ring_link.latency == pytest.approx(RING.latency, rel=2 * tolerance)
@@ -73,13 +74,13 @@ def test_fits_find_the_machine(noise, tolerance):
 
 
 def test_convolutions_of_few_channels_tell_the_lanes():
-    machine = dataclasses.replace(TRUE, overhead=0.0, lanes=16.0)
+    machine = dataclasses.replace(TRUE, overhead=0.0, simd_width=16.0)
     samples = _samples(machine)
     samples["convolution"] += [
         sampling.Sample(1e9, 1e5, 1e5, 1e9 * max(1.0, 16.0 / channels) / TRUE.rates["convolution"], channels)
         for channels in (2, 4, 8, 16, 64)]
     found = module._fit(samples, 8, "cpu")
-    assert (found.lanes, found.dilation) == (16.0, 0.0)
+    assert (found.simd_width, found.stride_inflation) == (16.0, 0.0)
     assert found.rates["convolution"] == pytest.approx(TRUE.rates["convolution"], rel=0.1)
 
 
@@ -89,7 +90,7 @@ def test_gradients_with_stride_tell_the_dilation():
         sampling.Sample(flops, 1e5, 1e5, flops * gaps**0.75 / TRUE.rates["convolution"], 64, gaps)
         for flops in (1e8, 1e9) for gaps in (1.0, 4.0, 9.0)]
     found = module._fit(samples, 8, "cpu")
-    assert found.dilation == 0.75
+    assert found.stride_inflation == 0.75
     assert found.rates["convolution"] == pytest.approx(TRUE.rates["convolution"], rel=0.1)
 
 
@@ -104,7 +105,7 @@ def test_convolutions_of_many_pixels_tell_what_a_pixel_takes():
     samples["convolution"] = [sample for sample in samples["convolution"] if sample.rows]
     found = module._fit(samples, 8, "cpu")
     assert found.tap_seconds == pytest.approx(1e-9, rel=0.3)
-    assert found.reordering == pytest.approx(1.5, abs=0.5)
+    assert found.layout_conversion == pytest.approx(1.5, abs=0.5)
 
 
 def test_smaller_tensors_that_are_spread_tell_what_a_row_takes():
@@ -114,21 +115,22 @@ def test_smaller_tensors_that_are_spread_tell_what_a_row_takes():
         sampling.Sample(flops, 8 * flops, 4 * flops, 1e-6 + 4e-9 * rows + max(
             flops / TRUE.rates["pointwise"], TRUE.traffic_seconds(8 * flops)), rows=rows)
         for rows in (1000, 5000) for flops in (rows * 4.0, rows * 16.0)]
-    assert module._fit(samples, 8, "cpu").row_seconds == pytest.approx(4e-9, rel=0.2)
+    assert module._fit(samples, 8, "cpu").broadcast_run_seconds == pytest.approx(4e-9, rel=0.2)
 
 
 @pytest.mark.parametrize(("kind", "devices"), [("cpu", 8), ("gpu", 1)])
 def test_products_over_again_tell_what_stays_in_a_cache(kind, devices):
     samples = _samples(dataclasses.replace(TRUE, overhead=0.0))
     samples["read"] = [sampling.Sample(1e6, nbytes, nbytes, 2e-5 + nbytes / 1e10) for nbytes in (1e6, 4e6, 8e6, 2e7)]
-    samples["reread"] = [sampling.Sample(1e6, nbytes, nbytes, 2e-5 + times * nbytes / 1e10)
+    samples["cached read"] = [sampling.Sample(1e6, nbytes, nbytes, 2e-5 + times * nbytes / 1e10)
                          for nbytes, times in ((1e6, 0.6), (4e6, 0.55), (8e6, 0.65), (2e7, 1.02))]
     found = module._fit(samples, 8, kind)
-    assert found.reread == pytest.approx(0.6, abs=0.07)
+    assert found.cache_hit_cost_ratio == pytest.approx(0.6, abs=0.07)
     # Devices that share cores share the caches.
-    assert found.reread_bytes == 8e6 * devices
-    samples["reread"] = samples["read"]
-    assert (module._fit(samples, 8, kind).reread, module._fit(samples, 8, kind).reread_bytes) == (1.0, 0.0)
+    assert found.cache_capacity == 8e6 * devices
+    samples["cached read"] = samples["read"]
+    found = module._fit(samples, 8, kind)
+    assert (found.cache_hit_cost_ratio, found.cache_capacity) == (1.0, 0.0)
 
 
 def test_nodes_in_a_row_tell_the_overhead():
@@ -252,8 +254,8 @@ def test_measures(monkeypatch, tmp_path, devices):
 
 
 def test_threads_of_an_operation(monkeypatch):
-    monkeypatch.setattr(sampling, "cores", lambda: 16.0)
-    assert [sampling.operation_threads(devices) for devices in (1, 4, 8, 64)] == [16, 4, 2, 1]
+    monkeypatch.setattr(runtime, "cores", lambda: 16.0)
+    assert [runtime.operation_threads(devices) for devices in (1, 4, 8, 64)] == [16, 4, 2, 1]
     assert sampling.session_config(4).intra_op_parallelism_threads == 4
 
 

@@ -95,7 +95,7 @@ def test_few_channels_do_not_fill_the_lanes():
                      ())
 
     quarters = [WHOLE, BATCH, OUT, IN, Configuration((("out", 8),))]
-    wide, narrow = _machine(), _machine(lanes=16)
+    wide, narrow = _machine(), _machine(simd_width=16)
     seconds = 1e9 / RATES["convolution"]
     for machine, waste in ((wide, (1, 1, 1, 1, 1)), (narrow, (1, 1, 2, 1, 4))):
         found = _parts(convolution((x, f), y), quarters, machine)["forward"]
@@ -111,7 +111,8 @@ def test_rows_of_a_smaller_tensor_take_time_however_short():
                                (x,), rows=32.0)
     layer = Layer("add", "pointwise", {"batch": 32, "out": 64}, ("batch", "out"), (operation,), ())
     configurations = [WHOLE, BATCH, OUT]
-    known, found = (_parts(layer, configurations, _machine(row_seconds=seconds))["forward"] for seconds in (0.0, 1e-3))
+    known, found = (_parts(layer, configurations, _machine(broadcast_run_seconds=seconds))["forward"]
+                    for seconds in (0.0, 1e-3))
     np.testing.assert_allclose(found - known, 32e-3 / np.array([1, 4, 1]))
 
 
@@ -141,7 +142,7 @@ def test_pixels_of_windows_take_time_however_few_the_channels(kind, pixels):
 def test_a_convolution_brings_its_tensors_into_order():
     layer = _image_operation("Conv2dOperation", 5)
     nbytes = 4 * 16 * (10 * 10 * 8 + 5 * 5 * 4) + 4 * 9 * 8 * 4
-    known, found = (_parts(layer, [WHOLE], _machine(memory_bandwidth=1e9, reordering=passes))["forward"]
+    known, found = (_parts(layer, [WHOLE], _machine(memory_bandwidth=1e9, layout_conversion=passes))["forward"]
                     for passes in (0.0, 1.5))
     assert found - known == pytest.approx(1.5 * nbytes / 1e9)
 
@@ -166,8 +167,9 @@ def test_weights_are_read_again_from_a_cache_that_holds_them(shared):
     configurations = [WHOLE, BATCH, OUT]
     parts = {name: _parts(_recurrence(5), configurations, _machine(
         memory_bandwidth=1e6, shared_cores=shared, **changes)) for name, changes in {
-            "never": {}, "cached": {"reread": 0.25, "reread_bytes": 1e9},
-            "split": {"reread": 0.25, "reread_bytes": weights}, "lost": {"reread": 0.25, "reread_bytes": 9.0}}.items()}
+            "never": {}, "cached": {"cache_hit_cost_ratio": 0.25, "cache_capacity": 1e9},
+            "split": {"cache_hit_cost_ratio": 0.25, "cache_capacity": weights},
+            "lost": {"cache_hit_cost_ratio": 0.25, "cache_capacity": 9.0}}.items()}
     for phase in ("forward", "backward"):
         assert parts["never"][phase][0] == pytest.approx(5 * (weights + ends) / 1e6)
         assert parts["cached"][phase][0] == pytest.approx((5 * ends + weights + 4 * 0.25 * weights) / 1e6)
@@ -177,7 +179,8 @@ def test_weights_are_read_again_from_a_cache_that_holds_them(shared):
             ("cached", "never" if shared else "cached", "cached"))]
         np.testing.assert_allclose(parts["split"][phase], expected)
     # What is read once is read for the first time.
-    once = [_parts(_recurrence(1), configurations, _machine(memory_bandwidth=1e6, reread=times, reread_bytes=1e9))
+    once = [_parts(_recurrence(1), configurations, _machine(memory_bandwidth=1e6, cache_hit_cost_ratio=times,
+                                                               cache_capacity=1e9))
             for times in (1.0, 0.25)]
     np.testing.assert_allclose(once[0]["forward"], once[1]["forward"])
 
@@ -285,8 +288,8 @@ def test_a_gradient_with_stride_may_be_computed_over_the_gaps(size, times):
     operation = LayerOperation(0, "gradient", "Conv2or3dBackpropInputOperation", "backward", "convolution", 1e6,
                                ("batch",), (gradient, Operand(("", "", "", ""), (3, 3, 8, 8))), (image,))
     layer = Layer("gradient", "convolution", {"batch": 4}, ("batch",), (operation,), ())
-    seconds = {dilation: _parts(layer, [WHOLE], _machine(dilation=dilation))["backward"][0]
-               for dilation in (0.0, 0.5, 1.0)}
+    seconds = {stride_inflation: _parts(layer, [WHOLE], _machine(stride_inflation=stride_inflation))["backward"][0]
+               for stride_inflation in (0.0, 0.5, 1.0)}
     assert seconds[1.0] == pytest.approx(times * seconds[0.0])
     assert seconds[0.5] == pytest.approx(times**0.5 * seconds[0.0])
 
@@ -297,9 +300,9 @@ def test_transposes_and_packing_cost_traffic():
     base = _parts(layer, [WHOLE], plain)["forward"][0]
     nbytes = 4 * (4 * 8 * 16 + 16 * 32 + 4 * 8 * 32)
     assert base == pytest.approx((nbytes + 2 * 4 * 4 * 8 * 32) / 1e6)
-    packed = _parts(layer, [WHOLE], dataclasses.replace(plain, packing=3.0))["forward"][0]
+    packed = _parts(layer, [WHOLE], dataclasses.replace(plain, operand_packing=3.0))["forward"][0]
     assert packed - base == pytest.approx(3 * 4 * (4 * 8 * 16 + 16 * 32) / 1e6)
-    stored = _parts(layer, [WHOLE], dataclasses.replace(plain, storing=2.0))["forward"][0]
+    stored = _parts(layer, [WHOLE], dataclasses.replace(plain, writeback=2.0))["forward"][0]
     assert stored - base == pytest.approx(2 * 4 * 4 * 8 * 32 / 1e6)
 
 

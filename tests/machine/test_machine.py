@@ -47,9 +47,10 @@ def test_what_is_known_of_the_machines():
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"shared_cores": True, "cache_bytes": 1e6, "cache_bandwidth": 2e11, "packing": 1.5, "storing": 2.0,
-         "dilation": 0.5, "reordering": 1.5, "tap_seconds": 1e-9, "row_seconds": 4e-9, "reread": 0.7,
-         "reread_bytes": 6e7, "ring_link": Link(8, 2e9, 3e-6),
+    {}, {"shared_cores": True, "cache_bytes": 1e6, "cache_bandwidth": 2e11, "operand_packing": 1.5, "writeback": 2.0,
+         "stride_inflation": 0.5, "layout_conversion": 1.5, "tap_seconds": 1e-9, "broadcast_run_seconds": 4e-9,
+         "cache_hit_cost_ratio": 0.7,
+         "cache_capacity": 6e7, "ring_link": Link(8, 2e9, 3e-6),
          "measured": {"on": {"cores": 2}}}])
 def test_round_trip(tmp_path, changes):
     machine = _machine(**changes)

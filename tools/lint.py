@@ -1,0 +1,43 @@
+"""Runs the checkers that look at the whole package: import-linter's contracts, then mypy.
+
+Both find packages by their folders, and setup.py installs models/ and launch/ under other names than they have in the
+repository: a tree of links gives them those. What is checked stands in pyproject.toml.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_ROOT = Path(__file__).absolute().parents[1]
+_FOLDERS = {"pase_mtf": "pase_mtf", "models": "pase_mtf/models", "launch": "pase_mtf/launch",
+            "configs": "pase_mtf/configs"}
+
+
+def _command(command: list[str], folder: Path) -> int:
+    """Runs a command in the tree; its output only where it fails."""
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False,
+                           env={**os.environ, "PYTHONPATH": str(folder), "MYPY_CACHE_DIR": str(_ROOT / ".mypy_cache")})
+    if found.returncode:
+        print(found.stdout, found.stderr, sep="", end="", file=sys.stderr)
+    return found.returncode
+
+
+def main() -> int:
+    """Exit code 1 where a checker finds something."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for source, target in _FOLDERS.items():
+            shutil.copytree(_ROOT / source, folder / target, copy_function=os.symlink, dirs_exist_ok=True,
+                            ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(_ROOT / "pyproject.toml", folder)
+        imports = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()",
+                   "--no-cache"]
+        types = [sys.executable, "-m", "mypy", "-p", "pase_mtf"]
+        return max(_command(command, folder) for command in (imports, types)) and 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
