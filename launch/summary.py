@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tabulate import tabulate
+
 from pase_mtf.launch.arm_names import STOCK
 from pase_mtf.launch.training import History
-from pase_mtf.tables import format_table
 
 __all__ = ["ARM_KEYS", "arm_rows", "final_table", "summary_json"]
 
@@ -88,7 +89,7 @@ def final_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
             number(row["measured_ms"], ".1f") + spread, number(row["examples_per_second"], ".1f"),
             number(row["speedup_over_stock"], ".2f", "×"), number(row["speedup_over_data_parallel"], ".2f", "×"),
             size(row["predicted_bytes"]), size(row["measured_bytes"])])
-    return format_table(head, lines, right=range(1, len(head)))
+    return tabulate(lines, head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1)))
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:

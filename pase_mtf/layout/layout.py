@@ -13,6 +13,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tabulate import tabulate
+
 from pase_mtf.compat import mtf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -30,7 +32,6 @@ from pase_mtf.layout.space import (
 )
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.k_best import cheapest
-from pase_mtf.tables import format_table
 
 __all__ = ["Layout", "LayoutCost", "clean_fixed", "compared_layouts", "find_layout", "load_machine"]
 
@@ -107,7 +108,7 @@ class Layout:
                    else f"at most {100 * self.search['gap']:.2f} % above the optimum")
         text = (f"{self.graph_name} on {self.devices} devices ({self.machine_name}): predicted "
                 f"{1e3 * self.seconds:.3f} ms a step, {verdict} among the layouts that lower\n"
-                + format_table(head, body, right=(3, 4, 5, 6, 7)))
+                + tabulate(body, head, disable_numparse=True, colalign=(*["left"] * 3, *["right"] * 5)))
         problems = [f"{entry.name}: {entry.problem}" for entry in rows if entry.problem]
         copies = (["note: no dim is split: every device does all of the work, which is faster here than what splitting "
                    "it would send"] if self.devices > 1 and not self.best.layout_rules else [])
@@ -144,8 +145,9 @@ class Layout:
             label = "(none)" if axis is None else f"{mesh.names[axis]}:{mesh.sizes[axis]}"
             body.append([label, here, anew, rules, why])
         sizes = ", ".join(map(str, sorted(legality.sizes[dim])))
-        return (f"{dim} (size {sizes}) on mesh {mesh}\n" + format_table(
-            ["axis", "ms, the rest as it is", "ms, the rest anew", "rules then", "why"], body, right=(1, 2)))
+        return (f"{dim} (size {sizes}) on mesh {mesh}\n" + tabulate(
+            body, ["axis", "ms, the rest as it is", "ms, the rest anew", "rules then", "why"], disable_numparse=True,
+            colalign=("left", "right", "right", "left", "left")))
 
 
 def _cheapest_with(search: Search, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:
