@@ -297,7 +297,9 @@ def _unrolled(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, co
     first = one_of(mesh, dim, [0], config, "first")
     last = one_of(mesh, dim, [dim.size - 1], config, "last")
     passing = None if residuals is None else one_of(mesh, dim, residuals, config, "residuals")
-    outputs, of_sequence, of_gates = [], [], []
+    outputs: list[mtf.Tensor] = []
+    of_sequence: list[mtf.Tensor] = []
+    of_gates: list[mtf.Tensor] = []
     below = stack.h
     for wave in range(length.size + dim.size - 1):
         x = mtf.shift(below, 1, dim, wrap=False, name="hand_on")
