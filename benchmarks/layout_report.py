@@ -204,7 +204,7 @@ def document(data: dict[str, Any]) -> str:
             "## Measured, reduced size\n\n8 virtual devices; layouts lowered by `mtf.Lowering`, “per layer” by "
             "`pase_mtf.lower`. Median ± half the distance of the quartiles, arms interleaved. Predictions are for "
             "this machine as calibrated, a layout's for Mesh-TF's own collectives. At these sizes a step is ten "
-            "thousand nodes of a microsecond or two: what tells layouts apart is how many blocks Mesh-TF's rings hand "
+            "thousand nodes of a microsecond or two: what tells layouts apart is how many blocks Mesh-TF's rings send "
             "from device to device, and work done twice.\n\n" + _verdict(having("measured")) + "\n\n"
             + _measurements(having("measured")) + "\n\n" + _spread(having("measured"))
             + "\n\n![step time, times ours](layout.svg)")
