@@ -33,9 +33,9 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.grouping import phases
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.arm import Arm
-from pase_mtf.launch.devices import choose_devices, describe_host
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import choose_devices, describe_host
 from pase_mtf.strategy.strategy import find_strategy
 
 __all__ = ["main"]
