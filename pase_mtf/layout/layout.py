@@ -15,6 +15,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -33,7 +34,7 @@ from pase_mtf.layout.space import (
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.k_best import cheapest
 
-__all__ = ["Layout", "LayoutCost", "clean_fixed", "compared_layouts", "find_layout", "load_machine"]
+__all__ = ["Layout", "LayoutCost", "clean_fixed", "compared_layouts", "find_layout"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,11 +248,3 @@ def compared_layouts(compare: Sequence[Any], devices: int) -> list[tuple[MeshSha
             raise UsageError(f"layout to compare with has mesh {shape} of {shape.devices} devices, not {devices}; "
                              "compare meshes of one size")
     return found
-
-
-def load_machine(machine: Machine | str, devices: int) -> Machine:
-    """The machine itself, one by its name, or this one ("local", which is measured)."""
-    if machine == "local":
-        from pase_mtf.calibration.calibrate import load_local
-        return load_local(devices)
-    return Machine.load(machine) if isinstance(machine, str) else machine
