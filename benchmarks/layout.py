@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from benchmarks import auto_mtf, layout_cases, programs
 from benchmarks.layout_report import document, plot
-from pase_mtf.calibration.calibrate import load_local
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
@@ -104,7 +104,7 @@ def legal(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[s
     """Whether Mesh-TF itself lowers what was found, at other numbers of devices (the reduced program, all nodes)."""
     del known
     result: dict[str, Any] = {}
-    machine, here = Machine.load(flags.machine), load_local(DEVICES)
+    machine, here = Machine.load(flags.machine), load_machine("local", DEVICES)
     # Its virtual devices are no different if there are more of them.
     here = dataclasses.replace(here, links=tuple(dataclasses.replace(link, devices=32) for link in here.links))
     for devices in (4, 8, 16, 32):
@@ -130,7 +130,7 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
     """Steps at reduced size on virtual devices: every layout by Mesh-TF itself, and the strategy per layer by ours."""
     del known
     devices = choose_devices("cpu", DEVICES)
-    machine = load_local(DEVICES)
+    machine = load_machine("local", DEVICES)
     layout = layout_cases.find(name, "reduced", DEVICES, machine)
     auto = auto_mtf.solve(name, "reduced", AUTO_MESH, flags.limit)
     rows, arms = [], []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 
-__all__ = ["cores", "operation_threads"]
+__all__ = ["cores", "operation_threads", "processor_name"]
 
 
 def cores() -> float:
@@ -26,3 +27,15 @@ def operation_threads(devices: int) -> int:
     process, made with the first session.
     """
     return max(1, int(cores() // devices))
+
+
+def processor_name() -> str:
+    """What the system calls its processor, as in "Xeon Gold 6130"."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -18,7 +18,7 @@ import numpy as np
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
 
-__all__ = ["KINDS", "Link", "Machine"]
+__all__ = ["KINDS", "LOCAL", "Link", "Machine"]
 
 FORMAT = "pase_mtf.machine"
 VERSION = 1
@@ -158,13 +158,13 @@ class Machine:
         """A machine by its name (`names()`) or from a file that `save` wrote.
 
         Raises:
-          UsageError: a name that is not known, or "local", which is measured (`calibration.calibrate.load_local`).
+          UsageError: a name that is not known, or "local", which is measured (`calibration.load.load_machine`).
           FormatError: the file is missing, truncated, something else, or holds numbers that no machine has.
         """
         text = os.fspath(name_or_path)
         if text == LOCAL:
             raise UsageError("machine 'local' is measured, not read; "
-                             "call pase_mtf.calibration.calibrate.load_local(devices)")
+                             "call pase_mtf.calibration.load.load_machine('local', devices)")
         path = pathlib.Path(text)
         if path.suffix != ".json" and len(path.parts) == 1:
             path = _folder() / f"{text}.json"

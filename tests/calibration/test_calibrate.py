@@ -10,7 +10,8 @@ from small_graphs import perceptron
 from pase_mtf import runtime
 from pase_mtf.calibration import calibrate as module
 from pase_mtf.calibration import sampling, training_steps
-from pase_mtf.calibration.calibrate import cache_path, calibrate, fingerprint, load_local
+from pase_mtf.calibration.cache import fingerprint
+from pase_mtf.calibration.calibrate import calibrate
 from pase_mtf.cost.build import price_strategy
 from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.errors import UsageError
@@ -190,45 +191,6 @@ def test_least_relative_errors_stay_positive():
     assert error == pytest.approx(0)
     found, _ = module._least_relative(rows, np.array([4.0, 3.0, 1.0]))
     assert found.min() >= 0
-
-
-def test_cache(cache_dir, monkeypatch):
-    calls = []
-
-    def measure(devices, kind="cpu", progress=True):
-        calls.append(devices)
-        return dataclasses.replace(TRUE, measured={"on": fingerprint(devices, kind)})
-
-    monkeypatch.setattr(module, "calibrate", measure)
-    first = load_local(8)
-    assert cache_path(8).is_file()
-    assert cache_dir in cache_path(8).parents
-    assert load_local(8) == first
-    assert calls == [8]
-    load_local(4)
-    assert calls == [8, 4]
-    load_local(8, again=True)
-    assert calls == [8, 4, 8]
-    # Truncated: measured again, and whole afterwards.
-    text = cache_path(8).read_text()
-    cache_path(8).write_text(text[:len(text) // 2])
-    assert load_local(8) == first
-    assert calls == [8, 4, 8, 8]
-    assert cache_path(8).read_text() == text
-    # Another processor, TensorFlow or way of measuring.
-    for name, value in (("cores", lambda: 77), ("VERSION", -1)):
-        monkeypatch.setattr(module, name, value)
-        load_local(8)
-        load_local(8)
-    assert calls == [8, 4, 8, 8, 8, 8]
-
-
-def test_no_place_for_the_cache(monkeypatch, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    monkeypatch.setattr(module, "calibrate", lambda devices, kind, progress: TRUE)
-    assert load_local(8) is TRUE
 
 
 @pytest.mark.slow
