@@ -100,7 +100,7 @@ def _make_names_unique(graph: mtf.Graph) -> None:
 
 def _main(path: str) -> None:
     import ortools.sat.python.cp_model  # noqa: F401  # before TensorFlow, or the process crashes
-    fractions.gcd = math.gcd  # gone since Python 3.9
+    vars(fractions)["gcd"] = math.gcd  # gone since Python 3.9
     # These load TensorFlow.
     from pase_mtf import models
     from pase_mtf.compat import mtf, tf

@@ -264,7 +264,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
     if rest:
         raise UsageError(f"{rest[0]!r} is no flag; write --name=value (--help lists the flags)")
     given = {name for name in values if values[name].present}
-    names = Options.__dataclass_fields__
-    options = Options(**{name: values[name].value for name in names}).resumed(given)
+    chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Options)}
+    options = Options(**chosen).resumed(given)
     options.check()
     return options

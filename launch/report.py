@@ -10,9 +10,11 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import jinja2
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -23,10 +25,6 @@ from pase_mtf.launch.training import History
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
 from pase_mtf.tables import format_table
-
-if TYPE_CHECKING:  # loaded where there is something to plot
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["ArmRow", "arm_rows", "describe_run", "final_table", "report_html", "search_summary", "summary_json"]
 
@@ -211,12 +209,12 @@ img { max-width: 100%; } .note { color: #666; }
 <tr><th>{{ name }}</th><td>{{ value }}</td></tr>
 {% endfor %}
 </table>
-{% if times %}
+{% if measured %}
 <h2>Arms</h2>
-<pre>{{ arms }}</pre>
-<img alt="Predicted and measured time of a step, per arm" src="{{ times }}">
+<pre>{{ measured.arms }}</pre>
+<img alt="Predicted and measured time of a step, per arm" src="{{ measured.times }}">
 <h2>Losses</h2>
-<img alt="Loss per step, per arm" src="{{ losses }}">
+<img alt="Loss per step, per arm" src="{{ measured.losses }}">
 <p class="note">All arms start from the same values and see the same batches: curves that lie on each other are what
 correct strategies give.</p>
 {% endif %}
@@ -245,10 +243,11 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
       layout: layout.txt.
       notes: heading -> text, shown as they are.
     """
-    plotted = bool(rows) and history is not None
-    return _PAGE.render(title=title, facts=facts, notes=notes, strategy_table=strategy_table, layout=layout,
-                        arms=final_table(rows) if plotted else "", times=_image(_bars(rows)) if plotted else "",
-                        losses=_image(_losses(history)) if plotted else "")
+    measured: dict[str, str] = {}
+    if rows and history:
+        measured = {"arms": final_table(rows), "times": _image(_bars(rows)), "losses": _image(_losses(history))}
+    return _PAGE.render(title=title, facts=facts, measured=measured, notes=notes, strategy_table=strategy_table,
+                        layout=layout)
 
 
 def _image(figure: Figure) -> str:
@@ -259,8 +258,7 @@ def _image(figure: Figure) -> str:
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    # Loaded only where something was trained. The figure class itself, not pyplot: no global state, no display.
-    from matplotlib.figure import Figure
+    # The figure class itself, not pyplot: no global state, no display.
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -268,17 +266,16 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _bars(rows: Mapping[str, ArmRow]) -> Figure:
+    """Predicted and measured time of a step, per arm."""
     figure, axes = _figure(8, 0.9 + 0.55 * len(rows))
+    labels = {"predicted": "predicted", "measured": "measured (median, quartiles)"}  # each is said once in the legend
     for position, row in enumerate(rows.values()):
         if row["predicted_ms"] is not None:
-            axes.barh(position - 0.19, row["predicted_ms"], 0.36, color="#c9c9c4",
-                      label="predicted" if "predicted" not in axes.get_legend_handles_labels()[1] else None)
-        if row["measured_ms"] is not None:
+            axes.barh(position - 0.19, row["predicted_ms"], 0.36, color="#c9c9c4", label=labels.pop("predicted", None))
+        if row["measured_ms"] is not None and row["measured_ms_quartiles"] is not None:
             lower, upper = row["measured_ms_quartiles"]
-            axes.barh(position + 0.19, row["measured_ms"], 0.36, color="#2a6f97",
-                      xerr=[[row["measured_ms"] - lower], [upper - row["measured_ms"]]], ecolor="#111",
-                      label="measured (median, quartiles)"
-                      if "measured (median, quartiles)" not in axes.get_legend_handles_labels()[1] else None)
+            axes.barh(position + 0.19, row["measured_ms"], 0.36, color="#2a6f97", label=labels.pop("measured", None),
+                      xerr=[[row["measured_ms"] - lower], [upper - row["measured_ms"]]], ecolor="#111")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     axes.set_xlabel("ms per step")
@@ -288,6 +285,7 @@ def _bars(rows: Mapping[str, ArmRow]) -> Figure:
 
 
 def _losses(history: History) -> Figure:
+    """Loss per step, per arm."""
     figure, axes = _figure(8, 3.6)
     for number, (arm, records) in enumerate(history.records.items()):
         # Dashed, ever shorter: curves that coincide stay visible.

@@ -132,8 +132,8 @@ def _parallel(paths: Sequence[str], texts: list[list[str]], config: TextConfig) 
     cut = sum(int((side.lengths > most).sum()) for side in sides)
 
     def load(numbers: np.ndarray) -> Batch:
-        return pad_pair(*([np.append(side[number][:most], END) for number in numbers] for side in sides),
-                        config.length)
+        source, target = ([np.append(side[number][:most], END) for number in numbers] for side in sides)
+        return pad_pair(source, target, config.length)
 
     notes = [f"vocabulary of {tokenizer.get_vocab_size():,}"]
     if len(pairs) < lines:
