@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def test_a_whole_run(launch):
 
 
 def test_a_transformer_on_text_files(launch, tmp_path, cache_dir):
-    """Another model, on files of the user's: the loss falls, and a checkpoint of it is resumed."""
+    """Another model, on files of the user's: the loss falls."""
     sizes, sides = tmp_path / "transformer.json", [tmp_path / "source.txt", tmp_path / "target.txt"]
     sizes.write_text(json.dumps({"preset": "tiny", "layers": 1, "d_model": 16, "heads": 2, "d_k": 8, "d_ff": 32,
                                  "length": 8, "vocab": 300, "batch": 16, "optimizer": "adam", "learning_rate": 0.01}))
@@ -83,10 +84,7 @@ def test_a_transformer_on_text_files(launch, tmp_path, cache_dir):
     losses = _metrics(folder)
     assert losses[20] < 0.9 * losses[0]
     assert {"strategy.json", "summary.json", "report.html", "checkpoint"} <= set(os.listdir(folder))
-    code, folder, out, _ = launch(f"--resume={folder}", "--compare=none", "--steps=1", output="second")
-    assert code == 0
-    assert list(_metrics(folder)) == [21, 22]
-    assert max(_metrics(folder).values()) < 0.9 * losses[0]
+    assert losses == pytest.approx(_metrics(folder, "expert"), rel=1e-2)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", *(pytest.param(name, marks=pytest.mark.slow)
@@ -107,20 +105,18 @@ def test_resuming_continues_the_same_curve(launch, tmp_path, optimizer):
     assert len(set(whole.values())) == 8
 
 
-def test_resuming_on_another_mesh(launch, tmp_path):
+def test_resuming_on_another_mesh(launch, finished, tmp_path):
     assert launch("--compare=none", "--steps=5", output="whole")[0] == 0
-    assert launch("--compare=none", "--steps=2", output="first")[0] == 0
-    code, folder, _, _ = launch(f"--resume={tmp_path / 'first'}", "--steps=2", "--mesh=4", "--strategy=data_parallel",
+    code, folder, _, _ = launch(f"--resume={finished}", "--steps=2", "--mesh=4", "--strategy=data_parallel",
                                 output="second")
     assert code == 0
-    halves = {**_metrics(tmp_path / "first"), **_metrics(folder, "data_parallel")}
+    halves = {**_metrics(finished), **_metrics(folder, "data_parallel")}
     assert halves == pytest.approx(_metrics(tmp_path / "whole"), rel=1e-4)
 
 
-def test_resuming_with_other_numbers_is_refused(launch, tmp_path):
-    assert launch("--compare=none", "--steps=1", output="first")[0] == 0
+def test_resuming_with_other_numbers_is_refused(launch, finished):
     for flag in ("--batch=16", "--seed=3", "--optimizer=adam", "--learning_rate=1"):
-        code, folder, _, err = launch(f"--resume={tmp_path / 'first'}", flag, output="second")
+        code, folder, _, err = launch(f"--resume={finished}", flag)
         assert code == 2
         assert flag.split("=")[0] in err
         assert "leave the flag out" in err
@@ -142,9 +138,11 @@ def test_search_only(launch):
 def test_a_strategy_file(launch, tmp_path):
     assert launch("--search_only", "--strategy=expert", output="found")[0] == 0
     path = tmp_path / "found" / "strategy.json"
-    code, folder, _, _ = launch(f"--strategy={path}", "--compare=none", "--steps=1")
+    code, folder, _, _ = launch(f"--strategy={path}", "--compare=none", "--search_only")
     assert code == 0
     assert Strategy.load(folder / "strategy.json").configurations == Strategy.load(path).configurations
+    summary = json.loads((folder / "summary.json").read_text())
+    assert list(summary["arms"]) == ["strategy"]
 
 
 def test_a_mesh_shape_is_the_experts(launch):
@@ -189,18 +187,16 @@ def test_out_of_memory_while_training():
     assert "\n" not in str(caught.value)
 
 
-def test_a_strategy_of_another_graph(launch, tmp_path):
-    assert launch("--search_only", output="found")[0] == 0
-    code, folder, _, err = launch(f"--strategy={tmp_path / 'found' / 'strategy.json'}", "--batch=16")
+def test_a_strategy_of_another_graph(launch, finished):
+    code, folder, _, err = launch(f"--strategy={finished / 'strategy.json'}", "--batch=16")
     assert code == 5
     assert "strategy.json" in err
     assert err.count("\n") == 1
     assert not folder.exists()
 
 
-def test_a_strategy_for_another_number_of_devices(launch, tmp_path):
-    assert launch("--search_only", output="found")[0] == 0
-    code, _, _, err = launch(f"--strategy={tmp_path / 'found' / 'strategy.json'}", "--mesh=4")
+def test_a_strategy_for_another_number_of_devices(launch, finished):
+    code, _, _, err = launch(f"--strategy={finished / 'strategy.json'}", "--mesh=4")
     assert code == 5
     assert "use --mesh=2" in err
 
@@ -283,12 +279,12 @@ def test_ctrl_c_before_anything_was_measured(launch, monkeypatch):
     assert not folder.exists()
 
 
-def test_never_overwrites(launch):
-    assert launch("--search_only")[0] == 0
-    code, folder, _, err = launch("--search_only")
+def test_never_overwrites(launch, finished):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    code, _, _, err = launch("--search_only", f"--output_dir={finished}")
     assert code == 2
     assert "never overwritten" in err
-    assert (folder / "strategy.json").exists()
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
 
 def test_bad_data(launch):
@@ -299,8 +295,8 @@ def test_bad_data(launch):
     assert not folder.exists()
 
 
-def test_a_foreign_checkpoint(launch, tmp_path):
-    assert launch("--compare=none", "--steps=1", output="first")[0] == 0
+def test_a_truncated_checkpoint(launch, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "first")
     data = tmp_path / "first" / "checkpoint" / "model.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:100])
     code, folder, _, err = launch(f"--resume={tmp_path / 'first'}", output="second")
