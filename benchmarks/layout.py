@@ -30,12 +30,13 @@ from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.export.grouping import phases
+from pase_mtf.export.phases import phases_of
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.arm import Arm
-from pase_mtf.launch.devices import choose_devices, describe_host
+from pase_mtf.launch.arms import Arm
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
+from pase_mtf.operations.facts import read_operations
+from pase_mtf.runtime import choose_devices, describe_host
 from pase_mtf.strategy.strategy import find_strategy
 
 __all__ = ["main"]
@@ -54,7 +55,8 @@ def search(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
         built = time.perf_counter()
         exported = export_graph(program.graph, name=name)
         export_seconds = time.perf_counter() - built
-        result = {"operations": len(program.graph.operations), "forward": phases(program.graph).count("forward"),
+        phases = phases_of(program.graph, read_operations(program.graph))
+        result = {"operations": len(program.graph.operations), "forward": phases.count("forward"),
                   "layers": len(exported.layers), "parameters": exported.parameters,
                   "build_seconds": built - start, "export_seconds": export_seconds}
     start = time.perf_counter()

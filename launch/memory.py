@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError
-from pase_mtf.launch.devices import available_bytes
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import available_bytes
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["MEMORY_METHOD", "check_memory", "peak_bytes_per_device", "variable_bytes_per_device"]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import platformdirs
 
 from pase_mtf.errors import DataError, PaseError
 from pase_mtf.files import write_atomically
@@ -209,12 +210,11 @@ def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
     for text in texts:
         for line in text:
             digest.update(line.encode() + b"\n")
-    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pase_mtf",
-                          "vocabularies")
-    path = os.path.join(folder, f"{digest.hexdigest()[:24]}.json")
+    folder = platformdirs.user_cache_path("pase_mtf", appauthor=False) / "vocabularies"
+    path = folder / f"{digest.hexdigest()[:24]}.json"
     # A cache that cannot be read or written only costs the time to learn the vocabulary again.
     with contextlib.suppress(Exception):
-        return tokenizers.Tokenizer.from_file(path)
+        return tokenizers.Tokenizer.from_file(str(path))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=_SPECIAL[UNKNOWN]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -222,6 +222,6 @@ def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
         vocab_size=size, special_tokens=_SPECIAL, show_progress=False,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
     with contextlib.suppress(OSError, PaseError):
-        os.makedirs(folder, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, tokenizer.to_str())
     return tokenizer

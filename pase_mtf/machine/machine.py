@@ -76,7 +76,7 @@ class Machine:
         into its own order and out of it, besides its arithmetic.
       tap_seconds: what every pixel that a convolution makes takes besides, for every pixel of its window.
       broadcast_run_seconds: what every broadcast run takes besides, where an elementwise operation spreads a tensor
-        over another of more dims (an offset per channel over an image): `LayerOperation.rows`.
+        over another of more dims (an offset per channel over an image): `LayerOperation.broadcast_runs`.
       cache_hit_cost_ratio: how many times as long as at first a matrix product takes to read (and bring into
         order) weights that another of the same layer has read before, as in a recurrence.
       cache_capacity: of such weights (of all devices together where they share cores), as many as stay in a cache; 0:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from small_graphs import perceptron
 
-from pase_mtf import runtime
 from pase_mtf.calibration import calibrate as module
 from pase_mtf.calibration import sampling, training_steps
 from pase_mtf.calibration.cache import fingerprint
@@ -213,12 +212,6 @@ def test_measures(monkeypatch, tmp_path, devices):
     assert len(machine.measured["samples"]["filter gradient"]) > 4
     machine.save(tmp_path / "local.json")
     assert Machine.load(tmp_path / "local.json") == machine
-
-
-def test_threads_of_an_operation(monkeypatch):
-    monkeypatch.setattr(runtime, "cores", lambda: 16.0)
-    assert [runtime.operation_threads(devices) for devices in (1, 4, 8, 64)] == [16, 4, 2, 1]
-    assert sampling.session_config(4).intra_op_parallelism_threads == 4
 
 
 def test_errors():
