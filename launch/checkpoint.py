@@ -106,7 +106,7 @@ def restore(info: CheckpointInfo, load: Callable[[str], object]) -> None:
     Raises:
       FormatError: the files are damaged, or hold other variables.
     """
-    from pase_mtf.compat import tf  # a checkpoint is found and checked before TensorFlow is loaded
+    from pase_mtf.compat import tf  # here, as a checkpoint is found and checked before TensorFlow is loaded
     try:
         load(info.prefix)
     except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:

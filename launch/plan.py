@@ -86,7 +86,7 @@ def resolve(options: Options) -> Plan:
         machine.check_devices(mesh.devices)
     for arm in options.arms:
         if arm.method == "file":
-            from pase_mtf.strategy import strategy  # loads the search's compiled kernels: only where there is a file
+            from pase_mtf.strategy import strategy  # loads numba: only where there is a file to check
             read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
     devices = choose_devices(options.devices, mesh.devices)
     preset = options.preset or default_preset(devices, known)

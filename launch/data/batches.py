@@ -15,7 +15,7 @@ import numpy as np
 
 from pase_mtf.errors import DataError, PaseError
 
-if TYPE_CHECKING:  # both are slow to import, and bad data is answered before either is loaded
+if TYPE_CHECKING:  # slow to import: see `Data.batches`
     from tokenizers import Tokenizer
 
     from pase_mtf.compat import tf
@@ -83,7 +83,7 @@ class Data:
         Raises:
           DataError: an example cannot be read after all.
         """
-        from pase_mtf.compat import tf  # bad data is answered before TensorFlow is even imported
+        from pase_mtf.compat import tf  # here, as the command line imports this module before TensorFlow is wanted
         failures: list[PaseError] = []
         # A graph and a session of its own: neither the caller's graph nor TensorFlow's eager mode (which would take
         # the GPUs' memory) has to do with reading files.

@@ -151,6 +151,16 @@ def test_a_mesh_shape_is_the_experts(launch):
     assert Strategy.load(folder / "strategy.json").devices == 4
 
 
+def test_the_local_machine_is_measured_for_the_devices_of_the_run(launch, monkeypatch):
+    asked = []
+    monkeypatch.setattr("pase_mtf.calibration.load.load_machine",
+                        lambda *arguments: asked.append(arguments) or Machine.load("a100"))
+    code, _, out, _ = launch("--machine=local", "--search_only")
+    assert (code, asked) == (0, [(None, 2, "cpu")])
+    assert "NOT the devices of this run" not in out
+    assert "NOT the devices of this run" in launch("--search_only", output="other")[2]
+
+
 def test_no_feasible_strategy(launch):
     code, folder, _, err = launch("--batch=7", "--mesh=4", "--strategy=expert", "--compare=none")
     assert code == 3
