@@ -22,6 +22,18 @@ from pase_mtf.operations.nodes import Nodes, nodes_of
 
 __all__ = ["export_graph"]
 
+_ROLES: dict[type, str] = {
+    mtf.Conv2dOperation: "convolution",
+    mtf.Conv3dOperation: "convolution",
+    mtf.Conv2dTransposeOperation: "transposed convolution",
+    mtf.Conv3dTransposeOperation: "transposed convolution",
+    mtf.Conv2or3dBackpropFilterOperation: "filter gradient",
+    mtf.Conv2or3dBackpropInputOperation: "image gradient",
+    mtf.ReshapeOperation: "rename",
+    mtf.ShiftOperation: "shift",
+}
+"""`LayerOperation.role` by class; that of all others, which cost what their kind says, is ""."""
+
 
 def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] | None = None) -> ComputationGraph:
     """Exports a Mesh-TensorFlow graph: its layers with their dims, operations and variables, and the edges.
@@ -150,6 +162,7 @@ class _Exporter:
             kind="none" if unused else kind_of(operation),
             flops=0.0 if unused else self._flops(operation, inputs), dims=tuple(dims), inputs=inputs, outputs=outputs,
             reduced=self._pending.get(id(operation), ()), shift=self._shift(group, operation),
+            role=next((_ROLES[ancestor] for ancestor in type(operation).__mro__ if ancestor in _ROLES), ""),
             **({"nodes": nodes.count, "traffic": nodes.traffic, "rows": nodes.rows} if nodes else {}))
 
     def _shift(self, group: int, operation: mtf.Operation) -> tuple[str, int] | tuple[()]:

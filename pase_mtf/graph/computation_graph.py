@@ -15,10 +15,13 @@ from typing import Any
 from pase_mtf.errors import FormatError
 from pase_mtf.files import read_json, write_atomically
 
-__all__ = ["ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
+__all__ = ["ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
 
 FORMAT = "pase_mtf.graph"
-VERSION = 1
+VERSION = 2
+
+ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift")
+"""What an operation does that others of its kind do not (`LayerOperation.role`); "" for most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +61,9 @@ class LayerOperation:
       traffic: bytes that these read and write, as a multiple of the bytes of the inputs and outputs.
       rows: over how many rows (elements that lie side by side) these spread a tensor of fewer dims, unsplit and summed
         over the nodes.
+      role: one of `ROLES`: what a cost model has to know besides the kind. A convolution, the gradient of its filter or
+        of its image, a transposed convolution; a reshape ("rename"); a shift along a dim. Follows from the class of
+        the operation, as the other facts do, and is no part of the graph's hash.
     """
 
     index: int
@@ -74,6 +80,7 @@ class LayerOperation:
     nodes: int = 1
     traffic: float = 1.0
     rows: float = 0.0
+    role: str = dataclasses.field(default="", metadata={"hashed": False})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -195,19 +202,23 @@ class ComputationGraph:
         """Reads a graph that `save` wrote.
 
         Raises:
-          FormatError: the file is missing, truncated, or something else.
+          FormatError: the file is missing, truncated, something else, or was written by an earlier version.
         """
         data = read_json(path, FORMAT, VERSION)
-        # Of what was read, not of what is made of it: half the time of a large graph.
-        if "layers" in data and _hash(data) != data.get("hash"):
-            raise FormatError(f"{path}: contents do not match their hash; the file was changed, export the graph again")
+        if data["version"] < VERSION:
+            raise FormatError(f"{path}: {FORMAT} version {data['version']}, written by an earlier version of this "
+                              "program; export the graph again")
         known: dict[Any, Any] = {}
         try:
+            # Of what was read, not of what is made of it: half the time of a large graph.
+            if _hash(data) != data["hash"]:
+                raise FormatError(
+                    f"{path}: contents do not match their hash; the file was changed, export the graph again")
             return cls(
                 name=data["name"], layers=tuple(_layer(entry, known) for entry in data["layers"]),
                 edges=tuple(_from_plain(Edge, entry, known) for entry in data["edges"]),
                 operations=data["operations"], meta=data["meta"])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FormatError(f"{path}: not a complete graph file ({error!r}); export the graph again") from error
 
     def to_dot(self) -> str:
@@ -224,14 +235,21 @@ class ComputationGraph:
 
 
 def _hash(data: dict[str, Any]) -> str:
-    """Of what `_to_plain` makes of a graph, or `save` wrote."""
-    counts = {name: data.get(name) for name in ("layers", "edges", "operations")}
+    """Of what `_to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
+    unhashed = _unhashed(LayerOperation)
+    layers = [{**layer, "operations": [{name: value for name, value in operation.items() if name not in unhashed}
+                                       for operation in layer["operations"]]} for layer in data["layers"]]
+    counts = {"layers": layers, "edges": data["edges"], "operations": data["operations"]}
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def _fields(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
+
+
+def _unhashed(cls: type) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(cls) if not field.metadata.get("hashed", True))
 
 
 def _to_plain(value: Any) -> Any:
@@ -260,13 +278,17 @@ def _operand(data: dict[str, Any], known: dict[Any, Any]) -> Operand:
     return known.setdefault(found, found)
 
 
+def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
+    if data["role"] not in ROLES:  # which the hash does not cover
+        raise ValueError(f"unknown role {data['role']!r}")
+    return LayerOperation(**{
+        **data, **{name: _once(data[name], known) for name in ("dims", "reduced", "shift") if name in data},
+        "inputs": tuple(_operand(item, known) for item in data["inputs"]),
+        "outputs": tuple(_operand(item, known) for item in data["outputs"])})
+
+
 def _layer(data: dict[str, Any], known: dict[Any, Any]) -> Layer:
-    operations = tuple(
-        LayerOperation(**{
-            **entry, **{name: _once(entry[name], known) for name in ("dims", "reduced", "shift") if name in entry},
-            "inputs": tuple(_operand(item, known) for item in entry["inputs"]),
-            "outputs": tuple(_operand(item, known) for item in entry["outputs"])})
-        for entry in data["operations"])
+    operations = tuple(_operation(entry, known) for entry in data["operations"])
     variables = tuple(
         Variable(entry["name"], _operand(entry["operand"], known), entry["trainable"]) for entry in data["variables"])
     return Layer(data["name"], data["kind"], dict(data["dims"]), tuple(data["splittable"]), operations, variables,

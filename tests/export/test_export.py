@@ -1,6 +1,7 @@
 """Export: every operation in one layer, gradients and optimizer with their layer, names and sizes right."""
 
 import collections
+import dataclasses
 import json
 
 import numpy as np
@@ -186,6 +187,37 @@ def test_another_program_has_another_hash():
             with tf.Graph().as_default():
                 hashes.add(export_graph(_training(build, optimizer)).hash)
     assert len(hashes) == 2 * len(_NETS)
+
+
+def test_roles_are_kept_and_leave_the_hash_alone(tmp_path):
+    with tf.Graph().as_default():
+        exported = export_graph(_training(_convolutional))
+    roles = {operation.role: operation.type for layer in exported.layers for operation in layer.operations
+             if operation.role}
+    assert roles == {"convolution": "Conv2dOperation", "filter gradient": "Conv2or3dBackpropFilterOperation",
+                     "image gradient": "Conv2or3dBackpropInputOperation", "rename": "ReshapeOperation"}
+    layers = tuple(dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, role="") for operation in layer.operations)) for layer in exported.layers)
+    plain = dataclasses.replace(exported, layers=layers)
+    assert plain != exported
+    assert plain.hash == exported.hash
+    exported.save(tmp_path / "graph.json")
+    assert ComputationGraph.load(tmp_path / "graph.json") == exported
+
+
+def test_graphs_of_earlier_versions_are_refused_by_name(tmp_path):
+    with tf.Graph().as_default():
+        exported = export_graph(_training(_mlp))
+    path = tmp_path / "graph.json"
+    exported.save(path)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "version": 1}))
+    with pytest.raises(FormatError, match="written by an earlier version of this program; export the graph again"):
+        ComputationGraph.load(path)
+    data["layers"][0]["operations"][0]["role"] = "chore"
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="unknown role 'chore'"):
+        ComputationGraph.load(path)
 
 
 def test_attention_has_the_layers_a_reader_expects():
