@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import FormatError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
 
 
 def _dim(name, size):
@@ -218,6 +220,23 @@ def test_graphs_of_earlier_versions_are_refused_by_name(tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="unknown role 'chore'"):
         ComputationGraph.load(path)
+
+
+def test_variables_are_sized_by_their_own_type_and_gradients_by_the_activations():
+    """float32 weights and slots with bfloat16 activations, as Mesh-TF's programs have them on accelerators."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        types = mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16)
+        weights = mtf.get_variable(mesh, "w", mtf.Shape([D, F]), initializer=tf.zeros_initializer(), dtype=types)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16], tf.bfloat16), mtf.Shape([B, D]))
+        loss = mtf.reduce_sum(mtf.relu(mtf.einsum([x, weights], output_shape=[B, F])))
+        gradient, = mtf.gradients([loss], [weights])
+        mtf.optimize.MomentumOptimizer(0.1, 0.9).apply_grads([gradient], graph.trainable_variables)
+        exported = export_graph(graph)
+    memory = strategy_memory(exported, [Configuration()] * len(exported.layers))
+    assert memory["weights"] == memory["optimizer slots"] == 4 * 16 * 32
+    assert memory["gradients"] == 2 * 16 * 32
 
 
 def test_attention_has_the_layers_a_reader_expects():
