@@ -28,7 +28,11 @@ def _command(command: list[str], folder: Path) -> int:
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False,
                            env={**os.environ, "PYTHONPATH": str(folder), "MYPY_CACHE_DIR": str(_ROOT / ".mypy_cache")})
     if found.returncode:
-        print(found.stdout, found.stderr, sep="", end="", file=sys.stderr)
+        text = found.stdout + found.stderr
+        for source, target in _FOLDERS.items():
+            if source != target:  # the file as it lies in the repository
+                text = text.replace(f"{target}/", f"{source}/")
+        print(text, end="", file=sys.stderr)
     return found.returncode
 
 
