@@ -85,7 +85,7 @@ def test_no_order_keeps_the_dependent_sets_of_dense_blocks_small():
     assert {_largest_dependent_set(densenet(blocks=(depth,), direct=False)) for depth in (4, 8, 16)} == {2}
 
 
-@pytest.mark.parametrize("devices", [8, 16])
+@pytest.mark.parametrize("devices", [8, pytest.param(16, marks=pytest.mark.slow)])
 def test_it_is_the_graph_of_the_instances(devices):
     graph, instance = densenet(normalization="layer"), CostNetwork.load(INSTANCES / f"densenet-direct_{devices}.npz")
     assert [(edge.source, edge.target) for edge in graph.edges] == [
@@ -122,7 +122,7 @@ def test_solvers_agree_with_brute_force(solver):
         best = min(network.cost(choice) for choice in itertools.product(*map(range, network.sizes)))
         if math.isinf(best):
             continue
-        outcome = solvers.SOLVERS[solver](network, 30.0)
+        outcome = solvers.SOLVERS[solver](network, 300.0)
         assert outcome["optimal"]
         assert outcome["cost"] == pytest.approx(best, rel=1e-6, abs=1e-6), seed
 
@@ -131,7 +131,7 @@ def test_solvers_agree_with_brute_force(solver):
 @pytest.mark.parametrize(("name", "optimum"), [("alexnet_8", 97098296512), ("rnnlm_8", 4024963186688)])
 def test_rivals_find_the_known_optima(solver, name, optimum):
     pytest.importorskip(PACKAGES[solver])
-    outcome = solvers.SOLVERS[solver](CostNetwork.load(INSTANCES / f"{name}.npz"), 60.0)
+    outcome = solvers.SOLVERS[solver](CostNetwork.load(INSTANCES / f"{name}.npz"), 300.0)
     assert outcome["optimal"]
     assert outcome["cost"] == optimum
 
@@ -212,12 +212,11 @@ def test_bandwidth_of_a_variation_changes_communication_only(tmp_path):
 def test_process_from_a_graph(tmp_path, capsys):
     path = tmp_path / "graph.json"
     perceptron().save(path)
-    assert search_process([str(path), "--machine=h100", "--devices=4", "--repeat=2"]) == 0
+    assert search_process([str(path), "--machine=h100", "--devices=4", "--repeat=1"]) == 0
     outcome = json.loads(capsys.readouterr().out)
     assert outcome["optimal"]
     assert outcome["layers"] == len(ComputationGraph.load(path).layers)
-    assert outcome["warm_seconds"] == pytest.approx(
-        outcome["warm_build_seconds"] + outcome["warm_search_seconds"], rel=0.5)
+    assert outcome["warm_seconds"] == pytest.approx(outcome["warm_build_seconds"] + outcome["warm_search_seconds"])
     assert 50e6 < outcome["peak_bytes"] < 4e9
     assert search_process([str(tmp_path / "missing.json")]) == 2
     assert "cannot read" in capsys.readouterr().err
@@ -270,7 +269,7 @@ def test_page():
 def test_memory_section(tmp_path):
     """The sweep of a small network: its numbers are those of the searches, its page and plot show them."""
     network = price_densenet(densenet(8, blocks=(2,)), 4)
-    row = search_memory.sweep(network, 5.0, (0.0, 0.5, 1.0))
+    row = search_memory.sweep(network, 300.0, (0.0, 0.5, 1.0))
     usage = search_memory.memory_of(network)
     free = solve(network.network)
     first, _, last = row["points"]
@@ -325,6 +324,7 @@ def test_best_is_called_optimal_only_where_somebody_proved_it():
     assert "optimal, no proof, gap 50.0%" in search_document.comparison(rows)
 
 
+@pytest.mark.slow
 def test_whole_run_piece_by_piece(tmp_path, capsys):
     def run(*flags):
         return search.main(["--networks=rnnlm_8", "--methods=exact,mcmc (1)", "--limit=1", "--mcmc-limit=0.2",
