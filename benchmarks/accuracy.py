@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 from tqdm import tqdm
 
 from benchmarks import markdown
@@ -46,7 +48,6 @@ def agreement(predicted: Sequence[float], measured: Sequence[float]) -> tuple[fl
     """
     one, other = np.asarray(predicted), np.asarray(measured)
     error = float(np.median(np.abs(one - other) / other))
-    from scipy.stats import spearmanr
     return error, float(spearmanr(one, other).statistic)
 
 
@@ -58,7 +59,6 @@ def points(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 def plot(name: str, found: Mapping[str, Sequence[float]], path: str) -> None:
     """Draws predicted over measured, with the line where they are equal."""
-    from matplotlib.figure import Figure
     figure = Figure(figsize=(5.5, 5), layout="constrained")
     axes = figure.subplots()
     for label, (predicted, measured) in found.items():

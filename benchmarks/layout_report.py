@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from benchmarks import markdown
 
 __all__ = ["document", "plot"]
@@ -213,7 +215,6 @@ def document(data: dict[str, Any]) -> str:
 
 def plot(data: dict[str, Any], path: str) -> None:
     """Draws the measured step times as multiples of our layout's, a group of bars per program."""
-    from matplotlib.figure import Figure
     found = {name: entry["measured"] for name, entry in data["programs"].items() if "measured" in entry}
     if not found:
         return
