@@ -190,7 +190,8 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
                      if name not in twice and not name.startswith(_ANONYMOUS))
 
 
-def register_operation(operation_class: type[mtf.Operation], *, splittable: Callable[[mtf.Operation], Iterable[str]] | Sequence[str],
+def register_operation(operation_class: type[mtf.Operation], *,
+                       splittable: Callable[[mtf.Operation], Iterable[str]] | Sequence[str],
                        kind: str | None = None, flops: Callable[[mtf.Operation], float] | None = None,
                        contracted: Callable[[mtf.Operation], Sequence[tuple[str, ...]]] | None = None,
                        lower: Callable[[mtf.Operation, Any], None] | None = None) -> None:
