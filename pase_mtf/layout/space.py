@@ -8,13 +8,14 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
+from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.machine import Machine
 
-__all__ = ["MAX_AXES", "MeshShape", "expressible", "mesh_and_devices", "mesh_shapes", "order_matters", "parse_layout",
-           "parse_mesh_shape", "parse_rules", "rules_text"]
+__all__ = ["MAX_AXES", "GivenLayout", "GivenShape", "MeshShape", "expressible", "mesh_and_devices", "mesh_shapes",
+           "order_matters", "parse_layout", "parse_mesh_shape", "parse_rules", "rules_text"]
 
 MAX_AXES = 3
 """Most axes of a mesh shape that the search considers."""
@@ -49,6 +50,13 @@ class MeshShape:
 
     def __str__(self) -> str:
         return ";".join(f"{name}:{size}" for name, size in self.axes)
+
+
+GivenShape: TypeAlias = "str | MeshShape | mtf.Shape"
+"""What callers give as a mesh shape."""
+
+GivenLayout: TypeAlias = "str | tuple[GivenShape, str | Mapping[str, str] | mtf.LayoutRules]"
+"""What callers give as a layout: mesh shape and layout rules, in one string or as a pair."""
 
 
 def expressible(name: str) -> bool:
@@ -102,7 +110,7 @@ def parse_rules(text: str | Mapping[str, str], mesh: MeshShape) -> dict[str, str
     return rules
 
 
-def mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | None, int]:
+def mesh_and_devices(mesh_shape: GivenShape | None, devices: int | None) -> tuple[MeshShape | None, int]:
     """The mesh shape that the caller wants, if any, and the number of devices.
 
     Args:
@@ -112,7 +120,7 @@ def mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | 
     Raises:
       UsageError: it does not parse, or the two do not agree.
     """
-    if hasattr(mesh_shape, "dims"):  # an mtf.Shape; no TensorFlow here
+    if isinstance(mesh_shape, mtf.Shape):
         mesh_shape = MeshShape(tuple((dim.name, dim.size) for dim in mesh_shape.dims))
     mesh = None if mesh_shape is None else parse_mesh_shape(mesh_shape)
     if devices is None:
@@ -124,7 +132,7 @@ def mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | 
     return mesh, devices
 
 
-def parse_layout(entry: Any) -> tuple[MeshShape, dict[str, str]]:
+def parse_layout(entry: GivenLayout) -> tuple[MeshShape, dict[str, str]]:
     """Mesh shape and layout rules in one string (sizes are numbers, axes are not), or a pair of the two.
 
     Raises:
@@ -137,7 +145,7 @@ def parse_layout(entry: Any) -> tuple[MeshShape, dict[str, str]]:
         return mesh, parse_rules(";".join(part for part in pairs if part not in sizes), mesh)
     shape, rules = entry
     mesh, _ = mesh_and_devices(shape, None)
-    if hasattr(rules, "_pairs"):  # mtf.LayoutRules, which may mention axes that this mesh does not have
+    if isinstance(rules, mtf.LayoutRules):  # they may mention axes that this mesh does not have
         rules = {dim: axis for dim, axis in sorted(rules._pairs) if axis in mesh.names}
     return mesh, parse_rules(rules, mesh)
 

@@ -6,10 +6,10 @@ from nets import Builder, device_names, dim, session
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape, parse_mesh_shape, parse_rules
-from pase_mtf.layout.verify import Verifier, lowering_problem
+from pase_mtf.layout.verify import Verifier
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.operations.legality import register_splittable
 
@@ -168,7 +168,7 @@ def test_alike_operations_are_told_apart():
         verifier = Verifier(b.graph, outputs)
         assert verifier.problem(MeshShape((("a", 2),)), {"x": "a"}) is None
         outputs.append(made(3))  # its shape is not what it says
-        problem = lowering_problem(b.graph, MeshShape((("a", 2),)), {"x": "a"}, outputs)
+        problem = Verifier(b.graph, outputs).problem(MeshShape((("a", 2),)), {"x": "a"})
         assert problem.operation == "slicewise_2"
         assert "Wrong slice shape" in problem.reason
 

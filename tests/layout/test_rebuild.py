@@ -6,7 +6,7 @@ import pytest
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.space import parse_mesh_shape, parse_rules
 from pase_mtf.machine.machine import Link, Machine
 

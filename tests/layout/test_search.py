@@ -11,9 +11,9 @@ from pase_mtf.cost.build import price_strategy
 from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.costs import LayoutCosts
+from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.legality import StockLegality
-from pase_mtf.layout.network import LayoutPrices
 from pase_mtf.layout.space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.strategy.experts import configurations_of_layout
@@ -44,7 +44,7 @@ def perceptron():
 
 def priced(graph, machine, devices, outputs=()):
     legality = StockLegality(graph, outputs, devices)
-    return LayoutPrices(export_graph(graph), machine, legality), legality
+    return LayoutCosts(export_graph(graph), machine, legality), legality
 
 
 def all_layouts(legality, meshes):

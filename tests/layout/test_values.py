@@ -5,7 +5,7 @@ import pytest
 from nets import NETS, build, device_names, reference, session
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.find import find_layout
 from pase_mtf.machine.machine import Link, Machine
 
 _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
