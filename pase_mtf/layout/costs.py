@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from pase_mtf.cost.resharding import resharding_seconds
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.graph.partition import Partition
 from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape
 from pase_mtf.machine.machine import Machine
@@ -116,7 +115,7 @@ class LayoutCosts:
         self._kinds = {group: self._layer_kinds(group) for group in self.groups}
         self._seconds: dict[tuple[Group, Configuration], np.ndarray] = {}
         self._bytes: dict[tuple[Group, Configuration], np.ndarray] = {}
-        self._reshard_seconds: dict[tuple[tuple[Partition, Partition], tuple[int, ...], int], float] = {}
+        self._reshard_seconds: dict[Hashable, float] = {}
 
     def never_share_an_axis(self, dims: Sequence[str]) -> bool:
         """Whether no two of the dims can be on one axis, so that each is split exactly where its rule says."""

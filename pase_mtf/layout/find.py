@@ -16,7 +16,7 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import Layout
-from pase_mtf.layout.program import Program
+from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.rebuild import find_layout_of_program
 from pase_mtf.layout.request import Request, compared_layouts
 from pase_mtf.layout.space import GivenLayout, GivenShape, mesh_and_devices
@@ -62,22 +62,24 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
     """
     program = None if isinstance(graph, mtf.Graph) else Program(graph)
     mesh, devices = mesh_and_devices(mesh_shape, devices)
+    compared = tuple(compared_layouts(compare, devices))
+    tf_graph = tf.get_default_graph() if program is None else tf.Graph()
+    with tf_graph.as_default():
+        # Before the machine is loaded, which takes minutes where it has to be measured: what is wrong with the program
+        # is told first.
+        built = BuiltGraph(graph, list(outputs)) if program is None else program.build_first(mesh, devices)
     machine = load_machine(machine, devices)
     machine.check_devices(devices)
     request = Request(devices, machine, mesh, memory_limit, {dim: axis or None for dim, axis in (fixed or {}).items()},
-                      tuple(compared_layouts(compare, devices)), max(0, alternatives), name)
-    if program is None:
-        return _find_layout_of_graph(graph, outputs, exported, request)
-    if program.arguments:
-        return find_layout_of_program(program, request)
-    with tf.Graph().as_default():
-        built = program.build(None)
-        return _find_layout_of_graph(built.graph, built.outputs, None, request)
+                      compared, max(0, alternatives), name)
+    with tf_graph.as_default():
+        if program is not None and program.arguments:
+            return find_layout_of_program(program, built, request)
+        return _find_layout_of_graph(built, exported, request)
 
 
-def _find_layout_of_graph(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], exported: ComputationGraph | None,
-                          request: Request) -> Layout:
-    one = GraphSearch(graph, outputs, request, exported=exported)
+def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, request: Request) -> Layout:
+    one = GraphSearch(built.graph, built.outputs, request, exported=exported)
     found = one.candidates(1 + request.alternatives)
     if not found:
         raise InfeasibleError(one.why_nothing())

@@ -178,12 +178,11 @@ def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | Non
             raise UsageError(f"fixed {dim}:{axis}: no axis {axis!r} in mesh {', '.join(map(str, meshes))}")
     kept, problems = [], []
     for mesh in meshes:
-        problem = None
         axis_of = {dim: mesh.names.index(axis) for dim, axis in fixed.items() if axis in mesh.names}
-        for dim, axis in axis_of.items():
-            problem = problem or legality.problem_of(dim, axis, mesh.sizes)
-        for (one, axis), (other, other_axis) in itertools.combinations(axis_of.items(), 2):
-            problem = problem or legality.problem_of_pair(one, axis, other, other_axis, mesh.sizes)
+        alone = (legality.problem_of(dim, axis_of[dim], mesh.sizes) for dim in axis_of)
+        in_pairs = (legality.problem_of_pair(one, axis_of[one], other, axis_of[other], mesh.sizes)
+                    for one, other in itertools.combinations(axis_of, 2))
+        problem = next(filter(None, itertools.chain(alone, in_pairs)), None)
         if problem is None:
             kept.append(mesh)
         else:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.layout.capture import capture_graph
+from pase_mtf.layout.space import MeshShape
 
 __all__ = ["BuiltGraph", "Program"]
 
@@ -65,10 +67,9 @@ class Program:
         if not callable(build_graph):
             raise UsageError(f"{str(build_graph)[:60]!r} is no graph and no function that builds one; "
                              "give an mtf.Graph or a function")
-        try:
+        parameters: Mapping[str, inspect.Parameter] = {}
+        with contextlib.suppress(TypeError, ValueError):  # of some callables Python does not know it
             parameters = inspect.signature(build_graph).parameters
-        except (TypeError, ValueError):  # of some callables Python does not know it
-            parameters = {}
         self.arguments = tuple(name for name in _ARGUMENTS if name in parameters)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self.arguments = _ARGUMENTS
@@ -79,6 +80,10 @@ class Program:
             raise UsageError(f"{self._name} needs arguments ({', '.join(unknown)}); "
                              "give a function that takes none but mesh_shape and layout")
         self.has_defaults = all(name in parameters and name not in required for name in self.arguments)
+
+    def build_first(self, mesh: MeshShape | None, devices: int) -> BuiltGraph:
+        """The graph for no layout: as the function builds it by default, or for a mesh over which nothing is split."""
+        return self.build(None if self.has_defaults else (str(mesh or f"rows:{devices}"), ""))
 
     def build(self, layout: tuple[str, str] | None) -> BuiltGraph:
         """Calls the function in the current tf.Graph; where it goes on to lower its graph, it is stopped there.

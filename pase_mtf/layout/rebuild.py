@@ -116,30 +116,29 @@ class _Trials:
       builds: how often the program was called.
     """
 
-    def __init__(self, program: Program, request: Request) -> None:
+    def __init__(self, program: Program, first: BuiltGraph, request: Request) -> None:
         self.program, self.request = program, request
         self.trials: dict[_Strings, _Trial] = {}
-        self.graphs: dict[Hashable, _SearchedGraph] = {}
-        self.builds = 0
+        self.graphs: dict[Hashable, _SearchedGraph] = {
+            first.structure(): _SearchedGraph(first, request, first=True)}
+        self.builds = 1
 
-    def build(self, layout: _Strings | None) -> tuple[BuiltGraph, _SearchedGraph]:
-        """Calls the program for a layout, and searches its graph if it is of a new structure.
+    def _build(self, layout: _Strings) -> tuple[BuiltGraph, _SearchedGraph]:
+        """Calls the program for a layout, and prepares the search of its graph if it is of a new structure.
 
         Raises:
-          InfeasibleError: the program refuses the layout. What it raises on its first call is not caught.
+          InfeasibleError: the program refuses the layout.
         """
         self.builds += 1
         try:
             built = self.program.build(layout)
         except Exception as error:  # whatever a program says to a layout that it does not take
-            if not self.graphs:
-                raise
             what = " ".join(str(error).split())[:300]
             what = what if isinstance(error, PaseError) else f"{type(error).__name__}: {what}"
             raise InfeasibleError(f"the program refuses it ({what})") from error
         structure = built.structure()
         if structure not in self.graphs:
-            self.graphs[structure] = _SearchedGraph(built, self.request, first=not self.graphs)
+            self.graphs[structure] = _SearchedGraph(built, self.request, first=False)
         return built, self.graphs[structure]
 
     def try_layout(self, layout: _Strings) -> None:
@@ -148,7 +147,7 @@ class _Trials:
             return
         try:
             with tf.Graph().as_default():
-                built, graph = self.build(layout)
+                built, graph = self._build(layout)
                 cost = graph.search.judge("", *layout.parsed(), Verifier(built.graph, built.outputs))
                 self.trials[layout] = _Trial(cost, graph)
         except InfeasibleError as error:
@@ -192,21 +191,24 @@ class _Trials:
             self.try_layout(candidate[1])
 
 
-def find_layout_of_program(program: Program, request: Request) -> Layout:
+def find_layout_of_program(program: Program, first: BuiltGraph, request: Request) -> Layout:
     """Finds the layout of a program whose graph may depend on it (microbatches, expert groups, imported slices).
 
     The layouts to compare with, data parallelism, and where these have different graphs the batch on one of two axes
     are the starting points; candidates follow (see above). The best of all is returned.
 
+    Args:
+      program: builds a graph for a layout.
+      first: what it built for no layout.
+      request: what the caller asks for.
+
     Raises:
       InfeasibleError: no layout lowers.
     """
-    trials = _Trials(program, request)
-    with tf.Graph().as_default():
-        first_layout = _Strings(str(request.mesh or f"rows:{request.devices}"), "")
-        _, first = trials.build(None if program.has_defaults else first_layout)
+    trials = _Trials(program, first, request)
+    (first_graph,) = trials.graphs.values()
     compared = [_Strings.of(*layout) for layout in request.compare]
-    parallel = first.search.data_parallel()
+    parallel = first_graph.search.data_parallel()
     data_parallel = None if parallel is None else _Strings.of(*parallel)
     for layout in [*compared, *([data_parallel] if data_parallel else [])]:
         trials.try_layout(layout)
@@ -216,7 +218,7 @@ def find_layout_of_program(program: Program, request: Request) -> Layout:
     bound = trials.try_candidates()
     usable = trials.usable()
     if not usable:
-        why = first.why_nothing() if len(trials.graphs) == 1 else ""
+        why = first_graph.why_nothing() if len(trials.graphs) == 1 else ""
         raise InfeasibleError(why or f"{request.name}: every layout found changes the graph into one that does not "
                                      "lower under it; fix the mesh shape")
     best = trials.trials[usable[0]]

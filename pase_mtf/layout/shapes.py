@@ -112,9 +112,8 @@ class ShapeMeshImpl(mtf.MeshImpl):
 
     def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Slices | tuple[Slices, ...]:
         """Calls the function on the one slice."""
-        inputs = [x.tensor_list[0] if isinstance(x, Slices) else x
-                  for x in mtf.ops.convert_args_to_laid_out_tensors(inputs)]
-        result = fn(*inputs)
+        result = fn(*(x.tensor_list[0] if isinstance(x, Slices) else x
+                      for x in mtf.ops.convert_args_to_laid_out_tensors(inputs)))
         if isinstance(result, tuple):
             return tuple(Slices([value]) for value in result)
         return Slices([result])

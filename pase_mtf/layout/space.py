@@ -75,7 +75,7 @@ def _pairs(text: str, what: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def parse_mesh_shape(text: str | MeshShape) -> MeshShape:
+def parse_mesh_shape(text: GivenShape) -> MeshShape:
     """Reads a mesh shape such as "rows:2;cols:4", as Mesh-TF does.
 
     Raises:
@@ -83,6 +83,8 @@ def parse_mesh_shape(text: str | MeshShape) -> MeshShape:
     """
     if isinstance(text, MeshShape):
         return text
+    if isinstance(text, mtf.Shape):
+        return MeshShape(tuple((dim.name, dim.size) for dim in text.dims))
     axes = []
     for name, size in _pairs(str(text), "mesh shape"):
         if not size.isdigit() or int(size) < 1:
@@ -120,8 +122,6 @@ def mesh_and_devices(mesh_shape: GivenShape | None, devices: int | None) -> tupl
     Raises:
       UsageError: it does not parse, or the two do not agree.
     """
-    if isinstance(mesh_shape, mtf.Shape):
-        mesh_shape = MeshShape(tuple((dim.name, dim.size) for dim in mesh_shape.dims))
     mesh = None if mesh_shape is None else parse_mesh_shape(mesh_shape)
     if devices is None:
         devices = mesh.devices if mesh else 8
@@ -144,7 +144,7 @@ def parse_layout(entry: GivenLayout) -> tuple[MeshShape, dict[str, str]]:
         mesh = parse_mesh_shape(";".join(sizes))
         return mesh, parse_rules(";".join(part for part in pairs if part not in sizes), mesh)
     shape, rules = entry
-    mesh, _ = mesh_and_devices(shape, None)
+    mesh = parse_mesh_shape(shape)
     if isinstance(rules, mtf.LayoutRules):  # they may mention axes that this mesh does not have
         rules = {dim: axis for dim, axis in sorted(rules._pairs) if axis in mesh.names}
     return mesh, parse_rules(rules, mesh)

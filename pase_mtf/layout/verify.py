@@ -173,10 +173,9 @@ class Verifier:
                     lowering.export_to_tf_tensor(output)
             except _LoweringError as failure:
                 operation = failure.operation
-                names = dict.fromkeys(name for tensor in (*operation.inputs, *operation.outputs)
-                                      for name in tensor.shape.dimension_names if name in rules)
-                if isinstance(operation, _ops.WhileLoopOperation):
-                    names = rules
+                names = tuple(rules) if isinstance(operation, _ops.WhileLoopOperation) else tuple(dict.fromkeys(
+                    name for tensor in (*operation.inputs, *operation.outputs)
+                    for name in tensor.shape.dimension_names if name in rules))
                 text = " ".join(str(failure.cause).split())[:300]
-                return Problem(operation.name, tuple(names), f"{type(failure.cause).__name__}: {text}")
+                return Problem(operation.name, names, f"{type(failure.cause).__name__}: {text}")
         return None
