@@ -37,8 +37,8 @@ class OperationSignature(NamedTuple):
     `nodes`, `traffic`: of `LayerOperation`. `channels`: of a convolution, the column and the size of the channels that
     it makes (column -1: never split). `gaps`: of the gradient of a convolution's image, how many times larger than the
     output the image is. `rows`: the columns that split them, and how many of them take time of their own: of a
-    convolution, the pixels that it makes times those of its window; else `LayerOperation.rows`. `weights`: for every
-    input, how many variables of the layer look like it; where it reads none of them, 0 (nothing for updates).
+    convolution, the pixels that it makes times those of its window; else `LayerOperation.broadcast_runs`. `weights`:
+    for every input, how many variables of the layer look like it; where it reads none of them, 0 (nothing for updates).
     """
 
     phase: str
@@ -131,9 +131,9 @@ def _rows(operation: LayerOperation, kind: str, position: dict[str, int]) -> tup
         # Filters are [window..., in, out], the second input of a convolution and of the gradient of its image.
         made, window = operation.outputs[0], operation.inputs[1].shape[:-2]
         count = math.prod(made.shape[:-1]) * math.prod(window)
-    elif operation.rows:
+    elif operation.broadcast_runs:
         made = max((*operation.outputs, *operation.inputs), key=lambda operand: math.prod(operand.shape))
-        count = operation.rows
+        count = operation.broadcast_runs
     else:
         return (), 0.0
     return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), float(count)

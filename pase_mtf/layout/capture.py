@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
-from pase_mtf.machine.machine import Machine
+from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.strategy.strategy import Strategy, find_strategy
 
 __all__ = ["CapturedGraph", "SwappedLowering", "capture_graph", "swap_lowering"]
@@ -108,14 +110,14 @@ class SwappedLowering:
 
 @contextlib.contextmanager
 def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | None = None,
-                  machine: Machine | str = "1080ti", method: str = "exact",
+                  machine: Machine | str | os.PathLike[str] | None = LOCAL, method: str = "exact",
                   **options: Any) -> Iterator[SwappedLowering]:
     """Within the block `mtf.Lowering(graph, {mesh: mesh_impl})` lowers every layer with its own layout.
 
     Args:
       strategy: for the graph that will be lowered. By default it is searched for, at the moment of lowering.
       devices: names of the devices (default: those of the program's mesh implementation).
-      machine: for the search; "local" is measured.
+      machine: for the search: a Machine, the name of one, the path of its file, or "local", which is measured.
       method: of the search.
       **options: of the search.
 
@@ -142,7 +144,7 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
         exported = export_graph(graph)
         chosen = strategy
         if chosen is None:
-            chosen = find_strategy(exported, len(names), _machine(machine, len(names)), method, **options)
+            chosen = find_strategy(exported, len(names), load_machine(machine, len(names)), method, **options)
         else:
             chosen.check_graph(exported)
         plan = plan_from_configurations(graph, exported, chosen.configurations, len(names))
@@ -154,13 +156,6 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
 
     with _lowering_becomes(lower):
         yield swapped
-
-
-def _machine(machine: Machine | str, devices: int) -> Machine | str:
-    if machine == "local":
-        from pase_mtf.calibration.calibrate import load_local
-        return load_local(devices)
-    return machine
 
 
 def _devices_of(mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl]) -> list[str]:

@@ -8,9 +8,11 @@ The command line is `python -m pase_mtf.layout --graph=my_project.train:build_gr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -20,13 +22,13 @@ from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.rebuild import find_layout_of_program
 from pase_mtf.layout.request import Request, compared_layouts
 from pase_mtf.layout.space import GivenLayout, GivenShape, mesh_and_devices
-from pase_mtf.machine.machine import Machine
+from pase_mtf.machine.machine import LOCAL, Machine
 
 __all__ = ["find_layout"]
 
 
 def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = None,
-                outputs: Iterable[mtf.Tensor] = (), machine: Machine | str = "1080ti",
+                outputs: Iterable[mtf.Tensor] = (), machine: Machine | str | os.PathLike[str] | None = LOCAL,
                 mesh_shape: GivenShape | None = None, memory_limit: float | None = None,
                 fixed: Mapping[str, str | None] | None = None, *, compare: Sequence[GivenLayout] = (),
                 alternatives: int = 3, exported: ComputationGraph | None = None, name: str = "program") -> Layout:
@@ -42,7 +44,8 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         layout after the other, as its graph may depend on it: see `pase_mtf.layout.rebuild`.
       devices: p (default: that of mesh_shape, else 8).
       outputs: tensors that the program exports.
-      machine: a Machine, the name of one, or "local", which is measured.
+      machine: a Machine, the name of one, the path of its file, or "local" (None is the same), which is measured: see
+        `pase_mtf.calibration.load.load_machine`.
       mesh_shape: only this one, as "rows:2;cols:4"; otherwise the search chooses.
       memory_limit: bytes per device.
       fixed: dim name -> axis name for dims whose axis is given, None for those that stay whole. Axes named here are
@@ -68,9 +71,9 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         # Before the machine is loaded, which takes minutes where it has to be measured: what is wrong with the program
         # is told first.
         built = BuiltGraph(graph, list(outputs)) if program is None else program.build_first(mesh, devices)
-    machine = load_machine(machine, devices)
-    machine.check_devices(devices)
-    request = Request(devices, machine, mesh, memory_limit, {dim: axis or None for dim, axis in (fixed or {}).items()},
+    loaded = load_machine(machine, devices)
+    loaded.check_devices(devices)
+    request = Request(devices, loaded, mesh, memory_limit, {dim: axis or None for dim, axis in (fixed or {}).items()},
                       compared, max(0, alternatives), name)
     with tf_graph.as_default():
         if program is not None and program.arguments:
@@ -99,11 +102,3 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
         search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
                 **one.sizes()},
         notes=one.notes(best), _search=one.search)
-
-
-def load_machine(machine: Machine | str, devices: int) -> Machine:
-    """The machine itself, one by its name, or this one ("local", which is measured)."""
-    if machine == "local":
-        from pase_mtf.calibration.calibrate import load_local
-        return load_local(devices)
-    return Machine.load(machine) if isinstance(machine, str) else machine
