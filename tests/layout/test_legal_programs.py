@@ -173,6 +173,28 @@ def test_alike_operations_are_told_apart():
         assert "Wrong slice shape" in problem.reason
 
 
+def test_operations_that_hold_what_cannot_be_compared_are_like_no_other():
+    class Holder:
+        """Equal to every other, and without a hash."""
+
+        def __init__(self, size):
+            self.size = size
+
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x = b.input("x", [dim("x", 4), dim("y", 4)])
+        outputs = [mtf.slicewise(lambda t, holder=holder: t[:, :holder.size], [x],
+                                 mtf.Shape([dim("x", 4), dim("z", 2)]), x.dtype, splittable_dims=[dim("x", 4)])
+                   for holder in (Holder(2), Holder(3))]
+        problem = Verifier(b.graph, outputs).problem(MeshShape((("a", 2),)), {"x": "a"})
+        assert problem.operation == "slicewise_1"
+
+
 def test_names_that_rules_cannot_express_stay_whole():
     with tf.Graph().as_default():
         b = Builder(tf.float32)

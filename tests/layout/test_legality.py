@@ -86,8 +86,12 @@ def outcomes(build, mesh, dtype=tf.float64, chunk=40):
                     yield rules, problem, raised, right, shapes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+# Of the others' kinds, and quick.
+_QUICK = ("halos", "splitting", "partial_sums_added")
+
+
+@pytest.mark.parametrize("name", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in CASES])
 def test_what_is_legal_lowers_to_the_values_of_one_device(name):
     wrong, cautious, lax, legal = [], [], [], 0
     for rules, problem, raised, right, shapes in outcomes(

@@ -12,8 +12,12 @@ _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gath
 STEEP = Machine("steep", _RATES, 1e7, 1e12, 1e-6, (Link(2, 1e8, 1e-8), Link(64, 1e6, 1e-6)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETS)
+# Between them the others use every kind of operation; these two are quick.
+_QUICK = ("mlp", "odd_shapes")
+
+
+@pytest.mark.parametrize("name", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in NETS])
 def test_found_layouts_give_the_values_of_one_device(name):
     want = reference(name, "sgd", tf.float64, steps=1)
     with tf.Graph().as_default():
