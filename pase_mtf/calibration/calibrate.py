@@ -25,7 +25,8 @@ from pase_mtf.calibration.sampling import (
 from pase_mtf.calibration.training_steps import STEPS, fit_steps, measure_step
 from pase_mtf.compat import tf
 from pase_mtf.cost.collectives import allreduce_seconds
-from pase_mtf.cost.compute import FILTER_GRADIENT, PRODUCTS, ordering_passes
+from pase_mtf.cost.compute import ordering_passes
+from pase_mtf.cost.signature import FILTER_GRADIENT, PRODUCTS
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -131,7 +132,9 @@ class _Exporter:
         return list(fact.reads)
 
     def _variable(self, group: int, variable: mtf.Variable) -> Variable:
-        return Variable(variable.name, self._operand(group, variable.outputs[0]), bool(variable.trainable))
+        # What a device keeps is of the slices' type; what the operation puts out, of the activations'.
+        operand = dataclasses.replace(self._operand(group, variable.outputs[0]), itemsize=variable.slice_dtype.size)
+        return Variable(variable.name, operand, bool(variable.trainable))
 
     def edges(self) -> tuple[Edge, ...]:
         """Every tensor of more than one element that crosses from one layer to another, once per way it is read."""

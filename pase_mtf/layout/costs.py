@@ -15,9 +15,10 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from pase_mtf.cost.compute import PARTS, OperationSignature, layer_parts, layer_signature
+from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.cost.resharding import resharding_seconds
+from pase_mtf.cost.signature import OperationSignature, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
@@ -62,7 +63,7 @@ def shardings_of(configurations: Sequence[Configuration], dims: Sequence[str]) -
     position = {name: number for number, name in enumerate(dims) if name}
     restricted = [Configuration(tuple((name if name in position else "", parts) for name, parts in entry.axes))
                   for entry in configurations]
-    return ConfigurationTable.build(restricted, position, len(dims)).classes(range(len(dims)))
+    return ConfigurationTable.build(restricted, position, len(dims)).shardings(range(len(dims)))
 
 
 @dataclasses.dataclass(frozen=True)
