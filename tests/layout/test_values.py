@@ -5,15 +5,19 @@ import pytest
 from nets import NETS, build, device_names, reference, session
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.find import find_layout
 from pase_mtf.machine.machine import Link, Machine
 
 _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
 STEEP = Machine("steep", _RATES, 1e7, 1e12, 1e-6, (Link(2, 1e8, 1e-8), Link(64, 1e6, 1e-6)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETS)
+# Between them the others use every kind of operation; these two are quick.
+_QUICK = ("mlp", "odd_shapes")
+
+
+@pytest.mark.parametrize("name", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in NETS])
 def test_found_layouts_give_the_values_of_one_device(name):
     want = reference(name, "sgd", tf.float64, steps=1)
     with tf.Graph().as_default():

@@ -18,6 +18,12 @@ SLOW = type(SLOW)("slow arithmetic", {kind: rate * 1e-4 for kind, rate in SLOW.r
                   tuple(type(link)(link.devices, link.bandwidth * 1e-2, 0.0) for link in SLOW.links))
 
 
+def _with_one_quick(cases, quick):
+    """All of these train or search for long; one of them stands for them in the gate."""
+    return [case if case == quick else pytest.param(*(case if isinstance(case, tuple) else (case,)),
+                                                    marks=pytest.mark.slow) for case in cases]
+
+
 def _found(name):
     by_hand = [(mesh_shape, rules) for _, mesh_shape, rules in layout_cases.by_hand(name, DEVICES)]
     return layout_cases.find(name, "reduced", DEVICES, SLOW, by_hand)
@@ -32,8 +38,7 @@ def _one_device(name, mesh_shape, rules):
         return training.train(program, training.stock(program))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", programs.PROGRAMS)
+@pytest.mark.parametrize("name", _with_one_quick(programs.PROGRAMS, "toy"))
 def test_the_layout_found_trains_as_one_device_does(name):
     layout = _found(name)
     assert layout.layout_rules
@@ -47,15 +52,16 @@ def test_the_layout_found_trains_as_one_device_does(name):
             assert layout.seconds <= entry.seconds * (1 + 1e-9), entry
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "number"), [("lm", 1), ("unet_2d", 1), ("digits", 1)])
+@pytest.mark.parametrize(("name", "number"), _with_one_quick([("lm", 1), ("unet_2d", 1), ("digits", 1)],
+                                                             ("digits", 1)))
 def test_layouts_written_by_hand_train_as_one_device_does(name, number):
     _, mesh_shape, rules = layout_cases.by_hand(name, DEVICES)[number]
     losses = training.losses_of(name, lambda program: training.stock(program, mesh_shape, rules), mesh_shape, rules)
     np.testing.assert_allclose(losses, _one_device(name, mesh_shape, rules), rtol=training.TOLERANCE)
 
 
-@pytest.mark.parametrize(("name", "devices"), [*itertools.product(("bert", "translation", "digits"), (4, 32))])
+@pytest.mark.parametrize(("name", "devices"), _with_one_quick(
+    itertools.product(("bert", "translation", "digits"), (4, 32)), ("translation", 4)))
 def test_other_numbers_of_devices(name, devices):
     layout = layout_cases.find(name, "reduced", devices, SLOW)
     shape = mtf.convert_to_shape(layout.mesh_shape)
