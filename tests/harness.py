@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from pase_mtf import models
-from pase_mtf.calibration.sampling import session_config
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -28,8 +27,9 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.program import Program, build_program
 from pase_mtf.launch.strategies import random_configurations
 from pase_mtf.lowering.lowering import PlanLowering, lower
-from pase_mtf.lowering.mesh import MeshSpec
+from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.runtime import Devices, session_config
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
 
 DEVICES = 4
@@ -67,12 +67,12 @@ class Trained:
 
 def device_names(devices: int = DEVICES) -> list[str]:
     """Virtual devices of this process."""
-    return [f"/device:CPU:{number}" for number in range(devices)]
+    return list(Devices.first(devices, "cpu").names)
 
 
 def session(devices: int = 8) -> tf.Session:
     """A session with virtual devices, set up as for training."""
-    return tf.Session(config=session_config(devices))
+    return tf.Session(config=session_config(Devices.first(devices, "cpu")))
 
 
 # Rules of lowering

@@ -10,8 +10,8 @@ import harness
 import numpy as np
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.lowering.mesh import MeshSpec
-from pase_mtf.operations.legality import splittable_dims
+from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.operations.registry import splittable_dims
 
 ops = mtf.ops
 

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pase_mtf.cost.compute import PARTS, layer_parts, layer_signature
+from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.cost.resharding import resharding_seconds
+from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
@@ -184,7 +185,7 @@ class LayoutPrices:
             return 0.0
         key = ends, moved.shape, moved.itemsize
         if key not in self._moving:
-            classes = [_table([end], dims).classes(range(len(dims))) for end, dims in (
+            classes = [_table([end], dims).shardings(range(len(dims))) for end, dims in (
                 (source, moved.source_dims), (target, moved.target_dims))]
             self._moving[key] = float(resharding_seconds(*classes, moved.shape, moved.itemsize, self.machine)[0, 0])
         return self._moving[key]
@@ -410,7 +411,7 @@ class MeshNetwork:
             source, target = self._home[moved.source], self._home[moved.target]
             if source == target:
                 continue
-            ends = [_table(restricted[dims], names).classes(range(len(names))) for dims, names in (
+            ends = [_table(restricted[dims], names).shardings(range(len(names))) for dims, names in (
                 (moved.source, moved.source_dims), (moved.target, moved.target_dims))]
             matrix = times * resharding_seconds(*ends, moved.shape, moved.itemsize, self.prices.machine)
             if matrix.any():
