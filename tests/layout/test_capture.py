@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from nets import build, device_names, session
+from harness import device_names, session
+from nets import build
 
 import pase_mtf
 from pase_mtf.compat import mtf, placement_mesh_impl, tf

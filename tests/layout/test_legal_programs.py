@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from nets import Builder, device_names, dim, session
+from harness import device_names, session
+from nets import Builder, dim
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError

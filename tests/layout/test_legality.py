@@ -5,8 +5,9 @@ import itertools
 
 import numpy as np
 import pytest
+from harness import device_names, session
 from layout_operations import CASES, FLOAT32
-from nets import Builder, device_names, session
+from nets import Builder
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.layout.legality import StockLegality

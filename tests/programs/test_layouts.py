@@ -7,7 +7,7 @@ import pytest
 from programs import training
 
 from benchmarks import layout_cases, programs
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import mtf
 from pase_mtf.machine.machine import Machine
 
 DEVICES = training.DEVICES
@@ -33,17 +33,15 @@ def _one_device(name, mesh_shape, rules):
     """The losses of the program that is built for a layout: groups of experts depend on it."""
     if name not in programs.REBUILT or name.startswith("unet"):
         return training.one_device(name)
-    with tf.Graph().as_default():
-        program = programs.build(name, "reduced", mesh_shape, rules)
-        return training.train(program, training.stock(program))
+    return training.losses_of(name, training.stock(), mesh_shape, rules)
 
 
 @pytest.mark.parametrize("name", _with_one_quick(programs.PROGRAMS, "toy"))
 def test_the_layout_found_trains_as_one_device_does(name):
     layout = _found(name)
     assert layout.layout_rules
-    losses = training.losses_of(name, lambda program: training.stock(program, layout.mesh_shape, layout.layout_rules),
-                                layout.mesh_shape, layout.layout_rules)
+    losses = training.losses_of(name, training.stock(layout.mesh_shape, layout.layout_rules), layout.mesh_shape,
+                                layout.layout_rules)
     np.testing.assert_allclose(losses, _one_device(name, layout.mesh_shape, layout.layout_rules),
                                rtol=training.TOLERANCE)
     # No layout that people write is predicted cheaper, each on the graph that is built for it.
@@ -56,7 +54,7 @@ def test_the_layout_found_trains_as_one_device_does(name):
                                                              ("digits", 1)))
 def test_layouts_written_by_hand_train_as_one_device_does(name, number):
     _, mesh_shape, rules = layout_cases.by_hand(name, DEVICES)[number]
-    losses = training.losses_of(name, lambda program: training.stock(program, mesh_shape, rules), mesh_shape, rules)
+    losses = training.losses_of(name, training.stock(mesh_shape, rules), mesh_shape, rules)
     np.testing.assert_allclose(losses, _one_device(name, mesh_shape, rules), rtol=training.TOLERANCE)
 
 

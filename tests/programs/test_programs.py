@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from harness import under_strategy
 from programs import training
 
 from benchmarks import programs
@@ -12,7 +13,6 @@ from pase_mtf.compat import mtf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.phases import phases_of
 from pase_mtf.launch.strategies import random_configurations
-from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.facts import read_operations
 from pase_mtf.strategy.strategy import evaluate_strategy, find_strategy
@@ -78,7 +78,6 @@ def _strategy(kind, graph):
         ("unet_2d", "exact"), ("unet_3d", "0"))),
     ("digits", "0"), ("toy", "0")])
 def test_strategies_train_as_one_device_does(name, kind):
-    losses = training.losses_of(name, lambda program: lower(
-        program.graph, _strategy(kind, export_graph(program.graph)), training.device_names()))
+    losses = training.losses_of(name, under_strategy(lambda graph: _strategy(kind, graph), training.DEVICES))
     np.testing.assert_allclose(losses, training.one_device(name), rtol=training.TOLERANCE)
     assert len(set(losses)) == training.STEPS
