@@ -105,7 +105,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             result[PHASES.index(kernel.entry.phase)] += kernel.times * devices * row
             result[_OVERHEAD] += kernel.times * devices * _overhead(kernel.entry, machine)
     for entry, times in operations.items():
-        if entry.reduced:
+        if entry.sums:
             result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(entry, table, machine)
         if entry.move:
             result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, machine)
@@ -235,8 +235,11 @@ def _overhead(entry: OperationSignature, machine: Machine) -> float:
 
 def _allreduce(entry: OperationSignature, table: ConfigurationTable, machine: Machine) -> np.ndarray:
     """Combining the partial sums in the outputs, float64 [K]."""
-    nbytes = np.asarray(sum(size * table.share(columns) for columns, size in entry.outputs))
-    return allreduce_seconds(nbytes, group_sizes(table, entry.reduced, machine), table.devices, machine)
+    seconds = np.zeros(len(table.devices))
+    for reduced, outputs in entry.sums:
+        nbytes = np.asarray(sum(size * table.share(columns) for columns, size in outputs))
+        seconds += allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine)
+    return seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,12 +266,13 @@ def collectives_of(layer: Layer, table: ConfigurationTable, machine: Machine) ->
     position = dim_positions(layer)
     found = []
     for operation in layer.operations:
-        groups = group_sizes(table, positions_of(operation.reduced, position), machine)
-        size = round(float(groups[:, 0].prod()))
-        if size > 1:
-            nbytes = np.asarray(sum(_local_bytes(operand, table, position) for operand in operation.outputs))
-            seconds = allreduce_seconds(nbytes, groups, table.devices, machine)
-            found.append(Collective(operation.name, operation.phase, size, float(nbytes[0]), float(seconds[0])))
+        for reduced, outputs in operation.sums:
+            groups = group_sizes(table, positions_of(reduced, position), machine)
+            size = round(float(groups[:, 0].prod()))
+            if size > 1:
+                nbytes = np.asarray(sum(_local_bytes(operand, table, position) for operand in outputs))
+                seconds = allreduce_seconds(nbytes, groups, table.devices, machine)
+                found.append(Collective(operation.name, operation.phase, size, float(nbytes[0]), float(seconds[0])))
     return found
 
 

@@ -57,10 +57,11 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
         nbytes = sum((local(operand) for operand in operation.outputs), np.zeros(len(configurations)))
         if operation.phase == "forward" and operation.kind != "none":
             result[3] = result[3] + nbytes if "backward" in phases else np.maximum(result[3], nbytes)
-        if operation.reduced:
-            group = 1.0 / table.share(positions_of(dict.fromkeys(operation.reduced), position))
+        for reduced, outputs in operation.sums:
+            group = 1.0 / table.share(positions_of(tuple(dict.fromkeys(reduced)), position))
             # The parts of the others arrive in pieces, as large together as the device's own.
-            result[4] = np.maximum(result[4], np.where(group > 1, nbytes, 0.0))
+            arriving = sum((local(operand) for operand in outputs), np.zeros(len(configurations)))
+            result[4] = np.maximum(result[4], np.where(group > 1, arriving, 0.0))
     return result
 
 

@@ -59,9 +59,10 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         # A multiply-add is one FLOP in the paper, two in ours.
         flops = entry.flops / 2.0 if product else entry.flops
         result[0] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
-        for columns, nbytes in entry.outputs:
-            result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
-                                                          _group(table, entry.reduced))
+        for reduced, outputs in entry.sums:
+            for columns, nbytes in outputs:
+                result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
+                                                              _group(table, reduced))
         for number, (columns, nbytes) in enumerate(entry.inputs):
             alike = entry.weights[number] if number < len(entry.weights) else 0
             # Statistics can look like a scale or a bias; counting no more than there are variables leaves them out.

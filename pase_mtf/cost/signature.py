@@ -34,7 +34,7 @@ class OperationSignature(NamedTuple):
       kind: of `LayerOperation`, with "batched matmul" and `FILTER_GRADIENT` told apart.
       dims: columns of the dims whose split divides the work.
       inputs, outputs: its tensors.
-      reduced: columns of the dims whose split leaves partial sums in the outputs.
+      sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
@@ -51,7 +51,7 @@ class OperationSignature(NamedTuple):
     dims: tuple[int, ...]
     inputs: tuple[TensorBytes, ...]
     outputs: tuple[TensorBytes, ...]
-    reduced: tuple[int, ...]
+    sums: tuple[tuple[tuple[int, ...], tuple[TensorBytes, ...]], ...]
     transposed: tuple[TensorBytes, ...]
     move: Move | None = None
     weights: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
     found = []
     for operation in layer.operations:
         move = move_of(operation, position)
-        if operation.kind != "none" or operation.reduced or move:
+        if operation.kind != "none" or operation.sums or move:
             found.append(_operation_signature(operation, move, variables, position))
     return tuple(found)
 
@@ -95,10 +95,12 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         phase=operation.phase, kind=kind, flops=operation.flops, dims=positions_of(operation.dims, position),
         inputs=tuple(tensor(operand) for operand in operation.inputs),
         outputs=tuple(tensor(operand) for operand in operation.outputs),
-        reduced=positions_of(operation.reduced, position), transposed=tuple(tensor(operand) for operand in transposed),
-        move=move, weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
-        traffic=operation.traffic, channels=_output_channels(operation, position),
-        stride_inflation=_stride_inflation(operation), runs=_runs(operation, kind, position))
+        sums=tuple((positions_of(dims, position), tuple(tensor(operand) for operand in outputs))
+                   for dims, outputs in operation.sums),
+        transposed=tuple(tensor(operand) for operand in transposed), move=move,
+        weights=weights if operation.phase != "update" else (), nodes=operation.nodes, traffic=operation.traffic,
+        channels=_output_channels(operation, position), stride_inflation=_stride_inflation(operation),
+        runs=_runs(operation, kind, position))
 
 
 def _output_channels(operation: LayerOperation, position: dict[str, int]) -> tuple[int, int]:
