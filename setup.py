@@ -46,6 +46,6 @@ setup(
         # an older protobuf than TensorFlow does.
         "auto_mtf": ["ortools>=9.10,<10"],
         # Compared with in benchmarks.search; there are wheels for Linux only, so it is not part of "test".
-        "toulbar2": ["pytoulbar2>=1.4"],
+        "toulbar2": ["pytoulbar2>=1.4,<2"],
     },
 )
