@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares, nnls
+from scipy.optimize import least_squares, minimize, nnls
 
 from pase_mtf.calibration.samples import CollectiveSample, OperationSample, Samples
 from pase_mtf.cost.collectives import allreduce_seconds
-from pase_mtf.cost.compute import FILTER_GRADIENT, PRODUCTS, ordering_passes
+from pase_mtf.cost.compute import ordering_passes
+from pase_mtf.cost.signature import FILTER_GRADIENT, PRODUCTS
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
 
-__all__ = ["NODE_SECONDS", "fit_machine", "predict_seconds"]
+__all__ = ["NODE_SECONDS", "fit_machine", "relative_errors"]
 
 NODE_SECONDS = 1e-6
 """What a node costs where the samples do not tell."""
 
 _TOLERANCE = 0.02  # relative error from which on the robust loss grows with the error, not with its square
+_NOTHING = 1e-3  # a sum of relative errors that does not count
 _RATES = math.log(1e8), math.log(1e15)  # FLOP/s or elements/s
 _OVERHEADS = 0.0, 1e-3  # seconds
 
@@ -63,6 +65,16 @@ def fit_machine(samples: Samples, devices: int, shared: bool, memory_bytes: floa
     return dataclasses.replace(machine, links=links, ring_link=ring)
 
 
+def relative_errors(samples: Samples, machine: Machine) -> dict[str, np.ndarray]:
+    """Kind of operation -> log(predicted / measured) of each of its samples."""
+    found = {}
+    for kind, rate in machine.rates.items():
+        predict = _Predictor(samples.operations[kind], kind)
+        start = machine.overhead + machine.overheads[kind] if kind in machine.overheads else 0.0
+        found[kind] = np.log(predict(machine, rate, start) / predict.seconds)
+    return found
+
+
 def _columns(samples: Sequence[OperationSample], *names: str) -> tuple[np.ndarray, ...]:
     return tuple(np.array([getattr(sample, name) for sample in samples], np.float64) for name in names)
 
@@ -81,15 +93,22 @@ def _least_errors(predict: Callable[[np.ndarray], np.ndarray], seconds: np.ndarr
       (parameters, sum over the samples of |log(predicted / measured)|).
     """
     lower, upper = np.array(bounds).T
-    best, least = lower, math.inf
-    for start in starts:
-        found = least_squares(lambda x: np.log(predict(np.clip(x, lower, upper)) / seconds),
-                              np.clip(start, lower, upper), bounds=(lower, upper), x_scale=upper - lower,
-                              loss="soft_l1", f_scale=_TOLERANCE).x
-        error = float(np.abs(np.log(predict(found) / seconds)).sum())
-        if error < least:
-            best, least = found, error
-    return best, least
+
+    def errors(shares: np.ndarray) -> np.ndarray:
+        """Of parameters as shares of the way from the lower bounds to the upper ones."""
+        return np.log(predict(lower + np.clip(shares, 0.0, 1.0) * (upper - lower)) / seconds)
+
+    def total(shares: np.ndarray) -> float:
+        return float(np.abs(errors(shares)).sum())
+
+    best = min((least_squares(errors, np.clip((np.array(start) - lower) / (upper - lower), 0.0, 1.0), bounds=(0.0, 1.0),
+                              loss="soft_l1", f_scale=_TOLERANCE, xtol=1e-6, ftol=1e-6, max_nfev=100).x
+                for start in starts), key=total)
+    # From there to the kinks.
+    simplex = best + np.vstack([np.zeros(len(best)), np.diag(np.where(best < 0.5, 0.02, -0.02))])
+    best = minimize(total, best, method="Nelder-Mead", bounds=[(0.0, 1.0)] * len(best),
+                    options={"initial_simplex": simplex, "xatol": 1e-5, "fatol": 1e-5, "maxfev": 500}).x
+    return lower + np.clip(best, 0.0, 1.0) * (upper - lower), total(best)
 
 
 def _fit_traffic(samples: Sequence[OperationSample]) -> tuple[float, float, float]:
@@ -118,16 +137,23 @@ class _KindFit:
     error: float
 
 
-def predict_seconds(samples: Sequence[OperationSample], machine: Machine, kind: str, rate: float,
-                    overhead: float) -> np.ndarray:
+class _Predictor:
     """Seconds of operations: the longer of arithmetic and traffic, bringing operands into the kind's own order and out
     of it, and what it takes to start."""
-    flops, nbytes, read, channels, ratio, taps = _columns(
-        samples, "flops", "nbytes", "read", "channels", "image_ratio", "taps")
-    slower = np.where(channels > 0, np.maximum(1.0, machine.simd_width / np.maximum(channels, 1.0)), 1.0)
-    before, after = ordering_passes(machine, kind)
-    return (np.maximum(flops * slower * ratio ** machine.stride_inflation / rate, machine.traffic_seconds(nbytes))
-            + machine.traffic_seconds(before * read + after * (nbytes - read)) + machine.tap_seconds * taps + overhead)
+
+    def __init__(self, samples: Sequence[OperationSample], kind: str) -> None:
+        self.kind = kind
+        self.flops, self.nbytes, self.read, self.ratio, self.taps, self.seconds, channels = _columns(
+            samples, "flops", "nbytes", "read", "image_ratio", "taps", "seconds", "channels")
+        self.channels = np.where(channels > 0, channels, np.inf)
+
+    def __call__(self, machine: Machine, rate: float, overhead: float) -> np.ndarray:
+        flops = self.flops * self.ratio ** machine.stride_inflation
+        flops *= np.maximum(1.0, machine.simd_width / self.channels)
+        before, after = ordering_passes(machine, self.kind)
+        ordered = before * self.read + after * (self.nbytes - self.read)
+        return (np.maximum(flops / rate, machine.traffic_seconds(self.nbytes)) + machine.traffic_seconds(ordered)
+                + machine.tap_seconds * self.taps + overhead)
 
 
 def _fit_kind(samples: Sequence[OperationSample], machine: Machine, kind: str, *, start: bool = True,
@@ -141,20 +167,24 @@ def _fit_kind(samples: Sequence[OperationSample], machine: Machine, kind: str, *
       start: whether the kind may have an overhead of its own.
       **fields: names of fields that are fitted -> the most they can be (0 the least).
     """
-    flops, seconds = _columns(samples, "flops", "seconds")
+    predict = _Predictor(samples, kind)
+    seconds = predict.seconds
 
-    def unpack(x: np.ndarray) -> tuple[Machine, str, float, float]:
-        values: dict[str, Any] = dict(zip(fields, map(float, x[2:]), strict=True))
-        return dataclasses.replace(machine, **values), kind, math.exp(x[0]), float(x[1])
+    def at(values: np.ndarray) -> Machine:
+        named: dict[str, Any] = dict(zip(fields, map(float, values), strict=True))
+        return dataclasses.replace(machine, **named) if named else machine
 
     overheads = _OVERHEADS if start else (0.0, 1e-12)  # an optimiser's bounds are apart
     bounds = [_RATES, overheads, *((0.0, most) for most in fields.values())]
-    fastest = math.log((flops / seconds).max())
+    fastest = math.log((predict.flops / seconds).max())
     starts = [(fastest + math.log(faster), 0.5 * seconds.min() * share, *(share * most for most in fields.values()))
-              for faster in (1.0, 2.0) for share in (0.05, 0.5)]
-    x, error = _least_errors(lambda x: predict_seconds(samples, *unpack(x)), seconds, starts, bounds)
-    found, _, rate, overhead = unpack(x)
-    return _KindFit(found, rate, overhead if start else 0.0, error)
+              for faster, share in ((1.0, 0.05), (2.0, 0.5))]
+    x, error = _least_errors(lambda x: predict(at(x[2:]), math.exp(x[0]), x[1]), seconds, starts, bounds)
+    for place in range(2, len(x)):  # of what the samples do not tell, nothing
+        without = np.where(np.arange(len(x)) == place, 0.0, x)
+        if np.abs(np.log(predict(at(without[2:]), math.exp(x[0]), x[1]) / seconds)).sum() <= error + _NOTHING:
+            x = without
+    return _KindFit(at(x[2:]), math.exp(x[0]), float(x[1]) if start else 0.0, error)
 
 
 _SIMD_WIDTHS = (0.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0)
@@ -164,10 +194,11 @@ def _fit_ordered_kinds(operations: dict[str, list[OperationSample]],
                        machine: Machine) -> tuple[Machine, dict[str, _KindFit]]:
     """Kinds that bring their operands into an order of their own: the machine with what that takes, and each kind."""
     found = {}
-    # Processors have one of a few widths.
+    # Processors have one of a few widths; one that no sample is narrower than changes nothing.
+    narrowest = min(sample.channels for sample in operations["convolution"])
     best = min((_fit_kind(operations["convolution"], dataclasses.replace(machine, simd_width=width), "convolution",
-                          stride_inflation=1.5, layout_conversion=4.0, tap_seconds=1e-8) for width in _SIMD_WIDTHS),
-               key=lambda fit: fit.error)
+                          stride_inflation=1.5, layout_conversion=4.0, tap_seconds=1e-8)
+                for width in _SIMD_WIDTHS if not 0.0 < width <= narrowest), key=lambda fit: fit.error)
     machine, found["convolution"] = best.machine, best
     best = _fit_kind([*operations["matmul"], *operations.get("read", ())], machine, "matmul",
                      operand_packing=8.0, writeback=8.0)
@@ -190,7 +221,7 @@ def _fit_broadcast_runs(samples: Sequence[OperationSample], machine: Machine) ->
     if not samples:
         return 0.0
     runs, seconds = _columns(samples, "broadcast_runs", "seconds")
-    known = predict_seconds(samples, machine, "pointwise", machine.rates["pointwise"], machine.overhead)
+    known = _Predictor(samples, "pointwise")(machine, machine.rates["pointwise"], machine.overhead)
     return max(float(np.median((seconds - known) / runs)), 0.0)
 
 

@@ -55,7 +55,7 @@ class Machine:
         units of the time in which they are read and written.
       tap_seconds: seconds of a convolution per pixel that it makes and pixel of its window, besides the arithmetic.
       broadcast_run_seconds: seconds per broadcast run, where an elementwise operation broadcasts a tensor over another
-        of more dims (an offset per channel over an image).
+        of more dims (an offset per channel over an image): `LayerOperation.broadcast_runs`.
       cache_hit_cost_ratio: seconds in which a matrix product reads and packs weights that another of the same layer has
         read before (as in a recurrence), in units of the time of the first.
       cache_capacity: bytes of such weights that stay in a cache (of all devices together where they share cores); 0:
