@@ -71,8 +71,8 @@ $(ENVIRONMENT): setup.py
 # TensorFlow Probability, for one of Mesh-TF's own tests, imports tf-keras. Its dependency is the package `tensorflow`,
 # which would overwrite the files of `tensorflow-cpu`; TensorFlow is there already, so it goes in by itself.
 	@$(BIN)/python -m pip install -qq --no-deps 'tf-keras>=2.21,<2.22'
-	@echo "compiling the kernels of the search (once)"
-	@$(BIN)/python -m pase_mtf.search --compile >/dev/null
+	@echo "compiling the kernels of cost model and search (once)"
+	@$(BIN)/python -m pase_mtf.strategy.compile
 	@touch $@
 
 clean:
