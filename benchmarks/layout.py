@@ -26,16 +26,17 @@ from tqdm import tqdm
 
 from benchmarks import auto_mtf, layout_cases, programs
 from benchmarks.layout_report import document, plot
-from pase_mtf.calibration.calibrate import load_local
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.export.grouping import phases
+from pase_mtf.export.phases import phases_of
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.arm import Arm
-from pase_mtf.launch.devices import choose_devices, describe_host
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
+from pase_mtf.operations.facts import read_operations
+from pase_mtf.runtime import choose_devices, describe_host
 from pase_mtf.strategy.strategy import find_strategy
 
 __all__ = ["main"]
@@ -54,7 +55,8 @@ def search(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
         built = time.perf_counter()
         exported = export_graph(program.graph, name=name)
         export_seconds = time.perf_counter() - built
-        result = {"operations": len(program.graph.operations), "forward": phases(program.graph).count("forward"),
+        phases = phases_of(program.graph, read_operations(program.graph))
+        result = {"operations": len(program.graph.operations), "forward": phases.count("forward"),
                   "layers": len(exported.layers), "parameters": exported.parameters,
                   "build_seconds": built - start, "export_seconds": export_seconds}
     start = time.perf_counter()
@@ -104,7 +106,7 @@ def legal(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[s
     """Whether Mesh-TF itself lowers what was found, at other numbers of devices (the reduced program, all nodes)."""
     del known
     result: dict[str, Any] = {}
-    machine, here = Machine.load(flags.machine), load_local(DEVICES)
+    machine, here = Machine.load(flags.machine), load_machine("local", DEVICES)
     # Its virtual devices are no different if there are more of them.
     here = dataclasses.replace(here, links=tuple(dataclasses.replace(link, devices=32) for link in here.links))
     for devices in (4, 8, 16, 32):
@@ -130,7 +132,7 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
     """Steps at reduced size on virtual devices: every layout by Mesh-TF itself, and the strategy per layer by ours."""
     del known
     devices = choose_devices("cpu", DEVICES)
-    machine = load_local(DEVICES)
+    machine = load_machine("local", DEVICES)
     layout = layout_cases.find(name, "reduced", DEVICES, machine)
     auto = auto_mtf.solve(name, "reduced", AUTO_MESH, flags.limit)
     rows, arms = [], []

@@ -12,9 +12,9 @@ from benchmarks import programs
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import PaseError
 from pase_mtf.launch.arm import Arm
-from pase_mtf.launch.devices import Devices
 from pase_mtf.layout.layout import Layout, find_layout
 from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import Devices
 
 __all__ = ["by_hand", "find", "first_loss", "lower_stock", "measure", "price", "stock_arm"]
 

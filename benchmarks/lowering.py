@@ -15,8 +15,8 @@ import time
 from benchmarks.speedup import FOLDER
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.devices import describe_host
 from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
+from pase_mtf.runtime import describe_host
 
 
 def transformer(mesh: mtf.Mesh, layers: int, scale: int, devices: int) -> mtf.Tensor:

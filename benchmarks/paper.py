@@ -224,7 +224,7 @@ def _in_order(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    from pase_mtf.launch.devices import describe_host
+    from pase_mtf.runtime import describe_host
     return describe_host()
 
 

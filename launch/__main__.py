@@ -29,6 +29,7 @@ def run(options: Options) -> int:
         return 0
 
     # TensorFlow is loaded here and not before: what words and files can answer is answered in a fraction of a second.
+    from pase_mtf.calibration.load import load_machine
     from pase_mtf.launch.console import Progress, print_header, search_summary
     from pase_mtf.launch.outcome import write_checkpoint, write_outcome, write_strategy
     from pase_mtf.launch.preparing import (
@@ -36,7 +37,6 @@ def run(options: Options) -> int:
         build_arms,
         describe_run,
         export_program,
-        load_machine,
         open_run_data,
     )
     from pase_mtf.launch.run_files import RunFiles
@@ -48,7 +48,7 @@ def run(options: Options) -> int:
     data = open_run_data(plan)
     with RunFiles(plan.options.output_dir) as files:
         files.write("config.json", plan.config_json())
-        machine = load_machine(plan)
+        machine = load_machine(plan.machine, plan.devices.count, plan.devices.kind)
         graph = export_program(plan)
         graph.save(files.path("graph.json"))
         facts = describe_run(plan, data, machine, graph)

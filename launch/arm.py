@@ -10,30 +10,12 @@ import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError
-from pase_mtf.launch.devices import Devices
 from pase_mtf.launch.error_text import what_happened
 from pase_mtf.launch.measuring import peak_bytes_per_device
 from pase_mtf.launch.program import Program
-from pase_mtf.runtime import operation_threads
+from pase_mtf.runtime import Devices, session_config
 
-__all__ = ["Arm", "lower_stock_data_parallel", "session_config"]
-
-
-def session_config(devices: Devices) -> tf.ConfigProto:
-    """How every arm's session is set up.
-
-    Grappler's passes stay off for all arms alike: on a graph that names the device of every node they find next to
-    nothing, and cost minutes before the first step (docs/launcher.md). Operations of virtual devices run on as many
-    threads as the cores leave for each device, as on the machine that was calibrated.
-    """
-    config = tf.ConfigProto(allow_soft_placement=True)
-    config.device_count["CPU"] = 1 + max(
-        [int(name.rpartition(":")[2]) for name in devices.names if "CPU" in name], default=0)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    config.gpu_options.allow_growth = True
-    if devices.kind == "cpu":
-        config.intra_op_parallelism_threads = operation_threads(len(devices.names))
-    return config
+__all__ = ["Arm", "lower_stock_data_parallel"]
 
 
 def lower_stock_data_parallel(program: Program, devices: Devices, batch_dim: str) -> mtf.Lowering:

@@ -24,7 +24,7 @@ from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import batch_dim
 
-__all__ = ["ask_auto_mtf", "build_arms", "describe_run", "export_program", "load_machine", "open_run_data"]
+__all__ = ["ask_auto_mtf", "build_arms", "describe_run", "export_program", "open_run_data"]
 
 
 def open_run_data(plan: Plan) -> Data:
@@ -35,14 +35,6 @@ def open_run_data(plan: Plan) -> Data:
     """
     options = plan.options
     return open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
-
-
-def load_machine(plan: Plan) -> Machine:
-    """The machine whose numbers the search takes; measured first, where it is this one."""
-    if plan.machine:
-        return plan.machine
-    from pase_mtf.calibration.calibrate import load_local
-    return load_local(plan.devices.count, plan.devices.kind)
 
 
 def _build(plan: Plan) -> Program:

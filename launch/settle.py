@@ -10,9 +10,9 @@ from pase_mtf import models
 from pase_mtf.errors import OutOfMemoryError
 from pase_mtf.files import read_json
 from pase_mtf.launch.checkpoint import CheckpointInfo, find_checkpoint
-from pase_mtf.launch.devices import Devices, available_bytes, choose_devices
 from pase_mtf.launch.options import Options, run_config
 from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.runtime import Devices, available_bytes, choose_devices
 
 __all__ = ["Plan", "check_memory", "default_preset", "settle"]
 

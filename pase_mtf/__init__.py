@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from pase_mtf.layout.capture import capture_graph, swap_lowering
     from pase_mtf.layout.layout import Layout, find_layout
     from pase_mtf.lowering.lowering import lower
-    from pase_mtf.operations.legality import register_splittable
+    from pase_mtf.operations.registry import register_operation
     from pase_mtf.search import Solution, solve
     from pase_mtf.search.network import CostNetwork
     from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
 
 __all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Layout", "Machine", "PaseError", "Solution", "Strategy",
            "capture_graph", "evaluate_strategy", "export_graph", "find_layout", "find_strategy", "lower",
-           "one_layer", "register_splittable", "solve", "swap_lowering"]
+           "one_layer", "register_operation", "solve", "swap_lowering"]
 
 _LATER = {"export_graph": "export.exporter", "lower": "lowering.lowering", "Layout": "layout.layout",
           "find_layout": "layout.layout", "capture_graph": "layout.capture", "swap_lowering": "layout.capture",
-          "register_splittable": "operations.legality", "CostNetwork": "search.network",
+          "register_operation": "operations.registry", "CostNetwork": "search.network",
           "Strategy": "strategy.strategy", "find_strategy": "strategy.strategy",
           "evaluate_strategy": "strategy.strategy", "Solution": "search", "solve": "search"}
 

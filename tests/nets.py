@@ -13,7 +13,7 @@ import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.lowering.mesh import MeshSpec
-from pase_mtf.operations.legality import splittable_dims
+from pase_mtf.operations.registry import splittable_dims
 
 ops = mtf.ops
 

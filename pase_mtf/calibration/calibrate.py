@@ -8,19 +8,15 @@ measured on changes.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import math
-import os
-import pathlib
-import platform
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from pase_mtf.calibration.cache import check_request, fingerprint, memory_bytes
 from pase_mtf.calibration.sampling import (
     Collective,
     Sample,
@@ -31,65 +27,10 @@ from pase_mtf.compat import tf
 from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.cost.compute import ordering_passes
 from pase_mtf.cost.signature import FILTER_GRADIENT, PRODUCTS
-from pase_mtf.errors import FormatError, UsageError, nearest
+from pase_mtf.errors import UsageError
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
-from pase_mtf.runtime import cores, operation_threads
 
-__all__ = ["VERSION", "cache_path", "calibrate", "fingerprint", "load_local"]
-
-VERSION = 18
-"""Of the way of measuring; cached numbers of another version are measured again."""
-
-
-def fingerprint(devices: int, kind: str = "cpu") -> dict[str, Any]:
-    """What a measurement depends on: measured again when any of it changes."""
-    model = platform.processor()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
-    except OSError:
-        pass
-    return {"version": VERSION, "kind": kind, "devices": devices, "processor": model, "cores": cores(),
-            "threads": operation_threads(devices),
-            "memory": _memory_bytes(), "tensorflow": tf.__version__, "host": platform.node()}
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def cache_path(devices: int, kind: str = "cpu") -> pathlib.Path:
-    """Where the measured machine is kept: in $XDG_CACHE_HOME/pase_mtf (default ~/.cache/pase_mtf)."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    key = hashlib.sha256(json.dumps(fingerprint(devices, kind), sort_keys=True).encode()).hexdigest()[:12]
-    return pathlib.Path(root) / "pase_mtf" / f"machine-{kind}-{devices}-{key}.json"
-
-
-def load_local(devices: int = 8, kind: str = "cpu", *, again: bool = False, progress: bool = True) -> Machine:
-    """The machine this runs on: from the cache, or measured now.
-
-    Args:
-      devices: number of (virtual) devices.
-      kind: "cpu" (virtual devices of one process) or "gpu".
-      again: measure even if there are cached numbers.
-      progress: show a progress bar while measuring.
-    """
-    path = cache_path(devices, kind)
-    if not again and path.is_file():
-        try:
-            machine = Machine.load(path)
-            if machine.measured.get("on") == fingerprint(devices, kind):
-                return machine
-        except FormatError:
-            pass  # a truncated cache is no reason to fail: measure again
-    machine = calibrate(devices, kind, progress=progress)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        machine.save(path)
-    except (OSError, UsageError):
-        pass  # not being able to keep the numbers does not make them wrong
-    return machine
-
+__all__ = ["calibrate"]
 
 def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> Machine:
     """Measures the devices of this machine.
@@ -109,10 +50,7 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     Raises:
       UsageError: not that many devices of that kind.
     """
-    if devices < 1:
-        raise UsageError(f"{devices} devices: at least one is needed")
-    if kind not in ("cpu", "gpu"):
-        raise UsageError(f"unknown kind of device {kind!r}: {nearest(kind, ('cpu', 'gpu'))}")
+    check_request(devices, kind)
     if kind == "gpu" and len(tf.config.list_physical_devices("GPU")) < devices:
         raise UsageError(f"{devices} GPUs: this machine has {len(tf.config.list_physical_devices('GPU'))}; "
                          "use fewer, or virtual CPU devices")
@@ -133,7 +71,7 @@ def _fit(samples: dict[str, list], devices: int, kind: str) -> Machine:
     shared, measured = kind == "cpu", samples
     memory_bandwidth, cache_bytes, cache_bandwidth = _fit_traffic(samples["traffic"])
     machine = Machine(
-        LOCAL, dict.fromkeys(KINDS, 1e12), memory_bandwidth, _memory_bytes() / (devices if shared else 1), 0.0,
+        LOCAL, dict.fromkeys(KINDS, 1e12), memory_bandwidth, memory_bytes() / (devices if shared else 1), 0.0,
         (Link(max(devices, 2), memory_bandwidth, 0.0),), shared, cache_bytes, cache_bandwidth)
     rates = {name: _fit_rate(samples[name], machine, name)[0] for name in ("pointwise", "reduction", "gather")}
     overheads = {}

@@ -15,9 +15,9 @@ from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.mesh import DeviceMeshImpl, MeshSpec
 from pase_mtf.lowering.reshard import move
-from pase_mtf.runtime import cores, operation_threads
+from pase_mtf.runtime import Devices, cores, session_config
 
-__all__ = ["Bench", "Collective", "Sample", "benches", "seconds_of", "session_config"]
+__all__ = ["Bench", "Collective", "Sample", "benches", "seconds_of"]
 
 _REPEATS = 5
 _SECONDS = 0.01  # of one run of a sample, if its node takes about as long as expected
@@ -58,24 +58,16 @@ class Collective:
     seconds: float
 
 
-def session_config(devices: int, kind: str = "cpu") -> tf.ConfigProto:
-    """A session for so many virtual devices ("cpu") or GPUs, set up as for training."""
-    config = tf.ConfigProto(device_count={"CPU": devices} if kind == "cpu" else None)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    if kind == "cpu":
-        config.intra_op_parallelism_threads = operation_threads(devices)
-    return config
-
-
 class Bench:
     """Runs nodes on all devices at once, in one graph and session: first all are emitted, then all are measured."""
 
     def __init__(self, devices: int, kind: str) -> None:
-        self.names = tuple(f"/device:{kind.upper()}:{number}" for number in range(devices))
+        chosen = Devices.first(devices, kind)
+        self.names = chosen.names
         self.shared = kind == "cpu"
         self.graph = tf.Graph()
         self.emitter = Emitter(self.names)
-        self._config = session_config(devices, kind)
+        self._config = session_config(chosen)
         # Equal nodes are not to be merged into one.
         self._config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
         self._variables: dict[tuple, Any] = {}

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.calibration.sampling import session_config
 from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.build import price_strategy
 from pase_mtf.export.exporter import export_graph
@@ -23,7 +22,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import cores
+from pase_mtf.runtime import Devices, cores, session_config
 
 __all__ = ["STEPS", "Step", "fit_steps", "measure_step", "strategies_to_measure"]
 
@@ -158,17 +157,18 @@ def measure_step(devices: int, kind: str, number: int) -> Step | None:
       number: below `STEPS`; None is returned where the program has fewer strategies.
     """
     program, number = divmod(number, _STRATEGIES)
-    names = [f"/device:{kind.upper()}:{number}" for number in range(devices)]
+    used = Devices.first(devices, kind)
     with tf.Graph().as_default() as tf_graph:
         graph, updates = _program(program, devices)
         exported = export_graph(graph)
         chosen = strategies_to_measure(exported, devices)
         if number >= len(chosen):
             return None
-        lowering = PlanLowering(graph, plan_from_configurations(graph, exported, chosen[number], devices), names)
+        plan = plan_from_configurations(graph, exported, chosen[number], devices)
+        lowering = PlanLowering(graph, plan, list(used.names))
         step = tf.group([lowering.lowered_operation(update) for update in updates])
         initializer, fill = tf.global_variables_initializer(), lowering.copy_masters_to_slices()
-        with tf.Session(graph=tf_graph, config=session_config(devices, kind)) as session:
+        with tf.Session(graph=tf_graph, config=session_config(used)) as session:
             session.run(initializer)
             session.run(fill)
             return Step(exported, chosen[number], _wall_seconds(session, step, kind == "cpu"))

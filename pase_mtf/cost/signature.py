@@ -123,9 +123,9 @@ def _runs(operation: LayerOperation, kind: str, position: dict[str, int]) -> tup
         # Filters are [window..., in, out], the second input of a convolution and of the gradient of its image.
         made, window = operation.outputs[0], operation.inputs[1].shape[:-2]
         count = math.prod(made.shape[:-1]) * math.prod(window)
-    elif operation.rows:
+    elif operation.broadcast_runs:
         made = max((*operation.outputs, *operation.inputs), key=lambda operand: math.prod(operand.shape))
-        count = operation.rows
+        count = operation.broadcast_runs
     else:
         return (), 0.0
     return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), float(count)

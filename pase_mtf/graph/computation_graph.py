@@ -53,17 +53,19 @@ class LayerOperation:
       flops: floating point operations of the whole, unsplit operation.
       dims: the dims whose split divides the work (the operation's iteration space, restricted to the layer's dims).
       inputs, outputs: its tensors.
-      reduced: the dims whose split leaves every device with a partial result, to be combined by an all-reduce of the
+      reduced: the dims whose split leaves every device with a partial sum, to be combined by an all-reduce of the
         outputs over the devices that differ in these dims. Charged where the all-reduce really happens: a chain of
-        lazy sums counts once, at its end.
+        pending sums counts once, at its end.
       shift: (dim, by how many elements) of a shift along a dim that may be split; else empty.
       nodes: how many nodes it becomes on a device.
       traffic: bytes that these read and write, as a multiple of the bytes of the inputs and outputs.
-      rows: over how many rows (elements that lie side by side) these spread a tensor of fewer dims, unsplit and summed
-        over the nodes.
+      broadcast_runs: over how many runs of elements that lie side by side these broadcast a tensor of fewer dims,
+        unsplit and summed over the nodes.
       role: one of `ROLES`: what a cost model has to know besides the kind. A convolution, the gradient of its filter or
         of its image, a transposed convolution; a reshape ("rename"); a shift along a dim. Follows from the class of
         the operation, as the other facts do, and is no part of the graph's hash.
+      partial_sums: `reduced` of every output, where they differ (then `reduced` is empty); else empty. No part of the
+        graph's hash either.
     """
 
     index: int
@@ -79,8 +81,9 @@ class LayerOperation:
     shift: tuple[str, int] | tuple[()] = ()
     nodes: int = 1
     traffic: float = 1.0
-    rows: float = 0.0
+    broadcast_runs: float = dataclasses.field(default=0.0, metadata={"key": "rows"})
     role: str = dataclasses.field(default="", metadata={"hashed": False})
+    partial_sums: tuple[tuple[str, ...], ...] = dataclasses.field(default=(), metadata={"hashed": False})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class Layer:
         "gather", "pointwise", "loop", "other".
       dims: dim name -> size, in the order of the iteration space, outermost first. Where one name appears with several
         sizes, the gcd of the sizes.
-      splittable: the dims that may be split: every operation of the layer can realise it.
+      splittable: the dims that may be split: every operation of the layer supports it.
       operations: what the layer covers, in graph order. A grouped Assign stands in every layer whose variables it sets.
       variables: the weights and optimizer slots it owns.
       aliases: other dim names that are laid out like one of `dims` (name -> dim): a rename gives one dim two names.
@@ -184,21 +187,13 @@ class ComputationGraph:
         """Floating point operations of one step on one device."""
         return sum(operation.flops for layer in self.layers for operation in layer.operations)
 
-    def layer_of_operation(self) -> dict[int, int]:
-        """Index of the operation in the Mesh-TF graph -> index of its (for a grouped Assign: first) layer."""
-        found: dict[int, int] = {}
-        for number, layer in enumerate(self.layers):
-            for operation in layer.operations:
-                found.setdefault(operation.index, number)
-        return found
-
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as JSON, whole or not at all."""
         data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **_to_plain(self)}
         write_atomically(path, json.dumps(data))
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> ComputationGraph:
+    def load(cls, path: str | os.PathLike[str]) -> ComputationGraph:
         """Reads a graph that `save` wrote.
 
         Raises:
@@ -244,18 +239,22 @@ def _hash(data: dict[str, Any]) -> str:
 
 
 @functools.cache
-def _fields(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
+def _fields(cls: type[Any]) -> dict[str, str]:
+    """Name of every field of a dataclass -> the key it has in files, which stays where a field is renamed."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    return {field.name: field.metadata.get("key", field.name) for field in dataclasses.fields(cls)}
 
 
-def _unhashed(cls: type) -> frozenset[str]:
+@functools.cache
+def _unhashed(cls: type[Any]) -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(cls) if not field.metadata.get("hashed", True))
 
 
 def _to_plain(value: Any) -> Any:
     """`dataclasses.asdict` without its deep copies (tens of thousands of operations)."""
     if names := _fields(type(value)):
-        return {name: _to_plain(getattr(value, name)) for name in names}
+        return {key: _to_plain(getattr(value, name)) for name, key in names.items()}
     if isinstance(value, (tuple, list)):
         return [_to_plain(item) for item in value]
     return value
@@ -281,8 +280,11 @@ def _operand(data: dict[str, Any], known: dict[Any, Any]) -> Operand:
 def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
     if data["role"] not in ROLES:  # which the hash does not cover
         raise ValueError(f"unknown role {data['role']!r}")
+    name_of = {key: name for name, key in _fields(LayerOperation).items()}
     return LayerOperation(**{
-        **data, **{name: _once(data[name], known) for name in ("dims", "reduced", "shift") if name in data},
+        **{name_of[key]: value for key, value in data.items()},
+        **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
+        "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})
 

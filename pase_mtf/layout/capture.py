@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
@@ -139,7 +140,7 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
         exported = export_graph(graph)
         chosen = strategy
         if chosen is None:
-            chosen = find_strategy(exported, len(names), _machine(machine, len(names)), method, **options)
+            chosen = find_strategy(exported, len(names), load_machine(machine, len(names)), method, **options)
         else:
             chosen.check_graph(exported)
         plan = plan_from_configurations(graph, exported, chosen.configurations, len(names))
@@ -151,13 +152,6 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
 
     with _lowering_becomes(lower):
         yield swapped
-
-
-def _machine(machine: Machine | str, devices: int) -> Machine | str:
-    if machine == "local":
-        from pase_mtf.calibration.calibrate import load_local
-        return load_local(devices)
-    return machine
 
 
 def _devices_of(mesh_to_impl: Any) -> list[str]:

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -32,7 +33,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.search.k_best import cheapest
 from pase_mtf.tables import format_table
 
-__all__ = ["Layout", "LayoutCost", "clean_fixed", "compared_layouts", "find_layout", "load_machine"]
+__all__ = ["Layout", "LayoutCost", "clean_fixed", "compared_layouts", "find_layout"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,11 +246,3 @@ def compared_layouts(compare: Sequence[Any], devices: int) -> list[tuple[MeshSha
             raise UsageError(f"layout to compare with has mesh {shape} of {shape.devices} devices, not {devices}; "
                              "compare meshes of one size")
     return found
-
-
-def load_machine(machine: Machine | str, devices: int) -> Machine:
-    """The machine itself, one by its name, or this one ("local", which is measured)."""
-    if machine == "local":
-        from pase_mtf.calibration.calibrate import load_local
-        return load_local(devices)
-    return Machine.load(machine) if isinstance(machine, str) else machine

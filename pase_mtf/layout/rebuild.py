@@ -14,11 +14,12 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError, PaseError, UsageError
 from pase_mtf.layout.capture import capture_graph
 from pase_mtf.layout.graph import GraphSearch, LayoutCost
-from pase_mtf.layout.layout import Layout, clean_fixed, compared_layouts, load_machine
+from pase_mtf.layout.layout import Layout, clean_fixed, compared_layouts
 from pase_mtf.layout.space import mesh_and_devices, parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.layout.verify import Verifier
 from pase_mtf.machine.machine import Machine

@@ -18,7 +18,7 @@ import numpy as np
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
 
-__all__ = ["KINDS", "Link", "Machine"]
+__all__ = ["KINDS", "LOCAL", "Link", "Machine"]
 
 FORMAT = "pase_mtf.machine"
 VERSION = 1
@@ -76,7 +76,7 @@ class Machine:
         into its own order and out of it, besides its arithmetic.
       tap_seconds: what every pixel that a convolution makes takes besides, for every pixel of its window.
       broadcast_run_seconds: what every broadcast run takes besides, where an elementwise operation spreads a tensor
-        over another of more dims (an offset per channel over an image): `LayerOperation.rows`.
+        over another of more dims (an offset per channel over an image): `LayerOperation.broadcast_runs`.
       cache_hit_cost_ratio: how many times as long as at first a matrix product takes to read (and bring into
         order) weights that another of the same layer has read before, as in a recurrence.
       cache_capacity: of such weights (of all devices together where they share cores), as many as stay in a cache; 0:
@@ -158,13 +158,13 @@ class Machine:
         """A machine by its name (`names()`) or from a file that `save` wrote.
 
         Raises:
-          UsageError: a name that is not known, or "local", which is measured (`calibration.calibrate.load_local`).
+          UsageError: a name that is not known, or "local", which is measured (`calibration.load.load_machine`).
           FormatError: the file is missing, truncated, something else, or holds numbers that no machine has.
         """
         text = os.fspath(name_or_path)
         if text == LOCAL:
             raise UsageError("machine 'local' is measured, not read; "
-                             "call pase_mtf.calibration.calibrate.load_local(devices)")
+                             "call pase_mtf.calibration.load.load_machine('local', devices)")
         path = pathlib.Path(text)
         if path.suffix != ".json" and len(path.parts) == 1:
             path = _folder() / f"{text}.json"

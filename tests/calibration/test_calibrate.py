@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from small_graphs import perceptron
 
-from pase_mtf import runtime
 from pase_mtf.calibration import calibrate as module
 from pase_mtf.calibration import sampling, training_steps
-from pase_mtf.calibration.calibrate import cache_path, calibrate, fingerprint, load_local
+from pase_mtf.calibration.cache import fingerprint
+from pase_mtf.calibration.calibrate import calibrate
 from pase_mtf.cost.build import price_strategy
 from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.errors import UsageError
@@ -192,45 +192,6 @@ def test_least_relative_errors_stay_positive():
     assert found.min() >= 0
 
 
-def test_cache(cache_dir, monkeypatch):
-    calls = []
-
-    def measure(devices, kind="cpu", progress=True):
-        calls.append(devices)
-        return dataclasses.replace(TRUE, measured={"on": fingerprint(devices, kind)})
-
-    monkeypatch.setattr(module, "calibrate", measure)
-    first = load_local(8)
-    assert cache_path(8).is_file()
-    assert cache_dir in cache_path(8).parents
-    assert load_local(8) == first
-    assert calls == [8]
-    load_local(4)
-    assert calls == [8, 4]
-    load_local(8, again=True)
-    assert calls == [8, 4, 8]
-    # Truncated: measured again, and whole afterwards.
-    text = cache_path(8).read_text()
-    cache_path(8).write_text(text[:len(text) // 2])
-    assert load_local(8) == first
-    assert calls == [8, 4, 8, 8]
-    assert cache_path(8).read_text() == text
-    # Another processor, TensorFlow or way of measuring.
-    for name, value in (("cores", lambda: 77), ("VERSION", -1)):
-        monkeypatch.setattr(module, name, value)
-        load_local(8)
-        load_local(8)
-    assert calls == [8, 4, 8, 8, 8, 8]
-
-
-def test_no_place_for_the_cache(monkeypatch, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    monkeypatch.setattr(module, "calibrate", lambda devices, kind, progress: TRUE)
-    assert load_local(8) is TRUE
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_measures(monkeypatch, tmp_path, devices):
@@ -251,12 +212,6 @@ def test_measures(monkeypatch, tmp_path, devices):
     assert len(machine.measured["samples"]["filter gradient"]) > 4
     machine.save(tmp_path / "local.json")
     assert Machine.load(tmp_path / "local.json") == machine
-
-
-def test_threads_of_an_operation(monkeypatch):
-    monkeypatch.setattr(runtime, "cores", lambda: 16.0)
-    assert [runtime.operation_threads(devices) for devices in (1, 4, 8, 64)] == [16, 4, 2, 1]
-    assert sampling.session_config(4).intra_op_parallelism_threads == 4
 
 
 def test_errors():

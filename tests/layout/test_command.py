@@ -113,7 +113,7 @@ def test_flags_and_files(program, capsys, tmp_path):
     (["--mesh=8", "--graph=nowhere.py:f"], "no file nowhere.py", 2),
     (["--mesh=8", "--graph=their_program:build"], "did you mean 'build_graph'", 2),
     (["--mesh=8", "--graph=their_program:NUMBER"], "no function", 2),
-    (["--mesh=8", "--graph=their_program:broken"], "failed: KeyError: 'hidden_size'", 2),
+    (["--mesh=8", "--graph=their_program:broken", "--machine=h100"], "failed: KeyError: 'hidden_size'", 2),
     (["--mesh=8", "--graph={}", "--format=yaml"], "--format=yaml: unknown", 2),
     (["--mesh=8", "--graph={}", "--fix=batch"], "not dim:axis", 2),
     (["--mesh=8", "--graph={}", "--machine=h100", "--fix=batches:rows"], "did you mean 'batch'", 2),

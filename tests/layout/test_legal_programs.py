@@ -11,7 +11,7 @@ from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape, parse_mesh_shape, parse_rules
 from pase_mtf.layout.verify import Verifier, lowering_problem
 from pase_mtf.machine.machine import Link, Machine
-from pase_mtf.operations.legality import register_splittable
+from pase_mtf.operations.registry import register_operation
 
 _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
 FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
@@ -70,8 +70,8 @@ def test_an_unknown_operation_splits_nothing_until_it_is_registered():
         loss = program(b, Reversed)
         found = find_layout(b.graph, 4, [loss], FLAT)
         assert not {"batch", "hidden"} & set(rules_of(found))
-        assert "register_splittable" in found.data_parallel.problem
-        register_splittable(Reversed, lambda operation: ["batch"])
+        assert "register_operation" in found.data_parallel.problem
+        register_operation(Reversed, splittable=lambda operation: ["batch"])
         found = find_layout(b.graph, 4, [loss], FLAT)
         assert "batch" in rules_of(found)
         assert "hidden" not in rules_of(found)
@@ -79,7 +79,7 @@ def test_an_unknown_operation_splits_nothing_until_it_is_registered():
 
 
 def test_what_does_not_lower_after_all_is_left_for_the_next_best():
-    register_splittable(Picky, lambda operation: ["batch", "hidden"])
+    register_operation(Picky, splittable=lambda operation: ["batch", "hidden"])
     with tf.Graph().as_default():
         b = Builder(tf.float32)
         loss = program(b, Picky)
@@ -92,7 +92,7 @@ def test_what_does_not_lower_after_all_is_left_for_the_next_best():
 
 
 def test_if_nothing_lowers_operation_and_dim_are_named():
-    register_splittable(Hopeless, lambda operation: ["batch", "hidden"])
+    register_operation(Hopeless, splittable=lambda operation: ["batch", "hidden"])
     with tf.Graph().as_default():
         b = Builder(tf.float32)
         loss = program(b, Hopeless)

@@ -12,7 +12,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOpera
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.lowering.lowering import PlanLowering, lower, plan_from_configurations, uniform_plan
 from pase_mtf.lowering.mesh import MeshSpec
-from pase_mtf.operations.legality import register_splittable, splittable_dims
+from pase_mtf.operations.registry import register_operation, splittable_dims
 
 _DEVICES = device_names(8)
 
@@ -350,7 +350,7 @@ def test_operation_classes_of_users(builder):
     assert splittable_dims(op) == frozenset()
     lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
     np.testing.assert_allclose(_values(lowering, op.outputs[0])[0], 2 * builder.values("x", [8, 8]), rtol=1e-6)
-    register_splittable(Doubled, lambda op: ["a"])
+    register_operation(Doubled, splittable=lambda op: ["a"])
     assert splittable_dims(op) == {"a"}
     lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
     assert lowering.mesh_impl(op).slice_shape(x.shape) == [2, 8]

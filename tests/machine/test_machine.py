@@ -64,7 +64,7 @@ def test_unknown_name():
 
 
 def test_local_is_measured():
-    with pytest.raises(UsageError, match="load_local"):
+    with pytest.raises(UsageError, match="load_machine"):
         Machine.load("local")
 
 

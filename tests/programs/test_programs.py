@@ -25,7 +25,8 @@ def _check_export(graph):
                                  if operation.type != "Assign")
     assert counts == {index: 1 for index, operation in enumerate(graph.operations)
                       if not isinstance(operation, mtf.Assign)}
-    assert set(exported.layer_of_operation()) == set(range(len(graph.operations)))
+    assert {operation.index for layer in exported.layers for operation in layer.operations} == set(
+        range(len(graph.operations)))
     assert exported.parameters == sum(variable.size for variable in graph.trainable_variables)
     for layer in exported.layers:
         for operation in layer.operations:

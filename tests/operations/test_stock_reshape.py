@@ -5,7 +5,7 @@ import pytest
 from nets import device_names, session
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.layout.reshape import reshape_problem
+from pase_mtf.operations.stock_reshape import reshape_problem
 
 _MESHES = [(2, 2), (2, 4), (4, 2), (2, 2, 2), (3, 2), (1, 4)]
 
