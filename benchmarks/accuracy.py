@@ -27,7 +27,7 @@ from tqdm import tqdm
 from benchmarks.launching import ROOT, commit, prepare_data, processor, run_launcher
 from pase_mtf import models
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.exit_codes import LOSSES_DISAGREE
+from pase_mtf.launch.console import LOSSES_DISAGREE
 
 __all__ = ["agreement", "document", "main", "points"]
 

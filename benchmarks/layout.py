@@ -32,7 +32,7 @@ from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.phases import phases_of
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.arm import Arm
+from pase_mtf.launch.arms import Arm
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.facts import read_operations

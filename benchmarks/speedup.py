@@ -27,7 +27,7 @@ from benchmarks.speedup_rows import ARMS, Row, Rows, compact_table, full_table
 from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.exit_codes import LOSSES_DISAGREE
+from pase_mtf.launch.console import LOSSES_DISAGREE
 
 __all__ = ["document", "main", "measure", "planned"]
 

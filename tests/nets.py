@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.lowering.mesh import MeshSpec
+from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.operations.registry import splittable_dims
 
 ops = mtf.ops

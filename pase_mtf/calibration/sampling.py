@@ -13,7 +13,8 @@ import numpy as np
 from pase_mtf.compat import placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter
-from pase_mtf.lowering.mesh import DeviceMeshImpl, MeshSpec
+from pase_mtf.lowering.mesh import DeviceMeshImpl
+from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.reshard import move
 from pase_mtf.runtime import Devices, cores, session_config
 

@@ -10,12 +10,15 @@ import functools
 import hashlib
 import json
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pase_mtf.errors import FormatError
 from pase_mtf.files import read_json, write_atomically
 
 __all__ = ["ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
+
+_T = TypeVar("_T")
 
 FORMAT = "pase_mtf.graph"
 VERSION = 2
@@ -239,10 +242,8 @@ def _hash(data: dict[str, Any]) -> str:
 
 
 @functools.cache
-def _fields(cls: type[Any]) -> dict[str, str]:
+def _fields(cls: Any) -> dict[str, str]:
     """Name of every field of a dataclass -> the key it has in files, which stays where a field is renamed."""
-    if not dataclasses.is_dataclass(cls):
-        return {}
     return {field.name: field.metadata.get("key", field.name) for field in dataclasses.fields(cls)}
 
 
@@ -253,7 +254,9 @@ def _unhashed(cls: type[Any]) -> frozenset[str]:
 
 def _to_plain(value: Any) -> Any:
     """`dataclasses.asdict` without its deep copies (tens of thousands of operations)."""
-    if names := _fields(type(value)):
+    cls: Any = type(value)
+    names = _fields(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    if names:
         return {key: _to_plain(getattr(value, name)) for name, key in names.items()}
     if isinstance(value, (tuple, list)):
         return [_to_plain(item) for item in value]
@@ -268,13 +271,15 @@ def _once(value: Any, known: dict[Any, Any]) -> Any:
     return value
 
 
-def _from_plain(cls: type, data: dict[str, Any], known: dict[Any, Any]) -> Any:
+def _from_plain(cls: Callable[..., _T], data: dict[str, Any], known: dict[Any, Any]) -> _T:
     return cls(**{name: _once(item, known) for name, item in data.items()})
 
 
 def _operand(data: dict[str, Any], known: dict[Any, Any]) -> Operand:
     found = _from_plain(Operand, data, known)
-    return known.setdefault(found, found)
+    known.setdefault(found, found)
+    same: Operand = known[found]
+    return same
 
 
 def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:

@@ -16,7 +16,8 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter, scopes
-from pase_mtf.lowering.mesh import DeviceMeshImpl, LazySum, MeshSpec
+from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
+from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.reshard import assemble, move, reduce_and_move
 from pase_mtf.operations.facts import needed_for_updates
 from pase_mtf.operations.registry import rule_of, splittable_dims
@@ -215,7 +216,7 @@ class PlanLowering(mtf.Lowering):
                 source.partition(tensor.shape) == target):
             axes = impl.axes_with(source.strides(stored.mesh_axes))
             if axes is not None:
-                return LazySum(impl, stored, axes)
+                return PendingSum(impl, stored, axes)
         return impl.LaidOutTensor(self.read_partition(tensor, target))
 
     def read_partition(self, tensor: mtf.Tensor, target: Partition) -> list[tf.Tensor]:

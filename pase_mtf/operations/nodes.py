@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from pase_mtf.compat import mtf
 
 __all__ = ["Nodes", "broadcast_runs", "run_count"]
 
 
-class Nodes(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Nodes:
     """What an operation becomes on a device.
 
     Attributes:

@@ -22,10 +22,9 @@ def _cumprods(dims: _Dims) -> list[int]:
     return result
 
 
-def _axis_at(cumprods: list[int], cumprod: int) -> int | None:
-    """mtf.Shape.cumprod_to_tensor_axis: the last of the dims at that place."""
-    found = [number for number, value in enumerate(cumprods) if value == cumprod]
-    return found[-1] if found else None
+def _dims_at(cumprods: list[int], cumprod: int) -> list[int]:
+    """The dims at that place; mtf.Shape.cumprod_to_tensor_axis takes the last of them."""
+    return [number for number, value in enumerate(cumprods) if value == cumprod]
 
 
 def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: Sequence[int]) -> tuple[str, bool]:
@@ -41,8 +40,8 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
       that an unfinished sum is finished first.
     """
     before, after = _cumprods(old), _cumprods(new)
-    place_old: list[int | None] = [None] * len(sizes)
-    place_new: list[int | None] = [None] * len(sizes)
+    place_old: dict[int, int] = {}  # axis -> the place of what it splits, before and after
+    place_new: dict[int, int] = {}
     local = [size for _, size in old]  # sizes of the slices, before the reshape
     cuts: list[list[int]] = [[] for _ in old]  # the axes that cut each dim, outermost first
     for number, (name, size) in enumerate(old):
@@ -58,10 +57,10 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
             if size % sizes[axis_of[name]]:
                 return f"{name}={size} does not divide by {sizes[axis_of[name]]}", False
             place_new[axis_of[name]] = after[number]
-    moving = [axis for axis in range(len(sizes)) if place_old[axis] != place_new[axis]]
-    split = [axis for axis in moving if place_old[axis] is None]
-    joined = [axis for axis in moving if place_new[axis] is None]
-    exchanged = [axis for axis in moving if place_old[axis] is not None and place_new[axis] is not None]
+    moving = [axis for axis in range(len(sizes)) if place_old.get(axis) != place_new.get(axis)]
+    split = [axis for axis in moving if axis not in place_old]
+    joined = [axis for axis in moving if axis not in place_new]
+    exchanged = [axis for axis in moving if axis in place_old and axis in place_new]
 
     def cut(axis: int, place: int) -> bool:
         if local[place] % sizes[axis]:
@@ -71,7 +70,7 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
         return True
 
     def join(axis: int) -> bool:
-        place = _axis_at(before, place_old[axis])
+        place = _dims_at(before, place_old[axis])[-1]
         right = sizes[axis] == 1 or cuts[place][-1] == axis
         local[place] *= sizes[axis]
         if axis in cuts[place]:
@@ -80,14 +79,16 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
 
     wrong = "a dim moves from one mesh axis to another, which gives wrong values"
     for axis in split:
-        place = _axis_at(before, place_new[axis])
-        # Otherwise it is cut after the reshape, when every dim has the one axis that it ends with.
-        if place is not None and not cut(axis, place):
+        # Where there is none, it is cut after the reshape, when every dim has the one axis that it ends with.
+        for place in _dims_at(before, place_new[axis])[-1:]:
+            if cut(axis, place):
+                continue
             return f"{old[place][0]}={old[place][1]} does not divide where {_name_at(new, axis_of, axis)} is cut", True
     for axis in exchanged:
-        place = _axis_at(before, place_new[axis])
-        if place is None:
+        places = _dims_at(before, place_new[axis])
+        if not places:
             return f"{_name_at(new, axis_of, axis)} begins inside a dim of the tensor before it", True
+        place = places[-1]
         if not cut(axis, place):
             return f"{old[place][0]}={old[place][1]} does not divide where {_name_at(new, axis_of, axis)} is cut", True
         if not join(axis):

@@ -11,7 +11,7 @@ from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.lowering.lowering import PlanLowering, lower, plan_from_configurations, uniform_plan
-from pase_mtf.lowering.mesh import MeshSpec
+from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.operations.registry import register_operation, splittable_dims
 
 _DEVICES = device_names(8)

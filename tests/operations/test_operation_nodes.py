@@ -27,7 +27,7 @@ def _slicewise(function, x):
 
 
 def test_a_function_of_one_node(x):
-    assert nodes_of(_slicewise(tf.nn.relu, x).operation) == (1, 1, 0)
+    assert nodes_of(_slicewise(tf.nn.relu, x).operation) == Nodes(1, 1.0, 0.0)
 
 
 def test_a_function_of_many_nodes(x):
@@ -83,14 +83,14 @@ def test_elements_of_a_run_lie_side_by_side():
 def test_a_product_that_is_summed_is_two_nodes(x):
     column = mtf.reduce_sum(x, output_shape=x.shape.dims[:1])
     product = mtf.einsum([x, column], output_shape=x.shape.dims[1:])
-    assert nodes_of(product.operation) == (2, (32 + 4 + 8 + 64) / (32 + 4 + 8), 4)
+    assert nodes_of(product.operation) == Nodes(2, (32 + 4 + 8 + 64) / (32 + 4 + 8), 4.0)
 
 
 @pytest.mark.parametrize(("assign", "traffic"), [(mtf.assign, 0.0), (mtf.assign_add, 3.0), (mtf.assign_sub, 3.0)])
 def test_what_is_added_to_a_variable_is_added_in_place(x, assign, traffic):
     variable = mtf.get_variable(x.mesh, "v", x.shape)
     update = assign(variable.operation, x)
-    assert nodes_of(update) == (1, traffic, 0)
+    assert nodes_of(update) == Nodes(1, traffic, 0.0)
     exported = [operation for layer in export_graph(x.mesh.graph).layers for operation in layer.operations
                 if operation.type == "Assign"]
     assert [operation.flops for operation in exported] == [32.0 if traffic else 0.0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import numpy as np
 
-from pase_mtf.launch.data import Source
-from pase_mtf.launch.data_text import END, RESERVED, next_tokens, pad_pair
+from pase_mtf.launch.data.batches import Batch, Source
+from pase_mtf.launch.data.text import END, RESERVED, next_tokens, pad_pair
+from pase_mtf.models.presets import ImageConfig, ModelConfig, TextConfig
 
 __all__ = ["synthetic_source"]
 
@@ -15,7 +16,7 @@ _EXAMPLES = 1 << 16
 _PATCHES = 4096
 
 
-def synthetic_source(kind: str, config: Any, seed: int) -> Source:
+def synthetic_source(kind: str, config: ModelConfig, seed: int) -> Source:
     """Made-up examples for a model of that kind of data.
 
     Args:
@@ -23,10 +24,12 @@ def synthetic_source(kind: str, config: Any, seed: int) -> Source:
       config: sizes of the model.
       seed: other seeds make other data.
     """
-    return {"images": _images, "text": _text, "parallel_text": _translations}[kind](config, seed)
+    if kind == "images":
+        return _images(cast(ImageConfig, config), seed)
+    return (_text if kind == "text" else _translations)(cast(TextConfig, config), seed)
 
 
-def _images(config: Any, seed: int) -> Source:
+def _images(config: ImageConfig, seed: int) -> Source:
     """A blurred random picture per class, under noise of twice its strength."""
     generator = np.random.default_rng([seed, 1])
     shape = (config.image, config.image, config.image_channels)
@@ -40,7 +43,7 @@ def _images(config: Any, seed: int) -> Source:
     cuts = generator.integers(_PATCHES, size=_EXAMPLES)
     dtype = np.dtype(config.dtype)
 
-    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def load(numbers: np.ndarray) -> Batch:
         images = np.stack([noise[cuts[number]:cuts[number] + size].reshape(shape) for number in numbers])
         images += coarse[labels[numbers]][:, places][:, :, places]
         return {"images": images.astype(dtype), "labels": labels[numbers]}
@@ -50,7 +53,7 @@ def _images(config: Any, seed: int) -> Source:
     return Source(description, _EXAMPLES, load, {"images": (dtype, shape), "labels": (np.dtype(np.int32), ())})
 
 
-def _translations(config: Any, seed: int) -> Source:
+def _translations(config: TextConfig, seed: int) -> Source:
     """Sentences of words whose frequencies follow Zipf's law; every word has one translation, the order stays."""
     generator = np.random.default_rng([seed, 2])
     words = config.vocab - RESERVED
@@ -60,7 +63,7 @@ def _translations(config: Any, seed: int) -> Source:
     lengths = generator.integers(max(1, config.length // 2), config.length, size=_EXAMPLES)
     starts = generator.integers(len(drawn) - config.length, size=_EXAMPLES)
 
-    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def load(numbers: np.ndarray) -> Batch:
         sentences = [drawn[starts[number]:starts[number] + lengths[number]] for number in numbers]
         return pad_pair([np.append(sentence + RESERVED, END) for sentence in sentences],
                         [np.append(translation[sentence] + RESERVED, END) for sentence in sentences], config.length)
@@ -71,7 +74,7 @@ def _translations(config: Any, seed: int) -> Source:
     return Source(description, _EXAMPLES, load, {"source": shape, "decoder_input": shape, "target": shape})
 
 
-def _text(config: Any, seed: int) -> Source:
+def _text(config: TextConfig, seed: int) -> Source:
     """Words whose frequencies follow Zipf's law; three times out of four, a word is the one that always follows."""
     generator = np.random.default_rng([seed, 3])
     words = config.vocab - RESERVED
@@ -80,7 +83,7 @@ def _text(config: Any, seed: int) -> Source:
     follows = generator.random(len(drawn)) < 0.75
     successor = generator.permutation(words)
 
-    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def load(numbers: np.ndarray) -> Batch:
         places = numbers[:, None] + np.arange(config.length + 1)
         windows = drawn[places]
         for step in range(1, config.length + 1):

@@ -6,9 +6,12 @@ import sys
 
 import pytest
 
+from pase_mtf import models
 from pase_mtf.launch.__main__ import main
+from pase_mtf.launch.options import Options
 
 _MODEL = "--model=alexnet"
+_TINY = models.load_config("alexnet", "tiny")
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
@@ -68,15 +71,38 @@ def test_truncated_and_foreign_files(flag, text, says, tmp_path, capsys):
 
 
 def test_answers_before_tensorflow_is_loaded():
-    code = ("import sys; from pase_mtf.launch.__main__ import main\n"
+    """What words and files can answer is answered at once: wrong flags, a missing package, wrong data."""
+    code = ("import sys, types\n"
+            "from pase_mtf.launch.__main__ import main\n"
             "codes = [main(['--model=alexnet', *more]) for more in "
             "(['--mesh=0'], ['--preset=x'], ['--batch=3'], ['--machine=x'], ['--devices=gpu', '--mesh=99'],"
             " ['--compare=x'], ['--output_dir=/'], ['--print_config'])]\n"
+            "codes.append(main(['--help']))\n"
+            "heavy = {'tensorflow', 'matplotlib', 'numba', 'scipy', 'PIL', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+            "assert not heavy, heavy\n"
+            "sys.modules['matplotlib'] = None\n"
+            "codes.append(main(['--model=alexnet']))\n"
+            "from pase_mtf.launch.data import open_data; from pase_mtf.models import load_config\n"
+            "open_data(None, types.SimpleNamespace(data_kind='images'), load_config('alexnet', 'tiny'), 4, 0)\n"
             "assert 'tensorflow' not in sys.modules\nprint(codes)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
                           env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""})
-    assert done.stdout.splitlines()[-1] == str([2] * 7 + [0])
-    assert len(done.stderr.splitlines()) == 7
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str([2] * 7 + [0, 0, 2])
+    assert len(done.stderr.splitlines()) == 8
+
+
+@pytest.mark.parametrize(("module", "package"), [
+    ("matplotlib", "matplotlib"), ("PIL", "pillow"), ("tokenizers", "tokenizers"), ("jinja2", "jinja2")])
+def test_a_missing_package_is_named_at_once(module, package, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)  # what Python takes for "cannot be imported"
+    assert main([_MODEL, "--devices=cpu", "--machine=a100"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"error: the launcher needs {package}; pip install 'pase_mtf[launch]'\n"
+    assert list(tmp_path.iterdir()) == []
+    assert main([_MODEL, "--devices=cpu", "--machine=a100", "--print_config"]) == 0
 
 
 def test_help(capsys):
@@ -103,26 +129,19 @@ def test_print_config(capsys, tmp_path, monkeypatch):
 
 
 def test_default_folders_do_not_collide(tmp_path, monkeypatch):
-    from pase_mtf.launch.options import Options
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda form: "now")
-    first = Options(model="alexnet").with_output_dir().output_dir
+    first = Options(model="alexnet").resolved(_TINY, "tiny").output_dir
     (tmp_path / first).mkdir(parents=True)
-    assert Options(model="alexnet").with_output_dir().output_dir == f"{first}-2"
+    assert Options(model="alexnet").resolved(_TINY, "tiny").output_dir == f"{first}-2"
 
 
 def test_adafactor_keeps_its_own_schedule():
-    from pase_mtf import models
-    from pase_mtf.launch.options import Options
-    config = models.load_config("alexnet", "tiny")
-    assert Options(model="alexnet", optimizer="adafactor").with_sizes(config, "tiny").learning_rate is None
-    assert Options(model="alexnet").with_sizes(config, "tiny").learning_rate == config.learning_rate
-    given = Options(model="alexnet", optimizer="adafactor", learning_rate=0.5).with_sizes(config, "tiny")
+    assert Options(model="alexnet", optimizer="adafactor").resolved(_TINY, "tiny").learning_rate is None
+    assert Options(model="alexnet").resolved(_TINY, "tiny").learning_rate == _TINY.learning_rate
+    given = Options(model="alexnet", optimizer="adafactor", learning_rate=0.5).resolved(_TINY, "tiny")
     assert given.learning_rate == 0.5
 
 
 def test_a_batch_that_does_not_divide_is_fine_without_data_parallelism():
-    from pase_mtf import models
-    from pase_mtf.launch.options import Options
-    config = models.load_config("alexnet", "tiny")
-    assert Options(model="alexnet", batch=6, mesh="4", compare="search").with_sizes(config, "tiny").batch == 6
+    assert Options(model="alexnet", batch=6, mesh="4", compare="search").resolved(_TINY, "tiny").batch == 6

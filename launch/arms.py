@@ -1,21 +1,27 @@
-"""One arm: the program lowered under one strategy, in a graph and a session of its own."""
+"""The arms of a run: the program lowered under one strategy each, in a graph and a session of its own."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError
-from pase_mtf.launch.error_text import what_happened
-from pase_mtf.launch.measuring import peak_bytes_per_device
-from pase_mtf.launch.program import Program
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.checkpoint import CheckpointInfo, restore
+from pase_mtf.launch.console import Stage, summarize_error
+from pase_mtf.launch.data import Batch
+from pase_mtf.launch.memory import peak_bytes_per_device, variable_bytes_per_device
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.program import Program, program_of
+from pase_mtf.lowering.lowering import lower
 from pase_mtf.runtime import Devices, session_config
+from pase_mtf.strategy.experts import batch_dim
+from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["Arm", "lower_stock_data_parallel"]
+__all__ = ["Arm", "build_arms", "lower_stock_data_parallel"]
 
 
 def lower_stock_data_parallel(program: Program, devices: Devices, batch_dim: str) -> mtf.Lowering:
@@ -35,8 +41,8 @@ class Arm:
       measured_bytes: the most one device held during the traced step, None before.
     """
 
-    def __init__(self, name: str, build: Callable[[], Program], lower: Callable[[Program], Any], devices: Devices,
-                 restore: Callable[[Callable[[str], Any]], Any] | None = None):
+    def __init__(self, name: str, build: Callable[[], Program], lower: Callable[[Program], mtf.Lowering],
+                 devices: Devices, checkpoint: CheckpointInfo | None = None):
         """Builds and lowers the program and sets the initial values.
 
         Args:
@@ -44,10 +50,11 @@ class Arm:
           build: builds the program in the current tf.Graph.
           lower: lowers it.
           devices: of the run.
-          restore: given a function that loads a checkpoint's prefix, calls it; None: initial values by the seed.
+          checkpoint: where the values come from; None: initial values by the seed.
 
         Raises:
           OutOfMemoryError: the variables do not fit.
+          FormatError: the checkpoint is damaged, or of another program.
         """
         self.name = name
         self.measured_bytes: int | None = None
@@ -65,14 +72,14 @@ class Arm:
             to_slices, self._to_masters = lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()
             self._saver = tf.train.Saver(tf.global_variables(), max_to_keep=1)
             initialize = tf.global_variables_initializer()
-            self._held = _held_bytes(self._graph)
+            self._held = variable_bytes_per_device(self._graph)
         self.nodes = len(self._graph.get_operations())
         self._graph.finalize()
         self._session = tf.Session(graph=self._graph, config=session_config(devices))
         self._run(initialize)
-        if restore:
+        if checkpoint:
             with self._graph.as_default():
-                restore(lambda prefix: self._saver.restore(self._session, prefix))
+                restore(checkpoint, lambda prefix: self._saver.restore(self._session, prefix))
         self._run(to_slices)
         self.build_seconds = time.perf_counter() - start
 
@@ -81,7 +88,7 @@ class Arm:
         """Training steps done since the training began (in an earlier run, perhaps)."""
         return int(self._run(self._global_step))
 
-    def step(self, batch: Mapping[str, np.ndarray], trace: bool = False) -> tuple[float, float]:
+    def step(self, batch: Batch, trace: bool = False) -> tuple[float, float]:
         """One training step.
 
         Args:
@@ -100,7 +107,7 @@ class Arm:
             metadata = tf.RunMetadata()
             loss, _ = self._run([self._loss, self._train], feed,
                                 tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
-            self.measured_bytes = max(peak_bytes_per_device(metadata.step_stats, self._held).values(), default=0)
+            self.measured_bytes = max(peak_bytes_per_device(metadata, self._held).values(), default=0)
         else:
             loss, _ = self._run([self._loss, self._train], feed)
         return float(loss), time.perf_counter() - start
@@ -119,17 +126,38 @@ class Arm:
         try:
             return self._session.run(*arguments)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
-            raise OutOfMemoryError(f"arm {self.name}: out of memory ({what_happened(error)}); take a smaller --batch "
+            raise OutOfMemoryError(f"arm {self.name}: out of memory ({summarize_error(error)}); take a smaller --batch "
                                    "or --preset, or fewer arms in --compare") from error
 
 
-def _held_bytes(graph: tf.Graph) -> dict[str, int]:
-    """Bytes of the variables on each device, without the masters (a host's copy that no step touches)."""
-    masters = {variable.op.name for variable in tf.global_variables()}
-    held: dict[str, int] = {}
-    for operation in graph.get_operations():
-        if operation.type in ("VarHandleOp", "VariableV2") and operation.name not in masters:
-            shape, dtype = operation.get_attr("shape"), tf.as_dtype(operation.get_attr("dtype"))
-            elements = np.prod([dim.size for dim in shape.dim], dtype=np.int64)
-            held[operation.device] = held.get(operation.device, 0) + int(elements) * dtype.size
-    return held
+def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Strategy],
+               names: Sequence[str]) -> list[Arm]:
+    """Lowers the program once per arm, each in a graph and session of its own, all from the same initial values.
+
+    Args:
+      plan: of the run.
+      graph: its computation graph.
+      strategies: arm -> strategy; an arm without one is stock data parallelism.
+      names: the arms to build, in order.
+
+    Raises:
+      OutOfMemoryError: the variables do not fit.
+      FormatError: the checkpoint to resume from is damaged.
+    """
+    def lowered(name: str, program: Program) -> mtf.Lowering:
+        if name in strategies:
+            return lower(program.graph, strategies[name], list(plan.devices.names),
+                         step=program.global_step.read_value())
+        return lower_stock_data_parallel(program, plan.devices, batch_dim(graph))
+
+    arms: list[Arm] = []
+    try:
+        for name in names:
+            with Stage(f"lowering {name}"):
+                arms.append(Arm(name, functools.partial(program_of, plan), functools.partial(lowered, name),
+                                plan.devices, plan.checkpoint))
+    except BaseException:
+        for arm in arms:
+            arm.close()
+        raise
+    return arms

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, OutOfMemoryError, UsageError
-from pase_mtf.launch.exit_codes import exit_code_of
+from pase_mtf.launch.console import exit_code_of, summarize_error
 
 
 @pytest.mark.parametrize(("error", "code"), [
@@ -30,3 +30,19 @@ def test_what_no_user_causes_is_shown_in_full():
 
 def test_passes_the_code_on():
     assert exit_code_of(lambda: 6) == 6
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("Graph execution error:\n\nDetected at node save\n/run/model.data; No space left on device\nmore",
+     "/run/model.data; No space left on device"),
+    ("Graph execution error:\n\nplain", "plain"),
+    ("one line", "one line"),
+    ("Graph execution error:", "Graph execution error:"),
+    ("", "ValueError"),
+])
+def test_finds_the_informative_line(text, line):
+    assert summarize_error(ValueError(text)) == line
+
+
+def test_a_summary_is_short():
+    assert len(summarize_error(ValueError("x" * 1000))) == 160

@@ -1,9 +1,9 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
-from pase_mtf.launch.measuring import Timing, peak_bytes_per_device
+from pase_mtf.compat import tf
+from pase_mtf.launch.memory import peak_bytes_per_device
 
 
 def _device(name, *nodes):
@@ -14,22 +14,25 @@ def _device(name, *nodes):
                            node_stats=[SimpleNamespace(memory=[memory(records)]) for records in nodes])
 
 
+def _metadata(*devices):
+    return SimpleNamespace(step_stats=SimpleNamespace(dev_stats=devices))
+
+
 def test_peak_is_what_lives_at_once():
-    stats = SimpleNamespace(dev_stats=[
+    metadata = _metadata(
         _device("CPU:0", [(1, 100), (5, -100)], [(3, 50), (9, -50)], [(5, 80)]),
-        _device("CPU:1", [(1, 10)])])
+        _device("CPU:1", [(1, 10)]))
     # 100+50 at 3; at 5 the 100 go and 80 come: 130.
-    assert peak_bytes_per_device(stats) == {"CPU:0": 150, "CPU:1": 10}
+    assert peak_bytes_per_device(metadata) == {"CPU:0": 150, "CPU:1": 10}
 
 
 def test_variables_are_added():
-    stats = SimpleNamespace(dev_stats=[_device("CPU:0", [(1, 100)])])
-    assert peak_bytes_per_device(stats, {"/device:CPU:0": 1000, "/device:CPU:3": 7}) == {"CPU:0": 1100, "CPU:3": 7}
+    metadata = _metadata(_device("CPU:0", [(1, 100)]))
+    assert peak_bytes_per_device(metadata, {"/device:CPU:0": 1000, "/device:CPU:3": 7}) == {"CPU:0": 1100, "CPU:3": 7}
 
 
 def test_real_trace_of_a_step():
     """A chain of matrix products on a virtual device: at least the operands that live together, at most all."""
-    from pase_mtf.compat import tf
     with tf.Graph().as_default():
         x = tf.placeholder(tf.float32, [256, 256])
         with tf.device("/device:CPU:1"):
@@ -42,11 +45,4 @@ def test_real_trace_of_a_step():
             session.run(y, {x: np.zeros((256, 256), np.float32)},
                         tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
     size = 256 * 256 * 4
-    assert 2 * size <= peak_bytes_per_device(metadata.step_stats)["CPU:1"] <= 6 * size + 4096
-
-
-def test_timing():
-    assert Timing.of([]) is None
-    timing = Timing.of([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert (timing.median, timing.lower, timing.upper, timing.steps) == (3.0, 2.0, 4.0, 5)
-    assert timing.spread == pytest.approx(1.0)
+    assert 2 * size <= peak_bytes_per_device(metadata)["CPU:1"] <= 6 * size + 4096

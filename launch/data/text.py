@@ -11,14 +11,19 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
+import platformdirs
 
 from pase_mtf.errors import DataError, PaseError
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.data import Source
+from pase_mtf.launch.data.batches import Batch, Source
+from pase_mtf.models.presets import TextConfig
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 __all__ = ["END", "PADDING", "RESERVED", "START", "UNKNOWN", "language_source", "next_tokens", "pad_pair",
            "read_lines", "text_source"]
@@ -58,7 +63,7 @@ def read_lines(path: str) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def text_source(paths: Sequence[str], config: Any) -> Source:
+def text_source(paths: Sequence[str], config: TextConfig) -> Source:
     """Examples from one plain text or from two parallel ones.
 
     Raises:
@@ -70,7 +75,7 @@ def text_source(paths: Sequence[str], config: Any) -> Source:
     return _plain(paths[0], texts[0], config)
 
 
-def language_source(paths: Sequence[str], config: Any) -> Source:
+def language_source(paths: Sequence[str], config: TextConfig) -> Source:
     """Examples for a language model from one plain text: windows of it, and the same moved on by one token.
 
     Raises:
@@ -86,7 +91,7 @@ def language_source(paths: Sequence[str], config: Any) -> Source:
         raise DataError(f"{paths[0]}: {len(tokens)} tokens, at least {length + 1} are needed (a window of {length} and "
                         "what comes next); give a longer text or a model with a shorter length")
 
-    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def load(numbers: np.ndarray) -> Batch:
         return next_tokens(tokens[numbers[:, None] * length + np.arange(length + 1)])
 
     shape = (np.dtype(np.int32), (length,))
@@ -94,12 +99,12 @@ def language_source(paths: Sequence[str], config: Any) -> Source:
                   f"of {tokenizer.get_vocab_size():,}", examples, load, {"tokens": shape, "targets": shape}, tokenizer)
 
 
-def next_tokens(windows: np.ndarray) -> dict[str, np.ndarray]:
+def next_tokens(windows: np.ndarray) -> Batch:
     """A batch for a language model: windows of one token more than it reads."""
     return {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
 
 
-def _read(paths: Sequence[str], config: Any, wanted: str) -> list[list[str]]:
+def _read(paths: Sequence[str], config: TextConfig, wanted: str) -> list[list[str]]:
     for path in paths:
         if os.path.isdir(path):
             raise DataError(f"{path}: a folder, and the model trains on text; give {wanted}")
@@ -108,13 +113,13 @@ def _read(paths: Sequence[str], config: Any, wanted: str) -> list[list[str]]:
     return [read_lines(path) for path in paths]
 
 
-def _tokens(lines: list[str], config: Any) -> tuple[Any, np.ndarray]:
+def _tokens(lines: list[str], config: TextConfig) -> tuple[Tokenizer, np.ndarray]:
     """(tokenizer, the tokens of the whole text end to end)."""
     tokenizer = _vocabulary([lines], config.vocab)
     return tokenizer, _Ragged(_encode(tokenizer, [line + "\n" for line in lines])).tokens
 
 
-def _parallel(paths: Sequence[str], texts: list[list[str]], config: Any) -> Source:
+def _parallel(paths: Sequence[str], texts: list[list[str]], config: TextConfig) -> Source:
     if len(texts[0]) != len(texts[1]):
         raise DataError(f"{paths[0]} has {len(texts[0]):,} lines and {paths[1]} has {len(texts[1]):,}; line i of one "
                         "has to be the translation of line i of the other")
@@ -127,9 +132,9 @@ def _parallel(paths: Sequence[str], texts: list[list[str]], config: Any) -> Sour
     sides = [_Ragged(_encode(tokenizer, text)) for text in texts]
     cut = sum(int((side.lengths > most).sum()) for side in sides)
 
-    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
-        return pad_pair(*([np.append(side[number][:most], END) for number in numbers] for side in sides),
-                        config.length)
+    def load(numbers: np.ndarray) -> Batch:
+        source, target = ([np.append(side[number][:most], END) for number in numbers] for side in sides)
+        return pad_pair(source, target, config.length)
 
     notes = [f"vocabulary of {tokenizer.get_vocab_size():,}"]
     if len(pairs) < lines:
@@ -140,7 +145,7 @@ def _parallel(paths: Sequence[str], texts: list[list[str]], config: Any) -> Sour
                    len(pairs), load, tokenizer, config)
 
 
-def _plain(path: str, lines: list[str], config: Any) -> Source:
+def _plain(path: str, lines: list[str], config: TextConfig) -> Source:
     tokenizer, tokens = _tokens(lines, config)
     examples = len(tokens) // config.length - 1
     if examples < 1:
@@ -148,19 +153,20 @@ def _plain(path: str, lines: list[str], config: Any) -> Source:
                         f"{config.length}); give a longer text or a model with a shorter length")
     windows = tokens[:(examples + 1) * config.length].reshape(examples + 1, config.length)
 
-    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def load(numbers: np.ndarray) -> Batch:
         return pad_pair(windows[numbers], windows[numbers + 1], config.length)
 
     return _source(f"{len(tokens):,} tokens of plain text from {path}, {examples:,} windows of {config.length} to be "
                    f"continued; vocabulary of {tokenizer.get_vocab_size():,}", examples, load, tokenizer, config)
 
 
-def _source(description: str, examples: int, load: Any, tokenizer: Any, config: Any) -> Source:
+def _source(description: str, examples: int, load: Callable[[np.ndarray], Batch], tokenizer: Tokenizer,
+            config: TextConfig) -> Source:
     shape = (np.dtype(np.int32), (config.length,))
     return Source(description, examples, load, {"source": shape, "decoder_input": shape, "target": shape}, tokenizer)
 
 
-def pad_pair(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], length: int) -> dict[str, np.ndarray]:
+def pad_pair(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], length: int) -> Batch:
     """A batch for the encoder and decoder: ids padded to `length`, and the target moved right by one."""
     source, target = (np.full((len(rows), length), PADDING, np.int32) for rows in (sources, targets))
     for padded, rows in ((source, sources), (target, targets)):
@@ -191,25 +197,24 @@ def _chunks(rows: Iterator[list[int]]) -> Iterator[list[list[int]]]:
         yield chunk
 
 
-def _encode(tokenizer: Any, lines: Sequence[str]) -> Iterator[list[int]]:
+def _encode(tokenizer: Tokenizer, lines: Sequence[str]) -> Iterator[list[int]]:
     for start in range(0, len(lines), _CHUNK):
         for encoding in tokenizer.encode_batch_fast(lines[start:start + _CHUNK], add_special_tokens=False):
             yield encoding.ids
 
 
-def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Any:
+def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
     """A tokenizer for these texts, learned once and kept in the user's cache directory under a hash of the texts."""
-    import tokenizers
+    import tokenizers  # loaded only by runs that read text
     digest = hashlib.sha256(f"1 {tokenizers.__version__} {size}".encode())
     for text in texts:
         for line in text:
             digest.update(line.encode() + b"\n")
-    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pase_mtf",
-                          "vocabularies")
-    path = os.path.join(folder, f"{digest.hexdigest()[:24]}.json")
+    folder = platformdirs.user_cache_path("pase_mtf", appauthor=False) / "vocabularies"
+    path = folder / f"{digest.hexdigest()[:24]}.json"
     # A cache that cannot be read or written only costs the time to learn the vocabulary again.
     with contextlib.suppress(Exception):
-        return tokenizers.Tokenizer.from_file(path)
+        return tokenizers.Tokenizer.from_file(str(path))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=_SPECIAL[UNKNOWN]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -217,6 +222,6 @@ def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Any:
         vocab_size=size, special_tokens=_SPECIAL, show_progress=False,
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
     with contextlib.suppress(OSError, PaseError):
-        os.makedirs(folder, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, tokenizer.to_str())
     return tokenizer

@@ -7,13 +7,18 @@ import gzip
 import os
 import struct
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pase_mtf.errors import DataError
-from pase_mtf.launch.data import Source
+from pase_mtf.launch.data.batches import Batch, Source
+from pase_mtf.launch.data.text import read_lines
+from pase_mtf.models.presets import ImageConfig
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 __all__ = ["image_source", "read_idx"]
 
@@ -23,12 +28,12 @@ _IDX_NAMES = ("train-images-idx3-ubyte", "train-images.idx3-ubyte", "train-image
 _CHECKED = 2000
 
 
-def image_source(paths: Sequence[str], config: Any) -> Source:
+def image_source(paths: Sequence[str], config: ImageConfig) -> Source:
     """Examples from IDX files or from a folder of pictures.
 
     Args:
       paths: an IDX file of images, one of images and one of labels, or a folder.
-      config: an AlexnetConfig.
+      config: sizes of the model.
 
     Raises:
       DataError: what is wrong with which file.
@@ -91,7 +96,7 @@ def read_idx(path: str) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=header).reshape(shape)
 
 
-def _idx_source(images_path: str, labels_path: str, config: Any) -> Source:
+def _idx_source(images_path: str, labels_path: str, config: ImageConfig) -> Source:
     images, labels = read_idx(images_path), read_idx(labels_path)
     if images.ndim not in (3, 4):
         raise DataError(f"{images_path}: magic 0x0000080{images.ndim}, images have 0x00000803 or (with channels) "
@@ -111,7 +116,7 @@ def _idx_source(images_path: str, labels_path: str, config: Any) -> Source:
     shape, dtype = (config.image, config.image, config.image_channels), np.dtype(config.dtype)
     stored = images.shape[1:]
 
-    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def load(numbers: np.ndarray) -> Batch:
         chosen = images[numbers]
         if stored != shape:
             chosen = np.stack([_fit(_picture(image), config) for image in chosen])
@@ -121,7 +126,7 @@ def _idx_source(images_path: str, labels_path: str, config: Any) -> Source:
                    f"{_fitted_note([stored], shape)}", len(images), load, shape, dtype, config)
 
 
-def _folder_source(folder: str, label_path: str, config: Any) -> Source:
+def _folder_source(folder: str, label_path: str, config: ImageConfig) -> Source:
     names, labels = _read_label_list(label_path, config)
     paths = [os.path.join(folder, name) for name in names]
     sizes = []
@@ -134,7 +139,7 @@ def _folder_source(folder: str, label_path: str, config: Any) -> Source:
                             "the list or add the file")
     shape, dtype = (config.image, config.image, config.image_channels), np.dtype(config.dtype)
 
-    def load(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def load(numbers: np.ndarray) -> Batch:
         images = []
         for number in numbers:
             with _open_image(paths[number]) as image:
@@ -145,14 +150,14 @@ def _folder_source(folder: str, label_path: str, config: Any) -> Source:
                    f"{_fitted_note(sizes, shape)}", len(paths), load, shape, dtype, config)
 
 
-def _source(description: str, examples: int, load: Any, shape: tuple[int, ...], dtype: np.dtype, config: Any) -> Source:
+def _source(description: str, examples: int, load: Callable[[np.ndarray], Batch], shape: tuple[int, ...],
+            dtype: np.dtype, config: ImageConfig) -> Source:
     return Source(f"{description}; {config.classes} classes", examples, load,
                   {"images": (dtype, shape), "labels": (np.dtype(np.int32), ())})
 
 
-def _read_label_list(path: str, config: Any) -> tuple[list[str], np.ndarray]:
+def _read_label_list(path: str, config: ImageConfig) -> tuple[list[str], np.ndarray]:
     """File names and labels. Labels are numbers, or names of classes, numbered in alphabetical order."""
-    from pase_mtf.launch.data_text import read_lines
     lines = read_lines(path)
     if path.endswith(".csv"):
         rows = [[field.strip() for field in row] for row in csv.reader(lines)]
@@ -181,7 +186,7 @@ def _is_number(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
 
 
-def _checked_labels(labels: np.ndarray, path: str, config: Any, given: Sequence[str] = ()) -> np.ndarray:
+def _checked_labels(labels: np.ndarray, path: str, config: ImageConfig, given: Sequence[str] = ()) -> np.ndarray:
     wrong = np.flatnonzero((labels < 0) | (labels >= config.classes))
     if len(wrong):
         number = int(wrong[0])
@@ -191,9 +196,9 @@ def _checked_labels(labels: np.ndarray, path: str, config: Any, given: Sequence[
     return labels.astype(np.int32)
 
 
-def _open_image(path: str) -> Any:
+def _open_image(path: str) -> PIL.Image.Image:
     """The opened file; its pixels are not read yet."""
-    import PIL.Image
+    import PIL.Image  # here and below: loaded only by runs that read pictures
     try:
         return PIL.Image.open(path, formats=("JPEG", "PNG"))
     except FileNotFoundError as error:
@@ -203,12 +208,12 @@ def _open_image(path: str) -> Any:
         raise DataError(f"{path}: not a readable JPEG or PNG file; replace it or take it off the label list") from error
 
 
-def _picture(pixels: np.ndarray) -> Any:
+def _picture(pixels: np.ndarray) -> PIL.Image.Image:
     import PIL.Image
     return PIL.Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
 
-def _fit(image: Any, config: Any, path: str = "") -> np.ndarray:
+def _fit(image: PIL.Image.Image, config: ImageConfig, path: str = "") -> np.ndarray:
     """Pixels in the model's size and channels, uint8."""
     import PIL.Image
     try:
