@@ -15,7 +15,8 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.strategies import random_configurations
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 DEVICES = 8
 KINDS = ("data_parallel", "expert", "exact", "random0", "random3")

@@ -13,7 +13,7 @@ from pase_mtf.launch.strategies import random_configurations
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import data_parallel, expert
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 DEVICES = 8
 

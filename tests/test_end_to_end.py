@@ -13,7 +13,8 @@ from pase_mtf.launch.program import build_program
 from pase_mtf.launch.strategies import random_configurations
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.strategy import evaluate_strategy, find_strategy
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import evaluate_strategy
 
 DEVICES = 8
 STEPS = 3

@@ -10,7 +10,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.recurrent_presets import BiglstmConfig
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 CONFIG = BiglstmConfig(preset="test", layers=2, units=24, projection=16, length=4, vocab=32, batch=8, optimizer="sgd",
                        learning_rate=0.1, dtype="float64")
