@@ -7,8 +7,6 @@ what fraction of each tensor a device holds under a configuration is then worked
 from __future__ import annotations
 
 import collections
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,11 +15,10 @@ import numpy as np
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import move_seconds
 from pase_mtf.cost.signature import FILTER_GRADIENT, PHASES, PRODUCTS, OperationSignature, TensorBytes
-from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph.computation_graph import Layer, Operand
+from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.machine.machine import Machine
 
-__all__ = ["PARTS", "Collective", "collectives_of", "layer_parts", "ordering_passes"]
+__all__ = ["PARTS", "layer_parts", "ordering_passes"]
 
 PARTS = (*PHASES, "overhead", *(f"all-reduce {phase}" for phase in PHASES),
          *(f"resharding {phase}" for phase in PHASES))
@@ -105,8 +102,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             result[PHASES.index(kernel.entry.phase)] += kernel.times * devices * row
             result[_OVERHEAD] += kernel.times * devices * _overhead(kernel.entry, machine)
     for entry, times in operations.items():
-        if entry.reduced:
-            result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(entry, table, machine)
+        for columns, tensors in entry.partial_sums:
+            result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(columns, tensors, table, machine)
         if entry.move:
             result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, machine)
     return result
@@ -233,44 +230,8 @@ def _overhead(entry: OperationSignature, machine: Machine) -> float:
     return first + (entry.nodes - 1) * machine.overhead
 
 
-def _allreduce(entry: OperationSignature, table: ConfigurationTable, machine: Machine) -> np.ndarray:
-    """Combining the partial sums in the outputs, float64 [K]."""
-    nbytes = np.asarray(sum(size * table.share(columns) for columns, size in entry.outputs))
-    return allreduce_seconds(nbytes, group_sizes(table, entry.reduced, machine), table.devices, machine)
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """One all-reduce that a configuration costs.
-
-    Attributes:
-      operation: the name of the operation whose partial results it combines.
-      phase: of that operation.
-      devices: size of the group.
-      nbytes: what each device contributes.
-      seconds: of this all-reduce, in all groups.
-    """
-
-    operation: str
-    phase: str
-    devices: int
-    nbytes: float
-    seconds: float
-
-
-def collectives_of(layer: Layer, table: ConfigurationTable, machine: Machine) -> list[Collective]:
-    """Every all-reduce of a layer under one configuration (the table's first), in graph order."""
-    position = dim_positions(layer)
-    found = []
-    for operation in layer.operations:
-        groups = group_sizes(table, positions_of(operation.reduced, position), machine)
-        size = round(float(groups[:, 0].prod()))
-        if size > 1:
-            nbytes = np.asarray(sum(_local_bytes(operand, table, position) for operand in operation.outputs))
-            seconds = allreduce_seconds(nbytes, groups, table.devices, machine)
-            found.append(Collective(operation.name, operation.phase, size, float(nbytes[0]), float(seconds[0])))
-    return found
-
-
-def _local_bytes(operand: Operand, table: ConfigurationTable, position: dict[str, int]) -> np.ndarray:
-    return (math.prod(operand.shape) * operand.itemsize) * table.share(positions_of(operand.dims, position))
+def _allreduce(reduced: Sequence[int], tensors: Sequence[TensorBytes], table: ConfigurationTable,
+               machine: Machine) -> np.ndarray:
+    """Combining the partial sums of some tensors over the split of the dims at some columns, float64 [K]."""
+    nbytes = np.asarray(sum(size * table.share(columns) for columns, size in tensors))
+    return allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine)

@@ -26,7 +26,8 @@ PAPER_PARTS = ("compute", "all-reduce output", "all-reduce gradients", "moves")
 
 def _words(size: float, share: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Words a device sends in an all-reduce of size * share words over a group: 2 (q - 1) w / q."""
-    return 2.0 * (group - 1.0) * (size * share) / group
+    words: np.ndarray = 2.0 * (group - 1.0) * (size * share) / group
+    return words
 
 
 def _group(table: ConfigurationTable, columns: Sequence[int]) -> np.ndarray:
@@ -51,7 +52,8 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
       float64 [len(PAPER_PARTS), K].
     """
     result = np.zeros((len(PAPER_PARTS), len(table.devices)))
-    read: collections.Counter = collections.Counter()  # (columns, bytes, dims absent, variables of this kind) -> times
+    # (columns, bytes, dims absent, variables of this kind) -> times
+    read: collections.Counter[tuple[tuple[int, ...], float, tuple[int, ...], int]] = collections.Counter()
     forward = collections.Counter(entry for entry in signature if entry.phase == "forward")
     only_pointwise = not any(entry.kind in (*PRODUCTS, "convolution") for entry in forward)
     for entry, count in forward.items():  # an unrolled recurrence does the same at every time step
@@ -59,9 +61,10 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         # A multiply-add is one FLOP in the paper, two in ours.
         flops = entry.flops / 2.0 if product else entry.flops
         result[0] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
-        for columns, nbytes in entry.outputs:
-            result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
-                                                          _group(table, entry.reduced))
+        for reduced, outputs in entry.partial_sums:
+            for columns, nbytes in outputs:
+                result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
+                                                              _group(table, reduced))
         for number, (columns, nbytes) in enumerate(entry.inputs):
             alike = entry.weights[number] if number < len(entry.weights) else 0
             # Statistics can look like a scale or a bias; counting no more than there are variables leaves them out.
@@ -82,4 +85,6 @@ def paper_edge(source: DistinctShardings, target: DistinctShardings, shape: Sequ
     Returns:
       float64 [R, C].
     """
-    return machine.balance * (elements_moved(source, target, shape) + elements_moved(target, source, shape).T)
+    flop: np.ndarray = machine.balance * (
+        elements_moved(source, target, shape) + elements_moved(target, source, shape).T)
+    return flop

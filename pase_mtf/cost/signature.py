@@ -14,7 +14,8 @@ from pase_mtf.cost.moves import Move, move_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 
-__all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "layer_signature"]
+__all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "layer_signature",
+           "partial_sums_of"]
 
 PHASES = ("forward", "backward", "update")
 PRODUCTS = ("matmul", "batched matmul")
@@ -34,7 +35,7 @@ class OperationSignature(NamedTuple):
       kind: of `LayerOperation`, with "batched matmul" and `FILTER_GRADIENT` told apart.
       dims: columns of the dims whose split divides the work.
       inputs, outputs: its tensors.
-      reduced: columns of the dims whose split leaves partial sums in the outputs.
+      partial_sums: (columns of the dims whose split leaves partial sums, the outputs that are): an all-reduce each.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
@@ -51,7 +52,7 @@ class OperationSignature(NamedTuple):
     dims: tuple[int, ...]
     inputs: tuple[TensorBytes, ...]
     outputs: tuple[TensorBytes, ...]
-    reduced: tuple[int, ...]
+    partial_sums: tuple[tuple[tuple[int, ...], tuple[TensorBytes, ...]], ...]
     transposed: tuple[TensorBytes, ...]
     move: Move | None = None
     weights: tuple[int, ...] = ()
@@ -70,7 +71,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
     found = []
     for operation in layer.operations:
         move = move_of(operation, position)
-        if operation.kind != "none" or operation.reduced or move:
+        if operation.kind != "none" or operation.reduced or operation.partial_sums or move:
             found.append(_operation_signature(operation, move, variables, position))
     return tuple(found)
 
@@ -95,10 +96,26 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         phase=operation.phase, kind=kind, flops=operation.flops, dims=positions_of(operation.dims, position),
         inputs=tuple(tensor(operand) for operand in operation.inputs),
         outputs=tuple(tensor(operand) for operand in operation.outputs),
-        reduced=positions_of(operation.reduced, position), transposed=tuple(tensor(operand) for operand in transposed),
-        move=move, weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
+        partial_sums=tuple((positions_of(dims, position), tuple(tensor(operand) for operand in outputs))
+                           for dims, outputs in partial_sums_of(operation)),
+        transposed=tuple(tensor(operand) for operand in transposed), move=move,
+        weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
         traffic=operation.traffic, channels=_output_channels(operation, position),
         stride_inflation=_stride_inflation(operation), runs=_runs(operation, kind, position))
+
+
+def partial_sums_of(operation: LayerOperation) -> list[tuple[tuple[str, ...], tuple[Operand, ...]]]:
+    """The all-reduces of an operation: [(dims whose split leaves devices with partial sums, the outputs that are)].
+
+    Outputs that are partial sums over the same dims are reduced in one message.
+    """
+    if operation.reduced:
+        return [(operation.reduced, operation.outputs)]
+    found: dict[tuple[str, ...], tuple[Operand, ...]] = {}
+    for dims, output in zip(operation.partial_sums, operation.outputs, strict=False):
+        if dims:
+            found[dims] = (*found.get(dims, ()), output)
+    return list(found.items())
 
 
 def _output_channels(operation: LayerOperation, position: dict[str, int]) -> tuple[int, int]:
@@ -122,13 +139,13 @@ def _runs(operation: LayerOperation, kind: str, position: dict[str, int]) -> tup
     if kind == "convolution" and operation.outputs:
         # Filters are [window..., in, out], the second input of a convolution and of the gradient of its image.
         made, window = operation.outputs[0], operation.inputs[1].shape[:-2]
-        count = math.prod(made.shape[:-1]) * math.prod(window)
+        count = float(math.prod(made.shape[:-1]) * math.prod(window))
     elif operation.broadcast_runs:
         made = max((*operation.outputs, *operation.inputs), key=lambda operand: math.prod(operand.shape))
         count = operation.broadcast_runs
     else:
         return (), 0.0
-    return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), float(count)
+    return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), count
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:

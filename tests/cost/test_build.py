@@ -104,17 +104,6 @@ def test_bandwidth_and_speed_scale_costs():
         np.testing.assert_allclose(one.matrix, 2 * other.matrix)
 
 
-def test_collectives_of_a_choice():
-    graph = perceptron()
-    priced = build_network(graph, REAL, 8)
-    choice = priced.index(0, Configuration((("batch", 8),)))
-    collective, = priced.collectives(0, choice)
-    assert collective.operation == "dense0/weight_gradient"
-    assert collective.devices == 8
-    assert collective.nbytes == 4 * 64 * 128
-    assert collective.seconds == pytest.approx(priced.layer_parts(0, choice)["all-reduce backward"])
-
-
 def test_errors():
     graph = perceptron()
     with pytest.raises(UsageError, match="did you mean 'seconds'"):
