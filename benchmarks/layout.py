@@ -90,7 +90,7 @@ def predicted(name: str, known: dict[str, Any], flags: argparse.Namespace) -> di
     rows = []
     for label, mesh_shape, rules in _layouts(name, "full", layout, auto):
         cost = ({"seconds": layout.seconds, "bytes": layout.memory_bytes} if label == "pase_mtf" else
-                layout_cases.price(name, "full", DEVICES, machine, mesh_shape, rules))
+                layout_cases.predicted_cost(name, "full", DEVICES, machine, mesh_shape, rules))
         rows.append({"layout": label, "mesh_shape": mesh_shape, "rules": rules, **cost})
     if "failure" in auto:
         rows.append({"layout": "auto_mtf", "mesh_shape": AUTO_MESH, "rules": "", "problem": auto["failure"]})
@@ -114,7 +114,7 @@ def legal(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[s
         try:
             full = layout_cases.find(name, "full", devices, machine)
             entry = {"mesh_shape": full.mesh_shape, "rules": full.layout_rules}
-            # At the reduced size of this machine something is split; on a fast one copies are often best.
+            # At the reduced size of this machine something is split; on a fast one replicating is often best.
             small = layout_cases.find(name, "reduced", devices, here)
             entry["reduced"] = f"{small.mesh_shape} / {small.layout_rules}"
             with tf.Graph().as_default():
@@ -140,7 +140,7 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
         row = {"layout": label, "mesh_shape": mesh_shape, "rules": rules}
         rows.append(row)
         row.update({"seconds": layout.seconds, "bytes": layout.memory_bytes} if label == "pase_mtf" else
-                   layout_cases.price(name, "reduced", DEVICES, machine, mesh_shape, rules))
+                   layout_cases.predicted_cost(name, "reduced", DEVICES, machine, mesh_shape, rules))
         try:
             arms.append(layout_cases.stock_arm(label, name, "reduced", mesh_shape, rules, devices))
         except Exception as error:  # whatever Mesh-TF raises for what it cannot lower

@@ -21,7 +21,8 @@ from pase_mtf.machine.machine import Machine
 if TYPE_CHECKING:
     from pase_mtf.export.exporter import export_graph
     from pase_mtf.layout.capture import capture_graph, swap_lowering
-    from pase_mtf.layout.layout import Layout, find_layout
+    from pase_mtf.layout.find import find_layout
+    from pase_mtf.layout.layout import Layout
     from pase_mtf.lowering.lowering import lower
     from pase_mtf.operations.registry import register_operation
     from pase_mtf.search import Solution, solve
@@ -34,7 +35,7 @@ __all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Layout", "Machin
            "one_layer", "register_operation", "solve", "swap_lowering"]
 
 _LATER = {"export_graph": "export.exporter", "lower": "lowering.lowering", "Layout": "layout.layout",
-          "find_layout": "layout.layout", "capture_graph": "layout.capture", "swap_lowering": "layout.capture",
+          "find_layout": "layout.find", "capture_graph": "layout.capture", "swap_lowering": "layout.capture",
           "register_operation": "operations.registry", "CostNetwork": "search.network",
           "Strategy": "strategy.strategy", "find_strategy": "strategy.find",
           "evaluate_strategy": "strategy.strategy", "Solution": "search", "solve": "search"}

@@ -21,6 +21,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess:
 
 
 # A process each: they switch TensorFlow's behaviour for the whole process.
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "passing"), [("ops_test", 58), ("layers_test", 21)])
 def test_mesh_tensorflow_passes_its_own_tests(module, passing):
     if module == "layers_test" and importlib.util.find_spec("tf_keras") is None:

@@ -102,7 +102,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             result[PHASES.index(kernel.entry.phase)] += kernel.times * devices * row
             result[_OVERHEAD] += kernel.times * devices * _overhead(kernel.entry, machine)
     for entry, times in operations.items():
-        for columns, tensors in entry.partial_sums:
+        for columns, tensors in entry.sums:
             result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(columns, tensors, table, machine)
         if entry.move:
             result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, machine)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.cost.signature import partial_sums_of
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, Operand, Variable
 from pase_mtf.graph.configurations import Configuration
@@ -58,7 +57,7 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
         nbytes = sum((local(operand) for operand in operation.outputs), np.zeros(len(configurations)))
         if operation.phase == "forward" and operation.kind != "none":
             result[3] = result[3] + nbytes if "backward" in phases else np.maximum(result[3], nbytes)
-        for dims, outputs in partial_sums_of(operation):
+        for dims, outputs in operation.sums:
             group = 1.0 / table.share(positions_of(dict.fromkeys(dims), position))
             # The partial sums of the others arrive in pieces, as large together as the device's own.
             reduced = sum(map(local, outputs), np.zeros(len(configurations)))

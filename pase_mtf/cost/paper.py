@@ -61,7 +61,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         # A multiply-add is one FLOP in the paper, two in ours.
         flops = entry.flops / 2.0 if product else entry.flops
         result[0] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
-        for reduced, outputs in entry.partial_sums:
+        for reduced, outputs in entry.sums:
             for columns, nbytes in outputs:
                 result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
                                                               _group(table, reduced))

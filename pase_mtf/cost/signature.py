@@ -14,8 +14,7 @@ from pase_mtf.cost.moves import Move, move_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 
-__all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "layer_signature",
-           "partial_sums_of"]
+__all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "layer_signature"]
 
 PHASES = ("forward", "backward", "update")
 PRODUCTS = ("matmul", "batched matmul")
@@ -35,7 +34,7 @@ class OperationSignature(NamedTuple):
       kind: of `LayerOperation`, with "batched matmul" and `FILTER_GRADIENT` told apart.
       dims: columns of the dims whose split divides the work.
       inputs, outputs: its tensors.
-      partial_sums: (columns of the dims whose split leaves partial sums, the outputs that are): an all-reduce each.
+      sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
@@ -52,7 +51,7 @@ class OperationSignature(NamedTuple):
     dims: tuple[int, ...]
     inputs: tuple[TensorBytes, ...]
     outputs: tuple[TensorBytes, ...]
-    partial_sums: tuple[tuple[tuple[int, ...], tuple[TensorBytes, ...]], ...]
+    sums: tuple[tuple[tuple[int, ...], tuple[TensorBytes, ...]], ...]
     transposed: tuple[TensorBytes, ...]
     move: Move | None = None
     weights: tuple[int, ...] = ()
@@ -71,7 +70,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
     found = []
     for operation in layer.operations:
         move = move_of(operation, position)
-        if operation.kind != "none" or operation.reduced or operation.partial_sums or move:
+        if operation.kind != "none" or operation.sums or move:
             found.append(_operation_signature(operation, move, variables, position))
     return tuple(found)
 
@@ -96,26 +95,12 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         phase=operation.phase, kind=kind, flops=operation.flops, dims=positions_of(operation.dims, position),
         inputs=tuple(tensor(operand) for operand in operation.inputs),
         outputs=tuple(tensor(operand) for operand in operation.outputs),
-        partial_sums=tuple((positions_of(dims, position), tuple(tensor(operand) for operand in outputs))
-                           for dims, outputs in partial_sums_of(operation)),
+        sums=tuple((positions_of(dims, position), tuple(tensor(operand) for operand in outputs))
+                   for dims, outputs in operation.sums),
         transposed=tuple(tensor(operand) for operand in transposed), move=move,
         weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
         traffic=operation.traffic, channels=_output_channels(operation, position),
         stride_inflation=_stride_inflation(operation), runs=_runs(operation, kind, position))
-
-
-def partial_sums_of(operation: LayerOperation) -> list[tuple[tuple[str, ...], tuple[Operand, ...]]]:
-    """The all-reduces of an operation: [(dims whose split leaves devices with partial sums, the outputs that are)].
-
-    Outputs that are partial sums over the same dims are reduced in one message.
-    """
-    if operation.reduced:
-        return [(operation.reduced, operation.outputs)]
-    found: dict[tuple[str, ...], tuple[Operand, ...]] = {}
-    for dims, output in zip(operation.partial_sums, operation.outputs, strict=False):
-        if dims:
-            found[dims] = (*found.get(dims, ()), output)
-    return list(found.items())
 
 
 def _output_channels(operation: LayerOperation, position: dict[str, int]) -> tuple[int, int]:

@@ -88,6 +88,14 @@ class LayerOperation:
     role: str = dataclasses.field(default="", metadata={"hashed": False})
     partial_sums: tuple[tuple[str, ...], ...] = dataclasses.field(default=(), metadata={"hashed": False})
 
+    @property
+    def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
+        """(dims whose split leaves partial sums, outputs of which) for every all-reduce that may be due."""
+        if self.partial_sums:
+            each = zip(self.partial_sums, self.outputs, strict=True)
+            return tuple((dims, (output,)) for dims, output in each if dims)
+        return ((self.reduced, self.outputs),) if self.reduced else ()
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variable:

@@ -128,7 +128,7 @@ class Rule:
     stock_sums: Callable[[mtf.Operation, Mapping[mtf.Tensor, PendingSum]], dict[mtf.Tensor, PendingSum]] = always({})
 
 
-_RULES: dict[type, Rule] = {}
+_RULES: dict[Any, Rule] = {}
 _UNKNOWN = Rule(splittable=always(()))
 
 
@@ -137,7 +137,7 @@ def add_rules(rules: Mapping[type, Rule]) -> None:
     _RULES.update(rules)
 
 
-def _nearest(operation_class: type) -> tuple[type, Rule] | None:
+def _nearest(operation_class: Any) -> tuple[Any, Rule] | None:
     for cls in operation_class.__mro__:
         if cls in _RULES:
             return cls, _RULES[cls]
@@ -190,7 +190,8 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
                      if name not in twice and not name.startswith(_ANONYMOUS))
 
 
-def register_operation(operation_class: type, *, splittable: Callable[[mtf.Operation], Iterable[str]] | Sequence[str],
+def register_operation(operation_class: type[mtf.Operation], *,
+                       splittable: Callable[[mtf.Operation], Iterable[str]] | Sequence[str],
                        kind: str | None = None, flops: Callable[[mtf.Operation], float] | None = None,
                        contracted: Callable[[mtf.Operation], Sequence[tuple[str, ...]]] | None = None,
                        lower: Callable[[mtf.Operation, Any], None] | None = None) -> None:

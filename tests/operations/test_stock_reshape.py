@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from nets import device_names, session
+from harness import device_names, session
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.operations.stock_reshape import reshape_problem
