@@ -115,8 +115,8 @@ def _kernels(entry: OperationSignature, times: int, machine: Machine) -> list[_K
     variables = max(_weights(entry), default=0)
     if not variables or not machine.cache_capacity or machine.cache_hit_cost_ratio == 1.0 or times <= variables:
         return [_Kernel(entry, times, entry.inputs)]
-    hits = tuple((columns, nbytes * (machine.cache_hit_cost_ratio if alike else 1.0))
-                 for (columns, nbytes), alike in zip(entry.inputs, entry.weights, strict=True))
+    hits = tuple((columns, nbytes * (machine.cache_hit_cost_ratio if weights else 1.0))
+                 for (columns, nbytes), weights in zip(entry.inputs, entry.weights, strict=True))
     return [_Kernel(entry, variables, entry.inputs), _Kernel(entry, times - variables, hits, cached=True)]
 
 
@@ -208,10 +208,10 @@ def _runs(entry: OperationSignature, machine: Machine, shares: _Shares) -> _Term
 def _exceeds_cache(operations: Mapping[OperationSignature, int], table: ConfigurationTable,
                    machine: Machine) -> np.ndarray:
     """Whether the weights that are read again are more than a cache holds, bool [K]."""
-    kept = {(tensor, alike) for entry, times in operations.items()
-            for tensor, alike in zip(entry.inputs, _weights(entry), strict=False) if alike and times > alike}
+    kept = {(tensor, count) for entry, times in operations.items()
+            for tensor, count in zip(entry.inputs, _weights(entry), strict=False) if count and times > count}
     devices = table.devices if machine.shared_cores else 1
-    held = sum((alike * nbytes * table.share(columns) for (columns, nbytes), alike in kept),
+    held = sum((count * nbytes * table.share(columns) for (columns, nbytes), count in kept),
                np.zeros(len(table.devices)))
     exceeds: np.ndarray = held * devices > machine.cache_capacity
     return exceeds

@@ -22,6 +22,7 @@ __all__ = ["PAPER_PARTS", "paper_edge", "paper_parts"]
 
 PAPER_PARTS = ("compute", "all-reduce output", "all-reduce gradients", "moves")
 """The parts of a layer's cost, in the order of the rows of `paper_parts`."""
+_COMPUTE, _OUTPUT, _GRADIENTS, _MOVES = range(len(PAPER_PARTS))
 
 
 def _words(size: float, share: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -60,20 +61,20 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         product = entry.kind in (*PRODUCTS, "convolution")
         # A multiply-add is one FLOP in the paper, two in ours.
         flops = entry.flops / 2.0 if product else entry.flops
-        result[0] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
+        result[_COMPUTE] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
         for reduced, outputs in entry.sums:
             for columns, nbytes in outputs:
-                result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
+                result[_OUTPUT] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
                                                               _group(table, reduced))
         for number, (columns, nbytes) in enumerate(entry.inputs):
-            alike = entry.weights[number] if number < len(entry.weights) else 0
+            variables = entry.weights[number] if number < len(entry.weights) else 0
             # Statistics can look like a scale or a bias; counting no more than there are variables leaves them out.
-            if product or (only_pointwise and alike):
-                read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), alike] += count
+            if product or (only_pointwise and variables):
+                read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), variables] += count
         if entry.move:
-            result[3] += count * 2.0 * machine.balance * move_elements(entry.move, table)
-    for (columns, nbytes, absent, alike), times in read.items():
-        result[2] += (min(times, alike) if alike else times) * machine.balance * _words(
+            result[_MOVES] += count * 2.0 * machine.balance * move_elements(entry.move, table)
+    for (columns, nbytes, absent, variables), times in read.items():
+        result[_GRADIENTS] += (min(times, variables) if variables else times) * machine.balance * _words(
             nbytes / 4.0, table.share(columns), _group(table, absent))
     return result
 

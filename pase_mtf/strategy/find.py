@@ -42,7 +42,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
       simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
         fraction: predictions do not tell such strategies apart, and people do not have to read the other. Then the
         strategy's search says "simpler": "data_parallel", and how far it is from the optimum.
-      **options: handed to the search (time_limit, gap, progress, ...).
+      **options: passed to the search (time_limit, gap, progress, ...).
 
     Returns:
       The strategy, with its predicted cost by part.

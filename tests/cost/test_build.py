@@ -1,5 +1,7 @@
 """The cost network: sums of parts, each shape priced once, errors."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from small_graphs import dense, perceptron
@@ -96,7 +98,6 @@ def test_renamed_dims_are_followed():
 
 def test_bandwidth_and_speed_scale_costs():
     graph = perceptron()
-    import dataclasses
     fast = dataclasses.replace(REAL, links=tuple(
         dataclasses.replace(link, bandwidth=2 * link.bandwidth, latency=link.latency / 2) for link in REAL.links))
     slow, quick = build_network(graph, REAL, 16), build_network(graph, fast, 16)

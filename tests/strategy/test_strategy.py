@@ -13,6 +13,7 @@ from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageEr
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy import find, strategy
 from pase_mtf.strategy.experts import batch_dim, configurations_of_layout, data_parallel, expert
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
@@ -289,6 +290,20 @@ def test_broken_files_are_refused(graph, tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="parts"):
         Strategy.load(path)
+
+
+def test_without_a_name_the_machine_is_the_one_at_hand(graph, monkeypatch):
+    asked = []
+
+    def load(machine, devices):
+        asked.append((machine, devices))
+        return machine if isinstance(machine, Machine) else Machine.load("h100")
+
+    monkeypatch.setattr(find, "load_machine", load)
+    monkeypatch.setattr(strategy, "load_machine", load)
+    assert find_strategy(graph, 8).machine_name == "h100"
+    assert evaluate_strategy(graph, data_parallel(graph, 4), 4).machine_name == "h100"
+    assert asked == [("local", 8), ("local", 4)]
 
 
 def test_bad_arguments(graph):
