@@ -17,9 +17,11 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any
 
 from tqdm import tqdm
@@ -173,8 +175,6 @@ SECTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def _versions() -> str:
-    import importlib.metadata as metadata
-    import platform
     names = [("pase_mtf", "pase_mtf"), ("TensorFlow", "tensorflow-cpu"), ("Mesh-TensorFlow", "mesh-tensorflow"),
              ("ortools", "ortools")]
     found = []

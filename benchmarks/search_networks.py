@@ -62,11 +62,12 @@ def scaled(network: CostNetwork, bandwidth: float, batch: float, rng: np.random.
     """A variation of a network whose graph is not at hand: edges divided by `bandwidth`, vectors times `batch`, the
     kinds of layers out of balance by up to two either way. Layers and edges that were alike stay alike."""
     factor = {kind: 2.0 ** rng.uniform(-1, 1) for kind in sorted(set(network.kinds))}
-    matrices = {id(edge.matrix): edge.matrix / bandwidth for edge in network.edges}
+    arrays = network.arrays
+    matrices = [matrix / bandwidth for matrix in arrays.matrices()]
     return CostNetwork(
         [vector * (batch * factor[kind]) for vector, kind in zip(network.vectors, network.kinds, strict=True)],
-        [NetworkEdge(edge.source, edge.target, matrices[id(edge.matrix)], edge.rows, edge.columns)
-         for edge in network.edges], network.kinds)
+        [NetworkEdge(edge.source, edge.target, matrices[number], edge.rows, edge.columns)
+         for edge, number in zip(network.edges, arrays.edge_matrix.tolist(), strict=True)], network.kinds)
 
 
 class Workshop:

@@ -35,8 +35,8 @@ from benchmarks.search_networks import (
 )
 from pase_mtf.cost.build import build_network
 from pase_mtf.search import solve
-from pase_mtf.search.__main__ import main as search_command
 from pase_mtf.search.network import CostNetwork
+from pase_mtf.strategy.compile import compile_kernels
 
 __all__ = ["DENSE_DEVICES", "METHODS", "SECTIONS", "Options", "measure", "start_seconds", "warm_up"]
 
@@ -90,7 +90,7 @@ class Options:
 
 def warm_up() -> None:
     """Compiles what is not compiled yet, and loads it into this process, so that no row pays for it."""
-    search_command(["--compile"])
+    compile_kernels()
     for devices in (4, 6):  # what is a power of two is priced another way
         solve(price_densenet(densenet(8, blocks=(2,)), devices).network, certificate=False)
 

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks.launching import ROOT, commit, prepare_data, replace_block, run_launcher
@@ -144,7 +145,6 @@ everything.
 
 def plot(rows: Sequence[Row], path: str) -> None:
     """Draws the speedup over stock Mesh-TF's data parallelism, a panel per model, a group of bars per mesh."""
-    from matplotlib.figure import Figure
     names = list(dict.fromkeys(row.summary["model"] for row in rows))
     columns = min(4, len(names))
     lines = -(-len(names) // columns)

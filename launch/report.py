@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import jinja2
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from tabulate import tabulate
 
 from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -24,7 +25,6 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import History
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
-from pase_mtf.tables import format_table
 
 __all__ = ["ArmRow", "arm_rows", "describe_run", "final_table", "report_html", "search_summary", "summary_json"]
 
@@ -173,7 +173,7 @@ def final_table(rows: Mapping[str, ArmRow]) -> str:
             number(row["measured_ms"], ".1f") + spread, number(row["examples_per_second"], ".1f"),
             number(row["speedup_over_stock"], ".2f", "×"), number(row["speedup_over_data_parallel"], ".2f", "×"),
             size(row["predicted_bytes"]), size(row["measured_bytes"])])
-    return format_table(head, lines, right=range(1, len(head)))
+    return tabulate(lines, head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1)))
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:

@@ -164,7 +164,7 @@ def _typed(cls: type, values: dict[str, Any]) -> Any:
                if name not in values and field.default is dataclasses.MISSING]
     if missing:
         raise UsageError(f"{', '.join(missing)} missing; give a value")
-    return cls(**{key: _convert(key, fields[key].type, value) for key, value in values.items()})
+    return cls(**{key: _convert(key, str(fields[key].type), value) for key, value in values.items()})
 
 
 def _convert(key: str, kind: str, value: Any) -> Any:

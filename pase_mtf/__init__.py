@@ -12,6 +12,7 @@ second.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pase_mtf import _import_hook
 from pase_mtf.errors import PaseError
 from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pase_mtf.search.network import CostNetwork
     from pase_mtf.strategy.find import find_strategy
     from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
+
+_import_hook.register()
 
 __all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Layout", "Machine", "PaseError", "Solution", "Strategy",
            "capture_graph", "evaluate_strategy", "export_graph", "find_layout", "find_strategy", "lower",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from tabulate import tabulate
+
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.layout.formats import format_layout
 from pase_mtf.layout.search import Search
 from pase_mtf.layout.space import parse_mesh_shape, parse_rules, rules_text
-from pase_mtf.tables import format_table
 
 __all__ = ["Layout", "LayoutCost"]
 
@@ -116,7 +117,8 @@ class Layout:
                    else f"at most {100 * self.search['gap']:.2f} % above the optimum")
         text = (f"{self.graph_name} on {self.devices} devices ({self.machine_name}): predicted "
                 f"{1e3 * self.seconds:.3f} ms a step, {verdict} among the layouts that lower\n"
-                + format_table(head, [entry.row() for entry in entries], right=(3, 4, 5, 6, 7)))
+                + tabulate([entry.row() for entry in entries], head, disable_numparse=True,
+                           colalign=(*["left"] * 3, *["right"] * 5)))
         problems = [f"{entry.name}: {entry.problem}" for entry in entries if entry.problem]
         replicated = (["note: no dim is split: every device does all of the work, which is faster here than what "
                        "splitting it would send"] if self.devices > 1 and not self.best.layout_rules else [])
@@ -149,5 +151,6 @@ class Layout:
             label = "(none)" if axis is None else f"{mesh.names[axis]}:{mesh.sizes[axis]}"
             body.append([label, as_it_is, anew, rules, why])
         sizes = ", ".join(map(str, sorted(legality.sizes[dim])))
-        return (f"{dim} (size {sizes}) on mesh {mesh}\n" + format_table(
-            ["axis", "ms, the rest as it is", "ms, the rest anew", "rules then", "why"], body, right=(1, 2)))
+        return (f"{dim} (size {sizes}) on mesh {mesh}\n" + tabulate(
+            body, ["axis", "ms, the rest as it is", "ms, the rest anew", "rules then", "why"], disable_numparse=True,
+            colalign=("left", "right", "right", "left", "left")))

@@ -12,9 +12,7 @@ from typing import Any
 from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.search import Solution, check_certificate, methods, solve
-from pase_mtf.search.messages import rounded_down
-from pase_mtf.search.network import CostNetwork, NetworkEdge
-from pase_mtf.search.packed import pack
+from pase_mtf.search.network import CostNetwork
 
 __all__ = ["main"]
 
@@ -34,26 +32,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--proposals", type=int, help="budget in proposals (mcmc)")
     parser.add_argument("--k", type=int, help="how many strategies (k_best)")
     parser.add_argument("--check", action="store_true", help="verify the certificate of the result")
-    parser.add_argument("--compile", action="store_true",
-                        help="compile all inner loops now and keep them, so that no search has to wait for that")
     parser.add_argument("--output", help="write the solution to this file, as JSON")
     return parser
-
-
-def _compile_all() -> None:
-    """Runs every compiled loop once, on a network that needs them all."""
-    ends = [0, 1, 2]
-    unequal, equal = [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], [[1.0, 0.0, 2.0], [0.0, 1.0, 2.0], [2.0] * 3]
-    triangle = [NetworkEdge(0, 1, unequal, ends, ends), NetworkEdge(1, 2, unequal, ends, ends),
-                NetworkEdge(0, 2, equal, ends, ends)]
-    network = CostNetwork([[0.0, 0.0, math.inf]] * 3, triangle)  # the third configurations and their classes go
-    for method in ("exact", "pase", "mcmc"):
-        solve(network, method)
-    solve(network, memory=[[1.0, 2.0, 3.0]] * 3, memory_limit=4.0)
-    rounded_down(pack(network.normalized()))  # of large networks
-    for edge in network.edges:  # as they are when read from a file
-        edge.matrix.setflags(write=False)
-    network.normalized()
 
 
 def _plain(value: Any) -> Any:
@@ -85,11 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or that of the error, which goes to stderr as one line."""
     flags = _parser().parse_args(arguments)
     try:
-        if flags.compile:
-            _compile_all()
         if flags.file is None:
-            if flags.compile:
-                return 0
             raise UsageError("no network named; give the npz file to search")
         options = {name: value for name in ("seed", "proposals", "k") if (value := getattr(flags, name)) is not None}
         network = CostNetwork.load(flags.file)

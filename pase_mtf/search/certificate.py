@@ -3,7 +3,7 @@
 A certificate holds numbers (potentials) for the two ends of every pair of layers that edges join. Taking the potential
 of a configuration from the pair and adding it to the layer changes no assignment's cost, so the sum of the minima of
 what remains at every layer and pair is a lower bound, whatever the numbers are: a wrong certificate can only prove too
-little. Where that bound falls short of the cost, configurations that it excludes are struck out and the checker
+little. Where that bound falls short of the cost, configurations that it excludes are pruned and the checker
 minimises over the rest itself; where that would be too large, the certificate cuts the domain of a layer in two and
 proves both parts. All sums are formed in numpy's longdouble (64 bits of mantissa on x86).
 """
@@ -102,8 +102,8 @@ def _grouped(values: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
 class _Part:
     """One part of the search space under one set of potentials."""
 
-    def __init__(self, pairs: _Pairs, potentials: Sequence[Potential], alive: list[np.ndarray]) -> None:
-        self.alive = [mask.copy() for mask in alive]
+    def __init__(self, pairs: _Pairs, potentials: Sequence[Potential], active: list[np.ndarray]) -> None:
+        self.active = [mask.copy() for mask in active]
         self.theta = [vector.copy() for vector in pairs.vectors]
         moved = {ends: (np.zeros(len(self.theta[ends[0]]), np.longdouble),
                         np.zeros(len(self.theta[ends[1]]), np.longdouble)) for ends in pairs.pairs}
@@ -128,58 +128,61 @@ class _Part:
                                + _grouped(-column, columns, cost.shape[1])[None, :]), rows, columns
 
     def bound(self) -> np.longdouble:
-        """A lower bound for the assignments that are alive."""
+        """A lower bound for the assignments of active configurations."""
         total = np.longdouble(0)
-        for theta, alive in zip(self.theta, self.alive, strict=True):
-            total += theta[alive].min()
+        for theta, active in zip(self.theta, self.active, strict=True):
+            total += theta[active].min()
         for ends in self.left:
-            total += self._alive_matrix(ends).min()
+            total += self._active_matrix(ends).min()
         return total
 
-    def _alive_matrix(self, ends: tuple[int, int]) -> np.ndarray:
+    def _active_matrix(self, ends: tuple[int, int]) -> np.ndarray:
         cost, rows, columns = self.left[ends]
-        return cost[np.ix_(np.unique(rows[self.alive[ends[0]]]), np.unique(columns[self.alive[ends[1]]]))]
+        found: np.ndarray = cost[np.ix_(np.unique(rows[self.active[ends[0]]]),
+                                        np.unique(columns[self.active[ends[1]]]))]
+        return found
 
-    def strike_out(self, limit: np.longdouble) -> bool:
+    def prune(self, limit: np.longdouble) -> bool:
         """Removes configurations whose own bound is at least the limit: the total bound, with the minima at the layer,
         its pairs and the layers next to it taken under this configuration. Whether there were any."""
         spare = limit - self.bound()
-        surplus = [theta - theta[alive].min() for theta, alive in zip(self.theta, self.alive, strict=True)]
-        extra = [entry.copy() for entry in surplus]
+        reduced = [theta - theta[active].min() for theta, active in zip(self.theta, self.active, strict=True)]
+        extra = [entry.copy() for entry in reduced]
         for (u, v), (cost, rows, columns) in self.left.items():
-            least = self._alive_matrix((u, v)).min()
-            above = _grouped(surplus[u][self.alive[u]], rows[self.alive[u]], cost.shape[0])
-            right = _grouped(surplus[v][self.alive[v]], columns[self.alive[v]], cost.shape[1])
+            least = self._active_matrix((u, v)).min()
+            above = _grouped(reduced[u][self.active[u]], rows[self.active[u]], cost.shape[0])
+            right = _grouped(reduced[v][self.active[v]], columns[self.active[v]], cost.shape[1])
             if not np.isfinite(least):
                 raise CertificateError(f"certificate: layers {u} and {v} cannot be combined; it is damaged")
             extra[u] += (cost - least + right[None, :]).min(axis=1)[rows]
             extra[v] += (cost - least + above[:, None]).min(axis=0)[columns]
         changed = False
-        for alive, entry in zip(self.alive, extra, strict=True):
-            struck = alive & ~(entry < spare)
-            alive &= ~struck
-            changed |= bool(struck.any())
+        for active, entry in zip(self.active, extra, strict=True):
+            pruned = active & ~(entry < spare)
+            active &= ~pruned
+            changed |= bool(pruned.any())
         return changed
 
 
-def _least_of_rest(pairs: _Pairs, alive: list[np.ndarray]) -> np.longdouble:
-    """The least cost over what is alive, by eliminating one layer after another (numpy broadcasting, nothing clever).
+def _least_of_rest(pairs: _Pairs, active: list[np.ndarray]) -> np.longdouble:
+    """The least cost of active configurations, by eliminating one layer after another (numpy broadcasting, nothing
+    clever).
 
     Raises:
       CertificateError: that would take too large a table.
     """
     tables: list[tuple[tuple[int, ...], np.ndarray]] = []
     for v, vector in enumerate(pairs.vectors):
-        tables.append(((v,), vector[alive[v]]))
+        tables.append(((v,), vector[active[v]]))
     for (u, v), (cost, rows, columns) in pairs.pairs.items():
-        tables.append(((u, v), cost[np.ix_(rows[alive[u]], columns[alive[v]])]))
-    size = [int(mask.sum()) for mask in alive]
+        tables.append(((u, v), cost[np.ix_(rows[active[u]], columns[active[v]])]))
+    size = [int(mask.sum()) for mask in active]
     left, total = set(range(len(size))), np.longdouble(0)
     # Layers with one configuration first: they join nothing together.
     scope = {v: {v} for v in left}
-    for names, _ in tables:
-        for name in names:
-            scope[name].update(names)
+    for own, _ in tables:
+        for name in own:
+            scope[name].update(own)
     while left:
         v = min(left, key=lambda u: (math.prod(size[w] for w in scope[u]), u))
         names = [*sorted(scope[v] - {v}), v]
@@ -196,31 +199,31 @@ def _least_of_rest(pairs: _Pairs, alive: list[np.ndarray]) -> np.longdouble:
         for w in names[:-1]:
             scope[w] = (scope[w] | scope[v]) - {v}
     for _, table in tables:
-        total += table
+        total += table.sum()
     return total
 
 
-def _check(pairs: _Pairs, certificate: Certificate, alive: list[np.ndarray], limit: np.longdouble) -> None:
+def _check(pairs: _Pairs, certificate: Certificate, active: list[np.ndarray], limit: np.longdouble) -> None:
     if certificate.layer >= 0:
-        if certificate.layer >= len(alive) or len(certificate.proofs) != 2:
+        if certificate.layer >= len(active) or len(certificate.proofs) != 2:
             raise CertificateError(f"certificate: cannot cut layer {certificate.layer} in two; it is damaged")
-        inside = np.zeros(len(alive[certificate.layer]), bool)
+        inside = np.zeros(len(active[certificate.layer]), bool)
         if any(not 0 <= choice < len(inside) for choice in certificate.part):
             raise CertificateError(f"certificate: layer {certificate.layer} has no such part; it is damaged")
         inside[list(certificate.part)] = True
         for proof, mask in zip(certificate.proofs, (inside, ~inside), strict=True):
-            part = list(alive)
-            part[certificate.layer] = alive[certificate.layer] & mask
-            if part[certificate.layer].any():
-                _check(pairs, proof, part, limit)
+            half = list(active)
+            half[certificate.layer] = active[certificate.layer] & mask
+            if half[certificate.layer].any():
+                _check(pairs, proof, half, limit)
         return
-    part = _Part(pairs, certificate.potentials, alive)
+    part = _Part(pairs, certificate.potentials, active)
     while not part.bound() >= limit:
-        if not part.strike_out(limit):
-            if _least_of_rest(pairs, part.alive) >= limit:
+        if not part.prune(limit):
+            if _least_of_rest(pairs, part.active) >= limit:
                 return
             raise CertificateError("certificate: a cheaper assignment exists; the solution is not optimal")
-        if not all(mask.any() for mask in part.alive):
+        if not all(mask.any() for mask in part.active):
             return
 
 
@@ -253,7 +256,7 @@ def check_certificate(network: CostNetwork, solution: Solution) -> None:
     # Any cheaper assignment of integers is cheaper by 1; half of that leaves room for the rounding of the bound.
     slack = np.longdouble(0.5) if whole and parts * _ROUNDING < 0.25 else np.longdouble(1e-12) * parts
     pairs = _Pairs(network)
-    alive = [np.isfinite(vector) for vector in pairs.vectors]
-    if not all(mask.any() for mask in alive):
+    active = [np.isfinite(vector) for vector in pairs.vectors]
+    if not all(mask.any() for mask in active):
         raise CertificateError("certificate: a layer has no finite configuration; it belongs to another network")
-    _check(pairs, solution.certificate, alive, cost - slack)
+    _check(pairs, solution.certificate, active, cost - slack)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast, overload
 
 from numba import njit
 
 __all__ = ["compiled"]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+
+@overload
+def compiled(function: _Function) -> _Function: ...
+
+
+@overload
+def compiled(*, fastmath: bool | Collection[str] = False) -> Callable[[_Function], _Function]: ...
+
+
+def compiled(function: Callable[..., Any] | None = None, *, fastmath: bool | Collection[str] = False
+             ) -> Callable[..., Any]:
     """Decorator: compiles a function on its first call.
 
     The compiled code is kept beside the module, or in the user's cache directory where that cannot be written
@@ -18,13 +29,13 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Call
 
     Args:
       function: what to compile.
-      **options: of numba.njit.
+      fastmath: which of IEEE 754's rules need not be kept; as of numba.njit.
     """
-    if function is None:
-        return lambda inner: compiled(inner, **options)
-    try:
-        return njit(cache=True, **options)(function)
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-        return njit(**options)(function)
+    def compile_(inner: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            return cast(Callable[..., Any], njit(cache=True, fastmath=fastmath)(inner))
+        except RuntimeError as error:
+            if "cannot cache" not in str(error):
+                raise
+            return cast(Callable[..., Any], njit(fastmath=fastmath)(inner))
+    return compile_ if function is None else compile_(function)

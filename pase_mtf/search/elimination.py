@@ -21,18 +21,16 @@ __all__ = ["Factor", "Plan", "eliminate", "factors_of", "plan_elimination"]
 
 class Factor(NamedTuple):
     """A table over some vertices, read through a map per vertex: its value under configurations k is
-    values[start + sum(map[k])] over its vertices.
+    values[sum(map[k])] over its vertices.
 
     Attributes:
       vertices: which, ascending.
       values: float64, flat.
-      start: where it begins in `values`.
       maps: per vertex, int64 [configurations], what a configuration adds to the place in `values`.
     """
 
     vertices: tuple[int, ...]
     values: np.ndarray
-    start: int
     maps: tuple[np.ndarray, ...]
 
 
@@ -182,26 +180,25 @@ def factors_of(packed: Packed) -> list[Factor]:
     """The vertices and edges of a network as factors."""
     factors = []
     for v in range(packed.vertices):
-        start, size = int(packed.first[v]), int(packed.first[v + 1] - packed.first[v])
-        factors.append(Factor((v,), packed.unary, start, (np.arange(size, dtype=np.int64),)))
+        own = packed.unary[packed.first[v]:packed.first[v + 1]]
+        factors.append(Factor((v,), own, (np.arange(len(own), dtype=np.int64),)))
     for e, (u, v) in enumerate(packed.pairs):
         start, (height, width) = int(packed.matrix[e]), packed.extents[:, e].tolist()
         rows, columns = (packed.classes[place:place + packed.first[end + 1] - packed.first[end]].astype(np.int64)
                          for place, end in zip(packed.classes_at[:, e], (u, v), strict=True))
-        factors.append(Factor((u, v), packed.values[start:start + height * width], 0, (rows * width, columns)))
+        factors.append(Factor((u, v), packed.values[start:start + height * width], (rows * width, columns)))
     return factors
 
 
 def _join(factor_list: list[Factor], v: int, scope: tuple[int, ...], sizes: np.ndarray) -> tuple[np.ndarray, ...]:
     """Calls the kernel on the factors of one vertex."""
-    starts, places, maps, values, used = [], [], [], [], {}
+    starts: list[int] = []
+    places: list[list[int]] = []
+    maps: list[np.ndarray] = []
     end = map_end = 0
     for factor in factor_list:
-        if id(factor.values) not in used:
-            used[id(factor.values)] = end
-            values.append(factor.values)
-            end += factor.values.size
-        starts.append(used[id(factor.values)] + factor.start)
+        starts.append(end)
+        end += factor.values.size
         line = []
         for u in (*scope, v):
             if u in factor.vertices:
@@ -214,7 +211,9 @@ def _join(factor_list: list[Factor], v: int, scope: tuple[int, ...], sizes: np.n
     shape = np.array([sizes[u] for u in scope], np.int64)
     entries = int(np.prod(shape)) if len(shape) else 1
     out, choice = np.empty(entries), np.empty(entries, np.int32)
-    _minimise(values[0] if len(values) == 1 else np.concatenate(values), np.array(starts, np.int64),
+    values = factor_list[0].values if len(factor_list) == 1 else np.concatenate([
+        factor.values for factor in factor_list])
+    _minimise(values, np.array(starts, np.int64),
               np.concatenate(maps), np.array(places, np.int64), shape, int(sizes[v]), out, choice)
     return out, choice, shape
 
@@ -247,7 +246,7 @@ def eliminate(factors: Sequence[Factor], sizes: np.ndarray, plan: Plan) -> tuple
         if scope:
             strides = np.ones(len(shape), np.int64)
             strides[:-1] = np.cumprod(shape[:0:-1])[::-1]
-            file(Factor(scope, out, 0, tuple(
+            file(Factor(scope, out, tuple(
                 np.arange(extent, dtype=np.int64) * stride for extent, stride in zip(shape, strides, strict=True))))
         else:
             total += float(out[0])

@@ -100,7 +100,7 @@ def draw_frontier(axes: Axes, points: Sequence[FrontierPoint], label: str = "che
               color=line.get_color())
 
 
-def plot_frontier(points: Sequence[FrontierPoint], path: str | os.PathLike, title: str = "") -> None:
+def plot_frontier(points: Sequence[FrontierPoint], path: str | os.PathLike[str], title: str = "") -> None:
     """Draws cost and lower bound over memory into an image file (type by its ending).
 
     Raises:

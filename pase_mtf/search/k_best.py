@@ -1,8 +1,8 @@
 """The k cheapest assignments, in order.
 
 Lawler's scheme: what is left when the best assignment of a set is taken out of it is cut into sets by the first layer
-that differs. Each has a bound from the surplus of that layer's other configurations (messages.py), and is searched only
-once no set with a lower bound is left: few of them ever are.
+that differs. Each has a bound from the reduced costs of that layer's other configurations (messages.py), and is
+searched only once no set with a lower bound is left: few of them ever are.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.search.exact import Minimiser
-from pase_mtf.search.messages import surplus_of
+from pase_mtf.search.branch_and_bound import Minimiser
+from pase_mtf.search.messages import reduced_costs
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import pack, quantum
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
@@ -26,11 +26,11 @@ __all__ = ["cheapest", "search_k_best"]
 
 
 class _Set(NamedTuple):
-    """Assignments whose configurations are alive: with the best one if `best` is not None, else with a bound only."""
+    """Assignments whose configurations are active: with the best one if `best` is not None, else with a bound only."""
 
     bound: float
     number: int
-    alive: np.ndarray
+    active: np.ndarray
     best: np.ndarray | None
 
 
@@ -45,8 +45,8 @@ def cheapest(network: CostNetwork, deadline: float = math.inf) -> Iterator[tuple
     p = pack(network.normalized())
     unit = quantum(p)
 
-    def solve(alive: np.ndarray, number: int) -> _Set | None:
-        part = p._replace(unary=np.where(alive, p.unary, np.inf))
+    def solve(active: np.ndarray, number: int) -> _Set | None:
+        part = p._replace(unary=np.where(active, p.unary, np.inf))
         try:
             search = Minimiser(part, deadline=deadline, unit=unit)
             search.run()
@@ -54,37 +54,37 @@ def cheapest(network: CostNetwork, deadline: float = math.inf) -> Iterator[tuple
             return None
         if not search.proven:
             raise TimeoutError
-        return None if search.best is None else _Set(search.cost, number, alive, search.best)
+        return None if search.best is None else _Set(search.cost, number, active, search.best)
     first = solve(np.isfinite(p.unary), 0)
     heap = [] if first is None else [first]
     number = 0
     while heap:
         entry = heapq.heappop(heap)
         if entry.best is None:
-            solved = solve(entry.alive, entry.number)
+            solved = solve(entry.active, entry.number)
             if solved is not None:
                 heapq.heappush(heap, solved)
             continue
         assignment = tuple(entry.best.tolist())
         yield network.cost(assignment), assignment
-        bound, surplus = surplus_of(p._replace(unary=np.where(entry.alive, p.unary, np.inf)))
+        bound, costs = reduced_costs(p._replace(unary=np.where(entry.active, p.unary, np.inf)))
         # Layers where another configuration is cheapest to take come first: the sets after them are smaller for it.
         places = p.first[:-1] + entry.best
-        other = surplus.copy()
+        other = costs.copy()
         other[places] = np.inf
-        other[~entry.alive] = np.inf
+        other[~entry.active] = np.inf
         least = np.minimum.reduceat(other, p.first[:-1]) if p.vertices else np.zeros(0)
-        alive = entry.alive
+        active = entry.active
         for v in np.argsort(least, kind="stable").tolist():
             if least[v] == np.inf:
                 break
-            part = alive.copy()
+            part = active.copy()
             part[places[v]] = False
             number += 1
             heapq.heappush(heap, _Set(max(entry.bound, bound + float(least[v])), number, part, None))
-            alive = alive.copy()
-            alive[p.first[v]:p.first[v + 1]] = False
-            alive[places[v]] = True
+            active = active.copy()
+            active[p.first[v]:p.first[v + 1]] = False
+            active[places[v]] = True
 
 
 @register("k_best")

@@ -34,7 +34,7 @@ def _next(state: np.ndarray) -> float:  # pragma: no cover (compiled)
 @compiled
 def cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
     """What depends on the configuration of one vertex."""
-    cost = p.unary[p.first[v] + k]
+    cost: float = p.unary[p.first[v] + k]
     for side in range(2):
         for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
             e = p.adjacent[side, position]
@@ -47,7 +47,7 @@ def cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: 
 
 @compiled
 def _walk(p: Packed, choice: np.ndarray, best: np.ndarray, cost: float, best_cost: float, beta: float,
-          steps: int, state: np.ndarray):  # pragma: no cover (compiled)
+          steps: int, state: np.ndarray) -> tuple[float, float, int]:  # pragma: no cover (compiled)
     """So many proposals. Returns the cost of `choice`, that of `best`, and at which proposal `best` was last improved
     (-1: never)."""
     vertices = len(p.first) - 1

@@ -1,9 +1,9 @@
 """The cheapest assignment that fits into a memory limit.
 
-The limit is priced: with a multiplier on every byte the problem is an ordinary one, whose optimum less the price of the
-limit bounds the constrained cost from below (Lagrangian relaxation). The best multiplier is found by cutting planes.
+Lagrangian relaxation: with every byte charged at a multiplier the problem is an ordinary one, whose optimum less the
+charge for the limit bounds the constrained cost from below. The best multiplier is found by cutting planes (Kelley).
 Assignments are repaired and improved within the limit. The gap that is left is closed by branch and bound: the layer in
-which the two best assignments at that price, one within and one above the limit, differ most in memory has its
+which the two best assignments at that multiplier, one within and one above the limit, differ most in memory has its
 configurations cut into light and heavy ones.
 """
 
@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.compiled import compiled
-from pase_mtf.search.exact import Minimiser
 from pase_mtf.search.mcmc import cost_at
-from pase_mtf.search.messages import surplus_of
+from pase_mtf.search.messages import reduced_costs
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack, quantum
 from pase_mtf.search.registry import Progress, Solution, relative_gap
@@ -31,16 +31,16 @@ __all__ = ["least_memory", "minimise_within"]
 
 # Seconds of branching where the caller sets no time limit.
 _PATIENCE = 10.0
-# The constrained optimum is known to this, relative to what is added up: prices times bytes are rounded as well.
+# The constrained optimum is known to this, relative to what is added up: charges for bytes are rounded as well.
 _TOLERANCE = 1e-10
-# Assignments that are remembered, as lines that bound what prices can reach.
+# Assignments that are remembered, as lines that bound what multipliers can reach.
 _MOST_POINTS = 100
-# Nodes that the search at one price may look at: where that does not prove its optimum, cutting memory is quicker.
+# Nodes that the search at one multiplier may look at: where that does not prove its optimum, cutting memory is quicker.
 _MOST_NODES = 8
 
 
 @compiled
-def _repair(p: Packed, memory: np.ndarray, limit: float, price: float, choice: np.ndarray
+def _repair(p: Packed, memory: np.ndarray, limit: float, choice: np.ndarray
             ) -> float:  # pragma: no cover (compiled)
     """Brings an assignment within the limit, always by the change that costs least per byte saved, then improves it
     there until no single change helps. Returns its memory (above the limit if it found no way)."""
@@ -97,8 +97,8 @@ class _Node(NamedTuple):
 
     bound: float
     number: int
-    alive: np.ndarray
-    price: float
+    active: np.ndarray
+    multiplier: float
 
 
 class _Search:
@@ -112,36 +112,36 @@ class _Search:
         self.best: _Point | None = None
         self.points: deque[_Point] = deque(maxlen=_MOST_POINTS)  # the last that were met
         self.solves = self.nodes = 0
-        self.price = 0.0
+        self.multiplier = 0.0
 
     def point(self, choice: np.ndarray) -> _Point:
         places = self.packed.first[:-1] + choice
         return _Point(self.packed.cost(choice)[0], math.fsum(self.memory[places].tolist()), choice)
 
-    def priced(self, alive: np.ndarray, price: float) -> tuple[float, _Point | None]:
-        """A lower bound at this price (inf: nothing better than the best is alive), and the assignment that attains it,
-        or nearly does (None: none was met)."""
+    def relaxed(self, active: np.ndarray, multiplier: float) -> tuple[float, _Point | None]:
+        """A lower bound at this multiplier (inf: nothing better than the best is active), and the assignment that
+        attains it, or nearly does (None: none was met)."""
         self.solves += 1
-        unary = np.where(alive, self.packed.unary + price * self.memory, np.inf)
-        # Nothing to be seen at this price, nothing to be had. (Without one, costs may be integers: then the search asks
+        unary = np.where(active, self.packed.unary + multiplier * self.memory, np.inf)
+        # What is no cheaper at this multiplier is no better. (Without one, costs may be integers: then the search asks
         # for a whole unit less, and has to know the scale of what it compares with to allow for rounding.)
-        cutoff = math.inf if self.best is None or price == 0 else self.best.cost + price * self.limit
+        cutoff = math.inf if self.best is None or multiplier == 0 else self.best.cost + multiplier * self.limit
         try:
             search = Minimiser(self.packed._replace(unary=unary), deadline=self.deadline, cutoff=cutoff,
-                               unit=self.unit if price == 0 else 0.0)
+                               unit=self.unit if multiplier == 0 else 0.0)
             search.run(_MOST_NODES)
         except InfeasibleError:
             return math.inf, None
         if search.best is None:
-            return (math.inf if search.proven else search.bound - price * self.limit), None
+            return (math.inf if search.proven else search.bound - multiplier * self.limit), None
         point = self.point(search.best)
         self.points.append(point)
-        return search.bound - price * self.limit, point
+        return search.bound - multiplier * self.limit, point
 
-    def offer(self, point: _Point, price: float) -> None:
+    def offer(self, point: _Point) -> None:
         """Takes what can be made of an assignment within the limit, if it is the best so far."""
         choice = point.choice.copy()
-        _repair(self.packed, self.memory, self.limit, price, choice)
+        _repair(self.packed, self.memory, self.limit, choice)
         for candidate in (point, self.point(choice)):
             if candidate.memory <= self.limit and candidate.cost < (self.best.cost if self.best else math.inf):
                 self.best = candidate
@@ -151,76 +151,84 @@ class _Search:
         """Assignments that are not cheaper than the best by more than this do not matter."""
         if self.best is None:
             return 0.0
-        scale = self.packed.cost(self.best.choice)[1] + self.price * self.limit
+        scale = self.packed.cost(self.best.choice)[1] + self.multiplier * self.limit
         return max(_TOLERANCE * scale, self.unit - 2 * _TOLERANCE * scale if self.unit else 0.0)
 
-    def ends(self, alive: np.ndarray, price: float | None) -> tuple[float, _Point | None, _Point | None]:
-        """The price at which the bound is highest as far as the assignments met so far tell (each is a line that the
-        bound stays below), and the two that tell it: within the limit, and above it. With a price, the two lowest
-        there."""
+    def ends(self, active: np.ndarray, multiplier: float | None) -> tuple[float, _Point | None, _Point | None]:
+        """The multiplier at which the bound is highest as far as the assignments met so far tell (each is a line that
+        the bound stays below), and the two that tell it: within the limit, and above it. With a multiplier given, the
+        two lowest there."""
         first = self.packed.first[:-1]
-        met = [point for point in self.points if alive[first + point.choice].all()]
+        met = [point for point in self.points if active[first + point.choice].all()]
         light = [point for point in met if point.memory <= self.limit]
         heavy = [point for point in met if point.memory > self.limit]
 
         def lowest(points: list[_Point], at: float) -> _Point | None:
             return min(points, key=lambda point: point.cost + at * (point.memory - self.limit), default=None)
-        if not light or not heavy or price is not None:
-            at = price or 0.0
-            return at, lowest(light, at), lowest(heavy, at)
-        one, other, now = lowest(light, 0.0), lowest(heavy, 0.0), 0.0
+        now = multiplier or 0.0
+        one, other = lowest(light, now), lowest(heavy, now)
+        if one is None or other is None or multiplier is not None:
+            return now, one, other
         for _ in met:
             now = max((one.cost - other.cost) / (other.memory - one.memory), 0.0)
-            lower, upper = lowest(light, now), lowest(heavy, now)
             line = one.cost + now * (one.memory - self.limit)
-            slack = 1e-12 * abs(line)
-            if lower.cost + now * (lower.memory - self.limit) < line - slack:
+            below = line - 1e-12 * abs(line)
+            lower, upper = lowest(light, now), lowest(heavy, now)
+            if lower is not None and lower.cost + now * (lower.memory - self.limit) < below:
                 one = lower
-            elif upper.cost + now * (upper.memory - self.limit) < line - slack:
+            elif upper is not None and upper.cost + now * (upper.memory - self.limit) < below:
                 other = upper
             else:
                 break
         return now, one, other
 
-    def dual(self, alive: np.ndarray, price: float | None, rounds: int) -> tuple[float, float]:
-        """The best bound by prices, and the price where it is reached; inf where nothing better is alive."""
-        bound, best_price = -math.inf, price or 0.0
+    def dual(self, active: np.ndarray, multiplier: float | None, rounds: int) -> tuple[float, float]:
+        """The best bound by multipliers, and the multiplier that reaches it; inf where nothing better is active."""
+        bound, best_multiplier = -math.inf, multiplier or 0.0
         tried: set[float] = set()
         for number in range(rounds):
-            now, light, heavy = self.ends(alive, None)
+            now, light, heavy = self.ends(active, None)
             if light is None or heavy is None:
-                if price is None and number == 0:
-                    now = 0.0
-                elif not tried:
-                    now = best_price
-                elif light is not None:  # fits at every price so far: cheaper at a lower one?
-                    now = min(tried) / 4 if number < 3 else 0.0
-                else:  # does not fit yet
-                    now = 4 * max(tried) or self.first_price(heavy)
+                now = self.guess(multiplier, number, tried, light, heavy)
             if now in tried:
                 break
             tried.add(now)
-            value, point = self.priced(alive, now)
+            value, point = self.relaxed(active, now)
             if value == math.inf:
                 return math.inf, now
             if value > bound:
-                bound, best_price = value, now
+                bound, best_multiplier = value, now
             if point is None:
                 break
-            self.offer(point, now)
+            self.offer(point)
             if self.best is not None and bound >= self.best.cost - self.target:
                 break
             if light is not None and heavy is not None:
                 line = light.cost + now * (light.memory - self.limit)
-                # No assignment was met below the lines known: the bound is as high as prices make it.
+                # No assignment was met below the lines known: the bound is as high as multipliers make it.
                 if point.cost + now * (point.memory - self.limit) >= line - 1e-12 * abs(line):
                     break
             if time.perf_counter() > self.deadline:
                 break
-        return bound, best_price
+        return bound, best_multiplier
 
-    def first_price(self, point: _Point) -> float:
-        return (abs(point.cost) or 1.0) / max(point.memory, 1e-300)
+    @staticmethod
+    def guess(start: float | None, number: int, tried: set[float], light: _Point | None, heavy: _Point | None) -> float:
+        """The multiplier to try next while no two assignments tell it.
+
+        Args:
+          start: the best multiplier of the node above; None at the root.
+          number: of this try.
+          tried: the multipliers tried so far.
+          light, heavy: the lowest assignment met within the limit, and above it.
+        """
+        if not tried or (start is None and number == 0):
+            return start or 0.0
+        if light is not None:  # fits at every multiplier so far: cheaper at a lower one?
+            return min(tried) / 4 if number < 3 else 0.0
+        if heavy is None:
+            return max(tried)
+        return 4 * max(tried) or (abs(heavy.cost) or 1.0) / max(heavy.memory, 1e-300)  # does not fit yet
 
     def run(self) -> tuple[float, bool]:
         """Returns the lower bound and whether the best is proven optimal."""
@@ -232,15 +240,15 @@ class _Search:
             if self.best is not None and node.bound >= self.best.cost - self.target:
                 break
             self.nodes += 1
-            root = math.isnan(node.price)
-            alive = node.alive
+            root = math.isnan(node.multiplier)
+            active = node.active
             # What does not fit even with the lightest configuration everywhere else.
             spare = self.limit - math.fsum(least.tolist()) * (1 - 1e-12)
-            alive &= self.memory <= spare + np.repeat(least, packed.domains)
-            value, price = self.dual(alive, None if root else node.price, 40 if root else 4)
+            active &= self.memory <= spare + np.repeat(least, packed.domains)
+            value, multiplier = self.dual(active, None if root else node.multiplier, 40 if root else 4)
             bound = max(node.bound, value)
             if root:
-                self.price = price
+                self.multiplier = multiplier
             if self.progress is not None:
                 self.progress(time.perf_counter() - self.start, self.best.cost if self.best else math.inf,
                               min(bound, heap[0].bound if heap else math.inf))
@@ -255,22 +263,22 @@ class _Search:
             if pruned:
                 continue
             if self.best is not None:
-                base, surplus = surplus_of(packed._replace(
-                    unary=np.where(alive, packed.unary + price * self.memory, np.inf)))
-                alive = alive & (base - price * self.limit + surplus < self.best.cost - self.target)
-                if not np.logical_or.reduceat(alive, packed.first[:-1]).all():
+                base, extra = reduced_costs(packed._replace(
+                    unary=np.where(active, packed.unary + multiplier * self.memory, np.inf)))
+                active = active & (base - multiplier * self.limit + extra < self.best.cost - self.target)
+                if not np.logical_or.reduceat(active, packed.first[:-1]).all():
                     continue
-            for part in self.halves(alive, *self.ends(alive, price)[1:]):
+            for part in self.halves(active, *self.ends(active, multiplier)[1:]):
                 number += 1
-                heapq.heappush(heap, _Node(bound, number, part, price))
+                heapq.heappush(heap, _Node(bound, number, part, multiplier))
         return (self.best.cost if self.best else math.inf), True
 
-    def halves(self, alive: np.ndarray, light: _Point | None, heavy: _Point | None) -> list[np.ndarray]:
+    def halves(self, active: np.ndarray, light: _Point | None, heavy: _Point | None) -> list[np.ndarray]:
         """Cuts the domain of one layer into configurations of less and of more memory."""
         packed = self.packed
         first = packed.first[:-1]
-        low = np.minimum.reduceat(np.where(alive, self.memory, np.inf), first)
-        high = np.maximum.reduceat(np.where(alive, self.memory, -np.inf), first)
+        low = np.minimum.reduceat(np.where(active, self.memory, np.inf), first)
+        high = np.maximum.reduceat(np.where(active, self.memory, -np.inf), first)
         if light is not None and heavy is not None:
             ends = np.sort(np.stack([self.memory[first + light.choice], self.memory[first + heavy.choice]]), axis=0)
             ends = np.clip(ends, low, high)
@@ -281,13 +289,13 @@ class _Search:
         if high[v] > low[v]:
             lighter = self.memory[begin:end] <= (low[v] + high[v]) / 2
         else:  # no layer's memory is open any more: cut by number
-            sizes = np.add.reduceat(alive, first, dtype=np.int64)
+            sizes = np.add.reduceat(active, first, dtype=np.int64)
             v = int(np.argmax(sizes))
             begin, end = int(packed.first[v]), int(packed.first[v + 1])
-            lighter = np.cumsum(alive[begin:end]) <= sizes[v] // 2
+            lighter = np.cumsum(active[begin:end]) <= sizes[v] // 2
         parts = []
         for mask in (lighter, ~lighter):
-            part = alive.copy()
+            part = active.copy()
             part[begin:end] &= mask
             if part[begin:end].any():
                 parts.append(part)
@@ -359,16 +367,18 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         # Rounded so that the number named is enough where bytes are no whole numbers.
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "
                               f"needs is {math.ceil(least)}; raise the limit or use more devices")
-    # No assignment needs more than `most`, and infinity cannot be priced.
+    # No assignment needs more than `most`, and infinity cannot be charged for.
     most = math.fsum(float(np.max(entry)) for entry in memory) * (1 + 1e-9)
     deadline = start + time_limit if time_limit is not None else time.perf_counter() + _PATIENCE
     search = _Search(network, memory, min(float(memory_limit), most), deadline, gap, progress)
-    search.offer(search.point(np.array(lightest, np.int64)), 0.0)
+    search.offer(search.point(np.array(lightest, np.int64)))
     bound, proven = search.run()
-    assignment = tuple(int(choice) for choice in search.best.choice)
+    best = search.best
+    assert best is not None  # the lightest assignment fits
+    assignment = tuple(int(choice) for choice in best.choice)
     cost = network.cost(assignment)
     bound = cost if proven else min(cost, bound)
     return Solution(assignment, cost, bound, relative_gap(cost, bound), proven, time.perf_counter() - start, {
         "layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes),
-        "memory": search.best.memory, "memory_limit": memory_limit, "least_memory": least,
-        "multiplier": search.price, "nodes": search.nodes, "solves": search.solves})
+        "memory": best.memory, "memory_limit": memory_limit, "least_memory": least,
+        "multiplier": search.multiplier, "nodes": search.nodes, "solves": search.solves})

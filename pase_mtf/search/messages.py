@@ -1,20 +1,24 @@
-"""Bounds by sequential tree-reweighted message passing (Kolmogorov 2006), on classes instead of configurations.
+"""Bounds by sequential tree-reweighted message passing (TRW-S: Kolmogorov 2006, section 5), on classes instead of
+configurations.
 
 Every edge has a potential per row class and per column class, taken from the edge and given to its ends; whatever they
 are, the sum of the minima of what is left at every vertex and edge bounds every assignment from below. A pass visits
-the vertices in order: a vertex takes all it can from the edges behind it, then hands its surplus on in equal parts to
-the edges ahead. What a vertex holds above its minimum when it has taken all is a bound as well: a configuration whose
-surplus exceeds the distance to the best known assignment is in no better one.
+the vertices in order: a vertex receives all it can from the edges behind it, then sends what its configurations cost
+above their minimum (their reduced costs) in equal parts to the edges ahead. A reduced cost is a bound as well: a
+configuration whose reduced cost exceeds the gap between the best known assignment and the bound is in no better one,
+and is pruned.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed, reduce
 
-__all__ = ["EXACTLY", "improve", "message_passes", "rounded_down", "surplus_of"]
+__all__ = ["EXACTLY", "PassResult", "PassState", "improve", "message_passes", "reduced_costs", "rounded_down"]
 
 # Rounding to single precision changes a number by half of this, relative to it.
 _ULP = 2.0 ** -23
@@ -34,22 +38,22 @@ def _pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) ->
     """
     if rows:
         # Minima side by side: a single running minimum would be a chain that cannot be vectorised.
-        width, lanes = len(given), 32
-        partial = np.empty(lanes)
+        width, simd_width = len(given), 32
+        partial = np.empty(simd_width)
         for r in range(len(taken)):
             line = edge[r * width:(r + 1) * width]
             partial[:] = np.inf
             c = 0
-            while c + lanes <= width:
-                for lane in range(lanes):
+            while c + simd_width <= width:
+                for lane in range(simd_width):
                     value = line[c + lane] - given[c + lane]
                     partial[lane] = value if value < partial[lane] else partial[lane]
-                c += lanes
+                c += simd_width
             for last in range(c, width):
                 value = line[last] - given[last]
                 partial[last - c] = value if value < partial[last - c] else partial[last - c]
             least = np.inf
-            for lane in range(lanes):
+            for lane in range(simd_width):
                 least = partial[lane] if partial[lane] < least else least
             taken[r] = least
     else:
@@ -64,14 +68,14 @@ def _pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) ->
 
 
 @compiled(fastmath={"nnan", "nsz"})
-def _pull_rough(lines: np.ndarray, given: np.ndarray, open_lines: np.ndarray, taken: np.ndarray,
-                out: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """`_pull` in single precision, rounded down: never more than the minimum over the open lines.
+def _pull_rough(lines: np.ndarray, given: np.ndarray, listed: np.ndarray, taken: np.ndarray, out: np.ndarray
+                ) -> None:  # pragma: no cover (compiled)
+    """`_pull` in single precision, rounded down: never more than the minimum over the lines listed.
 
     Args:
       lines: float32, the matrix rounded down, a line per class of the other side.
       given: float64, the potentials of the other side.
-      open_lines: int64, the classes of the other side that count.
+      listed: int64, the classes of the other side that count.
       taken: float64, filled in.
       out: float32, room for as many.
     """
@@ -79,11 +83,11 @@ def _pull_rough(lines: np.ndarray, given: np.ndarray, open_lines: np.ndarray, ta
     for c in range(width):
         out[c] = np.inf
     position = 0
-    while position < len(open_lines):  # four lines at once, the last one again where there are fewer
-        a = open_lines[position]
-        b = open_lines[min(position + 1, len(open_lines) - 1)]
-        d = open_lines[min(position + 2, len(open_lines) - 1)]
-        e = open_lines[min(position + 3, len(open_lines) - 1)]
+    while position < len(listed):  # four lines at once, the last one again where there are fewer
+        a = listed[position]
+        b = listed[min(position + 1, len(listed) - 1)]
+        d = listed[min(position + 2, len(listed) - 1)]
+        e = listed[min(position + 3, len(listed) - 1)]
         first, second = lines[a * width:(a + 1) * width], lines[b * width:(b + 1) * width]
         third, fourth = lines[d * width:(d + 1) * width], lines[e * width:(e + 1) * width]
         one, two = np.float32(given[a] + abs(given[a]) * _ULP), np.float32(given[b] + abs(given[b]) * _ULP)
@@ -127,9 +131,9 @@ def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # p
 
 
 @compiled
-def _hand_on(theta: np.ndarray, delta: float, share: float, classes: np.ndarray, potentials: np.ndarray,
+def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray, potentials: np.ndarray,
              least: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Moves a share of the surplus of a vertex (theta - delta) to an edge."""
+    """Moves a share of the reduced costs of a vertex (theta - delta) to an edge."""
     for r in range(len(potentials)):
         least[r] = np.inf
     for k in range(len(theta)):
@@ -188,134 +192,238 @@ def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no 
 
 
 @compiled
-def _open(alive: np.ndarray, classes: np.ndarray, used: np.ndarray, lines: np.ndarray) -> int:  # pragma: no cover
-    """Lists the classes that something alive has. Returns how many."""
+def _active_classes(active: np.ndarray, classes: np.ndarray, used: np.ndarray, listed: np.ndarray
+                    ) -> int:  # pragma: no cover (compiled)
+    """Lists the classes that some active configuration has. Returns how many."""
     count = 0
-    for c in range(len(lines)):
+    for c in range(len(listed)):
         used[c] = False
-    for k in range(len(alive)):
-        if alive[k]:
+    for k in range(len(active)):
+        if active[k]:
             used[classes[k]] = True
-    for c in range(len(lines)):
+    for c in range(len(listed)):
         if used[c]:
-            lines[count] = c
+            listed[count] = c
             count += 1
     return count
 
 
+class PassState(NamedTuple):
+    """What passes of message passing read and change; every array in place.
+
+    Attributes:
+      messages: float64 [p.potentials].
+      active: bool [configurations]: cleared where a configuration is pruned, as it cannot be part of an assignment that
+        matters.
+      reduced_costs: float64 [configurations]: how much more than the bound of its vertex every assignment costs that
+        holds the configuration.
+      bounds: float64 [vertices]: the bound at the moment when the reduced costs of that vertex were found.
+      best: int64 [vertices], the best assignment known; replaced when a cheaper one is found.
+    """
+
+    messages: np.ndarray
+    active: np.ndarray
+    reduced_costs: np.ndarray
+    bounds: np.ndarray
+    best: np.ndarray
+
+    @classmethod
+    def start(cls, p: Packed, messages: np.ndarray) -> PassState:
+        """Everything active, nothing known but the messages."""
+        return cls(messages, np.ones(len(p.unary), bool), np.zeros(len(p.unary)), np.zeros(p.vertices),
+                   np.zeros(p.vertices, np.int64))
+
+
+class PassResult(NamedTuple):
+    """What passes of message passing found.
+
+    Attributes:
+      bound: lower bound of the cost of every assignment.
+      cost: of the best assignment known.
+      passes: how many were made.
+    """
+
+    bound: float
+    cost: float
+    passes: int
+
+
+class _Scratch(NamedTuple):
+    """Room for intermediate results.
+
+    Attributes:
+      least: float64 [classes of an edge's side, at most].
+      rough: float32, likewise.
+      used: bool, likewise.
+      listed: int64, likewise.
+      minimum: float64 [vertices], the least cost at a vertex when it was last visited.
+      choice: int64 [vertices], the configurations that the pass chooses.
+    """
+
+    least: np.ndarray
+    rough: np.ndarray
+    used: np.ndarray
+    listed: np.ndarray
+    minimum: np.ndarray
+    choice: np.ndarray
+
+
 @compiled
-def message_passes(p: Packed, rough: np.ndarray, messages: np.ndarray, alive: np.ndarray, surplus: np.ndarray,
-                   level: np.ndarray, best: np.ndarray, best_cost: float, margin: float, enough: float,
-                   passes: int):  # pragma: no cover (compiled)
+def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
+    widest = 1
+    for e in range(len(p.matrix)):
+        widest = max(widest, p.extents[0, e], p.extents[1, e])
+    vertices = len(p.first) - 1
+    return _Scratch(np.empty(widest), np.empty(widest, np.float32), np.zeros(widest, np.bool_),
+                    np.empty(widest, np.int64), np.zeros(vertices), np.zeros(vertices, np.int64))
+
+
+@compiled
+def _receive(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, e: int, side: int
+             ) -> None:  # pragma: no cover (compiled)
+    """Sets the potentials of one side of an edge to all that the edge can give."""
+    place, other = p.potentials_at[side, e], p.potentials_at[1 - side, e]
+    given = state.messages[other:other + p.extents[1 - side, e]]
+    taken = state.messages[place:place + p.extents[side, e]]
+    begin, end = p.matrix[e], p.matrix[e] + p.extents[0, e] * p.extents[1, e]
+    if len(rough) == 0:
+        _pull(p.values[begin:end], given, taken, side == 0)
+        return
+    u = p.ends[1 - side, e]
+    count = _active_classes(state.active[p.first[u]:p.first[u + 1]], p.classes[p.classes_at[1 - side, e]:],
+                            scratch.used, scratch.listed[:len(given)])
+    turned = len(p.values) if side == 0 else 0
+    _pull_rough(rough[turned + begin:turned + end], given, scratch.listed[:count], taken, scratch.rough)
+
+
+@compiled
+def _collect(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, v: int, behind: int,
+             theta: np.ndarray, score: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Receives from the edges behind a vertex, and adds up what its configurations cost: with the potentials of all its
+    edges (theta); with the choices made behind it and the potentials of the edges ahead (score)."""
+    _lines(p, v, behind, scratch.choice, score)
+    for side in range(2):
+        for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
+            e = p.adjacent[side, position]
+            if side == behind:
+                _receive(p, rough, state, scratch, e, side)
+            potentials = state.messages[p.potentials_at[side, e]:p.potentials_at[side, e] + p.extents[side, e]]
+            own = p.classes[p.classes_at[side, e]:p.classes_at[side, e] + len(theta)]
+            _add(theta, potentials, own)
+            if side != behind:
+                _add(score, potentials, own)
+
+
+@compiled
+def _decide(theta: np.ndarray, score: np.ndarray, active: np.ndarray, exactly: bool
+            ) -> tuple[float, int]:  # pragma: no cover (compiled)
+    """The least entry of theta, and the configuration of the best score; without `exactly`, among the active."""
+    delta, pick, lowest = np.inf, 0, np.inf
+    for k in range(len(theta)):
+        if exactly or active[k]:
+            delta = min(delta, theta[k])
+            if score[k] < lowest:
+                lowest, pick = score[k], k
+    return delta, pick
+
+
+@compiled
+def _prune_rough(theta: np.ndarray, delta: float, room: float, active: np.ndarray) -> None:  # pragma: no cover
+    """Prunes configurations of one vertex whose reduced cost is above `room`, and makes all inactive ones infinite.
+    Never the last one: where nothing cheaper can be, the bound says so."""
+    for k in range(len(theta)):
+        if theta[k] > delta and theta[k] - delta > room:
+            active[k] = False
+        if not active[k]:
+            theta[k] = np.inf
+
+
+@compiled
+def _prune(p: Packed, state: PassState, most: float) -> None:  # pragma: no cover (compiled)
+    """Prunes the configurations that are only in assignments that cost more than `most`."""
+    for v in range(len(p.first) - 1):
+        room = most - state.bounds[v]
+        for position in range(p.first[v], p.first[v + 1]):
+            if state.reduced_costs[position] > room:
+                state.active[position] = False
+
+
+@compiled
+def _send(p: Packed, state: PassState, least: np.ndarray, v: int, ahead: int, theta: np.ndarray, delta: float
+          ) -> None:  # pragma: no cover (compiled)
+    """Sends the reduced costs of a vertex to the edges ahead, in equal parts."""
+    share = 1.0 / max(p.adjacent_at[0, v + 1] - p.adjacent_at[0, v], p.adjacent_at[1, v + 1] - p.adjacent_at[1, v], 1)
+    for position in range(p.adjacent_at[ahead, v], p.adjacent_at[ahead, v + 1]):
+        e = p.adjacent[ahead, position]
+        place, begin = p.potentials_at[ahead, e], p.classes_at[ahead, e]
+        _send_to(theta, delta, share, p.classes[begin:begin + len(theta)],
+                 state.messages[place:place + p.extents[ahead, e]], least)
+
+
+@compiled
+def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, behind: int, most: float
+           ) -> float:  # pragma: no cover (compiled)
+    """Visits every vertex once, in the order in which its edges at the side `behind` come first. Returns the bound.
+
+    Passes in single precision prune at once: what is only in assignments that cost more than `most`.
+    """
+    vertices, exactly = len(p.first) - 1, len(rough) == 0
+    running, rest = p.constant, scratch.minimum.sum()
+    for step in range(vertices):
+        v = step if behind == 1 else vertices - 1 - step
+        theta = p.unary[p.first[v]:p.first[v + 1]].copy()
+        score = theta.copy()
+        _collect(p, rough, state, scratch, v, behind, theta, score)
+        active = state.active[p.first[v]:p.first[v + 1]]
+        delta, pick = _decide(theta, score, active, exactly)
+        scratch.choice[v] = pick
+        running += delta
+        rest -= scratch.minimum[v]
+        scratch.minimum[v] = delta
+        state.bounds[v] = running + rest
+        for k in range(len(theta)):
+            state.reduced_costs[p.first[v] + k] = theta[k] - delta
+        if not exactly:
+            _prune_rough(theta, delta, most - state.bounds[v], active)
+        _send(p, state, scratch.least, v, 1 - behind, theta, delta)
+    return running
+
+
+@compiled
+def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: float, margin: float, enough: float,
+                   passes: int) -> PassResult:  # pragma: no cover (compiled)
     """Runs passes there and back.
 
     Args:
       p: the network; every entry of every domain can be part of a finite assignment of each edge (see packed.reduce).
-      rough: EXACTLY, or `rounded_down(p)` for large networks without infinite costs: the bound is then that of what is
-        alive (not of the whole network), and lower than it could be by about 1e-7 of the costs.
-      messages: float64 [p.potentials], changed in place.
-      alive: bool [configurations]: cleared where a configuration cannot be part of an assignment cheaper than
-        best_cost + margin.
-      surplus: float64 [configurations], filled in: how much more than `level` of its vertex every assignment costs
-        that holds the configuration.
-      level: float64 [vertices], filled in: the bound when the surplus of that vertex was found.
-      best: int64 [vertices], the best assignment known; replaced in place when a cheaper one is found.
-      best_cost: its cost (inf: none known).
+      rough: EXACTLY, or `rounded_down(p)` for large networks without infinite costs: the bound is then that of the
+        active configurations (not of the whole network), and lower than it could be by about 1e-7 of the costs.
+      state: changed in place. Configurations are pruned that no assignment cheaper than best_cost + margin holds.
+      best_cost: the cost of `state.best` (inf: none known).
       margin: how much cheaper than best_cost an assignment must be to matter: negative, or 0.
       enough: stop once best_cost - bound is at most this.
       passes: at most so many.
-
-    Returns:
-      (lower bound, cost of `best`, passes made).
     """
-    first, unary, matrix, extents, values = p.first, p.unary, p.matrix, p.extents, p.values
-    classes, classes_at, potentials_at = p.classes, p.classes_at, p.potentials_at
-    adjacent_at, adjacent = p.adjacent_at, p.adjacent
-    vertices = len(first) - 1
-    widest = 1
-    for e in range(len(matrix)):
-        widest = max(widest, extents[0, e], extents[1, e])
-    least = np.empty(widest)
-    out, used, open_lines = np.empty(widest, np.float32), np.zeros(widest, np.bool_), np.empty(widest, np.int64)
-    minimum = np.zeros(vertices)
-    exactly = len(rough) == 0
-    choice = np.zeros(vertices, np.int64)
-    bound, known = -np.inf, False
-    made = 0
+    scratch = _scratch(p)
+    bound, known, made = -np.inf, False, 0
     for half in range(2 * passes):
         # The side at which a vertex stands on the edges behind it, and on those ahead.
         behind, ahead = 1 - half % 2, half % 2
-        running, rest = p.constant, minimum.sum()
-        for step in range(vertices):
-            v = step if behind == 1 else vertices - 1 - step
-            size = first[v + 1] - first[v]
-            theta = unary[first[v]:first[v + 1]].copy()
-            score = theta.copy()
-            _lines(p, v, behind, choice, score)
-            for side in range(2):
-                for position in range(adjacent_at[side, v], adjacent_at[side, v + 1]):
-                    e = adjacent[side, position]
-                    place, other = potentials_at[side, e], potentials_at[1 - side, e]
-                    if side == behind:
-                        given, taken = messages[other:other + extents[1 - side, e]], messages[place:
-                                                                                              place + extents[side, e]]
-                        begin, end = matrix[e], matrix[e] + extents[0, e] * extents[1, e]
-                        if exactly:
-                            _pull(values[begin:end], given, taken, side == 0)
-                        else:
-                            u = p.ends[1 - side, e]
-                            count = _open(alive[first[u]:first[u + 1]], classes[classes_at[1 - side, e]:], used,
-                                          open_lines[:len(given)])
-                            turned = len(values) if side == 0 else 0
-                            _pull_rough(rough[turned + begin:turned + end], given, open_lines[:count], taken, out)
-                    own = classes[classes_at[side, e]:classes_at[side, e] + size]
-                    _add(theta, messages[place:place + extents[side, e]], own)
-                    if side == ahead:
-                        _add(score, messages[place:place + extents[side, e]], own)
-            own_alive = alive[first[v]:first[v + 1]]
-            delta, pick, lowest = np.inf, 0, np.inf
-            for k in range(size):
-                if exactly or own_alive[k]:
-                    delta = min(delta, theta[k])
-                    if score[k] < lowest:
-                        lowest, pick = score[k], k
-            choice[v] = pick
-            running += delta
-            rest -= minimum[v]
-            minimum[v] = delta
-            level[v] = running + rest  # the bound at this moment
-            for k in range(size):
-                surplus[first[v] + k] = theta[k] - delta
-                # Never the last one: where nothing cheaper can be, the bound says so.
-                if not exactly and known and theta[k] > delta and theta[k] - delta > best_cost + margin - level[v]:
-                    own_alive[k] = False
-                if not exactly and not own_alive[k]:
-                    theta[k] = np.inf
-            degree = (adjacent_at[0, v + 1] - adjacent_at[0, v], adjacent_at[1, v + 1] - adjacent_at[1, v])
-            share = 1.0 / max(degree[0], degree[1], 1)
-            for position in range(adjacent_at[ahead, v], adjacent_at[ahead, v + 1]):
-                e = adjacent[ahead, position]
-                place = potentials_at[ahead, e]
-                _hand_on(theta, delta, share, classes[classes_at[ahead, e]:classes_at[ahead, e] + size],
-                         messages[place:place + extents[ahead, e]], least)
-        cost = improve(p, choice, 2 * ahead)
+        running = _sweep(p, rough, state, scratch, behind, best_cost + margin if known else np.inf)
+        cost = improve(p, scratch.choice, 2 * ahead)
         if cost < best_cost:
             best_cost = cost
-            best[:] = choice
-        if known and exactly:
-            for v in range(vertices):
-                room = best_cost + margin - level[v]
-                for position in range(first[v], first[v + 1]):
-                    if surplus[position] > room:
-                        alive[position] = False
+            state.best[:] = scratch.choice
+        if known and len(rough) == 0:
+            _prune(p, state, best_cost + margin)
         bound, known = max(bound, running), True
         made += ahead
         if best_cost - bound <= enough:
             break
-    return bound, best_cost, made
+    return PassResult(bound, best_cost, made)
 
 
-def surplus_of(p: Packed, passes: int = 6) -> tuple[float, np.ndarray]:
+def reduced_costs(p: Packed, passes: int = 6) -> tuple[float, np.ndarray]:
     """How expensive every configuration makes an assignment.
 
     Args:
@@ -330,12 +438,11 @@ def surplus_of(p: Packed, passes: int = 6) -> tuple[float, np.ndarray]:
       InfeasibleError: no finite assignment can exist.
     """
     network, messages, *_ = reduce(p, np.ones(len(p.unary), bool))
-    keep, own, level = np.ones(len(network.unary), bool), np.zeros(len(network.unary)), np.zeros(network.vertices)
-    nobody = np.zeros(network.vertices, np.int64)
-    bound, *_ = message_passes(network, EXACTLY, messages, keep, own, level, nobody, -np.inf, 0.0, -np.inf, passes)
-    # The surplus of a pass is counted from a bound at least as good as that before it.
-    message_passes(network, EXACTLY, messages, keep, own, level, nobody, -np.inf, 0.0, -np.inf, 1)
-    surplus = np.full(len(p.unary), np.inf)
+    state = PassState.start(network, messages)
+    bound = message_passes(network, EXACTLY, state, -np.inf, 0.0, -np.inf, passes).bound
+    # The reduced costs of a pass are counted from a bound at least as good as that before it.
+    message_passes(network, EXACTLY, state, -np.inf, 0.0, -np.inf, 1)
+    found = np.full(len(p.unary), np.inf)
     owner = np.repeat(np.arange(network.vertices), network.domains)
-    surplus[p.first[owner] + network.original] = own
-    return bound, surplus
+    found[p.first[owner] + network.original] = state.reduced_costs
+    return bound, found

@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from pase_mtf.search.arrays import DistinctArrays, NetworkArrays, offsets, read_only
 from pase_mtf.search.compiled import compiled
-from pase_mtf.search.network import NetworkEdge
 
 __all__ = ["normalize"]
 
 
 class _Table(NamedTuple):
-    """An edge's matrix and the classes of its two ends. Keyed by identity: tables that share arrays share work.
+    """The costs between two layers, by the numbers of a matrix and of the class vectors of the two.
 
     Attributes:
-      turned: the classes in `rows` are those of the columns of the matrix, and the other way round.
+      matrix, rows, columns: numbers; `rows` belongs to the first layer, `columns` to the second.
+      turned: the first layer's classes are those of the columns of the matrix, and the other way round.
     """
 
-    matrix: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
+    matrix: int
+    rows: int
+    columns: int
     turned: bool = False
 
-    @property
-    def key(self) -> tuple[int, int, int, bool]:
-        return id(self.matrix), id(self.rows), id(self.columns), self.turned
+
+class _JointClasses(NamedTuple):
+    """The classes of pairs.
+
+    Attributes:
+      first, second: int64 [joint classes], the class in the first and in the second class vector.
+      number: of the vector of joint classes.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    number: int
 
 
 @functools.lru_cache(maxsize=64)
 def _weights(count: int) -> np.ndarray:
     """Odd numbers."""
     return np.random.default_rng(0).integers(0, 2 ** 63, max(count, 1), np.uint64) | np.uint64(1)
+
+
+@functools.lru_cache(maxsize=256)
+def _places(count: int) -> np.ndarray:
+    """A few indices below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, 24).astype(int))
 
 
 def _distinct(matrix: np.ndarray, classes: np.ndarray, axis: int) -> tuple[np.ndarray | None, np.ndarray]:
@@ -50,7 +65,7 @@ def _distinct(matrix: np.ndarray, classes: np.ndarray, axis: int) -> tuple[np.nd
     if not used.all():
         kept, classes = np.flatnonzero(used), (np.cumsum(used, dtype=np.int32) - np.int32(1))[classes]
     bits, length = matrix.view(np.uint64), matrix.shape[1 - axis]
-    places = np.unique(np.linspace(0, length - 1, 24).astype(int))
+    places = _places(length)
     some = bits.take(places, 1 - axis).reshape(matrix.shape[0] if axis == 0 else -1, matrix.shape[1] if axis else -1)
     count = matrix.shape[axis]
     weights = _weights(length)
@@ -90,123 +105,145 @@ def _gather(out: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.n
 
 def _put(out: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool, add: bool) -> None:
     """`_gather`, or the quicker copy of everything where that is meant."""
-    if not turned and all(len(kept) == size and np.array_equal(kept, np.arange(size))
-                          for kept, size in zip((rows, columns), matrix.shape, strict=True)):
-        np.add(out, matrix, out=out) if add else np.copyto(out, matrix)
-    else:
+    if turned or not all(len(kept) == size and np.array_equal(kept, np.arange(size))
+                         for kept, size in zip((rows, columns), matrix.shape, strict=True)):
         _gather(out, matrix, rows, columns, turned, add)
+    elif add:
+        out += matrix
+    else:
+        out[...] = matrix
+
+
+def _numbered(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct entries, ascending, and for every entry (same shape) which of them it is."""
+    found = np.unique(array, return_inverse=True)
+    return found[0], found[1].reshape(array.shape)
 
 
 class _Normalizer:
-    """Memoises every step by the identity of its arguments; `_alive` keeps those from being collected and reused."""
+    """Sums and tightens tables, each kind of table once: what is equal has the same number."""
 
-    def __init__(self, entries: int) -> None:
-        self._memo: dict[tuple, object] = {}
-        self._alive: list[object] = []
-        # New matrices lie one after another in one array, so that the searches can take them as they are (see pack).
-        # Memory that is never written to costs nothing.
-        self._buffer, self._end = np.empty(entries), 0
+    def __init__(self, arrays: NetworkArrays) -> None:
+        self._given = arrays.matrices()
+        # New matrices lie one after another in one array. Memory that is never written to costs nothing.
+        self._buffer, self._end = np.empty(4 * sum(matrix.size for matrix in self._given)), 0
+        self._new, self._places = DistinctArrays(), list[int]()  # numbered after the given ones
+        self._classes = DistinctArrays(arrays.class_vectors())
+        self._tightened: dict[_Table, _Table] = {}
+        self._joints: dict[tuple[int, int], _JointClasses] = {}
+        self._sums: dict[tuple[_Table, _Table], _Table | None] = {}
+
+    def _matrix(self, number: int) -> np.ndarray:
+        given = len(self._given)
+        return self._given[number] if number < given else self._new.arrays[number - given]
 
     def _room(self, height: int, width: int) -> np.ndarray:
-        if self._end + height * width > len(self._buffer):
-            return np.empty((height, width))
-        self._end += height * width
-        return self._buffer[self._end - height * width:self._end].reshape(height, width)
+        """A new matrix at the end of the buffer, still to be filled in and to be added."""
+        end = self._end + height * width
+        if end > len(self._buffer):  # matrices made before stay where they are, as views of the former buffer
+            larger = np.empty(2 * end)
+            larger[:self._end] = self._buffer[:self._end]
+            self._buffer = larger
+        return self._buffer[self._end:end].reshape(height, width)
 
-    def _filled(self, matrix: np.ndarray) -> np.ndarray:
-        """The first new matrix with this content; the room of the newest one is given back if it is not that."""
-        same = self._one(matrix, "new")
-        if same is not matrix and matrix.base is self._buffer:
-            self._end -= matrix.size
-        return same
-
-    def _remember(self, key: tuple, arguments: object, result: object) -> object:
-        self._memo[key] = result
-        self._alive.append(arguments)
-        return result
-
-    def shared(self, matrix: np.ndarray) -> np.ndarray:
-        """The first array with this content."""
-        key = "shared", id(matrix)
-        if key not in self._memo:
-            self._remember(key, matrix, self._one(matrix))
-        return self._memo[key]
+    def _added(self, matrix: np.ndarray) -> int:
+        """The number of the new matrix with these contents: of the one that was just filled in if it is the first."""
+        number = self._new.add(read_only(matrix))
+        if number == len(self._places):
+            self._places.append(self._end)
+            self._end += matrix.size
+        return len(self._given) + number
 
     def tightened(self, table: _Table) -> _Table:
-        """The table without unused or equal classes, not turned."""
-        key = "tighten", *table.key
-        if key in self._memo:
-            return self._memo[key]
-        columns_axis = 0 if table.turned else 1
-        keep_rows, rows = _distinct(table.matrix, table.rows, 1 - columns_axis)
-        keep_columns, columns = _distinct(table.matrix, table.columns, columns_axis)
-        matrix = table.matrix
-        if matrix.base is not self._buffer or keep_rows is not None or keep_columns is not None:
+        """The table without unused or equal classes, not turned, with a new matrix."""
+        known = self._tightened.get(table)
+        if known is not None:
+            return known
+        matrix, columns_axis = self._matrix(table.matrix), 0 if table.turned else 1
+        keep_rows, rows = _distinct(matrix, self._classes.arrays[table.rows], 1 - columns_axis)
+        keep_columns, columns = _distinct(matrix, self._classes.arrays[table.columns], columns_axis)
+        number = table.matrix
+        if number < len(self._given) or keep_rows is not None or keep_columns is not None:
             height, width = matrix.shape[::-1] if table.turned else matrix.shape
             keep_rows = np.arange(height) if keep_rows is None else keep_rows
             keep_columns = np.arange(width) if keep_columns is None else keep_columns
-            matrix = self._room(len(keep_rows), len(keep_columns))
-            _put(matrix, table.matrix, keep_rows, keep_columns, table.turned, False)
-        # Different class arrays may leave the same matrix: one object for all of them.
-        return self._remember(key, table, _Table(self._filled(matrix), self._one(rows), self._one(columns)))
+            tight = self._room(len(keep_rows), len(keep_columns))
+            _put(tight, matrix, keep_rows, keep_columns, table.turned, False)
+            number = self._added(tight)
+        known = self._tightened[table] = _Table(number, self._classes.add(rows), self._classes.add(columns))
+        return known
 
-    def _one(self, array: np.ndarray, among: str = "given") -> np.ndarray:
-        flat = array.reshape(-1)
-        sample = flat[::max(1, len(flat) // 256)].tobytes()
-        known = self._memo.setdefault((among, array.shape, array.dtype, sample), [])
-        for other in known:
-            if np.array_equal(other, array):
-                return other
-        known.append(array)
-        return array
-
-    def _joint(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The classes of pairs: (class in first, class in second) per joint class, and the joint class arrays."""
-        key = "joint", id(first), id(second)
-        if key not in self._memo:
-            if first is second:
-                used = np.zeros(int(first.max()) + 1, bool)
-                used[first] = True
-                pairs = np.flatnonzero(used)
-                joint = first if used.all() else (np.cumsum(used, dtype=np.int32) - np.int32(1))[first]
-                self._remember(key, (first, second), (pairs, pairs, joint))
-            else:
-                width = int(second.max()) + 1
-                pairs, inverse = np.unique(first.astype(np.int64) * width + second, return_inverse=True)
-                self._remember(key, (first, second), (pairs // width, pairs % width, inverse.astype(np.int32)))
-        return self._memo[key]
+    def _joint(self, first: int, second: int) -> _JointClasses:
+        known = self._joints.get((first, second))
+        if known is not None:
+            return known
+        one, other = self._classes.arrays[first], self._classes.arrays[second]
+        if first == second:
+            used = np.zeros(int(one.max()) + 1, bool)
+            used[one] = True
+            pairs = np.flatnonzero(used)
+            number = first
+            if not used.all():
+                number = self._classes.add((np.cumsum(used, dtype=np.int32) - np.int32(1))[one])
+            known = _JointClasses(pairs, pairs, number)
+        else:
+            width = int(other.max()) + 1
+            pairs, inverse = _numbered(one.astype(np.int64) * width + other)
+            known = _JointClasses(pairs // width, pairs % width, self._classes.add(inverse.astype(np.int32)))
+        self._joints[first, second] = known
+        return known
 
     def summed(self, first: _Table, second: _Table) -> _Table | None:
         """One table for both, or None where it would be larger than the two."""
-        key = "sum", *first.key, *second.key
-        if key in self._memo:
-            return self._memo[key]
-        rows_first, rows_second, rows = self._joint(first.rows, second.rows)
-        columns_first, columns_second, columns = self._joint(first.columns, second.columns)
+        if (first, second) in self._sums:
+            return self._sums[first, second]
+        rows, columns = self._joint(first.rows, second.rows), self._joint(first.columns, second.columns)
+        one, other = self._matrix(first.matrix), self._matrix(second.matrix)
         result = None
-        if len(rows_first) * len(columns_first) <= 2 * (first.matrix.size + second.matrix.size) + 4096:
-            matrix = self._room(len(rows_first), len(columns_first))
-            _put(matrix, first.matrix, rows_first, columns_first, first.turned, False)
-            _put(matrix, second.matrix, rows_second, columns_second, second.turned, True)
-            result = _Table(self._filled(matrix), rows, columns)
-        return self._remember(key, (first, second), result)
+        if len(rows.first) * len(columns.first) <= 2 * (one.size + other.size) + 4096:
+            total = self._room(len(rows.first), len(columns.first))
+            _put(total, one, rows.first, columns.first, first.turned, False)
+            _put(total, other, rows.second, columns.second, second.turned, True)
+            result = _Table(self._added(total), rows.number, columns.number)
+        self._sums[first, second] = result
+        return result
+
+    def arrays(self, first: np.ndarray, unary: np.ndarray, edges: list[tuple[int, int, _Table]]) -> NetworkArrays:
+        """The network of these tightened tables."""
+        table = np.array([(source, target, *tight[:3]) for source, target, tight in edges], np.int64).reshape(-1, 5).T
+        used, edge_matrix = _numbered(table[2])
+        used_classes, edge_classes = _numbered(table[3:])
+        matrices = [self._matrix(number) for number in used.tolist()]
+        classes = [self._classes.arrays[number] for number in used_classes.tolist()]
+        shapes = np.array([matrix.shape for matrix in matrices], np.int64).reshape(-1, 2)
+        places = np.array([self._places[number - len(self._given)] for number in used.tolist()], np.int64)
+        return NetworkArrays(
+            first, unary, (self._buffer[:int((places + shapes.prod(axis=1)).max(initial=0))],),
+            np.zeros(len(places), np.int64), places, shapes,
+            np.concatenate([np.zeros(0, np.int32), *classes]), offsets([len(entry) for entry in classes]),
+            np.ascontiguousarray(table[:2], np.int32), edge_matrix, np.ascontiguousarray(edge_classes))
 
 
-def normalize(vectors: Sequence[np.ndarray], edges: Sequence[NetworkEdge]
-              ) -> tuple[list[np.ndarray], list[NetworkEdge]]:
-    """Vectors and edges of an equal network: edges ascend, none is a loop, parallel ones are summed where that pays."""
-    work = _Normalizer(4 * sum({id(edge.matrix): edge.matrix.size for edge in edges}.values()))
-    vectors = list(vectors)
+def normalize(arrays: NetworkArrays) -> NetworkArrays:
+    """An equal network: edges ascend, none is a loop, parallel ones are summed where that pays.
+
+    Args:
+      arrays: of the network, whose indices have to be valid.
+    """
+    work, unary = _Normalizer(arrays), arrays.unary
+    vectors: list[np.ndarray] | None = None
+    matrices, classes = arrays.matrices(), arrays.class_vectors()
     between: dict[tuple[int, int], list[_Table]] = {}
-    for edge in edges:
-        if edge.source == edge.target:
-            vectors[edge.source] = vectors[edge.source] + edge.matrix[edge.rows, edge.columns]
+    for source, target, matrix, rows, columns in arrays.edges():
+        if source == target:
+            if vectors is None:  # changed, so no longer those of the network given
+                unary = arrays.unary.copy()
+                vectors = np.split(unary, arrays.first[1:-1])
+            vectors[source] += matrices[matrix][classes[rows], classes[columns]]
             continue
-        table = _Table(work.shared(edge.matrix), work.shared(edge.rows), work.shared(edge.columns))
-        ends = edge.source, edge.target
-        if edge.source > edge.target:
-            table = _Table(table.matrix, table.columns, table.rows, True)
-            ends = edge.target, edge.source
+        ends, table = (source, target), _Table(matrix, rows, columns)
+        if source > target:
+            ends, table = (target, source), _Table(matrix, columns, rows, True)
         tables = between.setdefault(ends, [])
         for position, other in enumerate(tables):
             total = work.summed(other, table)
@@ -215,6 +252,6 @@ def normalize(vectors: Sequence[np.ndarray], edges: Sequence[NetworkEdge]
                 break
         else:
             tables.append(table)
-    return vectors, [NetworkEdge(source, target, *work.tightened(table)[:3])
-                     for (source, target), tables in sorted(between.items(), key=lambda item: item[0])
-                     for table in tables]
+    return work.arrays(arrays.first, unary, [
+        (source, target, work.tightened(table))
+        for (source, target), tables in sorted(between.items(), key=lambda item: item[0]) for table in tables])

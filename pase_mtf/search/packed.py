@@ -1,4 +1,5 @@
-"""A cost network as flat arrays, for compiled code, and its reduction to the configurations that are still alive."""
+"""A cost network as flat arrays, for compiled code, and its reduction to the configurations that are still
+active."""
 
 from __future__ import annotations
 
@@ -93,37 +94,15 @@ def _assemble(first: np.ndarray, unary: np.ndarray, original: np.ndarray, values
 
 
 def pack(network: CostNetwork) -> Packed:
-    """Lays a normalized network out flat. Arrays that edges share are stored once."""
-    def join(arrays: list[np.ndarray], dtype: type) -> tuple[np.ndarray, np.ndarray]:
-        bases = {id(array.base): array.base for array in arrays}
-        base = next(iter(bases.values()), None)
-        if len(bases) == 1 and isinstance(base, np.ndarray) and base.ndim == 1 and base.dtype == dtype and all(
-                array.flags.c_contiguous for array in arrays):  # they lie in one array already
-            begin = base.__array_interface__["data"][0]
-            starts = np.array([array.__array_interface__["data"][0] - begin for array in arrays], np.int64)
-            starts //= base.itemsize
-            return base[:max(start + array.size for start, array in zip(starts.tolist(), arrays, strict=True))], starts
-        place: dict[int, int] = {}
-        parts, starts, end = [np.zeros(0, dtype)], np.zeros(len(arrays), np.int64), 0
-        for number, array in enumerate(arrays):
-            if id(array) not in place:
-                place[id(array)] = end
-                parts.append(array.reshape(-1))
-                end += array.size
-            starts[number] = place[id(array)]
-        return np.concatenate(parts), starts
-    edges = network.edges
-    values, matrix = join([edge.matrix for edge in edges], np.float64)
-    classes, classes_at = join([edge.rows for edge in edges] + [edge.columns for edge in edges], np.int32)
-    first = np.zeros(len(network.vectors) + 1, np.int64)
-    np.cumsum(network.sizes, out=first[1:])
+    """Lays a normalized network out for compiled code. Its values and classes are not copied."""
+    arrays = network.arrays
+    values, = arrays.values
+    original = np.arange(len(arrays.unary)) - np.repeat(arrays.first[:-1], np.diff(arrays.first))
     return _assemble(
-        first, np.concatenate([np.zeros(0), *network.vectors]),
-        np.concatenate([np.zeros(0, np.int32), *(np.arange(size, dtype=np.int32) for size in network.sizes)]),
-        values, matrix,
-        np.array([[edge.source for edge in edges], [edge.target for edge in edges]], np.int32),
-        np.array([edge.matrix.shape for edge in edges], np.int64).reshape(-1, 2).T.copy(),
-        classes, classes_at.reshape(2, -1), 0.0)
+        arrays.first, arrays.unary, original.astype(np.int32), values, arrays.matrix_at[arrays.edge_matrix],
+        arrays.ends,
+        np.ascontiguousarray(arrays.shapes[arrays.edge_matrix].T), arrays.classes,
+        arrays.classes_at[arrays.edge_classes], 0.0)
 
 
 # Entries of all matrices from where on a network is not copied for nothing.
@@ -131,13 +110,13 @@ _LARGE = 1 << 20
 
 
 @compiled
-def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, alive: np.ndarray, other_alive: np.ndarray,
+def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, active: np.ndarray, other_active: np.ndarray,
                step: int, other_step: int, extent: int, other_extent: int) -> bool:  # pragma: no cover (compiled)
     """Clears the configurations of one end of an edge that no configuration of the other end may go with. Whether
     there were any."""
     used = np.zeros(other_extent, np.bool_)
     for k in range(len(other)):
-        if other_alive[k]:
+        if other_active[k]:
             used[other[k]] = True
     listed, count = np.empty(other_extent, np.int64), 0
     for c in range(other_extent):
@@ -147,28 +126,28 @@ def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, alive: 
     good = np.zeros(extent, np.bool_)
     for k in range(len(classes)):
         r = classes[k]
-        if alive[k] and not good[r]:
+        if active[k] and not good[r]:
             for position in range(count):
                 if edge[r * step + listed[position] * other_step] < np.inf:
                     good[r] = True
                     break
     changed = False
     for k in range(len(classes)):
-        if alive[k] and not good[classes[k]]:
-            alive[k] = False
+        if active[k] and not good[classes[k]]:
+            active[k] = False
             changed = True
     return changed
 
 
 @compiled
-def _make_consistent(p: Packed, alive: np.ndarray) -> None:  # pragma: no cover (compiled)
+def _make_consistent(p: Packed, active: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Clears every configuration that some edge forbids with all configurations of its other end, until there is no
     such configuration."""
     first, unary, ends, extents = p.first, p.unary, p.ends, p.extents
     classes, classes_at, values, matrix = p.classes, p.classes_at, p.values, p.matrix
-    for position in range(len(alive)):
+    for position in range(len(active)):
         if unary[position] == np.inf:
-            alive[position] = False
+            active[position] = False
     changed = True
     while changed:
         changed = False
@@ -178,14 +157,15 @@ def _make_consistent(p: Packed, alive: np.ndarray) -> None:  # pragma: no cover 
                 u, v = ends[side, e], ends[1 - side, e]
                 begin, other = classes_at[side, e], classes_at[1 - side, e]
                 if _supported(edge, classes[begin:begin + first[u + 1] - first[u]],
-                              classes[other:other + first[v + 1] - first[v]], alive[first[u]:first[u + 1]],
-                              alive[first[v]:first[v + 1]], extents[1, e] if side == 0 else 1,
+                              classes[other:other + first[v + 1] - first[v]], active[first[u]:first[u + 1]],
+                              active[first[v]:first[v + 1]], extents[1, e] if side == 0 else 1,
                               1 if side == 0 else extents[1, e], extents[side, e], extents[1 - side, e]):
                     changed = True
 
 
 @compiled
-def _fold(p: Packed, kept: np.ndarray, first: np.ndarray, unary: np.ndarray):  # pragma: no cover (compiled)
+def _fold(p: Packed, kept: np.ndarray, first: np.ndarray, unary: np.ndarray
+          ) -> np.ndarray:  # pragma: no cover (compiled)
     """Adds the edges of vertices with one configuration left to their other end. Returns the edges that remain."""
     old_first, ends, extents, matrix = p.first, p.ends, p.extents, p.matrix
     classes, classes_at, values = p.classes, p.classes_at, p.values
@@ -298,14 +278,14 @@ class Reduction(NamedTuple):
     classes: np.ndarray
 
 
-def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None, *,
+def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = None, *,
            keep_large: bool = False) -> Reduction:
-    """Removes what is not alive, and all that can then have no finite cost. Vertices that have one configuration are
-    folded into their neighbours.
+    """Removes inactive configurations, and those that can then have no finite cost. Vertices that have one
+    configuration left are folded into their neighbours.
 
     Args:
       packed: the network.
-      alive: bool [configurations]; cleared where a configuration turns out to be impossible.
+      active: bool [configurations]; cleared where a configuration turns out to be impossible.
       messages: potentials of `packed`; zero if not given.
       keep_large: where nothing is removed from a large network, return it as it is, with nothing folded.
 
@@ -315,13 +295,13 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
     if messages is None:
         messages = np.zeros(packed.potentials)
     forbidden = max(packed.unary.max(initial=0.0), packed.values.max(initial=0.0)) == np.inf
-    if keep_large and len(packed.values) > _LARGE and not forbidden and alive.all():
+    if keep_large and len(packed.values) > _LARGE and not forbidden and active.all():
         return Reduction(packed, messages, np.arange(len(packed.matrix)), np.zeros(0, np.int64))
     if forbidden:  # most networks forbid nothing, and never need this kernel
-        _make_consistent(packed, alive)
-    if packed.vertices and not np.logical_or.reduceat(alive, packed.first[:-1]).all():
+        _make_consistent(packed, active)
+    if packed.vertices and not np.logical_or.reduceat(active, packed.first[:-1]).all():
         raise InfeasibleError("no assignment has a finite cost; allow more configurations")
-    kept = np.flatnonzero(alive)
+    kept = np.flatnonzero(active)
     first = np.searchsorted(kept, packed.first)
     unary = packed.unary[kept]
     left = _fold(packed, kept, first, unary)
@@ -348,11 +328,12 @@ def reduce(packed: Packed, alive: np.ndarray, messages: np.ndarray | None = None
     return Reduction(network, messages[from_where + old_class], left, old_class)
 
 
-def lift(packed: Packed, alive: np.ndarray, messages: np.ndarray, reduction: Reduction) -> np.ndarray:
-    """The potentials of a reduced network as potentials of the larger one, with the same bound for what is alive.
+def lift(packed: Packed, active: np.ndarray, messages: np.ndarray, reduction: Reduction) -> np.ndarray:
+    """The potentials of a reduced network as potentials of the larger one, with the same bound for
+    active configurations.
 
     Args:
-      packed, alive, messages: what was reduced (alive as `reduce` left it).
+      packed, active, messages: what was reduced (active as `reduce` left it).
       reduction: the result, with its potentials as they are now.
     """
     if reduction.network is packed:
@@ -366,7 +347,7 @@ def lift(packed: Packed, alive: np.ndarray, messages: np.ndarray, reduction: Red
     for e in np.flatnonzero(~kept).tolist():  # one end is decided: the other takes the whole cost
         height, width = packed.extents[:, e].tolist()
         cost = packed.values[packed.matrix[e]:packed.matrix[e] + height * width].reshape(height, width)
-        choices = [np.flatnonzero(alive[packed.first[v]:packed.first[v + 1]]) for v in packed.ends[:, e]]
+        choices = [np.flatnonzero(active[packed.first[v]:packed.first[v + 1]]) for v in packed.ends[:, e]]
         side = 0 if len(choices[0]) == 1 else 1
         decided = packed.classes[packed.classes_at[side, e] + choices[side][0]]
         line = cost[decided] if side == 0 else cost[:, decided]

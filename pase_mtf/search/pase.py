@@ -99,7 +99,7 @@ def _free_memory() -> int:
 def _run(network: CostNetwork, name: str, memory: float | None) -> Solution:
     start = time.perf_counter()
     packed = pack(network.normalized())
-    edges, domains = sorted(set(packed.pairs)), packed.domains
+    edges, domains = sorted(set(packed.pairs)), packed.domains.tolist()
     if name == "pase":
         plan = plan_elimination(domains, edges, generate_sequence(packed.vertices, edges))
     else:
@@ -111,7 +111,7 @@ def _run(network: CostNetwork, name: str, memory: float | None) -> Solution:
         raise UsageError(f"{name}: tables of {plan.entries:.3g} entries need {needed / 1e9:.3g} GB, "
                          f"{free / 1e9:.3g} GB are free (largest dependent set and layer: {widest} "
                          "layers); use method exact")
-    cost, choice = eliminate(factors_of(packed), domains, plan)
+    cost, choice = eliminate(factors_of(packed), packed.domains, plan)
     if cost == math.inf:
         raise InfeasibleError("no finite assignment exists")
     assignment = tuple(choice.tolist())

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tabulate import tabulate
+
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.tables import format_table
 
 __all__ = ["LayerSeconds", "alternatives_table", "difference_table", "layers_table", "seconds_by_kind"]
 
@@ -51,7 +52,7 @@ def layers_table(names: Sequence[str], configurations: Sequence[Configuration], 
              *(f"{1e3 * sum(seconds):.3f}" for seconds in zip(*found, strict=True))]
             for (name, split), found in rows.items()]
     head = ["layer", "times", "split", "compute ms", "collectives ms", "resharding ms"]
-    return format_table(head, body, right=(1, 3, 4, 5))
+    return _table(head, body, "lrlrrr")
 
 
 def _without_numbers(name: str) -> str:
@@ -80,7 +81,7 @@ def alternatives_table(priced: PricedNetwork, layer: int, assignment: Sequence[i
     found = priced.graph.layers[layer]
     dims = ", ".join(f"{name}={size}" for name, size in found.dims.items())
     return (f"{found.name} ({found.kind}; {dims}): {len(rows)} configurations, the rest of the strategy as it is\n"
-            + format_table(head, body, right=(1, 2, 3, 4, 5)))
+            + _table(head, body, "lrrrrrl"))
 
 
 def _cost_of_choice(priced: PricedNetwork, layer: int, choice: int, assignment: Sequence[int]) -> LayerSeconds:
@@ -121,7 +122,12 @@ def difference_table(names: Sequence[str], mine: Sequence[tuple[Configuration, L
             body.append([name, str(split), str(other_split), _signed(difference)])
     if body and float(_signed(alike)):
         body.append([_ALIKE, "", "", _signed(alike)])
-    return format_table(["layer", *heads, "difference ms"], body, right=(3,)) if body else ""
+    return _table(["layer", *heads, "difference ms"], body, "lllr") if body else ""
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]], columns: str) -> str:
+    """Cells as they are, in columns that are flush left ("l") or right ("r")."""
+    return tabulate(body, head, disable_numparse=True, colalign=["left" if side == "l" else "right" for side in columns])
 
 
 def _signed(seconds: float) -> str:

@@ -1,0 +1,395 @@
+"""Branch and bound for the cheapest assignment; exact.py tells the whole search.
+
+1. Bounds by message passing, assignments by greedy decoding and local improvement (messages.py). On most networks of
+   real models the two meet within a dozen passes.
+2. Configurations that can be in no better assignment are pruned; vertices with one configuration left are folded away.
+3. What remains is eliminated exactly (elimination.py) as soon as its tables are small.
+4. Where even that is too large, the domain of one vertex is cut in two, best bound first, diving.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
+from pase_mtf.search.messages import EXACTLY, PassState, improve, message_passes, rounded_down
+from pase_mtf.search.packed import Packed, lift, quantum, reduce
+from pase_mtf.search.registry import Progress, relative_gap
+
+__all__ = ["Minimiser"]
+
+# What floating point leaves undecided: costs closer than this, relative to the sum of their absolute parts, are equal.
+_TOLERANCE = 1e-12
+# Sums that may be formed, and table entries kept, where elimination replaces further passes at once ...
+_CHEAP_OPERATIONS = 1 << 20
+# ... and where it replaces branching. An entry takes 12 bytes.
+_MOST_OPERATIONS = 1 << 30
+_MOST_ENTRIES = 1 << 25
+# What elimination manages on a slow core, with many tables to be added up.
+_OPERATIONS_PER_SECOND = 5e7
+# Matrix entries that a reduced network may have, whatever the network had.
+_MOST_COPIED = 1 << 23
+# Entries of all edges from where on the first passes are in single precision: below, the others are as quick.
+_LARGE = 1 << 21
+# Single precision holds costs between these limits.
+_LEAST_COST, _MOST_COST = 1e-25, 1e25
+# Configurations per vertex that are looked at for a good assignment, by reduced cost.
+_PROMISING = 12
+_SWEEPS = 20
+
+
+class _Outcome(NamedTuple):
+    """What became of a part of the root that was explored.
+
+    Attributes:
+      bound: no assignment of it costs less; inf where none matters any more.
+      stopped: the search has to end, as the deadline has passed or the gap is small enough.
+      halves: bool [configurations of the root], the active ones of two parts that have to be explored instead; none
+        where nothing is left.
+    """
+
+    bound: float
+    stopped: bool = False
+    halves: tuple[np.ndarray, ...] = ()
+
+
+_NOTHING_LEFT = _Outcome(np.inf)
+
+
+@dataclasses.dataclass(eq=False)
+class _Part:
+    """A part of the root while it is explored.
+
+    Attributes:
+      p: its network, without what has been pruned and folded away.
+      state: of its message passing.
+      bound: no assignment of it costs less.
+      rough: its matrices in single precision for quick passes, or EXACTLY.
+      work: matrix and class entries that a pass reads.
+      folded: no edge of `p` ends in a vertex with one configuration.
+      plan: how it would be eliminated.
+      previous: the bound before the last passes.
+      stalled: how often in a row passes have hardly raised the bound.
+    """
+
+    p: Packed
+    state: PassState
+    bound: float
+    rough: np.ndarray
+    work: int
+    folded: bool
+    plan: Plan | None = None
+    previous: float = -np.inf
+    stalled: int = 0
+
+    @classmethod
+    def of(cls, p: Packed, messages: np.ndarray, bound: float) -> _Part:
+        return cls(p, PassState.start(p, messages), bound, _rounded_down(p), _work(p),
+                   not (p.domains == 1)[p.ends].any())
+
+    def domains(self) -> np.ndarray:
+        """Active configurations per vertex."""
+        # One by one: summed in one call, millions of configurations would be copied as integers first.
+        return np.array([np.count_nonzero(self.state.active[begin:end])
+                         for begin, end in itertools.pairwise(self.p.first.tolist())], np.int64)
+
+    def elimination(self, domains: np.ndarray, anew: bool) -> Plan:
+        """How to eliminate what is undecided; found anew if asked to."""
+        if self.plan is None or anew:
+            undecided = (domains > 1)[self.p.ends].all(axis=0)
+            self.plan = plan_elimination(domains.tolist(), self.p.ends[:, undecided].T.tolist())
+        return self.plan
+
+    def notice_progress(self, cost: float) -> None:
+        """Counts how often in a row the bound has hardly come nearer to this cost."""
+        self.stalled = self.stalled + 1 if self.bound - self.previous < 0.05 * (cost - self.bound) else 0
+        self.previous = self.bound
+
+    def worth_reducing(self, domains: np.ndarray, affordable: bool) -> bool:
+        """Whether to go on with the active configurations alone, where elimination comes next or not."""
+        everything = bool(self.state.active.all())
+        return (affordable and not (self.folded and everything)) or (
+            not everything and _worth_reducing(self.p, domains))
+
+    def reduce(self) -> None:
+        """Goes on with the active configurations alone."""
+        self.rough = EXACTLY  # may be as large as everything else: let go of it before the next is made
+        active = self.state.active
+        self.p, messages, *_ = reduce(self.p, active, self.state.messages)
+        self.state = PassState(messages, np.ones(len(self.p.unary), bool), self.state.reduced_costs[active],
+                               self.state.bounds, self.state.best)
+        self.folded, self.work = True, _work(self.p)
+        self.rough = _rounded_down(self.p)
+
+
+class Minimiser:
+    """Branch and bound over one packed network; holds the best assignment and the bound while it runs.
+
+    Attributes:
+      root: the network, without what can never be finite.
+      cost: of the best assignment known, by the packed network (inf: none yet).
+      best: int64 [vertices], that assignment, in original configuration indices; None if none.
+      bound: proven lower bound.
+      proven: whether the search has ended with a proof.
+      statistics: counts.
+      potentials: float64 [packed.potentials], those that prove `cost` by themselves; None if it took more.
+    """
+
+    def __init__(self, packed: Packed, *, deadline: float = np.inf, gap: float = 0.0, cutoff: float = np.inf,
+                 unit: float | None = None, progress: Progress | None = None) -> None:
+        """Prepares.
+
+        Args:
+          packed: the network.
+          deadline: time.perf_counter() value at which to stop.
+          gap: relative gap at which to stop.
+          cutoff: only assignments cheaper than this are of interest; if there is none, `best` stays None.
+          unit: what all costs are multiples of, if known (see packed.quantum).
+          progress: called after every step.
+
+        Raises:
+          InfeasibleError: no finite assignment can exist.
+        """
+        self._packed, self._active = packed, np.ones(len(packed.unary), bool)
+        self._reduction = reduce(packed, self._active, keep_large=True)
+        self.root = self._reduction.network
+        self.cost, self.bound, self.proven = cutoff, -np.inf, False
+        self.best: np.ndarray | None = None
+        self.statistics: dict[str, Any] = {"passes": 0, "nodes": 0, "eliminations": 0, "largest_table": 0,
+                                           "configurations_left": len(self.root.unary)}
+        self._deadline, self._gap, self._progress = deadline, gap, progress
+        self._unit = quantum(packed) if unit is None else unit
+        self._scale = 0.0
+        self.potentials: np.ndarray | None = None
+        self._start = time.perf_counter()
+        self._root_messages = np.zeros(self.root.potentials)
+        # Where configuration i of vertex v of the input stands among the root's.
+        self._place: np.ndarray | None = None  # where nothing was removed, it stands where it stood
+        self._offset = packed.first
+        if self.root is not packed:
+            self._place = np.full(len(packed.unary), -1, np.int32)
+            owner = np.repeat(np.arange(self.root.vertices), self.root.domains)
+            self._place[packed.first[owner] + self.root.original] = np.arange(len(self.root.unary))
+
+    def run(self, most_nodes: float = np.inf) -> None:
+        """Searches until proven, or the deadline or gap is reached, or so many nodes have been looked at."""
+        # (bound, number, active configurations of the root as bits); the number makes the order definite.
+        open_nodes: list[tuple[float, int, np.ndarray]] = []
+        node: tuple[float, np.ndarray | None] | None = (-np.inf, None)
+        number = 0
+        while node is not None:
+            others = open_nodes[0][0] if open_nodes else np.inf
+            self.statistics["nodes"] += 1
+            outcome = self._explore(*node, others)
+            if outcome.stopped:
+                self.bound = max(self.bound, min(outcome.bound, others))
+                return
+            node = None
+            if outcome.halves:
+                number += 1
+                heapq.heappush(open_nodes, (outcome.bound, number, np.packbits(outcome.halves[1])))
+                node = outcome.bound, outcome.halves[0]
+            while open_nodes and node is None:
+                bound, _, bits = heapq.heappop(open_nodes)
+                if bound < self.cost - self._target():
+                    node = bound, np.unpackbits(bits, count=len(self.root.unary)).astype(bool)
+            if node is not None:
+                self.bound = max(self.bound, min(node[0], open_nodes[0][0] if open_nodes else np.inf))
+                if self._enough(self.bound) or self.statistics["nodes"] >= most_nodes:
+                    return
+        self.bound, self.proven = self.cost, True
+
+    @property
+    def slack(self) -> float:
+        """How far a bound may stay below the cost and still prove it (see check_certificate)."""
+        return 0.4 if self._unit and self._scale < 2e14 else 0.9 * _TOLERANCE * self._scale
+
+    def _target(self) -> float:
+        """An assignment matters only if it is cheaper than the best by more than this."""
+        if self._unit:
+            # Rounding of the bound: a few ulp per vertex, of either sign.
+            doubt = 1e-14 * (1 + self.root.vertices ** 0.5 / 10) * self._scale
+            if doubt < self._unit / 4:
+                return float(self._unit - 2 * doubt)
+        return _TOLERANCE * self._scale
+
+    def _enough(self, bound: float) -> bool:
+        return self._gap > 0 and self.best is not None and relative_gap(self.cost, bound) <= self._gap
+
+    def _offer(self, p: Packed, choice: np.ndarray, cost: float) -> None:
+        """Takes an assignment of a reduced network if it is the best so far."""
+        if not cost < self.cost:
+            return
+        self.cost = cost
+        self.best = p.original[p.first[:-1] + choice].astype(np.int64)
+        chosen = self._places(self._offset[:-1] + self.best) - self.root.first[:-1]
+        self._scale = self.root.cost(chosen)[1]
+
+    def _places(self, configurations: np.ndarray) -> np.ndarray:
+        """Where configurations of the input stand among the root's."""
+        return configurations if self._place is None else self._place[configurations]
+
+    def _report(self, bound: float) -> None:
+        if self._progress is not None:
+            self._progress(time.perf_counter() - self._start, self.cost, bound)
+
+    def _explore(self, bound: float, active: np.ndarray | None, others: float) -> _Outcome:
+        """Solves the active part of the root (None: all of it), or cuts it in two.
+
+        Args:
+          bound: of that part.
+          active: bool [configurations of the root].
+          others: the bound of all other parts.
+        """
+        top = active is None
+        try:
+            part = self._part(bound, active)
+            passes = 1  # the first pass finds the scale of costs
+            while True:
+                before = int(part.state.active.sum())
+                self._pass(part, passes)
+                self._report(min(part.bound, others))
+                if self.cost - part.bound <= self._target():
+                    self._keep_potentials(part)
+                    return _NOTHING_LEFT
+                if self._enough(min(part.bound, others)) or time.perf_counter() > self._deadline:
+                    return _Outcome(part.bound, stopped=True)
+                domains = part.domains()
+                if top:
+                    self.statistics["configurations_left"] = int(domains.sum())
+                if not domains.all():
+                    return _NOTHING_LEFT
+                plan = part.elimination(domains, anew=int(domains.sum()) < before)
+                part.notice_progress(self.cost)
+                affordable = self._affordable(part, plan, domains)
+                if part.worth_reducing(domains, affordable):
+                    part.reduce()
+                if affordable:
+                    self._eliminate(part.p, plan)
+                    return _NOTHING_LEFT
+                if part.stalled >= 2:
+                    if part.rough is EXACTLY:
+                        return _Outcome(part.bound, halves=self._halves(part, plan))
+                    part.rough, part.stalled = EXACTLY, 0
+                passes = max(1, min(4, int(5e7 / max(part.work, 1))))
+        except InfeasibleError:
+            if top and self.best is None and self.cost == np.inf:
+                raise
+            return _NOTHING_LEFT
+
+    def _part(self, bound: float, active: np.ndarray | None) -> _Part:
+        if active is None:
+            return _Part.of(self.root, self._root_messages, bound)
+        p, messages, *_ = reduce(self.root, active, self._root_messages)
+        return _Part.of(p, messages, bound)
+
+    def _pass(self, part: _Part, passes: int) -> None:
+        """Passes messages in a part, and takes the assignments met on the way."""
+        p, target = part.p, self._target()
+        part.state = part.state._replace(best=np.zeros(p.vertices, np.int64))
+        found = message_passes(p, part.rough, part.state, self.cost, -target, target, passes)
+        self.statistics["passes"] += found.passes
+        self._offer(p, part.state.best, found.cost)
+        if part.rough is not EXACTLY:
+            self._look_for_better(p, part.state)
+            room = self.cost - self._target() - part.state.bounds
+            for v, (begin, end) in enumerate(itertools.pairwise(p.first.tolist())):  # there may be millions
+                part.state.active[begin:end] &= part.state.reduced_costs[begin:end] <= room[v]
+        part.bound = max(part.bound, float(found.bound))
+
+    def _keep_potentials(self, part: _Part) -> None:
+        """Keeps the potentials of the whole network if they prove the cost by themselves."""
+        if part.p is self.root and part.rough is EXACTLY and self.cost - part.bound <= self.slack / 2:
+            self.potentials = lift(self._packed, self._active, np.zeros(self._packed.potentials),
+                                   self._reduction._replace(messages=part.state.messages))
+
+    def _affordable(self, part: _Part, plan: Plan, domains: np.ndarray) -> bool:
+        """Whether elimination is quicker than what passes, or else branching, would take."""
+        cheap = max(_CHEAP_OPERATIONS, 4 * _entries_left(part.p, domains))
+        in_time = _OPERATIONS_PER_SECOND * (self._deadline - time.perf_counter())
+        return plan.entries <= _MOST_ENTRIES and plan.operations <= min(
+            cheap if part.stalled < 2 else _MOST_OPERATIONS, in_time)
+
+    def _look_for_better(self, p: Packed, state: PassState) -> None:
+        """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
+        them."""
+        few = np.zeros(len(p.unary), bool)
+        for begin, end in itertools.pairwise(p.first.tolist()):
+            if end - begin <= _PROMISING:
+                few[begin:end] = True
+            else:
+                value = np.where(state.active[begin:end], state.reduced_costs[begin:end], np.inf)
+                few[begin + np.argpartition(value, _PROMISING)[:_PROMISING]] = True
+        part = reduce(p, few).network
+        own = part.original
+        part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
+        search = Minimiser(part, deadline=self._deadline, cutoff=self.cost, unit=self._unit)
+        search.run(most_nodes=1)
+        if search.best is not None:
+            choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
+            self._offer(p, choice, improve(p, choice, _SWEEPS))
+
+    def _eliminate(self, p: Packed, plan: Plan) -> None:
+        self.statistics["eliminations"] += 1
+        self.statistics["largest_table"] = max(self.statistics["largest_table"], int(plan.largest))
+        cost, choice = eliminate(factors_of(p), p.domains, plan)
+        self._offer(p, choice, cost + p.constant)
+
+    def _halves(self, part: _Part, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+        """Cuts the domain of one vertex: the one that makes the largest tables. The first half holds the more
+        promising configurations. Both as active configurations of the root."""
+        p, active = part.p, part.state.active
+        domains = np.add.reduceat(active, p.first[:-1], dtype=np.int64)
+        weight = np.zeros(p.vertices)
+        for vertex, scope in zip(plan.order, plan.scopes, strict=True):
+            members = [*scope, vertex]
+            weight[members] += float(np.prod(domains[members].astype(float)))
+        weight[domains < 2] = -1
+        v = int(np.argmax(weight))
+        owner = np.repeat(np.arange(p.vertices), p.domains)
+        place = self._places(self._offset[owner] + p.original)
+        first = np.zeros(len(self.root.unary), bool)
+        first[place[active]] = True
+        second = first.copy()
+        own = np.flatnonzero(active[p.first[v]:p.first[v + 1]]) + p.first[v]
+        own = own[np.argsort(part.state.reduced_costs[own], kind="stable")]
+        half = max(1, len(own) // 2)
+        first[place[own[half:]]] = False
+        second[place[own[:half]]] = False
+        return first, second
+
+
+def _rounded_down(p: Packed) -> np.ndarray:
+    """The matrices in single precision where that pays, else EXACTLY."""
+    if _work(p) < _LARGE or not all(array.max(initial=0.0) < _MOST_COST and array.min(initial=0.0) > -_MOST_COST
+                                    for array in (p.unary, p.values)) or p.values.max() < _LEAST_COST:
+        return EXACTLY
+    return rounded_down(p)
+
+
+def _work(p: Packed) -> int:
+    """Matrix and class entries that a pass reads."""
+    return 2 * int((p.extents[0] * p.extents[1]).sum()) + 4 * len(p.classes) + len(p.unary)
+
+
+def _entries_left(p: Packed, domains: np.ndarray) -> int:
+    """Matrix entries of all edges, at most, when there are so many configurations per vertex."""
+    size = np.minimum(p.extents, domains[p.ends])
+    return int((size[0] * size[1]).sum())
+
+
+def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
+    """Whether the network without the inactive configurations takes clearly less work, and no more memory
+    than now (matrices that were shared may part)."""
+    work = _entries_left(p, domains)
+    before = int((p.extents[0] * p.extents[1]).sum())
+    return work < 0.7 * before + 1000 and work <= max(2 * len(p.values), _MOST_COPIED)
+
+

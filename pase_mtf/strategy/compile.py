@@ -1,0 +1,82 @@
+"""Compiles all that a search needs, and keeps it, so that no user has to wait for it.
+
+    python -m pase_mtf.strategy.compile
+
+The kernels of `cost` and `search` are compiled by numba when they are first called, for the types they are called with.
+So this calls them as a first `find_strategy` does, on a graph that is too small to take any time, and as searches of
+networks from elsewhere do (with forbidden pairs, or so large that first passes are in single precision).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
+from pase_mtf.machine.machine import Machine
+from pase_mtf.search import solve
+from pase_mtf.search.messages import rounded_down
+from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.search.packed import pack
+from pase_mtf.strategy.find import find_strategy
+
+__all__ = ["compile_kernels", "main"]
+
+
+def _graph() -> ComputationGraph:
+    """Three matrix products in a row, and an edge past the middle one."""
+    sizes = (8, 4, 6, 8)
+    layers = []
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        dims = {"batch": 12, f"width{number}": inputs, f"width{number + 1}": outputs}
+        names = tuple(dims)
+        x, w, y = (Operand(held, tuple(dims[name] for name in held))
+                   for held in ((names[0], names[1]), (names[1], names[2]), (names[0], names[2])))
+        product = LayerOperation(number, f"product{number}", "", "forward", "matmul", 24.0 * inputs * outputs, names,
+                                 (x, w), (y,), (names[1],))
+        layers.append(Layer(f"product{number}", "matmul", dims, names, (product,), ()))
+    edges = []
+    for source, target in ((0, 1), (1, 2), (0, 2)):
+        held, wanted = ("batch", f"width{source + 1}"), ("batch", f"width{target}")
+        edges += [Edge(source, target, f"x{source}", "forward", (12, sizes[target]), 4, held, wanted),
+                  Edge(target, source, f"dx{source}", "backward", (12, sizes[target]), 4, wanted, held)]
+    return ComputationGraph("compiled", tuple(layers), tuple(edges), len(layers))
+
+
+def _forbidding() -> CostNetwork:
+    """A network in which the last configurations of all layers, and their classes, are forbidden."""
+    ends = np.arange(3)
+    unequal = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    equal = np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0], [2.0, 2.0, 2.0]])
+    return CostNetwork([np.array([0.0, 0.0, math.inf])] * 3, [
+        NetworkEdge(0, 1, unequal, ends, ends), NetworkEdge(1, 2, unequal, ends, ends),
+        NetworkEdge(2, 1, equal, ends, ends), NetworkEdge(0, 2, equal, ends, ends)])
+
+
+def compile_kernels() -> None:
+    """Calls every compiled kernel with the types that a first search calls it with."""
+    graph, machine = _graph(), Machine.load("1080ti")
+    shared = dataclasses.replace(machine, shared_cores=True)
+    for linked, devices in itertools.product((machine, shared), (4, 6)):  # powers of two have kernels of their own
+        found = find_strategy(graph, devices=devices, machine=linked, certificate=True)
+        find_strategy(graph, devices=devices, machine=linked, memory_limit=found.memory_bytes)
+    for method in ("pase", "breadth_first", "mcmc", "k_best"):
+        find_strategy(graph, devices=4, machine=machine, method=method)
+    network = _forbidding()
+    for method in ("exact", "pase", "mcmc", "k_best"):
+        solve(network, method)
+    solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
+    rounded_down(pack(network.normalized()))
+
+
+def main() -> int:
+    """Compiles everything. Returns the exit code, 0."""
+    compile_kernels()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
