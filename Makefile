@@ -19,24 +19,35 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help environment launch test lint benchmark bazel clean
+.PHONY: help environment launch test test-all lint benchmark bazel clean
 
 help:
 	@echo "make launch       find a strategy for the transformer on 8 devices, train with it, show the speedup"
-	@echo "make test         ruff and every test"
-	@echo "make lint         ruff alone"
+	@echo "make test         the gate: make lint, then every test but the slow ones"
+	@echo "make test-all     the gate, the tests under Bazel where it is installed, and the slow tests"
+	@echo "make lint         ruff, the contracts of imports, types"
 	@echo "make benchmark    the measurements behind the README's table"
-	@echo "make bazel        the tests under Bazel, with the Python of .venv"
+	@echo "make bazel        the gate's tests under Bazel, with the Python of .venv"
+	@echo "make environment  install everything into .venv, which all of these do on first use"
 	@echo "make clean        remove the environment and every cache"
 
 launch: $(ENVIRONMENT)
 	@$(BIN)/python -m pase_mtf.launch --model=transformer --mesh=8 $(ARGS)
 
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
+
 test: lint
-	@$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+# What `make test` leaves out; pytest comes last, so that its summary is the last line.
+test-all: test
+	@if command -v bazel >/dev/null; then $(MAKE) --no-print-directory bazel ARGS=; \
+	  else echo "Bazel is not installed: its targets are skipped"; fi
+	@$(PYTEST) -m slow $(ARGS)
 
 lint: $(ENVIRONMENT)
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python tools/lint.py
 
 benchmark: $(ENVIRONMENT)
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -65,4 +76,4 @@ $(ENVIRONMENT): setup.py
 	@touch $@
 
 clean:
-	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info

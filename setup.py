@@ -4,8 +4,22 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+from distutils.command.install_headers import install_headers  # isort: skip  # that of setuptools, which is imported first
+
 _FOLDERS = {"pase_mtf": "pase_mtf", "pase_mtf.models": "models", "pase_mtf.launch": "launch",
             "pase_mtf.configs": "configs"}
+
+
+class InstallPathFiles(install_headers):
+    """Installs "headers" where the packages go (site-packages): there are none but .pth files, read there by Python.
+
+    Headers, because an editable installation gets those and scripts besides the package, and no other files.
+    """
+
+    def finalize_options(self):
+        """The folder that packages are installed in, in place of that of headers."""
+        self.set_undefined_options("install", ("install_lib", "install_dir"), ("force", "force"))
+
 
 setup(
     name="pase_mtf",
@@ -19,6 +33,9 @@ setup(
     package_dir=_FOLDERS,
     packages=[name for package, folder in _FOLDERS.items()
               for name in [package, *(f"{package}.{inner}" for inner in find_packages(folder))]],
+    # One line, run when Python starts: a program may import mesh_tensorflow before pase_mtf (pase_mtf/_import_hook.py).
+    headers=["pase_mtf/pase_mtf-mesh-tensorflow.pth"],
+    cmdclass={"install_headers": InstallPathFiles},
     package_data={"pase_mtf.configs": ["machines/*.json", "models/*.json"]},
     install_requires=[
         "mesh-tensorflow>=0.1.21,<0.2",
@@ -35,7 +52,7 @@ setup(
         "cpu": ["tensorflow-cpu>=2.21,<2.22"],
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         # What the launcher reads and draws with: plots of its report, images, text.
-        "launch": ["matplotlib>=3.8,<4", "pillow>=10,<14", "tokenizers>=0.19,<1"],
+        "launch": ["matplotlib>=3.8,<4", "pillow>=10,<14", "tokenizers>=0.19,<1", "jinja2>=3.1,<4"],
         "lint": ["ruff>=0.6,<1", "import-linter>=2.1,<3", "mypy>=1.11,<2", "types-tabulate>=0.9,<1"],
         # The last three serve Mesh-TensorFlow's own tests; setuptools stands in for distutils, gone since Python 3.12,
         # and builds the wheel that is tested. tf-keras, which tensorflow-probability imports, is left to the Makefile:
@@ -46,6 +63,6 @@ setup(
         # an older protobuf than TensorFlow does.
         "auto_mtf": ["ortools>=9.10,<10"],
         # Compared with in benchmarks.search; there are wheels for Linux only, so it is not part of "test".
-        "toulbar2": ["pytoulbar2>=1.4"],
+        "toulbar2": ["pytoulbar2>=1.4,<2"],
     },
 )

@@ -22,12 +22,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 from tqdm import tqdm
 
+from benchmarks import markdown
 from benchmarks.launching import ROOT, commit, prepare_data, processor, run_launcher
 from pase_mtf import models
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.exit_codes import LOSSES_DISAGREE
+from pase_mtf.launch.console import LOSSES_DISAGREE
 
 __all__ = ["agreement", "document", "main", "points"]
 
@@ -45,7 +48,6 @@ def agreement(predicted: Sequence[float], measured: Sequence[float]) -> tuple[fl
     """
     one, other = np.asarray(predicted), np.asarray(measured)
     error = float(np.median(np.abs(one - other) / other))
-    from scipy.stats import spearmanr
     return error, float(spearmanr(one, other).statistic)
 
 
@@ -57,7 +59,6 @@ def points(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 def plot(name: str, found: Mapping[str, Sequence[float]], path: str) -> None:
     """Draws predicted over measured, with the line where they are equal."""
-    from matplotlib.figure import Figure
     figure = Figure(figsize=(5.5, 5), layout="constrained")
     axes = figure.subplots()
     for label, (predicted, measured) in found.items():
@@ -79,9 +80,7 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
     Args:
       results: model -> what `main` keeps of it: points, preset, devices, facts, commit.
     """
-    lines = ["| model | devices | strategies | slowest ÷ fastest | median error | bias | rank correlation | "
-             "measured on | commit |", "|---|--:|--:|--:|--:|--:|--:|---|---|"]
-    errors, count = [], 0
+    rows, errors, count = [], [], 0
     for model, result in results.items():
         found = result["points"]
         predicted, measured = map(np.asarray, zip(*found.values(), strict=True))
@@ -92,18 +91,19 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
         drawn = ", ".join(f"{number} {kind}" for kind in ("random", "changed")
                           if (number := sum(name.startswith(kind) for name in found)))
         strategies = f"{len(found)} ({drawn})" if drawn else str(len(found))
-        lines.append(f"| {model} ({result['preset']}) | {result['devices']} | {strategies} | "
-                     f"{measured.max() / measured.min():.1f}× | {100 * error:.0f} % | {100 * bias:+.0f} % | "
-                     f"{correlation:.2f} | {processor(result['facts'])} | "
-                     f"{result['commit'] or '-'} |")
-    lines.append(f"| all | | {count} | | {100 * float(np.median(errors)):.0f} % | | | | |")
+        rows.append([f"{model} ({result['preset']})", result["devices"], strategies,
+                     f"{measured.max() / measured.min():.1f}×", f"{100 * error:.0f} %", f"{100 * bias:+.0f} %",
+                     f"{correlation:.2f}", processor(result["facts"]), result["commit"] or "-"])
+    rows.append(["all", "", count, "", f"{100 * float(np.median(errors)):.0f} %", "", "", "", ""])
+    table = markdown.table(["model", "devices", "strategies", "slowest ÷ fastest", "median error", "bias",
+                            "rank correlation", "measured on", "commit"], rows, left=(0, 7, 8))
     facts = [result["facts"] for result in results.values()]
     machines = {f"{fact['devices']}; {fact['versions']}; machine {fact['machine']}." for fact in facts}
     return "\n".join([
         "# Predicted against measured step time", "",
         "Every model under data parallelism, the expert's, the searched and random strategies, and (“changed”) the",
         "best with a tenth to nine tenths of its layers as in a random one. Error: of the predicted against the",
-        "measured time of a step; bias: the median of predicted ÷ measured, less one.", "", *lines, "",
+        "measured time of a step; bias: the median of predicted ÷ measured, less one.", "", table, "",
         *(f"{text}  " for text in sorted(machines)),
         "Reproduce with `python -m benchmarks.accuracy`.", "",
         *(f"![{model}](accuracy-{model}.svg)" for model in results), ""])

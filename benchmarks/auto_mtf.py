@@ -47,6 +47,7 @@ def solve(name: str, size: str, mesh_shape: str, limit: float) -> dict[str, Any]
 def _main(name: str, size: str, mesh_shape: str) -> None:
     import ortools.sat.python.cp_model  # noqa: F401  # before TensorFlow, or the process crashes
     fractions.gcd = math.gcd
+    # These load TensorFlow.
     from benchmarks import programs
     from pase_mtf.compat import mtf, tf
     auto_mtf = importlib.import_module("mesh_tensorflow.auto_mtf")

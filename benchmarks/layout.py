@@ -17,25 +17,28 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks import auto_mtf, layout_cases, programs
 from benchmarks.layout_report import document, plot
-from pase_mtf.calibration.calibrate import load_local
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.export.grouping import phases
+from pase_mtf.export.phases import phases_of
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.arm import Arm
-from pase_mtf.launch.devices import choose_devices, describe_host
+from pase_mtf.launch.arms import Arm
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
+from pase_mtf.operations.facts import read_operations
+from pase_mtf.runtime import choose_devices, describe_host
 from pase_mtf.strategy.strategy import find_strategy
 
 __all__ = ["main"]
@@ -54,7 +57,8 @@ def search(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
         built = time.perf_counter()
         exported = export_graph(program.graph, name=name)
         export_seconds = time.perf_counter() - built
-        result = {"operations": len(program.graph.operations), "forward": phases(program.graph).count("forward"),
+        phases = phases_of(program.graph, read_operations(program.graph))
+        result = {"operations": len(program.graph.operations), "forward": phases.count("forward"),
                   "layers": len(exported.layers), "parameters": exported.parameters,
                   "build_seconds": built - start, "export_seconds": export_seconds}
     start = time.perf_counter()
@@ -88,7 +92,7 @@ def predicted(name: str, known: dict[str, Any], flags: argparse.Namespace) -> di
     rows = []
     for label, mesh_shape, rules in _layouts(name, "full", layout, auto):
         cost = ({"seconds": layout.seconds, "bytes": layout.memory_bytes} if label == "pase_mtf" else
-                layout_cases.price(name, "full", DEVICES, machine, mesh_shape, rules))
+                layout_cases.predicted_cost(name, "full", DEVICES, machine, mesh_shape, rules))
         rows.append({"layout": label, "mesh_shape": mesh_shape, "rules": rules, **cost})
     if "failure" in auto:
         rows.append({"layout": "auto_mtf", "mesh_shape": AUTO_MESH, "rules": "", "problem": auto["failure"]})
@@ -104,7 +108,7 @@ def legal(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[s
     """Whether Mesh-TF itself lowers what was found, at other numbers of devices (the reduced program, all nodes)."""
     del known
     result: dict[str, Any] = {}
-    machine, here = Machine.load(flags.machine), load_local(DEVICES)
+    machine, here = Machine.load(flags.machine), load_machine("local", DEVICES)
     # Its virtual devices are no different if there are more of them.
     here = dataclasses.replace(here, links=tuple(dataclasses.replace(link, devices=32) for link in here.links))
     for devices in (4, 8, 16, 32):
@@ -112,7 +116,7 @@ def legal(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[s
         try:
             full = layout_cases.find(name, "full", devices, machine)
             entry = {"mesh_shape": full.mesh_shape, "rules": full.layout_rules}
-            # At the reduced size of this machine something is split; on a fast one copies are often best.
+            # At the reduced size of this machine something is split; on a fast one replicating is often best.
             small = layout_cases.find(name, "reduced", devices, here)
             entry["reduced"] = f"{small.mesh_shape} / {small.layout_rules}"
             with tf.Graph().as_default():
@@ -130,7 +134,7 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
     """Steps at reduced size on virtual devices: every layout by Mesh-TF itself, and the strategy per layer by ours."""
     del known
     devices = choose_devices("cpu", DEVICES)
-    machine = load_local(DEVICES)
+    machine = load_machine("local", DEVICES)
     layout = layout_cases.find(name, "reduced", DEVICES, machine)
     auto = auto_mtf.solve(name, "reduced", AUTO_MESH, flags.limit)
     rows, arms = [], []
@@ -138,7 +142,7 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
         row = {"layout": label, "mesh_shape": mesh_shape, "rules": rules}
         rows.append(row)
         row.update({"seconds": layout.seconds, "bytes": layout.memory_bytes} if label == "pase_mtf" else
-                   layout_cases.price(name, "reduced", DEVICES, machine, mesh_shape, rules))
+                   layout_cases.predicted_cost(name, "reduced", DEVICES, machine, mesh_shape, rules))
         try:
             arms.append(layout_cases.stock_arm(label, name, "reduced", mesh_shape, rules, devices))
         except Exception as error:  # whatever Mesh-TF raises for what it cannot lower
@@ -171,8 +175,6 @@ SECTIONS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def _versions() -> str:
-    import importlib.metadata as metadata
-    import platform
     names = [("pase_mtf", "pase_mtf"), ("TensorFlow", "tensorflow-cpu"), ("Mesh-TensorFlow", "mesh-tensorflow"),
              ("ortools", "ortools")]
     found = []

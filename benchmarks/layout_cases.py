@@ -11,12 +11,13 @@ from typing import Any
 from benchmarks import programs
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import PaseError
-from pase_mtf.launch.arm import Arm
-from pase_mtf.launch.devices import Devices
-from pase_mtf.layout.layout import Layout, find_layout
+from pase_mtf.launch.arms import Arm
+from pase_mtf.layout.find import find_layout
+from pase_mtf.layout.layout import Layout
 from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import Devices
 
-__all__ = ["by_hand", "find", "first_loss", "lower_stock", "measure", "price", "stock_arm"]
+__all__ = ["by_hand", "find", "first_loss", "lower_stock", "measure", "predicted_cost", "stock_arm"]
 
 _BY_HAND = {
     # Batch on one axis; heads, the feed-forward's hidden dim and the vocabulary on the other; experts with the batch.
@@ -65,7 +66,7 @@ def find(name: str, size: str, devices: int, machine: Machine, compare: Sequence
     return find_layout(build, devices=devices, machine=machine, mesh_shape=mesh, compare=list(compare), name=name)
 
 
-def price(name: str, size: str, devices: int, machine: Machine, mesh_shape: str, rules: str) -> dict[str, Any]:
+def predicted_cost(name: str, size: str, devices: int, machine: Machine, mesh_shape: str, rules: str) -> dict[str, Any]:
     """What a layout is predicted to cost, on the graph that the program builds for it.
 
     Returns:

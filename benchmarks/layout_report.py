@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
+
+from benchmarks import markdown
+
 __all__ = ["document", "plot"]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    rule = ["---" if number < left else "--:" for number in range(len(head))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
 
 
 def _time(seconds: float) -> str:
@@ -37,8 +35,8 @@ def _searches(found: dict[str, dict[str, Any]]) -> str:
              f"{entry['export_seconds']:.2f} s", f"{entry['once_seconds']:.2f} s", f"{entry['find_seconds']:.2f} s",
              "proven" if entry["optimal"] else f"gap {100 * entry.get('gap', 0.0):.2g} %",
              str(entry.get("builds", 1)), _auto(entry["auto_mtf"])] for name, entry in found.items()]
-    return _table(["program", "forward operations", "operations", "parameters", "export", "export + search",
-                   "find_layout in all", "optimum", "graphs built", "auto_mtf"], rows)
+    return markdown.table(["program", "forward operations", "operations", "parameters", "export", "export + search",
+                          "find_layout in all", "optimum", "graphs built", "auto_mtf"], rows)
 
 
 def _predictions(found: dict[str, dict[str, Any]]) -> str:
@@ -51,7 +49,8 @@ def _predictions(found: dict[str, dict[str, Any]]) -> str:
             else:
                 cells = [_time(row["seconds"]), f"{row['seconds'] / ours['seconds']:.2f}×", _bytes(row["bytes"])]
             rows.append([name, row["layout"], _rules(row), *cells])
-    return _table(["program", "layout", "rules", "predicted step", "× ours", "memory per device"], rows, 3)
+    return markdown.table(["program", "layout", "rules", "predicted step", "× ours", "memory per device"], rows,
+                          range(3))
 
 
 def _legality(found: dict[str, dict[str, Any]]) -> str:
@@ -65,7 +64,7 @@ def _legality(found: dict[str, dict[str, Any]]) -> str:
             cells.append(f"`{found['mesh_shape']}` `{found['rules'] or '(none)'}`<br>reduced:{small}"
                          if found["lowers"] else found["problem"])
         rows.append([name, *cells])
-    return _table(["program", *(f"p = {count}" for count in devices)], rows, 9)
+    return markdown.table(["program", *(f"p = {count}" for count in devices)], rows, range(1 + len(devices)))
 
 
 def _measurements(found: dict[str, dict[str, Any]]) -> str:
@@ -81,10 +80,10 @@ def _measurements(found: dict[str, dict[str, Any]]) -> str:
                          "same" if same else f"{row['measured_loss']:.6g}, not {row['one_device_loss']:.6g}"]
             else:
                 reason = row.get("problem") or row.get("fails") or ""
-                cells = ["does not lower: " + reason.split(";")[0].replace("|", "/")[:120], "", "", ""]
+                cells = ["does not lower: " + reason.split(";")[0][:120], "", "", ""]
             rows.append([name, row["layout"], _rules(row), *predicted, *cells])
-    return _table(["program", "layout", "rules", "predicted step", "predicted memory", "measured step", "× ours",
-                   "measured memory", "first loss, against one device"], rows, 3)
+    return markdown.table(["program", "layout", "rules", "predicted step", "predicted memory", "measured step",
+                          "× ours", "measured memory", "first loss, against one device"], rows, range(3))
 
 
 def _peers(programs: dict[str, dict[str, Any]]) -> str:
@@ -116,9 +115,9 @@ def _peers(programs: dict[str, dict[str, Any]]) -> str:
                 cells += ["no: " + (small.get("problem") or small.get("fails") or "").split(";")[0][:80], "", ""]
             else:
                 cells += ["", "", ""]
-            rows.append([name, layout, seconds, *(cell.replace("|", "/") for cell in cells)])
-    return _table(["program", "by", "time to answer", "lowers", "predicted step", "predicted memory",
-                   "reduced: lowers", "measured step", "measured memory"], rows, 2)
+            rows.append([name, layout, seconds, *cells])
+    return markdown.table(["program", "by", "time to answer", "lowers", "predicted step", "predicted memory",
+                          "reduced: lowers", "measured step", "measured memory"], rows, range(2))
 
 
 def _verdict(found: dict[str, dict[str, Any]]) -> str:
@@ -207,7 +206,7 @@ def document(data: dict[str, Any]) -> str:
             "## Measured, reduced size\n\n8 virtual devices; layouts lowered by `mtf.Lowering`, “per layer” by "
             "`pase_mtf.lower`. Median ± half the distance of the quartiles, arms interleaved. Predictions are for "
             "this machine as calibrated, a layout's for Mesh-TF's own collectives. At these sizes a step is ten "
-            "thousand nodes of a microsecond or two: what tells layouts apart is how many blocks Mesh-TF's rings hand "
+            "thousand nodes of a microsecond or two: what tells layouts apart is how many blocks Mesh-TF's rings send "
             "from device to device, and work done twice.\n\n" + _verdict(having("measured")) + "\n\n"
             + _measurements(having("measured")) + "\n\n" + _spread(having("measured"))
             + "\n\n![step time, times ours](layout.svg)")
@@ -216,7 +215,6 @@ def document(data: dict[str, Any]) -> str:
 
 def plot(data: dict[str, Any], path: str) -> None:
     """Draws the measured step times as multiples of our layout's, a group of bars per program."""
-    from matplotlib.figure import Figure
     found = {name: entry["measured"] for name, entry in data["programs"].items() if "measured" in entry}
     if not found:
         return

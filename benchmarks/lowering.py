@@ -12,11 +12,12 @@ import platform
 import statistics
 import time
 
+from benchmarks import markdown
 from benchmarks.speedup import FOLDER
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.devices import describe_host
 from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
+from pase_mtf.runtime import describe_host
 
 
 def transformer(mesh: mtf.Mesh, layers: int, scale: int, devices: int) -> mtf.Tensor:
@@ -114,7 +115,7 @@ def measure(model: str, layout: str, ours: bool, options: argparse.Namespace) ->
 
 
 def main() -> None:
-    """Prints one table: model, layout, lowering, and the numbers."""
+    """Measures, and prints and writes one table: model, layout, and the numbers of either lowering."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=8, help="number of virtual CPU devices")
     parser.add_argument("--layers", type=int, default=2, help="layers of either model")
@@ -126,9 +127,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="lowerings of each kind, of which the median counts")
     parser.add_argument("--output", default=str(FOLDER / "lowering.md"), help="empty: print only")
     options = parser.parse_args()
-    lines = ["| model | layout | nodes, stock | ours | lowering, stock | ours | first step, stock | ours | "
-             "later step, stock | ours |", "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
-    print("\n".join(lines), flush=True)
+    head = ["model", "layout", "nodes, stock", "ours", "lowering, stock", "ours", "first step, stock", "ours",
+            "later step, stock", "ours"]
+    found: list[list[str]] = []
     for model in ("mlp", "transformer"):
         for layout in LAYOUTS:
             rows: dict[bool, list[dict[str, float]]] = {False: [], True: []}
@@ -139,11 +140,13 @@ def main() -> None:
             for what, form in (("nodes", "{:.0f}"), ("lower s", "{:.2f} s"), ("first step s", "{:.2f} s"),
                                ("step ms", "{:.0f} ms")):
                 cells += [form.format(statistics.median(row[what] for row in rows[ours])) for ours in rows]
-            lines.append(f"| {model} | {layout} | {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
+            found.append([model, layout, *cells])
+            print(", ".join(f"{title} {cell}" for title, cell in zip(head, found[-1], strict=True)), flush=True)
+    table = markdown.table(head, found, left=(0, 1))
+    print(table)
     if options.output:
         write_atomically(options.output, "\n".join([
-            "# Lowering beside stock Mesh-TensorFlow", "", *lines, "",
+            "# Lowering beside stock Mesh-TensorFlow", "", table, "",
             f"The same uniform layout, {options.devices} virtual CPU devices, {options.layers} layers, Adam; medians "
             f"of {options.repeats} lowerings of each, in turns. {describe_host()}; TensorFlow {tf.__version__}, Python "
             f"{platform.python_version()}. Reproduce with `python -m benchmarks.lowering`.", ""]))

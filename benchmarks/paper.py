@@ -39,6 +39,7 @@ from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import describe_host
 from pase_mtf.search import solve
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.strategy.strategy import find_strategy
@@ -208,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results[section] = _in_order({**results.get(section, {}), model: found})
         if section == "times" or "facts" not in results:  # all others compute, and are the same on every machine
             results["facts"] = {"python": platform.python_version(), "numpy": np.__version__,
-                                "numba": numba.__version__, "processor": _processor()}
+                                "numba": numba.__version__, "processor": describe_host()}
         write_atomically(path, json.dumps(results, indent=1) + "\n")
     for machine in _MACHINES:
         if "speedups" in results:
@@ -221,11 +222,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _in_order(found: dict[str, Any]) -> dict[str, Any]:
     return {model: found[model] for model in (*MODELS, *found) if model in found}
-
-
-def _processor() -> str:
-    from pase_mtf.launch.devices import describe_host
-    return describe_host()
 
 
 if __name__ == "__main__":

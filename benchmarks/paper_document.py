@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import markdown
 from benchmarks.paper_explanations import FIGURES, NETWORKS, SCALE, STRATEGIES
 from benchmarks.paper_numbers import DEVICES, FIGURE_6, PAL, TABLE_1, TABLE_2
 from benchmarks.paper_plot import ARMS
@@ -15,11 +16,6 @@ __all__ = ["document"]
 _MARK = "†"
 _LONGEST = 3
 """Names of layers that a cell lists; of more it says how many."""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * left + "--:|" * (len(head) - left)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def _search(row: dict[str, Any]) -> str:
@@ -63,8 +59,8 @@ def _times(found: dict[str, Any]) -> str:
         "dynamic program whose tables would need more than 4 GB is not run, and says what it would need. “Paper's "
         "configurations”: parts per dim, in one order, on at most p devices, as in the paper; ours also tell the "
         "orders of the axes over the devices apart, and copies. K is the most configurations of a layer.\n\n"
-        + _table(["model", "p", "K", "network", "`exact`", "`pase`", "paper's configurations: K", "`exact`", "`pase`",
-                  "PaSE, paper", "FlexFlow, paper", "times faster"], rows) + "\n\n" + _slower(found)]
+        + markdown.table(["model", "p", "K", "network", "`exact`", "`pase`", "paper's configurations: K", "`exact`",
+                         "`pase`", "PaSE, paper", "FlexFlow, paper", "times faster"], rows) + "\n\n" + _slower(found)]
     instances = [[model, devices, f"{row['instance']['cost']:.6g}", f"{row['cost']:.6g}",
                   _exact(row["instance"]), _search(row["instance"]["pase"]),
                   f"{TABLE_1[model]['PaSE'][DEVICES.index(int(devices))]:g}"]
@@ -73,8 +69,8 @@ def _times(found: dict[str, Any]) -> str:
         parts.append("### On the networks of the paper's own tool\n\nCost networks that the paper's tool made of its "
                      "own graphs (`tests/data/instances`), beside our graphs priced by the same formulas: the optimum "
                      "of either, in FLOP, and the searches on the tool's network.\n\n"
-                     + _table(["model", "p", "optimum, tool's network", "optimum, our graph", "`exact`", "`pase`",
-                               "PaSE, paper"], instances) + "\n\n" + NETWORKS)
+                     + markdown.table(["model", "p", "optimum, tool's network", "optimum, our graph", "`exact`",
+                                      "`pase`", "PaSE, paper"], instances) + "\n\n" + NETWORKS)
     orders = [[model, *(str(by_devices[devices]["orders"][method]["layers"] or "–")
                         for devices in (next(iter(by_devices)), "32" if "32" in by_devices else next(iter(by_devices)))
                         for method in ("pase", "breadth_first"))] for model, by_devices in found.items()]
@@ -83,8 +79,8 @@ def _times(found: dict[str, Any]) -> str:
                  "dynamic program spans, the layer that is taken among them: the paper's |D ∪ v|, at most 3 on its "
                  "Inception-v3 in the order of GenerateSeq. “–”: the network's normal form leaves nothing to decide "
                  "(layers of one configuration and single neighbours are folded in first).\n\n"
-                 + _table(["model", *(f"p = {devices}: {order}" for devices in (least, "32")
-                                      for order in ("GenerateSeq", "breadth first"))], orders))
+                 + markdown.table(["model", *(f"p = {devices}: {order}" for devices in (least, "32")
+                                              for order in ("GenerateSeq", "breadth first"))], orders))
     return "\n\n".join(parts)
 
 
@@ -129,9 +125,10 @@ def _strategies(found: dict[str, Any]) -> str:
                  f"In the usual space (all devices, at most three axes) the optimum is {row['usual'] / 1e9:.6g}.")
         ratios = ", ".join(f"{ratio:.3f} at {float(word):g}" for word, ratio in row["ratios"].items())
         parts.append(
-            f"### {model}\n\n" + _table(["row", "the paper's", "ours", "layers alike", "taking the paper's row",
-                                         "of which"], body, 4) + "\n\n"
-            + _table(["strategy", *heads, "sum, 10⁹ FLOP", "our own model"], summary) + "\n\n"
+            f"### {model}\n\n"
+            + markdown.table(["row", "the paper's", "ours", "layers alike", "taking the paper's row", "of which"],
+                             body, range(4)) + "\n\n"
+            + markdown.table(["strategy", *heads, "sum, 10⁹ FLOP", "our own model"], summary) + "\n\n"
             f"The paper's costs {row['theirs'] / row['ours']:.3f} times ours. {usual} At other prices of a word (in "
             f"FLOP): {ratios} times. The optimum of our own cost model takes {1e3 * row['seconds']['best']:.1f} ms."
             + ("\n\n" + STRATEGIES[model] if model in STRATEGIES else ""))
@@ -155,8 +152,8 @@ def _figures(found: dict[str, Any]) -> str:
             f"two starts. {_MARK}: needs more memory on a device than the device has. "
             + _never_behind(machines for machines in found.values()) + f" {pairs}\n\n"
             "![1080 Ti](paper-1080ti.svg)\n![2080 Ti](paper-2080ti.svg)\n\n")
-    return head + _table(["model", "machine", "p", "data parallel", "expert", "FlexFlow", "ours", "expert, paper",
-                          "FlexFlow, paper", "PaSE, paper"], rows, 2) + "\n\n" + FIGURES
+    return head + markdown.table(["model", "machine", "p", "data parallel", "expert", "FlexFlow", "ours",
+                                 "expert, paper", "FlexFlow, paper", "PaSE, paper"], rows, range(2)) + "\n\n" + FIGURES
 
 
 def _never_behind(machines: Any) -> str:
@@ -198,7 +195,8 @@ def _scale(found: dict[str, Any]) -> str:
             for model, machines in found.items() for devices, row in machines["h100"].items()]
     return ("## At scale, predicted\n\nNodes of eight H100, 1024 examples a step; speedups over data parallelism. "
             + _never_behind(found.values()) + "\n\n![H100](paper-h100.svg)\n\n"
-            + _table(["model", "p", "data parallel", "ours", "expert", "FlexFlow", "ours, times", "proven"], rows)
+            + markdown.table(["model", "p", "data parallel", "ours", "expert", "FlexFlow", "ours, times", "proven"],
+                             rows)
             + "\n\n" + SCALE)
 
 
@@ -219,8 +217,8 @@ def _workers(found: dict[str, Any], scale: dict[str, Any]) -> str:
             "The last columns are their projection, at least so far ahead of data parallelism at scale, and how far "
             "ours is ahead of data parallelism at p = 128 to 1024 by the table above: the same global batch for both, "
             "so that the epochs are equal, which theirs are not.\n\n"
-            + _table(["model", *(f"SU_{size}" for size in sizes), *(f"epochs, M = {size}" for size in sizes),
-                      "Pal et al.", "ours at scale"], rows))
+            + markdown.table(["model", *(f"SU_{size}" for size in sizes), *(f"epochs, M = {size}" for size in sizes),
+                             "Pal et al.", "ours at scale"], rows))
 
 
 def _speedup(row: dict[str, Any], arm: str) -> str:

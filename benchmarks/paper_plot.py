@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
 from benchmarks.paper_numbers import DEVICES, FIGURE_6
 
 __all__ = ["ARMS", "plot_speedups"]
@@ -21,8 +24,6 @@ def plot_speedups(found: dict[str, Any], machine: str, path: str) -> None:
       machine: which to draw.
       path: of the picture.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
     rows = -(-len(found) // _COLUMNS)
     figure = Figure(figsize=(3.4 * min(len(found), _COLUMNS), 2.7 * rows + 0.5), layout="constrained")
     panels = figure.subplots(rows, min(len(found), _COLUMNS), squeeze=False).ravel()

@@ -20,7 +20,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
+
+from tqdm import tqdm
 
 from benchmarks.search_document import document
 from benchmarks.search_networks import ROOT, Workshop
@@ -64,7 +67,6 @@ def save(results: Results, path: pathlib.Path) -> None:
 
 def facts() -> dict[str, str]:
     """The machine and the versions of what runs on it."""
-    from importlib import metadata
     processor = platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -85,7 +87,6 @@ def facts() -> dict[str, str]:
 def _measure(names: Sequence[str], options: Options, results: Results, path: pathlib.Path, *, resume: bool,
              budget: float) -> bool:
     """Measures sections row by row and keeps every row at once. Returns whether all of it was measured."""
-    from tqdm import tqdm
     here, end = facts(), time.monotonic() + budget
     if names:
         warm_up()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import markdown
 from benchmarks.search_memory import largest_gap
 from benchmarks.search_networks import DEEP, LAUNCHER, MACHINE
 from benchmarks.search_sections import DENSE_DEVICES, METHODS
@@ -31,12 +32,6 @@ def seconds_text(value: float) -> str:
 
 def _bytes_text(value: float) -> str:
     return f"{value / 1e6:.0f} MB" if value < 1e9 else f"{value / 1e9:.2f} GB"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
-    lines = ["| " + " | ".join(head) + " |",
-             "|" + "|".join("--:" if column in right else "---" for column in range(len(head))) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def _search_seconds(row: dict[str, Any]) -> float:
@@ -183,13 +178,13 @@ def comparison(rows: Rows) -> str:
                              f"{_verdict(result, best, known)}")
         size = row.get("size", {})
         lines.append([name, f"{size['layers']}, {size['edges']}, {size['configurations']}" if size else "", *cells])
-    return _table(["network", "layers, edges, configurations", *METHODS], lines)
+    return markdown.table(["network", "layers, edges, configurations", *METHODS], lines, range(2 + len(METHODS)))
 
 
 def _section_limits(results: dict[str, Rows]) -> str:
     rows = [(what, limit, measured, proven, "yes" if met else "**no**")
             for what, limit, measured, proven, met in limits(results)]
-    return "## Limits\n\n" + _table(["what", "limit", "measured", "proven", "met"], rows)
+    return "## Limits\n\n" + markdown.table(["what", "limit", "measured", "proven", "met"], rows, range(5))
 
 
 def _section_whole(results: dict[str, Rows]) -> str:
@@ -212,8 +207,8 @@ Starting Python, numpy and numba takes {seconds_text(start)}, which is subtracte
 `python -m pase_mtf.search FILE.npz`, certificate included; "from the graph" reads an exported graph, builds its network
 (machine {MACHINE}) and searches it. Compiled code is loaded from its cache, in the process. Medians.
 
-""" + _table(["network", "from the network", "of this, search", "proven", "from the graph", "read", "build", "search"],
-             lines, right=(1, 2, 4, 5, 6, 7))
+""" + markdown.table(["network", "from the network", "of this, search", "proven", "from the graph", "read", "build",
+                      "search"], lines, left=(0, 3))
 
 
 def _section_dense(results: dict[str, Rows]) -> str:
@@ -236,7 +231,8 @@ def _section_dense(results: dict[str, Rows]) -> str:
         compared.append("""What is left between them: the tool takes what goes back along an edge to be what went there,
 lets blocks lie where they overlap most, and counts the input gradient of a convolution once per position of its kernel
 (`benchmarks/search_densenet.py` has the list).""")
-    table = _table(["network", "configurations", "build", "search", "peak memory", "proven"], lines, (1, 2, 3, 4))
+    table = markdown.table(["network", "configurations", "build", "search", "peak memory", "proven"], lines,
+                           left=(0, 5))
     return "\n\n".join(["## densenet-direct", """DenseNet-121 with an edge from every earlier layer of a block to each
 concatenation, priced with the paper's formulas over the paper's configurations. `layer`: normalisations priced as the
 paper's tool does (as layer normalisation); `batch`: as the batch normalisations that they are.""", table,
@@ -260,7 +256,7 @@ Graph (the launcher's transformer in two sizes and AlexNet, DenseNet both ways, 
 {seconds_text(search)}. The longest search took {seconds_text(by_search['search_seconds'])}
 ({by_search['what']}). Slowest, build and search together:
 
-""" + _table(["variation", "build", "search", "proven"], body, right=(1, 2))
+""" + markdown.table(["variation", "build", "search", "proven"], body, left=(0, 3))
 
 
 def _section_memory(results: dict[str, Rows]) -> str:
@@ -286,7 +282,7 @@ communication buffers), in {' or '.join(f'{cap:.0f}' for cap in caps)} s at most
 strategy needs, that least, and so on up to what the cheapest strategy of all needs. "Above": its cost above that of the
 cheapest of all. The paper's own networks do not say what memory their configurations take.
 
-""" + _table(["network", "limit, GB", "needs, GB", "above", "gap", "time"], lines, right=(1, 2, 3, 5)) + """
+""" + markdown.table(["network", "limit, GB", "needs, GB", "above", "gap", "time"], lines, left=(0, 4)) + """
 
 ![time against memory](search-memory.svg)"""
 
@@ -326,7 +322,7 @@ def document(results: dict[str, Rows]) -> str:
                       for row in rows.values() if "commit" in row})
     sections = [f"# Searches measured\n\n{here.get('machine', '')}; {here.get('versions', '')}; commit"
                 f"{'s' if len(commits) > 1 else ''} {', '.join(commits)}. Reproduce with `python -m benchmarks.search` "
-                "(`pip install '.[benchmark,toulbar2]'` first); the numbers are in [`search.json`](search.json)."
+                "(`pip install '.[launch,toulbar2]'` first); the numbers are in [`search.json`](search.json)."
                 + (f" {here['note']}" if here.get("note") else "")]
     sizes = ", ".join(f"{model}: preset {preset}, batch {batch}" for model, (preset, batch) in LAUNCHER.items())
     sections.append(f"The launcher's graphs are its training steps in the paper's sizes ({sizes}), optimizer included, "

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from benchmarks.search_document import networks_of
 from benchmarks.search_memory import points_of
 from pase_mtf.search.frontier import draw_frontier
@@ -34,7 +36,6 @@ _COLOURS = {"exact": "#1b6ca8", "pase": "#d1495b", "breadth_first": "#8d6a9f", "
 
 def plot_times(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> None:
     """A panel per model: seconds to the result against devices. Methods without a result in time have no point."""
-    from matplotlib.figure import Figure
     networks = networks_of(results.get("rivals", {}))
     figure = Figure(figsize=(15, 4.2), layout="constrained")
     panels = figure.subplots(1, len(_PANELS), sharey=True)
@@ -81,7 +82,6 @@ def _points(networks: dict[str, dict[str, Any]], graph: str, method: str) -> lis
 def plot_mcmc(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> None:
     """Cost above the optimum of the best strategy that mcmc has met, over time, from both starts; where `exact` had its
     proof, a mark on the axis."""
-    from matplotlib.figure import Figure
     networks = networks_of(results.get("rivals", {}))
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
@@ -113,7 +113,6 @@ def plot_mcmc(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> No
 
 def plot_memory(results: dict[str, dict[str, Any]], path: str | os.PathLike) -> None:
     """A panel per model, a line per number of devices: the least cost of a step within a memory limit."""
-    from matplotlib.figure import Figure
     rows = {name: row for name, row in results.get("memory", {}).items() if "error" not in row}
     models = list(dict.fromkeys(name.rpartition("_")[0] for name in rows))
     figure = Figure(figsize=(5 * max(1, len(models)), 4.2), layout="constrained")

@@ -38,6 +38,7 @@ _MOST_ENTRIES = 500_000_000
 def milp(network: CostNetwork, limit: float) -> dict[str, Any]:
     """Alpa's formulation: a one-hot variable per layer and per edge, tied by linear equations. The edges' are over
     classes, which is kinder than over configurations; they are continuous, as the layers' make them integral."""
+    # Here, so that the memory of the other solvers' processes is their own.
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
     normal = network.normalized()
@@ -88,7 +89,7 @@ def milp(network: CostNetwork, limit: float) -> dict[str, Any]:
 
 def toulbar2(network: CostNetwork, limit: float) -> dict[str, Any]:
     """The weighted constraint solver, with a dense table per edge (it has no other kind)."""
-    import pytoulbar2
+    import pytoulbar2  # not installed everywhere
     normal = network.normalized()
     wanted = sum(len(edge.rows) * len(edge.columns) for edge in normal.edges)
     if wanted > _MOST_ENTRIES:

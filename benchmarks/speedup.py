@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks.launching import ROOT, commit, prepare_data, replace_block, run_launcher
@@ -27,7 +28,7 @@ from benchmarks.speedup_rows import ARMS, Row, Rows, compact_table, full_table
 from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.exit_codes import LOSSES_DISAGREE
+from pase_mtf.launch.console import LOSSES_DISAGREE
 
 __all__ = ["document", "main", "measure", "planned"]
 
@@ -144,7 +145,6 @@ everything.
 
 def plot(rows: Sequence[Row], path: str) -> None:
     """Draws the speedup over stock Mesh-TF's data parallelism, a panel per model, a group of bars per mesh."""
-    from matplotlib.figure import Figure
     names = list(dict.fromkeys(row.summary["model"] for row in rows))
     columns = min(4, len(names))
     lines = -(-len(names) // columns)

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks import markdown
 from benchmarks.launching import processor
 from pase_mtf.files import write_atomically
 
@@ -112,37 +113,33 @@ def full_table(rows: Sequence[Row]) -> str:
     shown = ("stock_data_parallel", *ARMS)
     head = ["model", "batch", "devices", *(names.get(arm, arm) for arm in shown), "over stock", "over data parallel",
             "predicted", "over best rival", "losses equal", "search", "measured on", "commit"]
-    lines = [_line(head), "|---|" + "--:|" * (len(head) - 1)]
+    body = []
     for row in rows:
         best = row.over_best_rival()
         agree = row.summary.get("losses_agree_to")
         equal = ("yes" if row.equal else "**no**") + (f", to {agree:.0e}" if agree is not None else "")
-        lines.append(_line([
+        body.append([
             row.summary["model"], row.summary["batch"], row.summary["devices"], *(_milliseconds(row, arm, "")
                                                                                  for arm in shown),
             _times(row.speedup("stock_data_parallel")), _times(row.speedup("data_parallel")), _times(row.predicted()),
             f"{best[0]:.2f}× ({names.get(best[1], best[1])})" if best else "-", equal, _search_seconds(row),
-            processor(row.summary["facts"]), row.commit or "-"]))
-    return "\n".join(lines)
+            processor(row.summary["facts"]), row.commit or "-"])
+    return markdown.table(head, body)
 
 
 def compact_table(rows: Sequence[Row]) -> str:
     """The rows with stock Mesh-TF, data parallelism and the expert beside the searched strategy."""
-    lines = ["| model | devices | stock Mesh-TF, data parallel | data parallel, our lowering | expert | searched | "
-             "over stock | over data parallel | predicted | search |",
-             "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    head = ["model", "devices", "stock Mesh-TF, data parallel", "data parallel, our lowering", "expert", "searched",
+            "over stock", "over data parallel", "predicted", "search"]
+    body = []
     for row in rows:
         summary = row.summary
-        lines.append(_line([
+        body.append([
             f"{summary['model']} ({summary['preset']}, batch {summary['batch']})", summary["devices"],
             *(_milliseconds(row, arm) for arm in ("stock_data_parallel", "data_parallel", "expert", "search")),
             _times(row.speedup("stock_data_parallel")), _times(row.speedup("data_parallel")), _times(row.predicted()),
-            _search_seconds(row)]))
-    return "\n".join(lines)
-
-
-def _line(cells: Iterable[Any]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+            _search_seconds(row)])
+    return markdown.table(head, body)
 
 
 def _milliseconds(row: Row, arm: str, unit: str = " ms") -> str:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from pase_mtf.errors import UsageError
-from pase_mtf.launch.command_line import parse_command_line
-from pase_mtf.launch.exit_codes import INTERRUPTED, LOSSES_DISAGREE, exit_code_of
-from pase_mtf.launch.options import Options
-from pase_mtf.launch.settle import settle
+from pase_mtf.launch.console import INTERRUPTED, LOSSES_DISAGREE, exit_code_of
+from pase_mtf.launch.options import Options, parse_command_line
+from pase_mtf.launch.plan import Plan, check_packages, resolve
+from pase_mtf.launch.training import History, train
 
 __all__ = ["main"]
 
@@ -23,40 +23,46 @@ def run(options: Options) -> int:
     Raises:
       PaseError: what a user can cause; its exit code says of which kind.
     """
-    plan = settle(options)
     if options.print_config:
-        print(plan.config_json(), end="")
+        print(resolve(options).config_json(), end="")
         return 0
+    check_packages()
+    return execute(resolve(options))
 
+
+def execute(plan: Plan) -> int:
+    """Finds the strategies of a plan, trains with them, and writes down what came of it.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      PaseError: as in `run`.
+    """
     # TensorFlow is loaded here and not before: what words and files can answer is answered in a fraction of a second.
-    from pase_mtf.launch.console import Progress, print_header, search_summary
-    from pase_mtf.launch.outcome import write_checkpoint, write_outcome, write_strategy
-    from pase_mtf.launch.preparing import (
-        ask_auto_mtf,
-        build_arms,
-        describe_run,
-        export_program,
-        load_machine,
-        open_run_data,
-    )
-    from pase_mtf.launch.run_files import RunFiles
-    from pase_mtf.launch.settle import check_memory
+    from pase_mtf import models
+    from pase_mtf.calibration.load import load_machine
+    from pase_mtf.launch.arms import build_arms
+    from pase_mtf.launch.console import Progress, print_header
+    from pase_mtf.launch.data import open_data
+    from pase_mtf.launch.files import RunFiles, write_checkpoint, write_outcome, write_strategy
+    from pase_mtf.launch.memory import check_memory
+    from pase_mtf.launch.program import export_program
+    from pase_mtf.launch.report import describe_run, final_table, search_summary
     from pase_mtf.launch.strategies import duplicates, find_strategies
-    from pase_mtf.launch.summary import final_table
-    from pase_mtf.launch.training import train
 
-    data = open_run_data(plan)
-    with RunFiles(plan.options.output_dir) as files:
+    options = plan.options
+    data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
+    with RunFiles(options.output_dir) as files:
         files.write("config.json", plan.config_json())
-        machine = load_machine(plan)
+        machine = load_machine(plan.machine, plan.devices.count, plan.devices.kind)
         graph = export_program(plan)
         graph.save(files.path("graph.json"))
         facts = describe_run(plan, data, machine, graph)
         print_header(facts)
 
-        wanted = plan.options.arms
-        strategies = find_strategies(wanted, graph, options.mesh_flag, machine, options.seed, ask_auto_mtf(plan))
-        chosen = strategies[wanted[0].name]
+        strategies = find_strategies(plan, graph, machine)
+        chosen = strategies[options.arms[0].name]
         write_strategy(files, graph, chosen)
         print(search_summary(strategies.get("search", chosen), graph))
         if options.search_only:
@@ -66,23 +72,27 @@ def run(options: Options) -> int:
             return 0
 
         same = duplicates(strategies)
-        trained = [arm.name for arm in wanted if arm.name not in same]
+        trained = [arm.name for arm in options.arms if arm.name not in same]
         check_memory(plan, strategies, trained, machine)
         arms = build_arms(plan, graph, strategies, trained)
-        with Progress(plan, len(arms)) as progress:
+        with Progress(options, len(arms), plan.first_step) as progress:
             history = train(arms, data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
                             first_step=plan.first_step, watchers=(files.metric, progress.step))
         rows = write_outcome(files, plan, facts, graph, strategies, same, arms, history)
-        print("", final_table(rows), "", f"files: {plan.options.output_dir}", sep="\n")
+        print("", final_table(rows), "", f"files: {options.output_dir}", sep="\n")
         if not history.disagreement and history.diverged is None:
             write_checkpoint(files, plan, graph, arms)
         for arm in arms:
             arm.close()
+    return _exit_code(history, options)
+
+
+def _exit_code(history: History, options: Options) -> int:
     if history.disagreement:
         print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE
     if history.diverged is not None:
-        raise UsageError(f"--learning_rate={plan.options.learning_rate}: the loss of every arm is not finite at step "
+        raise UsageError(f"--learning_rate={options.learning_rate}: the loss of every arm is not finite at step "
                          f"{history.diverged}; take a smaller one")
     return INTERRUPTED if history.interrupted else 0
 

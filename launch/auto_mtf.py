@@ -19,10 +19,14 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
+from pase_mtf.models.presets import ModelConfig
+
+if TYPE_CHECKING:  # loads TensorFlow, which ortools has to precede
+    from pase_mtf.compat import mtf
 
 __all__ = ["auto_mtf_layout", "auto_mtf_mesh"]
 
@@ -37,7 +41,7 @@ def auto_mtf_mesh(devices: int, axes: tuple[tuple[str, int], ...]) -> tuple[tupl
     return (("rows", 2), ("columns", devices // 2)) if devices > 2 and devices % 2 == 0 else (("all", devices),)
 
 
-def auto_mtf_layout(model: str, config: Any, batch: int, optimizer: str, mesh: tuple[tuple[str, int], ...],
+def auto_mtf_layout(model: str, config: ModelConfig, batch: int, optimizer: str, mesh: tuple[tuple[str, int], ...],
                     limit: float = LIMIT) -> dict[str, str]:
     """Runs the optimiser on the training step that the launcher builds.
 
@@ -76,10 +80,10 @@ def auto_mtf_layout(model: str, config: Any, batch: int, optimizer: str, mesh: t
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _name_apart(graph: Any) -> None:
-    """Gives every operation and tensor of a Mesh-TF graph a name of its own.
+def _make_names_unique(graph: mtf.Graph) -> None:
+    """Gives every operation and tensor of a Mesh-TF graph a unique name.
 
-    The optimiser tells them apart by name, and ends with a KeyError where two share one: all outputs of a slicewise
+    The optimiser identifies them by name, and ends with a KeyError where two share one: all outputs of a slicewise
     operation or a split are called ":0" by Mesh-TF 0.1.21, and some of its functions use the name they are given twice.
     """
     used: set[str] = set()
@@ -96,7 +100,8 @@ def _name_apart(graph: Any) -> None:
 
 def _main(path: str) -> None:
     import ortools.sat.python.cp_model  # noqa: F401  # before TensorFlow, or the process crashes
-    fractions.gcd = math.gcd  # gone since Python 3.9
+    vars(fractions)["gcd"] = math.gcd  # gone since Python 3.9
+    # These load TensorFlow.
     from pase_mtf import models
     from pase_mtf.compat import mtf, tf
     from pase_mtf.launch.program import build_program
@@ -109,7 +114,7 @@ def _main(path: str) -> None:
     with tf.Graph().as_default():
         program = build_program(models.get(asked["model"]), config, asked["batch"], asked["optimizer"], 1e-3, 0)
         mesh = mtf.Shape([mtf.Dimension(axis, size) for axis, size in asked["mesh"]])
-        _name_apart(program.graph)
+        _make_names_unique(program.graph)
         rules = auto_mtf.layout(program.graph, mesh, [program.loss])
     print(json.dumps(dict(sorted(rules._pairs))))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import read_json, write_atomically
-from pase_mtf.launch.error_text import what_happened
+from pase_mtf.launch.console import summarize_error
 
 __all__ = ["CheckpointInfo", "find_checkpoint", "restore", "save_checkpoint"]
 
@@ -41,7 +41,7 @@ class CheckpointInfo:
         self.graph_hash: str = manifest["graph_hash"]
 
 
-def save_checkpoint(folder: str, save: Callable[[str], Any], *, step: int, graph_hash: str) -> None:
+def save_checkpoint(folder: str, save: Callable[[str], object], *, step: int, graph_hash: str) -> None:
     """Writes a checkpoint beside `folder`, then renames it into place.
 
     Args:
@@ -96,7 +96,7 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
     return CheckpointInfo(folder, manifest)
 
 
-def restore(info: CheckpointInfo, load: Callable[[str], Any]) -> None:
+def restore(info: CheckpointInfo, load: Callable[[str], object]) -> None:
     """Restores variables.
 
     Args:
@@ -106,25 +106,25 @@ def restore(info: CheckpointInfo, load: Callable[[str], Any]) -> None:
     Raises:
       FormatError: the files are damaged, or hold other variables.
     """
-    from pase_mtf.compat import tf
+    from pase_mtf.compat import tf  # here, as a checkpoint is found and checked before TensorFlow is loaded
     try:
         load(info.prefix)
     except (tf.errors.DataLossError, tf.errors.OutOfRangeError) as error:
-        raise FormatError(f"{info.folder}: damaged ({what_happened(error)}); resume from another") from error
+        raise FormatError(f"{info.folder}: damaged ({summarize_error(error)}); resume from another") from error
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
-        raise FormatError(f"{info.folder}: holds the variables of another program ({what_happened(error)}); "
+        raise FormatError(f"{info.folder}: holds the variables of another program ({summarize_error(error)}); "
                           "resume with the model it was made with") from error
 
 
 @contextlib.contextmanager
 def _as_usage_errors(place: str) -> Iterator[None]:
     """A disk that is full, or not ours to write to, in one line; TensorFlow reports it in errors of its own."""
-    from pase_mtf.compat import tf
+    from pase_mtf.compat import tf  # as in `restore`
     try:
         yield
     except OSError as error:
         raise UsageError(f"cannot write {place}: {error.strerror}; free space or choose another place") from error
     except (tf.errors.ResourceExhaustedError, tf.errors.PermissionDeniedError, tf.errors.UnknownError,
             tf.errors.InternalError, tf.errors.FailedPreconditionError, tf.errors.NotFoundError) as error:
-        raise UsageError(f"cannot write {place}: {what_happened(error)}; free space or choose another place") from error
-
+        raise UsageError(f"cannot write {place}: {summarize_error(error)}; free space or choose another "
+                         "place") from error

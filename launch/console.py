@@ -1,77 +1,38 @@
-"""What a run prints: header, search summary, progress, a line per logged step."""
+"""What a run shows on the terminal: header, stages, progress, and every error as one line and an exit code."""
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from tqdm import tqdm
 
-from pase_mtf.launch.settle import Plan
+from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
+from pase_mtf.launch.options import HelpRequested, ResolvedOptions
 from pase_mtf.launch.training import Record
 
-__all__ = ["Progress", "Stage", "print_header", "search_summary"]
+__all__ = ["BROKEN_PIPE", "INTERRUPTED", "LOSSES_DISAGREE", "Progress", "Stage", "exit_code_of", "print_header",
+           "summarize_error"]
+
+# 2 to 5 stand with the errors in pase_mtf.errors.
+LOSSES_DISAGREE = 6
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+_INFORMATIVE = ("OOM when allocating", "No space left", "Permission denied", "Disk quota", "not found in checkpoint")
+_PREAMBLE = ("Graph execution error", "Detected at node", "During handling", "Traceback")
 
 
-def print_header(facts: Mapping[str, Any]) -> None:
+def print_header(facts: Mapping[str, str]) -> None:
     """Prints the facts of a run, one per line, aligned."""
     width = max(map(len, facts))
     for name, value in facts.items():
         print(f"{name.ljust(width)}  {value}")
     print(flush=True)
 
-
-def search_summary(strategy: Any, graph: Any) -> str:
-    """One paragraph about the search: its size, its time, what it proved, and the step it predicts, by part."""
-    found = strategy.search
-    if found.get("simpler"):
-        proof = (f"data parallelism, predicted {100 * found['gap']:.2g} % above the optimum: as good, as far as "
-                 "predictions tell, and simpler")
-    elif found.get("optimal"):
-        proof = "optimal (proven)"
-    elif found.get("gap") is not None:
-        proof = f"at most {100 * found['gap']:.2g} % above the optimum"
-    else:
-        proof = "no bound"
-    parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in strategy.parts.items())
-    return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
-            f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"
-            f"predicted step: {1e3 * strategy.seconds:.2f} ms ({parts})")
-
-
-class Progress:
-    """A progress bar over the steps of all arms, and a line per logged step above it."""
-
-    def __init__(self, plan: Plan, arms: int):
-        """Starts the bar.
-
-        Args:
-          plan: of the run.
-          arms: how many arms take part.
-        """
-        options = plan.options
-        # `disable=None`: no bar where nobody watches (a file, a pipe).
-        self._bar = tqdm(total=arms * (options.warmup + options.steps), unit="step", desc="training", leave=False,
-                         dynamic_ncols=True, mininterval=0.3, disable=None)
-        self._batch, self._every, self._first = options.batch, options.log_every, plan.first_step
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *unused: Any) -> None:
-        self._bar.close()
-
-    def step(self, record: Record) -> None:
-        """Counts a step."""
-        self._bar.update(1)
-        if (record.step - self._first) % self._every == 0:
-            note = "" if record.timed else "  (warm-up)"
-            tqdm.write(f"step {record.step:5d}  {record.arm:20s}  loss {record.loss:9.5f}  "
-                       f"{self._batch / record.seconds:9.1f} examples/s  {1e3 * record.seconds:8.1f} ms{note}",
-                       file=sys.stdout)
-            sys.stdout.flush()
 
 class Stage:
     """Prints what is being done, and then how long it took: `with Stage("lowering"): ...`."""
@@ -85,6 +46,72 @@ class Stage:
             print(f"{self._what} ...", end="\r", file=sys.stderr, flush=True)
         return self
 
-    def __exit__(self, kind: Any, *unused: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
         seconds = time.perf_counter() - self._start
         print(f"{self._what}: " + ("failed" if kind else f"{seconds:.1f} s"), flush=True)
+
+
+class Progress:
+    """A progress bar over the steps of all arms, and a line per logged step above it."""
+
+    def __init__(self, options: ResolvedOptions, arms: int, first_step: int):
+        """Starts the bar.
+
+        Args:
+          options: of the run.
+          arms: how many arms are trained.
+          first_step: number of the first training step.
+        """
+        # `disable=None`: no bar where nobody watches (a file, a pipe).
+        self._bar = tqdm(total=arms * (options.warmup + options.steps), unit="step", desc="training", leave=False,
+                         dynamic_ncols=True, mininterval=0.3, disable=None)
+        self._batch, self._every, self._first = options.batch, options.log_every, first_step
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._bar.close()
+
+    def step(self, record: Record) -> None:
+        """Counts a step."""
+        self._bar.update(1)
+        if (record.step - self._first) % self._every == 0:
+            note = "" if record.timed else "  (warm-up)"
+            tqdm.write(f"step {record.step:5d}  {record.arm:20s}  loss {record.loss:9.5f}  "
+                       f"{self._batch / record.seconds:9.1f} examples/s  {1e3 * record.seconds:8.1f} ms{note}",
+                       file=sys.stdout)
+            sys.stdout.flush()
+
+
+def exit_code_of(run: Callable[[], int]) -> int:
+    """Calls `run` and returns its exit code, or that of the error it ended with."""
+    try:
+        return run()
+    except HelpRequested as text:
+        print(text)
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted before anything was measured", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output went away (`| head`); Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except MemoryError:
+        error: PaseError = OutOfMemoryError("out of memory; take a smaller --batch or --preset, or fewer arms")
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        error = UsageError(f"disk full ({problem.filename or 'while writing'}); free space or choose another place")
+    except PaseError as problem:
+        error = problem
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def summarize_error(error: BaseException, most: int = 160) -> str:
+    """The most informative line of an error's message, at most that many characters: TensorFlow's fill a page."""
+    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines() if line.strip()]
+    informative = [line for line in lines if any(word in line for word in _INFORMATIVE)]
+    other = [line for line in lines if not line.startswith(_PREAMBLE)]
+    return (informative or other or lines or [type(error).__name__])[0][:most]

@@ -1,4 +1,4 @@
-"""The options of a run: what the flags say, with defaults filled in and checked as far as words alone allow."""
+"""The options of a run: the flags, their defaults, and config.json, which keeps them for --resume."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from absl import flags
+
+from pase_mtf import models
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.files import read_json
-from pase_mtf.launch.arm_names import ArmName, parse_arms
-from pase_mtf.launch.mesh_flag import MeshFlag, parse_mesh
+from pase_mtf.launch.flag_values import ArmName, MeshFlag, parse_arms, parse_mesh
+from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["CONFIG_FORMAT", "CONFIG_VERSION", "OPTIMIZERS", "Options", "load_run_config", "run_config"]
+__all__ = ["CONFIG_FORMAT", "CONFIG_VERSION", "OPTIMIZERS", "HelpRequested", "Options", "ResolvedOptions",
+           "load_run_config", "parse_command_line", "run_config"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -51,6 +56,13 @@ class Options:
     checkpoint: bool = True
 
     @property
+    def model_name(self) -> str:
+        """--model, which has no default (UsageError where it is missing)."""
+        if not self.model:
+            raise UsageError("--model is missing; for example --model=transformer or --model=alexnet")
+        return self.model
+
+    @property
     def mesh_flag(self) -> MeshFlag:
         """--mesh, parsed."""
         return parse_mesh(self.mesh)
@@ -66,9 +78,7 @@ class Options:
         Raises:
           UsageError: names the flag, its value and the remedy.
         """
-        if not self.model:
-            raise UsageError("--model is missing; for example --model=transformer or --model=alexnet")
-        _ = self.mesh_flag, self.arms
+        _ = self.model_name, self.mesh_flag, self.arms
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
             raise UsageError(f"--optimizer={self.optimizer}: unknown; {nearest(self.optimizer, OPTIMIZERS)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
@@ -80,8 +90,8 @@ class Options:
         if self.output_dir and os.path.lexists(self.output_dir):
             raise UsageError(f"--output_dir={self.output_dir}: exists and is never overwritten; name a new one")
 
-    def with_sizes(self, config: Any, preset: str) -> Options:
-        """The same with what the flags leave open taken from the model's sizes.
+    def resolved(self, config: ModelConfig, preset: str) -> ResolvedOptions:
+        """The same with what the flags leave open filled in: from the model's sizes, and a new output directory.
 
         Args:
           config: of `pase_mtf.models.load_config`.
@@ -100,18 +110,17 @@ class Options:
             near = max(devices, round(batch / devices) * devices)
             raise UsageError(f"--batch={batch}: does not split over {devices} devices, as data parallelism must; take "
                              f"--batch={near}, or leave data_parallel out with --compare=search")
-        return dataclasses.replace(self, preset=preset, batch=batch, optimizer=optimizer, learning_rate=rate)
+        return ResolvedOptions(**{**self.to_json(), "preset": preset, "batch": batch, "optimizer": optimizer,
+                                  "learning_rate": rate, "output_dir": self.output_dir or self._new_output_dir()})
 
-    def with_output_dir(self) -> Options:
-        """The same with the output directory named, by model, mesh and time where the user named none."""
-        if self.output_dir:
-            return self
+    def _new_output_dir(self) -> str:
+        """A folder that does not exist, named by model, mesh and time."""
         stem = os.path.join("outputs", f"{self.model}-{self.mesh_flag.file_name}-{time.strftime('%Y%m%d-%H%M%S')}")
         name, number = stem, 1
         while os.path.lexists(name):
             number += 1
             name = f"{stem}-{number}"
-        return dataclasses.replace(self, output_dir=name)
+        return name
 
     def resumed(self, given: set[str]) -> Options:
         """The same with what --resume's run was started with, where the command line does not say otherwise.
@@ -142,6 +151,17 @@ class Options:
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class ResolvedOptions(Options):
+    """Options with every default filled in (a learning rate of None is Adafactor's own schedule)."""
+
+    model: str = ""
+    preset: str = ""
+    batch: int = 0
+    optimizer: str = ""
+    output_dir: str = ""
+
+
 def load_run_config(folder: str) -> dict[str, Any]:
     """Reads config.json of an earlier run.
 
@@ -156,7 +176,95 @@ def load_run_config(folder: str) -> dict[str, Any]:
     return data
 
 
-def run_config(options: Options, **more: Any) -> str:
+def run_config(options: ResolvedOptions, **more: Any) -> str:
     """The text of config.json: the resolved options and what else decides the run."""
     return json.dumps({"format": CONFIG_FORMAT, "version": CONFIG_VERSION, "options": options.to_json(), **more},
                       indent=2) + "\n"
+
+
+_USAGE = """\
+Finds the cheapest way to split every layer of a Mesh-TensorFlow model over the devices, trains with it, and shows the
+measured speedup over data parallelism.
+
+  python -m pase_mtf.launch --model=transformer --mesh=8
+
+Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 5 the strategy does not fit the graph;
+6 the losses of the arms disagree; 130 interrupted (what was measured so far is written).
+"""
+
+
+class HelpRequested(Exception):  # noqa: N818 - not an error
+    """--help was given; the text is the message."""
+
+
+def _flag_values() -> flags.FlagValues:
+    """Own flags, apart from absl's global ones, so that tests and programs can parse as often as they like."""
+    values = flags.FlagValues()
+    default = Options()
+
+    def text(name: str, help_text: str) -> None:
+        flags.DEFINE_string(name, getattr(default, name), help_text, flag_values=values)
+
+    def number(name: str, help_text: str) -> None:
+        flags.DEFINE_integer(name, getattr(default, name), help_text, flag_values=values)
+
+    def switch(name: str, help_text: str) -> None:
+        flags.DEFINE_boolean(name, getattr(default, name), help_text, flag_values=values)
+
+    text("model", f"The model: {', '.join(models.names())}.")
+    text("preset", "Its sizes (configs/models/*.json); default: tiny on virtual CPU devices, small on GPUs.")
+    text("mesh", "A number of devices, or a mesh shape such as 'rows:2;cols:4': that many devices, and the expert "
+         "strategy lays the model out on exactly these axes; the search is free to use others.")
+    text("devices", "auto (GPUs where there are enough, else virtual CPU devices), cpu, gpu, or a list of TensorFlow "
+         "device names separated by commas.")
+    number("batch", "Examples per step; default: the preset's.")
+    number("steps", "Measured training steps.")
+    number("warmup", "Training steps before those, not timed; the first of them is traced for its memory.")
+    text("data", "Files to train on: an IDX image file or folder, a folder of images with labels, a text file, or "
+         "source.txt,target.txt; default: synthetic data.")
+    text("strategy", "search, data_parallel, expert, or a strategy file: what is trained, kept and resumed.")
+    text("compare", "The arms to measure beside it, separated by commas: data_parallel (through stock mtf.Lowering and "
+         "through ours), expert, search, stock_data_parallel, mcmc and mcmc_expert (FlexFlow's search from data "
+         "parallelism and from the expert strategy), auto_mtf (Mesh-TF's own layout optimiser), random:N, "
+         "changed:N (the searched strategy with some layers as in a random one), strategy files, or none.")
+    text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
+         "configs/machines, or a file.")
+    text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")
+    flags.DEFINE_float("learning_rate", None, "Default: the preset's, or for another optimizer " + ", ".join(
+        f"{rate if rate else 'its own schedule'} ({name})" for name, rate in OPTIMIZERS.items()) + ".",
+        flag_values=values)
+    text("output_dir", "Where the run's files go; must not exist; default outputs/<model>-<mesh>-<time>.")
+    switch("search_only", "Find and print the strategy and write its files; train nothing.")
+    text("resume", "Output directory of an earlier run: continue its training.")
+    number("seed", "Of initial values, synthetic data, dropout, and strategies that are drawn.")
+    switch("print_config", "Print the resolved configuration as JSON and exit.")
+    number("log_every", "Print a line every so many steps.")
+    switch("checkpoint", "Write checkpoint/ at the end.")
+    flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=values)
+    return values
+
+
+def parse_command_line(arguments: Sequence[str]) -> Options:
+    """Reads the flags.
+
+    Args:
+      arguments: without the program's name.
+
+    Raises:
+      UsageError: an unknown flag, a value that does not parse, a leftover word, or a value that cannot be meant.
+      HelpRequested: --help; holds the text.
+    """
+    values = _flag_values()
+    try:
+        rest = values(["pase_mtf.launch", *arguments])[1:]
+    except flags.Error as error:
+        raise UsageError(" ".join(str(error).split()) + "; --help lists the flags") from error
+    if values["help"].value:
+        raise HelpRequested(f"{_USAGE}\nFlags:{values.get_help()}")
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; write --name=value (--help lists the flags)")
+    given = {name for name in values if values[name].present}
+    chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Options)}
+    options = Options(**chosen).resumed(given)
+    options.check()
+    return options

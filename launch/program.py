@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from typing import Any
 
+from pase_mtf import models
 from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import MismatchError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.console import Stage
+from pase_mtf.launch.plan import Plan
+from pase_mtf.models import Model
+from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program"]
+__all__ = ["Program", "build_program", "export_program", "program_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,20 +33,20 @@ class Program:
       global_step: number of steps done; Adafactor's schedules read it.
     """
 
-    graph: Any
-    mesh: Any
-    placeholders: dict[str, Any]
-    loss: Any
-    updates: list[Any]
-    global_step: Any
+    graph: mtf.Graph
+    mesh: mtf.Mesh
+    placeholders: dict[str, tf.Tensor]
+    loss: mtf.Tensor
+    updates: list[mtf.Operation]
+    global_step: tf.Variable
 
 
-def build_program(model: Any, config: Any, batch: int, optimizer: str, learning_rate: float | None,
+def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str, learning_rate: float | None,
                   seed: int) -> Program:
     """Builds the training step in the current tf.Graph (which must be new, so that seeds agree).
 
     Args:
-      model: of `pase_mtf.models`.
+      model: whose loss is minimised.
       config: its sizes.
       batch: examples per step.
       optimizer: "sgd", "adam" or "adafactor".
@@ -62,9 +69,32 @@ def build_program(model: Any, config: Any, batch: int, optimizer: str, learning_
     return Program(graph, mesh, placeholders, loss, updates, global_step)
 
 
-def _optimizer(name: str, learning_rate: float | None) -> Any:
+def _optimizer(name: str, learning_rate: float | None) -> mtf.optimize.Optimizer:
     if name == "sgd":
         return mtf.optimize.SgdOptimizer(learning_rate)
     if name == "adam":
         return mtf.optimize.AdamWeightDecayOptimizer(learning_rate)
     return mtf.optimize.AdafactorOptimizer(learning_rate=learning_rate)
+
+
+def program_of(plan: Plan) -> Program:
+    """The training step that every arm of a run lowers, built in the current tf.Graph."""
+    options = plan.options
+    return build_program(models.get(options.model), plan.config, options.batch, options.optimizer,
+                         options.learning_rate, options.seed)
+
+
+def export_program(plan: Plan) -> ComputationGraph:
+    """The computation graph of the program that every arm trains.
+
+    Raises:
+      MismatchError: the checkpoint to resume from is of another program.
+    """
+    options = plan.options
+    with Stage("export"), tf.Graph().as_default():
+        graph = export_graph(program_of(plan).graph, name=f"{options.model}-{options.preset}",
+                             meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset})
+    if plan.checkpoint and plan.checkpoint.graph_hash != graph.hash:
+        raise MismatchError(f"--resume={options.resume}: the checkpoint is of graph {plan.checkpoint.graph_hash}, this "
+                            f"program is {graph.hash}; resume with the version of pase_mtf that wrote it")
+    return graph

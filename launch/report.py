@@ -1,29 +1,238 @@
-"""report.html: one self-contained file with the strategy, the times and the loss curves."""
+"""What a run found out: its header, the numbers of every arm, the table at its end, summary.json and report.html."""
 
 from __future__ import annotations
 
 import base64
-import html
+import importlib.metadata
 import io
-from collections.abc import Mapping
-from typing import Any
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
-from pase_mtf.launch.summary import final_table
+import jinja2
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+from pase_mtf.compat import tf
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.data import Data
+from pase_mtf.launch.flag_values import STOCK
+from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import History
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["report_html"]
+__all__ = ["ArmRow", "arm_rows", "describe_run", "final_table", "report_html", "search_summary", "summary_json"]
 
-_STYLE = """
+
+class ArmRow(TypedDict):
+    """The numbers of one arm, as they stand in summary.json; None where nothing was measured or predicted.
+
+    Attributes:
+      predicted_ms, measured_ms: time of a step (measured: the median of `measured_steps`).
+      measured_ms_spread, measured_ms_quartiles: half the distance of the quartiles, and these.
+      examples_per_second, speedup_over_data_parallel, speedup_over_stock: by the measured times.
+      predicted_bytes, measured_bytes: memory of the fullest device.
+      final_loss: of the last step.
+      same_as: the arm with the very same strategy that was trained in its stead.
+    """
+
+    predicted_ms: float | None
+    measured_ms: float | None
+    measured_ms_spread: float | None
+    examples_per_second: float | None
+    speedup_over_data_parallel: float | None
+    speedup_over_stock: float | None
+    predicted_bytes: float | None
+    measured_bytes: int | None
+    final_loss: float | None
+    measured_ms_quartiles: list[float] | None
+    measured_steps: int
+    same_as: str | None
+
+
+def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGraph) -> dict[str, str]:
+    """The header of a run: what it runs, on what, and where its numbers come from."""
+    options = plan.options
+    rate = "its own schedule" if options.learning_rate is None else f"{options.learning_rate:g}"
+    facts = {
+        "versions": f"pase_mtf {_version('pase_mtf')}, TensorFlow {tf.__version__}, Mesh-TensorFlow "
+                    f"{_version('mesh-tensorflow')}, Python {platform.python_version()}",
+        "devices": str(plan.devices),
+        "machine": f"{machine.name}: {machine.source}" + (
+            "; NOT the devices of this run: predicted and measured times do not compare" if plan.machine else ""),
+        "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
+                 f"{graph.flops / 1e9:.2f} GFLOP a step",
+        "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, seed {options.seed}, "
+                    f"{options.warmup} warm-up + {options.steps} steps",
+        "data": data.describe(),
+        "arms": ", ".join(arm.name for arm in options.arms),
+        "output": os.path.abspath(options.output_dir),
+    }
+    if plan.checkpoint:
+        facts["resumes"] = f"{options.resume} at step {plan.first_step}"
+    return facts
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
+    """One paragraph about the search: its size, its time, what it proved, and the step it predicts, by part."""
+    found = strategy.search
+    if found.get("simpler"):
+        proof = (f"data parallelism, predicted {100 * found['gap']:.2g} % above the optimum: as good, as far as "
+                 "predictions tell, and simpler")
+    elif found.get("optimal"):
+        proof = "optimal (proven)"
+    elif found.get("gap") is not None:
+        proof = f"at most {100 * found['gap']:.2g} % above the optimum"
+    else:
+        proof = "no bound"
+    parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in strategy.parts.items())
+    return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
+            f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"
+            f"predicted step: {1e3 * strategy.seconds:.2f} ms ({parts})")
+
+
+def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Strategy], same_as: Mapping[str, str],
+             measured_bytes: Mapping[str, int | None], batch: int) -> dict[str, ArmRow]:
+    """The numbers of every arm.
+
+    Args:
+      names: all arms, in the order of the rows.
+      history: of the arms that were trained.
+      strategies: arm -> Strategy; stock Mesh-TF has none, and no prediction: the cost model describes our lowering.
+      same_as: arm -> the arm with the very same strategy that was trained in its stead.
+      measured_bytes: arm -> peak bytes of the fullest device.
+      batch: examples per step.
+
+    Returns:
+      arm -> its numbers.
+    """
+    timings = {name: history.timing(same_as.get(name, name)) for name in names}
+
+    def speedup(name: str, over: str) -> float | None:
+        timing, base = timings[name], timings.get(over)
+        return base.median / timing.median if timing and base else None
+
+    rows: dict[str, ArmRow] = {}
+    for name in names:
+        trained, timing, strategy = same_as.get(name, name), timings[name], strategies.get(name)
+        losses = history.losses(trained)
+        rows[name] = {
+            "predicted_ms": strategy.seconds * 1e3 if strategy else None,
+            "measured_ms": timing.median * 1e3 if timing else None,
+            "measured_ms_spread": timing.spread * 1e3 if timing else None,
+            "examples_per_second": batch / timing.median if timing else None,
+            "speedup_over_data_parallel": speedup(name, "data_parallel"),
+            "speedup_over_stock": speedup(name, STOCK),
+            "predicted_bytes": strategy.memory_bytes if strategy else None,
+            "measured_bytes": measured_bytes.get(trained),
+            "final_loss": losses[-1] if losses else None,
+            "measured_ms_quartiles": [timing.lower * 1e3, timing.upper * 1e3] if timing else None,
+            "measured_steps": timing.steps if timing else 0,
+            "same_as": same_as.get(name),
+        }
+    return rows
+
+
+def summary_json(rows: Mapping[str, ArmRow], **more: Any) -> str:
+    """The text of summary.json; numbers that are not finite become null."""
+    data = {"format": "pase_mtf.summary", "version": 1, **more, "arms": rows}
+    return json.dumps(_finite(data), indent=2) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def final_table(rows: Mapping[str, ArmRow]) -> str:
+    """The table a run ends with."""
+    head = ["arm", "predicted ms", "measured ms", "examples/s", "over stock", "over data par.", "predicted memory",
+            "measured memory"]
+    lines = []
+    for name, row in rows.items():
+        spread = f" ± {row['measured_ms_spread']:.1f}" if row["measured_ms"] is not None else ""
+        lines.append([
+            f"{name} (= {row['same_as']})" if row["same_as"] else name, number(row["predicted_ms"], ".1f"),
+            number(row["measured_ms"], ".1f") + spread, number(row["examples_per_second"], ".1f"),
+            number(row["speedup_over_stock"], ".2f", "×"), number(row["speedup_over_data_parallel"], ".2f", "×"),
+            size(row["predicted_bytes"]), size(row["measured_bytes"])])
+    return tabulate(lines, head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1)))
+
+
+def number(value: float | None, form: str, unit: str = "") -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def size(value: float | None) -> str:
+    """Bytes for people."""
+    if value is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
+_PAGE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                           keep_trailing_newline=True).from_string("""\
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+<style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 pre { background: #f6f6f4; padding: .8rem; overflow-x: auto; font-size: 13px; line-height: 1.35; }
 table { border-collapse: collapse; } td, th { padding: .15rem .8rem .15rem 0; text-align: left; vertical-align: top; }
 img { max-width: 100%; } .note { color: #666; }
-"""
+</style></head>
+<body>
+<h1>{{ title }}</h1>
+<table>
+{% for name, value in facts.items() %}
+<tr><th>{{ name }}</th><td>{{ value }}</td></tr>
+{% endfor %}
+</table>
+{% if measured %}
+<h2>Arms</h2>
+<pre>{{ measured.arms }}</pre>
+<img alt="Predicted and measured time of a step, per arm" src="{{ measured.times }}">
+<h2>Losses</h2>
+<img alt="Loss per step, per arm" src="{{ measured.losses }}">
+<p class="note">All arms start from the same values and see the same batches: curves that lie on each other are what
+correct strategies give.</p>
+{% endif %}
+{% for heading, text in notes.items() %}
+<h2>{{ heading }}</h2>
+<pre>{{ text }}</pre>
+{% endfor %}
+<h2>Strategy</h2>
+<pre>{{ strategy_table }}</pre>
+<h2>Layout</h2>
+<pre>{{ layout }}</pre>
+</body></html>
+""")
 
 
-def report_html(*, title: str, facts: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]], history: History | None,
+def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmRow], history: History | None,
                 strategy_table: str, layout: str, notes: Mapping[str, str]) -> str:
-    """The report.
+    """The text of report.html: one self-contained file with the strategy, the times and the loss curves.
 
     Args:
       title: of the page.
@@ -34,52 +243,39 @@ def report_html(*, title: str, facts: Mapping[str, Any], rows: Mapping[str, Mapp
       layout: layout.txt.
       notes: heading -> text, shown as they are.
     """
-    body = [f"<h1>{html.escape(title)}</h1>", "<table>",
-            *(f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>"
-              for name, value in facts.items()), "</table>"]
+    measured: dict[str, str] = {}
     if rows and history:
-        body += ["<h2>Arms</h2>", f"<pre>{html.escape(final_table(rows))}</pre>",
-                 _image(_bars(rows), "Predicted and measured time of a step, per arm"),
-                 "<h2>Losses</h2>", _image(_losses(history), "Loss per step, per arm"),
-                 '<p class="note">All arms start from the same values and see the same batches: curves that lie on '
-                 "each other are what correct strategies give.</p>"]
-    for heading, text in notes.items():
-        body += [f"<h2>{html.escape(heading)}</h2>", f"<pre>{html.escape(text)}</pre>"]
-    body += ["<h2>Strategy</h2>", f"<pre>{html.escape(strategy_table)}</pre>",
-             "<h2>Layout</h2>", f"<pre>{html.escape(layout)}</pre>"]
-    return ("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-            f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-            + "\n".join(body) + "\n</body></html>\n")
+        measured = {"arms": final_table(rows), "times": _image(_bars(rows)), "losses": _image(_losses(history))}
+    return _PAGE.render(title=title, facts=facts, measured=measured, notes=notes, strategy_table=strategy_table,
+                        layout=layout)
 
 
-def _image(figure: Any, description: str) -> str:
+def _image(figure: Figure) -> str:
+    """The figure as the URL of an image that holds it."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", bbox_inches="tight")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{data}">'
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     # The figure class itself, not pyplot: no global state, no display.
-    from matplotlib.figure import Figure
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _bars(rows: Mapping[str, Mapping[str, Any]]) -> Any:
+def _bars(rows: Mapping[str, ArmRow]) -> Figure:
+    """Predicted and measured time of a step, per arm."""
     figure, axes = _figure(8, 0.9 + 0.55 * len(rows))
+    labels = {"predicted": "predicted", "measured": "measured (median, quartiles)"}  # each is said once in the legend
     for position, row in enumerate(rows.values()):
         if row["predicted_ms"] is not None:
-            axes.barh(position - 0.19, row["predicted_ms"], 0.36, color="#c9c9c4",
-                      label="predicted" if "predicted" not in axes.get_legend_handles_labels()[1] else None)
-        if row["measured_ms"] is not None:
+            axes.barh(position - 0.19, row["predicted_ms"], 0.36, color="#c9c9c4", label=labels.pop("predicted", None))
+        if row["measured_ms"] is not None and row["measured_ms_quartiles"] is not None:
             lower, upper = row["measured_ms_quartiles"]
-            axes.barh(position + 0.19, row["measured_ms"], 0.36, color="#2a6f97",
-                      xerr=[[row["measured_ms"] - lower], [upper - row["measured_ms"]]], ecolor="#111",
-                      label="measured (median, quartiles)"
-                      if "measured (median, quartiles)" not in axes.get_legend_handles_labels()[1] else None)
+            axes.barh(position + 0.19, row["measured_ms"], 0.36, color="#2a6f97", label=labels.pop("measured", None),
+                      xerr=[[row["measured_ms"] - lower], [upper - row["measured_ms"]]], ecolor="#111")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     axes.set_xlabel("ms per step")
@@ -88,7 +284,8 @@ def _bars(rows: Mapping[str, Mapping[str, Any]]) -> Any:
     return figure
 
 
-def _losses(history: History) -> Any:
+def _losses(history: History) -> Figure:
+    """Loss per step, per arm."""
     figure, axes = _figure(8, 3.6)
     for number, (arm, records) in enumerate(history.records.items()):
         # Dashed, ever shorter: curves that coincide stay visible.

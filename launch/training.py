@@ -1,4 +1,4 @@
-"""Training all arms side by side: interleaved in blocks, on the same batches."""
+"""Training all arms side by side, interleaved in blocks on the same batches, and what was measured of it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,62 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from types import FrameType
+from typing import Protocol
 
+import numpy as np
+
+from pase_mtf.launch.data import Batch
 from pase_mtf.launch.losses import Disagreement, first_disagreement
-from pase_mtf.launch.measuring import Timing
 
-__all__ = ["BLOCK", "History", "Record", "train"]
+__all__ = ["BLOCK", "History", "Record", "Timing", "Trainable", "train"]
 
-# Long enough that an arm's working set is back in the caches, short enough that all arms see the same weather.
 BLOCK = 5
+"""Steps that an arm does in a row: enough that its working set is back in the caches, few enough that noise from
+outside (other processes, the clock rate) affects all arms alike."""
+
+
+class Trainable(Protocol):
+    """What `train` asks of an arm.
+
+    Attributes:
+      name: of the arm.
+    """
+
+    name: str
+
+    def step(self, batch: Batch, trace: bool = False) -> tuple[float, float]:
+        """One training step: (loss before the update, seconds)."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Step times of one arm, in seconds.
+
+    Attributes:
+      median: of the measured steps.
+      lower, upper: quartiles.
+      steps: how many were measured.
+    """
+
+    median: float
+    lower: float
+    upper: float
+    steps: int
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the quartiles: the "±" of a table."""
+        return (self.upper - self.lower) / 2
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing | None:
+        """The statistics of these step times; None where there are none."""
+        if not len(seconds):
+            return None
+        lower, median, upper = np.percentile(seconds, (25, 50, 75))
+        return cls(float(median), float(lower), float(upper), len(seconds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +125,7 @@ def _lasting_interrupts() -> Iterator[list[int]]:
         yield asked  # only the main thread may set handlers, and only it is interrupted
         return
 
-    def remember(number: int, frame: Any) -> None:
+    def remember(number: int, frame: FrameType | None) -> None:
         asked.append(number)
         raise KeyboardInterrupt
 
@@ -89,7 +136,7 @@ def _lasting_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def train(arms: Sequence[Any], batches: Iterable[Any], *, warmup: int, steps: int, first_step: int = 0,
+def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, steps: int, first_step: int = 0,
           watchers: Sequence[Callable[[Record], object]] = (), block: int = BLOCK) -> History:
     """Trains every arm for warmup + steps steps.
 

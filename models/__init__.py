@@ -63,7 +63,7 @@ def placeholders(mesh: mtf.Mesh, features: dict[str, tuple[mtf.Shape, tf.DType]]
       features: what `Model.features` returns.
 
     Returns:
-      (placeholders to feed, tensors to hand to `Model.loss`), both by the name of the feature.
+      (placeholders to feed, tensors to give to `Model.loss`), both by the name of the feature.
     """
     from pase_mtf.compat import mtf, tf
     fed = {name: tf.placeholder(dtype, shape.to_integer_list, name=name) for name, (shape, dtype) in features.items()}

@@ -65,7 +65,7 @@ def batch_norm(x: mtf.Tensor, config: Any, name: str = "norm", relu: bool = Fals
         product = mtf.einsum([dz, centered], output_shape=vector, name="product_grad")
         d_scale = layers.local(lambda product, squares: product * inverse(squares), [product, squares], vector,
                                name="scale_grad")
-        # The gradient for x, through the statistics as well: nothing is left for them, and `center` hands it on.
+        # The gradient for x, through the statistics as well: nothing is left for them, and `center` passes it on.
         dx = layers.local(backward, [dz, centered, squares, scale, total, product], x.shape, name="normalize_grad")
         return [dx, None, d_scale, total, dz][:len(operation.inputs)]
 

@@ -7,7 +7,7 @@ width cannot be split in Mesh-TF's convolution, nor the channels where branches 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model
@@ -104,8 +104,9 @@ def _auxiliary(x: mtf.Tensor, features: dict[str, mtf.Tensor], config: Inception
 def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: InceptionConfig) -> mtf.Tensor:
     """Mean cross-entropy of the labels in nats, with `config.auxiliary` times that of the auxiliary classifier."""
     x = _stem(features["images"], config)
-    modules = [*((_module_a, (pooled,)) for pooled in config.pooled), (_module_b, ()),
-               *((_module_c, (inner,)) for inner in config.inner)]
+    modules: list[tuple[Callable[..., mtf.Tensor], tuple[int, ...]]] = [
+        *((_module_a, (pooled,)) for pooled in config.pooled), (_module_b, ()),
+        *((_module_c, (inner,)) for inner in config.inner)]
     for number, (module, sizes) in enumerate(modules, 1):
         with tf.variable_scope(f"mixed{number}"):
             x = module(x, *sizes, config)

@@ -7,7 +7,7 @@ computation is local to a slice, one `mtf.slicewise` with its gradient written o
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pase_mtf.compat import mtf, tf
@@ -54,7 +54,7 @@ def ones(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: Any) 
     return variable(mesh, name, dims, config, fill=1.0)
 
 
-def local(function: Callable, inputs: Sequence[mtf.Tensor], shape: mtf.Shape, whole: Sequence[str] = (),
+def local(function: Callable, inputs: Sequence[mtf.Tensor], shape: mtf.Shape, whole: Collection[str] = (),
           gradient: Callable | None = None, name: str | None = None, dtype: tf.DType | None = None) -> mtf.Tensor:
     """A function of slices, where every dim may be split but those named in `whole` (`mtf.slicewise`).
 

@@ -3,7 +3,7 @@
 In wave w layer l does time step w - l: its input is what layer l - 1 put out in the wave before. So the layers of a
 stack are a dim like any other: a wave is one product of [layers, batch, inputs] with the weights of all layers, and a
 stack of L layers takes T + L - 1 waves for T time steps. Split that dim, and every device works on its own layer in
-every wave; only what one layer hands to the next travels. All waves read the same variable, so the whole stack, however
+every wave; only what one layer sends to the next travels. All waves read the same variable, so the whole stack, however
 long, is one layer of the computation graph.
 
 A layer that has not begun keeps a state of zeros. One that has seen its last time step computes on, and nobody looks.
@@ -297,7 +297,9 @@ def _unrolled(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, co
     first = one_of(mesh, dim, [0], config, "first")
     last = one_of(mesh, dim, [dim.size - 1], config, "last")
     passing = None if residuals is None else one_of(mesh, dim, residuals, config, "residuals")
-    outputs, of_sequence, of_gates = [], [], []
+    outputs: list[mtf.Tensor] = []
+    of_sequence: list[mtf.Tensor] = []
+    of_gates: list[mtf.Tensor] = []
     below = stack.h
     for wave in range(length.size + dim.size - 1):
         x = mtf.shift(below, 1, dim, wrap=False, name="hand_on")

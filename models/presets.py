@@ -9,7 +9,7 @@ import dataclasses
 import importlib.resources
 import json
 import os
-from typing import Any
+from typing import Any, TypeAlias
 
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.models.checks import check_run, positive
@@ -22,7 +22,8 @@ from pase_mtf.models.convolutional_presets import (
 )
 from pase_mtf.models.recurrent_presets import BiglstmConfig, GnmtConfig, RnnlmConfig
 
-__all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "TransformerConfig", "load_config", "presets"]
+__all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "ImageConfig", "ModelConfig", "TextConfig", "TransformerConfig",
+           "load_config", "presets"]
 
 FORMAT = "pase_mtf.model"
 
@@ -66,6 +67,15 @@ class TransformerConfig:
             raise UsageError(f"length={self.length}: it has to be at least 2 (a word and the end of the sentence)")
         check_run(self)
 
+
+ImageConfig: TypeAlias = AlexnetConfig | DensenetConfig | InceptionConfig | ResnetConfig
+"""Sizes of a model that trains on images."""
+
+TextConfig: TypeAlias = TransformerConfig | BiglstmConfig | GnmtConfig | RnnlmConfig
+"""Sizes of a model that trains on text, parallel or plain."""
+
+ModelConfig: TypeAlias = ImageConfig | TextConfig
+"""Sizes of any model; all have batch, optimizer, learning_rate, dropout, dtype and seed."""
 
 CONFIGS: dict[str, type] = {
     "alexnet": AlexnetConfig,
@@ -154,7 +164,7 @@ def _typed(cls: type, values: dict[str, Any]) -> Any:
                if name not in values and field.default is dataclasses.MISSING]
     if missing:
         raise UsageError(f"{', '.join(missing)} missing; give a value")
-    return cls(**{key: _convert(key, fields[key].type, value) for key, value in values.items()})
+    return cls(**{key: _convert(key, str(fields[key].type), value) for key, value in values.items()})
 
 
 def _convert(key: str, kind: str, value: Any) -> Any:

@@ -12,6 +12,7 @@ second.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pase_mtf import _import_hook
 from pase_mtf.errors import PaseError
 from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -21,20 +22,23 @@ from pase_mtf.machine.machine import Machine
 if TYPE_CHECKING:
     from pase_mtf.export.exporter import export_graph
     from pase_mtf.layout.capture import capture_graph, swap_lowering
-    from pase_mtf.layout.layout import Layout, find_layout
+    from pase_mtf.layout.find import find_layout
+    from pase_mtf.layout.layout import Layout
     from pase_mtf.lowering.lowering import lower
-    from pase_mtf.operations.legality import register_splittable
+    from pase_mtf.operations.registry import register_operation
     from pase_mtf.search import Solution, solve
     from pase_mtf.search.network import CostNetwork
     from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
 
+_import_hook.register()
+
 __all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Layout", "Machine", "PaseError", "Solution", "Strategy",
            "capture_graph", "evaluate_strategy", "export_graph", "find_layout", "find_strategy", "lower",
-           "one_layer", "register_splittable", "solve", "swap_lowering"]
+           "one_layer", "register_operation", "solve", "swap_lowering"]
 
 _LATER = {"export_graph": "export.exporter", "lower": "lowering.lowering", "Layout": "layout.layout",
-          "find_layout": "layout.layout", "capture_graph": "layout.capture", "swap_lowering": "layout.capture",
-          "register_splittable": "operations.legality", "CostNetwork": "search.network",
+          "find_layout": "layout.find", "capture_graph": "layout.capture", "swap_lowering": "layout.capture",
+          "register_operation": "operations.registry", "CostNetwork": "search.network",
           "Strategy": "strategy.strategy", "find_strategy": "strategy.strategy",
           "evaluate_strategy": "strategy.strategy", "Solution": "search", "solve": "search"}
 

@@ -1,21 +1,67 @@
-"""What this process runs on: the cores it may use, and the threads that TensorFlow gets of them."""
+"""What this process runs on: its cores and memory, the TensorFlow devices of a run, and how their sessions are set up.
+
+TensorFlow is imported within functions only: cores and devices are asked about where a light start matters.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import glob
 import os
 import pathlib
+import platform
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-__all__ = ["cores", "operation_threads"]
+from pase_mtf.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from pase_mtf.compat import tf
+
+__all__ = ["Devices", "available_bytes", "choose_devices", "cores", "describe_host", "operation_threads",
+           "processor_name", "session_config"]
+
+_PROC = pathlib.Path("/proc")
+_CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
+
+
+def _read(path: pathlib.Path) -> str:
+    """The text of a file of the kernel; empty where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _control_groups(controller: str) -> Iterator[pathlib.Path]:
+    """Folders of the control groups that this process is in, of version 2 and of a controller of version 1.
+
+    Each group's limit holds for all groups within it, so the folders go from the process's own group up to the root. In
+    a container the kernel may tell a path of the host, which is not there; the container's group is the root.
+    """
+    paths = {"": "", controller: ""}
+    for line in _read(_PROC / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        for name in controllers.split(","):  # none: version 2
+            if name in paths:
+                paths[name] = path.strip("/")
+    for name, path in paths.items():
+        inner = pathlib.PurePosixPath(path)
+        for folder in (inner, *inner.parents):
+            yield _CONTROL_GROUPS / name / folder
 
 
 def cores() -> float:
-    """Cores this process may keep busy: those of the machine, or fewer by its affinity or its control group's quota."""
+    """Cores this process may keep busy: those of the machine, or fewer by its affinity or its control groups' quota."""
     number = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    try:
-        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        return number if quota == "max" else min(number, int(quota) / int(period))
-    except (OSError, ValueError):
-        return number
+    for folder in _control_groups("cpu"):
+        quota, _, period = (_read(folder / "cpu.max")
+                            or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+                            ).partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):  # else "max" or -1: no quota
+            number = min(number, int(quota) / int(period))
+    return number
 
 
 def operation_threads(devices: int) -> int:
@@ -26,3 +72,132 @@ def operation_threads(devices: int) -> int:
     process, made with the first session.
     """
     return max(1, int(cores() // devices))
+
+
+def processor_name() -> str:
+    """What the system calls its processor, as in "Xeon Gold 6130"."""
+    for line in _read(_PROC / "cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_host() -> str:
+    """The processor and how many cores this process may use, as in "Xeon Gold 6130 (2 cores)"."""
+    number = cores()
+    return f"{processor_name()} ({number:.3g} core{'s' * (number != 1)})"
+
+
+def available_bytes() -> int | None:
+    """Memory this process can still get, in bytes, by the kernel and by its control groups; None if unknown."""
+    found = [int(line.split()[1]) * 1024
+             for line in _read(_PROC / "meminfo").splitlines() if line.startswith("MemAvailable")]
+    for folder in _control_groups("memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most, now = _read(folder / limit), _read(folder / used)
+            if most.isdigit() and now.isdigit():  # else "max" or -1: no limit
+                found.append(int(most) - int(now))
+    return max(0, min(found)) if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The devices of a run.
+
+    Attributes:
+      kind: "cpu" (virtual devices that share the host's cores) or "gpu".
+      names: TensorFlow's names, as in "/device:CPU:3".
+      models: what they are, for people.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    models: str = ""
+
+    @classmethod
+    def first(cls, count: int, kind: str, models: str = "") -> Devices:
+        """The first devices of a kind."""
+        return cls(kind, tuple(f"/device:{kind.upper()}:{number}" for number in range(count)), models)
+
+    @property
+    def count(self) -> int:
+        """p."""
+        return len(self.names)
+
+    def __str__(self) -> str:
+        what = f"{self.count} virtual CPU device{'s' * (self.count > 1)}" if self.kind == "cpu" else f"{self.count} GPU"
+        return f"{what} on {self.models}"
+
+
+def choose_devices(flag: str, count: int) -> Devices:
+    """Reads the value of --devices. TensorFlow is loaded only where there is a GPU to ask about.
+
+    Args:
+      flag: "auto", "cpu", "gpu", or device names separated by commas.
+      count: how many devices --mesh asks for.
+
+    Raises:
+      UsageError: no such device, more than there are, or as many names as --mesh does not want.
+    """
+    if "/" in flag or ":" in flag:
+        return _explicit(flag, count)
+    if flag not in ("auto", "cpu", "gpu"):
+        raise UsageError(f"--devices={flag}: unknown; {nearest(flag, ('auto', 'cpu', 'gpu'))}, or a list such as "
+                         "/device:CPU:0,/device:CPU:1")
+    gpus = [] if flag == "cpu" else _gpus()
+    if flag == "gpu" and len(gpus) < count:
+        raise UsageError(f"--devices=gpu --mesh={count}: more GPUs than there are ({len(gpus)}); "
+                         f"use --mesh={len(gpus)} or less, or --devices=cpu" if gpus else
+                         f"--devices=gpu --mesh={count}: more GPUs than there are (0); use --devices=cpu")
+    if gpus and len(gpus) >= count:
+        return Devices.first(count, "gpu", ", ".join(sorted(set(gpus))))
+    return Devices.first(count, "cpu", describe_host())
+
+
+def _explicit(flag: str, count: int) -> Devices:
+    names = [name.strip() for name in flag.split(",") if name.strip()]
+    if len(set(names)) != len(names):
+        raise UsageError(f"--devices={flag}: a device is named twice; name {count} different ones")
+    if len(names) != count:
+        raise UsageError(f"--devices={flag}: names {len(names)} devices, --mesh wants {count}; make them agree")
+    kinds = set()
+    for name in names:
+        kind, _, number = name.upper().rpartition("DEVICE:")[2].partition(":")
+        if kind not in ("CPU", "GPU") or not number.isdigit():
+            raise UsageError(f"--devices={flag}: {name!r} is no device name; write /device:CPU:0 or /device:GPU:0")
+        if kind == "GPU" and int(number) >= len(_gpus()):
+            raise UsageError(f"--devices={flag}: more GPUs than there are ({len(_gpus())}); leave {name} out")
+        kinds.add(kind.lower())
+    if len(kinds) > 1:
+        raise UsageError(f"--devices={flag}: CPUs and GPUs mixed; a strategy is priced for devices of one kind")
+    kind = kinds.pop()
+    return Devices(kind, tuple(names), describe_host() if kind == "cpu" else ", ".join(sorted(set(_gpus()))))
+
+
+def _gpus() -> list[str]:
+    """The GPUs TensorFlow can use; answered without loading it where the system has none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "any") in ("", "-1"):
+        return []
+    if not glob.glob("/dev/nvidia[0-9]*") and not glob.glob("/dev/kfd"):
+        return []
+    from pase_mtf.compat import tf  # TensorFlow takes seconds to import
+    found = tf.config.experimental.list_physical_devices("GPU")
+    return [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in found]
+
+
+def session_config(devices: Devices) -> tf.ConfigProto:
+    """How the sessions of training and of calibration are set up.
+
+    Grappler's passes stay off: on a graph that names the device of every node they find next to nothing, and cost
+    minutes before the first step (docs/launcher.md). Operations of virtual devices run on as many threads as the cores
+    leave for each device.
+    """
+    from pase_mtf.compat import tf  # TensorFlow takes seconds to import
+    config = tf.ConfigProto(allow_soft_placement=True)
+    config.device_count["CPU"] = 1 + max(
+        [int(name.rpartition(":")[2]) for name in devices.names if "CPU" in name.upper()], default=0)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.gpu_options.allow_growth = True
+    if devices.kind == "cpu":
+        config.intra_op_parallelism_threads = operation_threads(devices.count)
+    return config

@@ -1,12 +1,12 @@
 """What holds for every test: a quiet TensorFlow that makes its nodes fast, a cache of its own, and hypothesis that
 repeats itself."""
 
+import functools
 import gc
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,19 +28,36 @@ settings.register_profile("explore", parent=settings.get_profile("repeatable"), 
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+_COLLECTOR = gc.get_threshold()
+_patches = pytest.MonkeyPatch()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Removes the cache of this run."""
+    """Removes the cache of this run, and what was patched."""
+    _patches.undo()
+    gc.unfreeze()
+    gc.set_threshold(*_COLLECTOR)
     if not _IS_WORKER:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _fast_nodes() -> Iterator[None]:
-    """Half of the time of all tests goes into making TensorFlow nodes: leaves out a text per type that only an error
-    needs, and looks for garbage less often."""
-    if "tensorflow" not in sys.modules:
-        yield
-        return
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules and what they define stay: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Patches TensorFlow before the first test that finds it imported, whichever that is."""
+    if "tensorflow" in sys.modules:
+        _make_nodes_faster()
+
+
+@functools.cache
+def _make_nodes_faster() -> None:
+    """Half of the time of all tests goes into making TensorFlow nodes, a tenth of that into a text per allowed type of
+    every input, which only an error needs."""
     from tensorflow.python.framework import op_def_library  # private to TensorFlow, so it may move
     check = op_def_library._SatisfiesTypeConstraint
 
@@ -48,16 +65,7 @@ def _fast_nodes() -> Iterator[None]:
         if attr_def.HasField("allowed_values") and dtype not in attr_def.allowed_values.list.type:
             check(dtype, attr_def, param_name)  # raises
 
-    # Modules and what they define stay: the collector need not look at them again and again.
-    gc.collect()
-    gc.freeze()
-    thresholds = gc.get_threshold()
-    gc.set_threshold(20_000, 20, 20)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(op_def_library, "_SatisfiesTypeConstraint", check_fast)
-        yield
-    gc.set_threshold(*thresholds)
-    gc.unfreeze()
+    _patches.setattr(op_def_library, "_SatisfiesTypeConstraint", check_fast)
 
 
 @pytest.fixture

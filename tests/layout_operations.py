@@ -203,7 +203,7 @@ def conv_backward_alone(b: Builder) -> Made:
 
 
 def blocks_2d(b: Builder) -> Made:
-    """A convolution over an image cut into blocks, as mtf.layers.conv2d_with_blocks does it: halo exchange."""
+    """A convolution over an image split into blocks, as mtf.layers.conv2d_with_blocks does it: halo exchange."""
     x = b.input("x", [dim("x", 2), dim("hb", 4), dim("wb", 2), dim("h", 2), dim("w", 4), dim("in", 2)])
     kernel = b.input("f", [dim("fh", 3), dim("fw", 3), dim("in", 2), dim("out", 2)])
     y = mtf.halo_exchange(x, dim("hb", 4), dim("h", 2), 1)
@@ -303,8 +303,8 @@ odd = _reshaped([("x", 6), ("y", 4)], [("y", 4), ("x", 6)])
 ones = _reshaped([("x", 1), ("y", 4)], [("y", 4), ("x", 1)], [("u", 1), ("v", 4), ("w", 1)])
 
 
-def unfinished_sums(b: Builder) -> Made:
-    """Sums that are added, reshaped, handed on, and differentiated by TensorFlow."""
+def partial_sums(b: Builder) -> Made:
+    """Sums that are added, reshaped, passed on, and differentiated by TensorFlow."""
     x, w = b.input("x", [dim("x", 4), dim("y", 4)]), b.input("w", [dim("y", 4), dim("z", 2)])
     v = b.input("v", [dim("y", 4), dim("z", 2)])
     shape = mtf.Shape([dim("x", 4), dim("z", 2)])
@@ -313,8 +313,8 @@ def unfinished_sums(b: Builder) -> Made:
     return gradients(made, [x, w])
 
 
-def unfinished_sums_added(b: Builder) -> Made:
-    """Two sums over different dims: their sum is unfinished only where both are, over one axis."""
+def partial_sums_added(b: Builder) -> Made:
+    """Two sums over different dims: their sum is a partial sum only where both are, over one axis."""
     x, w = b.input("x", [dim("x", 4), dim("y", 4)]), b.input("w", [dim("x", 4), dim("z", 2)])
     return gradients([mtf.softplus(mtf.reduce_sum(x, reduced_dim=dim("y", 4)) + mtf.reduce_sum(
         w, reduced_dim=dim("z", 2)))], [x, w])

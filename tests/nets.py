@@ -1,7 +1,4 @@
-"""Small nets that between them use every kind of Mesh-TF operation, random plans for them, and a training loop.
-
-Not a test itself: the tests of the lowering, of the export and of the costs build on it.
-"""
+"""Small nets that between them use every kind of Mesh-TF operation, and random plans for them."""
 
 import dataclasses
 import functools
@@ -9,25 +6,14 @@ import math
 import zlib
 from collections.abc import Callable
 
+import harness
 import numpy as np
 
-from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.lowering.mesh import MeshSpec
-from pase_mtf.operations.legality import splittable_dims
+from pase_mtf.compat import mtf, tf
+from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.operations.registry import splittable_dims
 
 ops = mtf.ops
-
-
-def device_names(count: int) -> list[str]:
-    return [f"/device:CPU:{number}" for number in range(count)]
-
-
-def session(devices: int = 8) -> tf.Session:
-    """A session with virtual devices and without Grappler, whose passes cost more than these nets."""
-    config = tf.ConfigProto(device_count={"CPU": devices}, intra_op_parallelism_threads=1,
-                            inter_op_parallelism_threads=2)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return tf.Session(config=config)
 
 
 @dataclasses.dataclass
@@ -257,48 +243,18 @@ def build(name: str, optimizer: str, dtype: tf.DType) -> Net:
     return net
 
 
-def train(net: Net, lowering: mtf.Lowering, steps: int = 5, devices: int = 8) -> list[np.ndarray]:
-    """Trains and returns, flat: the loss of every step, the outputs of the last one, and all master variables."""
-    loss = lowering.export_to_tf_tensor(net.loss)
-    outputs = [lowering.export_to_tf_tensor(t) for t in net.outputs]
-    update = tf.group([lowering.lowered_operation(op) for op in net.updates])
-    fill, collect = lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()
-    masters = [variable.get_master() for variable in net.graph.all_variables]
-    with session(devices) as run:
-        run.run(tf.global_variables_initializer())
-        run.run(fill)
-        losses = [run.run([loss, outputs, update])[:2] for _ in range(steps)]
-        run.run(collect)
-        values = run.run(masters)
-    return [np.asarray([loss for loss, _ in losses]), *losses[-1][1], *values]
+def train_net(name: str, optimizer: str, dtype: tf.DType, rule: harness.LoweringRule, steps: int = 3,
+              ) -> harness.Trained:
+    """Trains a net in a graph of its own, from the same initial values under every lowering."""
+    with tf.Graph().as_default():
+        net = build(name, optimizer, dtype)
+        return harness.train(net, rule(net), [{}] * steps, outputs=net.outputs)
 
 
 @functools.cache
-def reference(name: str, optimizer: str, dtype: tf.DType, steps: int = 5) -> list[np.ndarray]:
-    """What stock Mesh-TF computes on one device, in the form of `train`.
-
-    Stock Mesh-TF reads a variable at every use, unordered with its update: a loop can see the new value. Here the new
-    values are fetched, and the variables set between the steps.
-    """
-    with tf.Graph().as_default():
-        net = build(name, optimizer, dtype)
-        impl = placement_mesh_impl.PlacementMeshImpl([], [], [""])
-        lowering = mtf.Lowering(net.graph, {net.mesh: impl})
-        pairs = [(variable.get_master(), lowering.export_to_tf_tensor(value), op.assign_fn)
-                 for op in net.updates for variable, value in zip(op.variables, op.inputs, strict=True)]
-        fetches = [lowering.export_to_tf_tensor(net.loss), [lowering.export_to_tf_tensor(t) for t in net.outputs],
-                   [value for _, value, _ in pairs], [master for master, _, _ in pairs]]
-        masters = [variable.get_master() for variable in net.graph.all_variables]
-        losses = []
-        with session(1) as run:
-            run.run(tf.global_variables_initializer())
-            for _ in range(steps):
-                loss, outputs, news, olds = run.run(fetches)
-                losses.append(loss)
-                for (master, _, assign_fn), new, old in zip(pairs, news, olds, strict=True):
-                    master.load(old - new if assign_fn is ops.assign_sub_slice else new, run)
-            values = run.run(masters)
-    return [np.asarray(losses), *outputs, *values]
+def one_device(name: str, optimizer: str, dtype: tf.DType, steps: int = 3) -> harness.Trained:
+    """What stock Mesh-TensorFlow makes of `train_net` on one device; computed once in a process."""
+    return train_net(name, optimizer, dtype, harness.stock(), steps)
 
 
 def random_spec(operation: mtf.Operation, devices: int, rng: np.random.Generator, first: bool = False) -> MeshSpec:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from nets import device_names, random_plan, session
+from harness import DEVICES, device_names, evaluate, session, stock_lowering
+from nets import random_plan
 
-from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.lowering.lowering import PlanLowering
-
-DEVICES = 8
 
 
 def mesh_values(function: Callable, inputs: Mapping[str, tuple[Sequence[mtf.Dimension], np.ndarray]],
@@ -29,17 +28,12 @@ def mesh_values(function: Callable, inputs: Mapping[str, tuple[Sequence[mtf.Dime
                    for name, (dims, value) in inputs.items()}
         output = function(**tensors)
         weights = mtf.import_tf_tensor(mesh, _weights(output.shape.to_integer_list, output.dtype), output.shape)
-        loss = mtf.reduce_sum(output * weights)
-        gradients = mtf.gradients([loss], list(tensors.values()))
+        gradients = mtf.gradients([mtf.reduce_sum(output * weights)], list(tensors.values()))
         if plan_seed is None:
-            devices = device_names(mtf.convert_to_shape(mesh_shape).size)
-            lowering = mtf.Lowering(mesh.graph, {mesh: placement_mesh_impl.PlacementMeshImpl(
-                mesh_shape, layout, devices)}, autostack=False)
+            lowering = stock_lowering(mesh, mesh_shape, layout)
         else:
-            lowering = PlanLowering(mesh.graph, random_plan(mesh.graph, DEVICES, plan_seed), device_names(DEVICES))
-        wanted = [lowering.export_to_tf_tensor(tensor) for tensor in (output, *gradients)]
-        with session(DEVICES) as run:
-            return run.run(wanted)
+            lowering = PlanLowering(mesh.graph, random_plan(mesh.graph, DEVICES, plan_seed), device_names())
+        return evaluate(lowering, [output, *gradients])
 
 
 def plain_values(function: Callable, inputs: Mapping[str, tuple[Sequence[mtf.Dimension], np.ndarray]],
@@ -49,7 +43,7 @@ def plain_values(function: Callable, inputs: Mapping[str, tuple[Sequence[mtf.Dim
         tensors = {name: tf.constant(value) for name, (_, value) in inputs.items()}
         output = function(**tensors)
         loss = tf.reduce_sum(output * _weights(output.shape.as_list(), output.dtype))
-        with session(DEVICES) as run:
+        with session() as run:
             return run.run([output, *tf.gradients(loss, list(tensors.values()))])
 
 

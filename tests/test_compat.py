@@ -2,8 +2,10 @@
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -21,6 +23,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess:
 
 
 # A process each: they switch TensorFlow's behaviour for the whole process.
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "passing"), [("ops_test", 58), ("layers_test", 21)])
 def test_mesh_tensorflow_passes_its_own_tests(module, passing):
     if module == "layers_test" and importlib.util.find_spec("tf_keras") is None:
@@ -37,6 +40,68 @@ def test_mesh_tensorflow_passes_its_own_tests(module, passing):
 def test_importing_says_nothing():
     result = _run("-c", "from pase_mtf.compat import mtf, tf; print(mtf.Graph.__name__, tf.Session.__name__)")
     assert (result.returncode, result.stdout, result.stderr) == (0, "Graph Session\n", "")
+
+
+_PATH_FILE = "pase_mtf-mesh-tensorflow.pth"
+# As in an environment where the package is not installed but on the path: without what the path file registered.
+_NOT_INSTALLED = "import sys; sys.meta_path = [it for it in sys.meta_path if type(it).__name__ != 'PaseMtfFinder']\n"
+_AGREE = ("from pase_mtf.compat import mtf as ours, placement_mesh_impl as theirs\n"
+          "assert mtf is ours and mtf.placement_mesh_impl is theirs\nprint(mtf.Graph.__name__)")
+
+
+def _without_notes(text: str) -> str:
+    """Standard error but for what TensorFlow says of itself when a program imports it."""
+    return "".join(line for line in text.splitlines(keepends=True)
+                   if not re.match(r"WARNING: All log messages|I0000 |To enable the following", line))
+
+
+@pytest.mark.parametrize("code", [
+    # pase_mtf first, which stays light.
+    "import pase_mtf\nassert 'tensorflow' not in sys.modules\nimport mesh_tensorflow as mtf\n",
+    # mesh_tensorflow first fails halfway; then again.
+    ("try:\n    import mesh_tensorflow\nexcept ImportError as error:\n    assert 'estimator' in str(error)\n"
+     "else:\n    raise SystemExit('TensorFlow has an estimator again: compat has nothing to do')\n"
+     "import pase_mtf\nimport mesh_tensorflow as mtf\n"),
+], ids=["after pase_mtf", "again"])
+def test_a_program_imports_mesh_tensorflow_by_itself(code):
+    result = _run("-c", _NOT_INSTALLED + code + _AGREE)
+    assert (result.returncode, result.stdout, _without_notes(result.stderr)) == (0, "Graph\n", "")
+
+
+def test_an_installation_lets_mesh_tensorflow_be_imported_first(repository):
+    line = (repository / "pase_mtf" / _PATH_FILE).read_text()
+    code = f"{_NOT_INSTALLED}exec({line!r})\nassert 'pase_mtf' not in sys.modules\n"
+    result = _run("-c", code + "import mesh_tensorflow.ops\nimport mesh_tensorflow as mtf\n" + _AGREE)
+    assert (result.returncode, result.stdout, _without_notes(result.stderr)) == (0, "Graph\n", "")
+
+
+def test_what_is_left_of_an_installation_does_no_harm(repository):
+    line = (repository / "pase_mtf" / _PATH_FILE).read_text()
+    assert line.startswith("import ")  # Python runs such lines only
+    assert line.count("\n") == 1
+    # -S: without site-packages there is neither pase_mtf nor mesh_tensorflow.
+    code = (f"import sys; exec({line!r})\nimport json, importlib.util\n"
+            "assert importlib.util.find_spec('mesh_tensorflow') is None\nprint(len(sys.modules) < 200)")
+    result = _run("-I", "-S", "-c", code)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
+
+
+def test_asking_for_mesh_tensorflow_imports_no_tensorflow():
+    code = ("import sys, importlib.util, pase_mtf\nspec = importlib.util.find_spec('mesh_tensorflow')\n"
+            "print(spec.name, spec.has_location, 'tensorflow' in sys.modules, spec.loader.get_source(spec.name) != '')")
+    assert _run("-c", code).stdout == "mesh_tensorflow True False True\n"
+
+
+def test_wheels_hold_the_path_file_beside_the_package(repository, tmp_path):
+    for folder in ("pase_mtf", "models", "launch", "configs"):
+        shutil.copytree(repository / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(repository / file, tmp_path)
+    for kind in ("wheel", "editable"):
+        subprocess.run([sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_{kind}({kind!r})"],
+                       cwd=tmp_path, check=True, capture_output=True, timeout=300)
+        names = zipfile.ZipFile(next((tmp_path / kind).glob("*.whl"))).namelist()
+        assert _PATH_FILE in names, kind
 
 
 def test_a_message_that_is_not_the_banner_is_handed_on():

@@ -4,6 +4,7 @@ Both find packages by their folders, and setup.py installs models/ and launch/ u
 repository: a tree of links gives them those. What is checked stands in pyproject.toml.
 """
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -16,17 +17,31 @@ _FOLDERS = {"pase_mtf": "pase_mtf", "models": "pase_mtf/models", "launch": "pase
             "configs": "pase_mtf/configs"}
 
 
+def _missing() -> list[str]:
+    """The checkers that this Python cannot import."""
+    checkers = {"importlinter": "import-linter", "mypy": "mypy"}
+    return [package for module, package in checkers.items() if importlib.util.find_spec(module) is None]
+
+
 def _command(command: list[str], folder: Path) -> int:
     """Runs a command in the tree; its output only where it fails."""
     found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False,
                            env={**os.environ, "PYTHONPATH": str(folder), "MYPY_CACHE_DIR": str(_ROOT / ".mypy_cache")})
     if found.returncode:
-        print(found.stdout, found.stderr, sep="", end="", file=sys.stderr)
+        text = found.stdout + found.stderr
+        for source, target in _FOLDERS.items():
+            if source != target:  # the file as it lies in the repository
+                text = text.replace(f"{target}/", f"{source}/")
+        print(text, end="", file=sys.stderr)
     return found.returncode
 
 
 def main() -> int:
-    """Exit code 1 where a checker finds something."""
+    """Exit code 1 where a checker finds something, 2 where one is not installed."""
+    if missing := _missing():
+        print(f"error: {' and '.join(missing)} not installed for {sys.executable}; run make environment, or "
+              "pip install '.[lint]'", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for source, target in _FOLDERS.items():

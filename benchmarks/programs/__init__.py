@@ -13,6 +13,7 @@ import importlib
 from typing import Any
 
 from benchmarks.programs.program import Program
+from pase_mtf.compat import tf
 
 __all__ = ["PROGRAMS", "REBUILT", "Program", "build"]
 
@@ -42,7 +43,6 @@ def build(name: str, size: str = "reduced", mesh_shape: Any = None, layout: Any 
       mesh_shape, layout: for the programs that look at them.
       seed: of the initial values.
     """
-    from pase_mtf.compat import tf
     tf.set_random_seed(seed)
     module, suffix = PROGRAMS[name]
     builder = importlib.import_module(f"benchmarks.programs.{module}")

@@ -2,84 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from pase_mtf.calibration.samples import CollectiveSample, OperationSample, Samples
 from pase_mtf.compat import placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter
-from pase_mtf.lowering.mesh import DeviceMeshImpl, MeshSpec
+from pase_mtf.lowering.mesh import DeviceMeshImpl
+from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.reshard import move
-from pase_mtf.runtime import cores, operation_threads
+from pase_mtf.runtime import Devices, cores, session_config
 
-__all__ = ["Bench", "Collective", "Sample", "benches", "seconds_of", "session_config"]
+__all__ = ["Bench", "benches", "seconds_of"]
 
 _REPEATS = 5
 _SECONDS = 0.01  # of one run of a sample, if its node takes about as long as expected
 _LONG = 0.04  # all runs of a sample together take at least so long
 _NODES = 16  # at most, of one sample and device: making a node takes longer than running it
+_NODES_IN_ROWS = 512  # at least, on all devices, where next to no work is measured
 _SETS = 6  # of operands that take turns on a device, to be out of the innermost caches when their turn comes
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """One measurement.
-
-    Attributes:
-      flops, nbytes: work of one node, tensors it reads and writes.
-      read: of these bytes, those it reads.
-      seconds: that each node took while all devices were busy (of shared cores: its share).
-      channels: of a convolution, those it makes.
-      gaps: of the gradient of a convolution's image, how many times larger than the output the image is.
-      rows: of a convolution, the pixels that it makes times those of its window; of an elementwise operation, the rows
-        over which it spreads a smaller tensor.
-    """
-
-    flops: float
-    nbytes: float
-    read: float
-    seconds: float
-    channels: int = 0
-    gaps: float = 1.0
-    rows: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """An all-reduce that was measured: group size, bytes per device, seconds of all groups together."""
-
-    group: int
-    nbytes: float
-    seconds: float
-
-
-def session_config(devices: int, kind: str = "cpu") -> tf.ConfigProto:
-    """A session for so many virtual devices ("cpu") or GPUs, set up as for training."""
-    config = tf.ConfigProto(device_count={"CPU": devices} if kind == "cpu" else None)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    if kind == "cpu":
-        config.intra_op_parallelism_threads = operation_threads(devices)
-    return config
 
 
 class Bench:
     """Runs nodes on all devices at once, in one graph and session: first all are emitted, then all are measured."""
 
     def __init__(self, devices: int, kind: str) -> None:
-        self.names = tuple(f"/device:{kind.upper()}:{number}" for number in range(devices))
+        chosen = Devices.first(devices, kind)
+        self.names = chosen.names
         self.shared = kind == "cpu"
         self.graph = tf.Graph()
         self.emitter = Emitter(self.names)
-        self._config = session_config(devices, kind)
+        self._config = session_config(chosen)
         # Equal nodes are not to be merged into one.
         self._config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
-        self._variables: dict[tuple, Any] = {}
-        self._pending: list[tuple[str, tf.Operation, Callable[[float], Any]]] = []
+        self._variables: dict[tuple[str, tuple[int, ...], int], tf.Variable] = {}
+        self._pending: list[tuple[str, tf.Operation, Callable[[float], OperationSample | CollectiveSample]]] = []
 
     def tensor(self, device: str, shape: Sequence[int], copy: int = 0) -> tf.Tensor:
         """A tensor that lies on a device, filled with numbers about 1."""
@@ -91,14 +53,19 @@ class Bench:
             self._variables[key] = variable
         return self._variables[key]._graph_element
 
-    def add(self, name: str, nodes: Sequence[Any], result: Callable[[float], Any]) -> None:
+    def add(self, name: str, nodes: Sequence[tf.Tensor | tf.Operation],
+            result: Callable[[float], OperationSample | CollectiveSample]) -> None:
         """Registers nodes to be run together; `result` makes a sample of their seconds."""
         with self.graph.as_default():
             self._pending.append((name, tf.group(nodes), result))
 
-    def sample(self, name: str, emit: Callable[..., Any], shapes: Sequence[Sequence[int]], flops: float,
-               moved: float, nodes: int = 1, cold: bool = False, channels: int = 0, gaps: float = 1.0,
-               rows: float = 0.0) -> None:
+    def times(self, flops: float, moved: float) -> int:
+        """How often a node of so many FLOP and elements is emitted on every device."""
+        return int(np.clip(_SECONDS / len(self.names) / (flops / 5e11 + 4.0 * moved / 3e10), 1, _NODES))
+
+    def sample(self, name: str, emit: Callable[..., tf.Tensor], shapes: Sequence[Sequence[int]], flops: float,
+               moved: float, nodes: int = 1, cold: bool = False, channels: int = 0, image_ratio: float = 1.0,
+               taps: float = 0.0, broadcast_runs: float = 0.0) -> None:
         """Registers a node that is emitted on every device several times.
 
         Args:
@@ -108,11 +75,11 @@ class Bench:
           flops: of one node.
           moved: elements it reads and writes.
           nodes: how many such nodes `emit` makes.
-          channels, gaps, rows: see `Sample`.
+          channels, image_ratio, taps, broadcast_runs: see `OperationSample`.
           cold: nodes take turns with several sets of tensors and find them where those of a training step are, not in
             the innermost cache.
         """
-        times = int(np.clip(_SECONDS / len(self.names) / (flops / 5e11 + 4.0 * moved / 3e10) / nodes, 1, _NODES))
+        times = self.times(flops * nodes, moved * nodes)
         made = []
         for device in self.names:
             for turn in range(times):
@@ -122,16 +89,12 @@ class Bench:
                 with tf.device(device):
                     made.append(emit(*tensors))
         count = times * nodes * (len(self.names) if self.shared else 1)
-        self.add(name, made, lambda seconds: Sample(
+        self.add(name, made, lambda seconds: OperationSample(
             float(flops), 4.0 * float(moved), 4.0 * float(sum(map(math.prod, shapes))), seconds / count, channels,
-            float(gaps), float(rows)))
+            float(image_ratio), float(taps), float(broadcast_runs)))
 
-    def measure(self, progress: Callable[[], None]) -> dict[str, list]:
-        """Runs all that is registered.
-
-        Returns:
-          Name -> samples; for virtual devices their seconds are those of all cores together.
-        """
+    def measure(self, progress: Callable[[], object]) -> Samples:
+        """Runs all that is registered; for virtual devices the seconds are those of all cores together."""
         with self.graph.as_default():
             nothing = []
             for device in self.names:
@@ -139,15 +102,23 @@ class Bench:
                     nothing.append(tf.no_op())
             start = tf.group(nothing)
             initializer = tf.group([variable.initializer for variable in self._variables.values()])
-        samples: dict[str, list] = {}
+        samples = Samples()
         with tf.Session(graph=self.graph, config=self._config) as session:
             session.run(initializer)
-            idle = seconds_of(session, start, self.shared)
+            idle = min(seconds_of(session, start, self.shared) for _ in range(2))
+            short = []
             for name, target, result in self._pending:
                 seconds = seconds_of(session, target, self.shared)
-                if seconds > 2.0 * idle:  # else it says more about starting a run
-                    samples.setdefault(name, []).append(result(seconds - idle))
+                if seconds > 2.0 * idle:
+                    samples.add(name, result(seconds - idle))
+                else:  # it says more about starting a run
+                    short.append((name, result(0.5 * seconds)))
                 progress()
+        # Of what nothing longer is known, the most that it can take is better than nothing.
+        known = {*samples.operations, *samples.collectives}
+        for name, sample in short:
+            if name not in known:
+                samples.add(name, sample)
         return samples
 
     def __len__(self) -> int:
@@ -221,16 +192,16 @@ def _add_convolutions(bench: Bench) -> None:
         moved = math.prod(image) + math.prod(filters) + math.prod(gradient)
         with tf.device(None):
             image_sizes, filter_sizes = tf.constant(image), tf.constant(filters)
-        taps = window * window
-        for name, channels, gaps, rows, emit, shapes in (
-                ("convolution", outputs, 1, taps * math.prod(gradient[:-1]), lambda x, f, o=options: tf.raw_ops.Conv2D(
+        pixels, image_pixels = (window * window * math.prod(shape[:-1]) for shape in (gradient, image))
+        for name, channels, ratio, taps, emit, shapes in (
+                ("convolution", outputs, 1, pixels, lambda x, f, o=options: tf.raw_ops.Conv2D(
                     input=x, filter=f, **o), (image, filters)),
-                ("convolution", inputs, stride**2, taps * math.prod(image[:-1]), lambda f, dy, s=image_sizes, o=options:
+                ("convolution", inputs, stride**2, image_pixels, lambda f, dy, s=image_sizes, o=options:
                     tf.raw_ops.Conv2DBackpropInput(input_sizes=s, filter=f, out_backprop=dy, **o), (filters, gradient)),
                 ("filter gradient", outputs, 1, 0, lambda x, dy, s=filter_sizes, o=options:
                     tf.raw_ops.Conv2DBackpropFilter(input=x, filter_sizes=s, out_backprop=dy, **o),
                     (image, gradient))):
-            bench.sample(name, emit, shapes, flops, moved, channels=channels, gaps=gaps, rows=rows, cold=True)
+            bench.sample(name, emit, shapes, flops, moved, channels=channels, image_ratio=ratio, taps=taps, cold=True)
 
 
 def _add_traffic(bench: Bench) -> None:
@@ -251,18 +222,19 @@ def _add_nodes(bench: Bench) -> None:
             x = tf.raw_ops.AddV2(x=x, y=x)
         return x
 
-    row = 6
+    # Enough of them to take several times as long as starting a run does; samples that do not are dropped.
+    row = max(6, -(-_NODES_IN_ROWS // (bench.times(256, 512) * len(bench.names))))
     for size in (16, 64, 256):
         bench.sample("node", emit, [(size,)], size, 2 * size, nodes=row)
 
 
-def _add_spreads(bench: Bench) -> None:
+def _add_broadcasts(bench: Bench) -> None:
     """Elementwise operations of a tensor and one of fewer dims, as with an offset per channel."""
-    for rows, channels in ((1568, 8), (1568, 32), (6272, 2), (6272, 16), (392, 32), (4096, 16)):
-        for inner, smaller in ((True, (channels,)), (False, (rows, 1))):
+    for runs, channels in ((1568, 8), (1568, 32), (6272, 2), (6272, 16), (392, 32), (4096, 16)):
+        for inner, smaller in ((True, (channels,)), (False, (runs, 1))):
             if inner or channels > 8:
-                bench.sample("spread", lambda x, y: tf.raw_ops.Mul(x=x, y=y), [(rows, channels), smaller],
-                             rows * channels, 2 * rows * channels + math.prod(smaller), rows=rows, cold=True)
+                bench.sample("broadcast", lambda x, y: tf.raw_ops.Mul(x=x, y=y), [(runs, channels), smaller],
+                             runs * channels, 2 * runs * channels + math.prod(smaller), broadcast_runs=runs, cold=True)
 
 
 def _add_others(bench: Bench) -> None:
@@ -287,7 +259,7 @@ def _add_others(bench: Bench) -> None:
 
 
 def _add_copies(bench: Bench) -> None:
-    """Tensors moved between two splits, through the resharding of training: cut in one dim, joined in another."""
+    """Tensors moved between two splits, through the resharding of training: split in one dim, joined in another."""
     devices = len(bench.names)
     numbers = tuple(range(devices))
     for shape, cut in (((2 * devices, 64, 16 * devices), 2), ((4 * devices, 128, 16 * devices), 2),
@@ -302,9 +274,17 @@ def _add_copies(bench: Bench) -> None:
             for device, block in zip(bench.names, blocks, strict=True):
                 with tf.device(device):
                     made.append(tf.raw_ops.Identity(input=block))
-        # Every device cuts once and joins once, and each time copies what it holds.
-        bench.add("copy", made, lambda seconds, n=elements, t=times: Sample(
-            n / devices, 8.0 * n / devices, 4.0 * n / devices, seconds / t / (2 * devices if bench.shared else 2)))
+        # Every device splits once and joins once, and each time copies what it holds.
+        bench.add("copy", made, functools.partial(_copied, elements / devices,
+                                                  times * (2 * devices if bench.shared else 2)))
+
+
+def _copied(elements: float, times: int, seconds: float) -> OperationSample:
+    return OperationSample(elements, 8.0 * elements, 4.0 * elements, seconds / times)
+
+
+def _summed(group: int, elements: int, times: int, seconds: float) -> CollectiveSample:
+    return CollectiveSample(group, 4.0 * elements, seconds / times)
 
 
 def _add_allreduces(bench: Bench) -> None:
@@ -325,8 +305,7 @@ def _add_allreduces(bench: Bench) -> None:
                 for device, tensor in zip(bench.names, result.to_laid_out_tensor().tensor_list, strict=True):
                     with tf.device(device):
                         nodes.append(tf.raw_ops.Identity(input=tensor))
-            bench.add("all-reduce", nodes, lambda seconds, g=group, n=elements, t=times: Collective(
-                g, 4.0 * n, seconds / t))
+            bench.add("all-reduce", nodes, functools.partial(_summed, group, elements, times))
 
 
 def _add_rings(bench: Bench) -> None:
@@ -345,7 +324,7 @@ def _add_rings(bench: Bench) -> None:
                 for device, tensor in zip(bench.names, result.to_laid_out_tensor().tensor_list, strict=True):
                     with tf.device(device):
                         nodes.append(tf.raw_ops.Identity(input=tensor))
-            bench.add("ring", nodes, lambda seconds, g=group, n=elements: Collective(g, 4.0 * n, seconds / 2))
+            bench.add("ring", nodes, functools.partial(_summed, group, elements, 2))
 
 
 def benches(devices: int, kind: str) -> Iterator[Bench]:
@@ -370,5 +349,5 @@ def benches(devices: int, kind: str) -> Iterator[Bench]:
 
 
 _SECTIONS = ((_add_products, _add_readings), (_add_convolutions,),
-             (_add_nodes, _add_traffic, _add_spreads, _add_others), (_add_copies, _add_allreduces, _add_rings))
+             (_add_nodes, _add_traffic, _add_broadcasts, _add_others), (_add_copies, _add_allreduces, _add_rings))
 _BETWEEN_DEVICES = _SECTIONS[-1]

@@ -1,46 +1,23 @@
-"""Whole training steps of a small model under several strategies: what the parts of a step do not tell.
-
-In a step the operands of an operation (and its code) lie further away than where the same operation runs over and over
-again, and a block that is handed from device to device wakes another thread and leaves the caches behind. How much
-slower all of it is in a step, and what a handed block costs besides its work, is therefore fitted to steps that are
-made, some of few handed blocks and some of many.
-"""
+"""Whole training steps of small models under several strategies: what the parts of a step do not tell (fit_steps)."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.calibration.sampling import session_config
+from pase_mtf.calibration.samples import Step
 from pase_mtf.compat import mtf, tf
-from pase_mtf.cost.build import price_strategy
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
-from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import cores
+from pase_mtf.runtime import Devices, cores, session_config
 
-__all__ = ["STEPS", "Step", "fit_steps", "measure_step", "strategies_to_measure"]
+__all__ = ["STEPS", "measure_step", "strategies_to_measure"]
 
-_PRICE_ERROR = 0.1  # how far the price of a step may be off, relatively, for other reasons than latency
-_LATENCY = 5e-6  # seconds: about what handing over a block takes beyond its parts
-_OVERHEAD = 3e-6  # seconds: about what a node costs beyond one in a row of them
-_MOST = 2.0  # times as long as its parts, a step at most
 _RUNS, _SECONDS = 10, 0.4  # of a step, at least
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A training step that was measured: what was trained, how it was split, and how long it took."""
-
-    graph: ComputationGraph
-    configurations: tuple[Configuration, ...]
-    seconds: float
 
 
 def _block(x: mtf.Tensor, number: int) -> mtf.Tensor:
@@ -128,7 +105,7 @@ def _program(number: int, devices: int) -> tuple[mtf.Graph, list[mtf.Operation]]
 
 
 def strategies_to_measure(graph: ComputationGraph, devices: int) -> list[tuple[Configuration, ...]]:
-    """Strategies of very different steps: data parallelism, and one in which most tensors change hands.
+    """Strategies of very different steps: data parallelism, and one in which most tensors are sent.
 
     Args:
       graph: of `_program`.
@@ -158,17 +135,18 @@ def measure_step(devices: int, kind: str, number: int) -> Step | None:
       number: below `STEPS`; None is returned where the program has fewer strategies.
     """
     program, number = divmod(number, _STRATEGIES)
-    names = [f"/device:{kind.upper()}:{number}" for number in range(devices)]
+    used = Devices.first(devices, kind)
     with tf.Graph().as_default() as tf_graph:
         graph, updates = _program(program, devices)
         exported = export_graph(graph)
         chosen = strategies_to_measure(exported, devices)
         if number >= len(chosen):
             return None
-        lowering = PlanLowering(graph, plan_from_configurations(graph, exported, chosen[number], devices), names)
+        plan = plan_from_configurations(graph, exported, chosen[number], devices)
+        lowering = PlanLowering(graph, plan, list(used.names))
         step = tf.group([lowering.lowered_operation(update) for update in updates])
         initializer, fill = tf.global_variables_initializer(), lowering.copy_masters_to_slices()
-        with tf.Session(graph=tf_graph, config=session_config(devices, kind)) as session:
+        with tf.Session(graph=tf_graph, config=session_config(used)) as session:
             session.run(initializer)
             session.run(fill)
             return Step(exported, chosen[number], _wall_seconds(session, step, kind == "cpu"))
@@ -177,7 +155,7 @@ def measure_step(devices: int, kind: str, number: int) -> Step | None:
 def _wall_seconds(session: tf.Session, step: tf.Operation, shared: bool) -> float:
     """Seconds of a step, the median. Between its operations cores wait for each other, which the work of the cores does
     not show; on a machine that others use as well, no more than a third of the work is taken for such waiting."""
-    run, walls = session.make_callable(step), []
+    run, walls = session.make_callable(step), list[float]()
     run()
     begin, work = time.perf_counter(), time.process_time()
     while len(walls) < _RUNS or time.perf_counter() - begin < _SECONDS:
@@ -188,52 +166,3 @@ def _wall_seconds(session: tf.Session, step: tf.Operation, shared: bool) -> floa
     if not shared:
         return middle
     return min(middle, (time.process_time() - work) / len(walls) / cores() * 4 / 3)
-
-
-def fit_steps(machine: Machine, devices: int, steps: Sequence[Step]) -> Machine:
-    """The machine, slower by what whole steps take longer than their parts, with the overhead of an operation and the
-    latency of a link that explain them best.
-
-    Args:
-      machine: fitted to parts of steps; its overhead and latency are the least that an operation and a message take.
-      devices: how many took part.
-      steps: that were measured.
-    """
-    def at(slowdown: float, overhead: float, latency: float) -> Machine:
-        links = tuple(dataclasses.replace(link, latency=link.latency + latency) for link in machine.links)
-        return dataclasses.replace(_slower(machine, slowdown), overhead=machine.overhead + overhead, links=links)
-
-    def price(slowdown: float, overhead: float, latency: float) -> np.ndarray:
-        found = at(slowdown, overhead, latency)
-        return np.array([price_strategy(step.graph, found, devices, step.configurations).total for step in steps])
-
-    # The price is linear in all three; 1 us stays well within what floating point tells apart.
-    small = 1e-6
-    seconds, known = np.array([step.seconds for step in steps]), price(1.0, 0.0, 0.0)
-    slower = (price(2.0, 0.0, 0.0) - known) / seconds
-    rows = np.column_stack([(price(1.0, small, 0.0) - known) / small, (price(1.0, 0.0, small) - known) / small])
-    rows /= seconds[:, None]
-    # Least squares of relative errors, and of an overhead and a latency that are no more than a few microseconds. Where
-    # little is handed over (between two devices, say), what a step takes beyond its price has other reasons; taken for
-    # latency, it made searches avoid all-reduces that cost next to nothing.
-    held = np.diag([_PRICE_ERROR / _OVERHEAD, _PRICE_ERROR / _LATENCY])
-    best, least = (0.0, 0.0, 0.0), np.inf
-    for more in np.linspace(0.0, _MOST - 1.0, 101):
-        wanted = (seconds - known) / seconds - more * slower
-        for chosen in ([], [0], [1], [0, 1]):
-            found = np.zeros(2)
-            stacked = np.vstack([rows, held])[:, chosen]
-            found[chosen] = np.linalg.lstsq(stacked, np.append(wanted, [0.0, 0.0]), rcond=None)[0] if chosen else 0.0
-            error = float(np.square(wanted - rows @ found).sum() + np.square(held @ found).sum())
-            if found.min() >= 0.0 and error < least:
-                best, least = (float(more), *map(float, found)), error
-    return at(1.0 + best[0], *best[1:])
-
-
-def _slower(machine: Machine, times: float) -> Machine:
-    """The machine, so many times slower in everything but its links and what a node costs by itself."""
-    return dataclasses.replace(
-        machine, rates={kind: rate / times for kind, rate in machine.rates.items()},
-        overheads={kind: seconds * times for kind, seconds in machine.overheads.items()},
-        memory_bandwidth=machine.memory_bandwidth / times, cache_bandwidth=machine.cache_bandwidth / times,
-        tap_seconds=machine.tap_seconds * times, broadcast_run_seconds=machine.broadcast_run_seconds * times)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.cost.compute import PARTS, Collective, collectives_of, layer_parts, layer_signature
+from pase_mtf.cost.compute import PARTS, Collective, collectives_of, layer_parts
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.resharding import resharding_seconds
+from pase_mtf.cost.signature import OperationSignature, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions, positions_of
 from pase_mtf.errors import UsageError, nearest
-from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.network import CostNetwork, NetworkEdge
@@ -131,12 +132,14 @@ class _Builder:
 
     def __init__(self, machine: Machine, model: str) -> None:
         self._machine, self._model = machine, model
-        self._tables: dict[tuple, ConfigurationTable] = {}
-        self._interned: dict[tuple, ConfigurationTable] = {}
-        self._parts: dict[tuple, np.ndarray] = {}
-        self._classes: dict[tuple, DistinctShardings] = {}
-        self._contents: dict[tuple, DistinctShardings] = {}
-        self._matrices: dict[tuple, np.ndarray] = {}
+        # By the identity of what `table` and `_shardings` return, which live as long as the builder.
+        self._tables: dict[tuple[int, tuple[tuple[str, int], ...]], ConfigurationTable] = {}
+        self._parts: dict[tuple[tuple[OperationSignature, ...], int], np.ndarray] = {}
+        self._shardings: dict[tuple[int, tuple[int, ...]], DistinctShardings] = {}
+        self._matrices: dict[tuple[int, int, tuple[int, ...], int], np.ndarray] = {}
+        # By contents.
+        self._equal_tables: dict[tuple[bytes, bytes, tuple[int, ...]], ConfigurationTable] = {}
+        self._equal_shardings: dict[tuple[bytes, bytes, bytes, tuple[int, ...]], DistinctShardings] = {}
 
     def table(self, configurations: tuple[Configuration, ...], position: dict[str, int],
               dims: int) -> ConfigurationTable:
@@ -145,29 +148,44 @@ class _Builder:
         key = id(configurations), tuple(position.items())
         if key not in self._tables:
             table = ConfigurationTable.build(configurations, position, dims)
-            self._tables[key] = self._interned.setdefault(table.key, table)
+            self._tables[key] = self._equal_tables.setdefault(table.key, table)
         return self._tables[key]
 
-    def parts(self, signature: tuple, table: ConfigurationTable) -> np.ndarray:
+    def parts(self, signature: tuple[OperationSignature, ...], table: ConfigurationTable) -> np.ndarray:
+        """The parts of a layer's cost under each of its configurations."""
         key = signature, id(table)
         if key not in self._parts:
             price = layer_parts if self._model == "seconds" else paper_parts
             self._parts[key] = price(signature, table, self._machine)
         return self._parts[key]
 
-    def classes(self, table: ConfigurationTable, positions: tuple[int, ...]) -> DistinctShardings:
-        key = id(table), positions
-        if key not in self._classes:
-            # Layers of different kinds cut a tensor alike: what is the same is one object, and priced once.
-            found = table.classes(positions)
-            same = self._contents.setdefault(found.key, found)
-            self._classes[key] = dataclasses.replace(same, index=found.index)
-        return self._classes[key]
+    def edge(self, edge: Edge, tables: Sequence[ConfigurationTable],
+             positions: Sequence[dict[str, int]]) -> NetworkEdge:
+        """The cost matrix of an edge, by the tables and dim positions of all layers."""
+        source_dims, target_dims = edge.source_dims, edge.target_dims
+        # In the paper's model the gradient's way back is part of the forward edge's price; its own edge is free.
+        free = self._model == "pase" and edge.phase != "forward"
+        if free:
+            source_dims = target_dims = ()
+        source = self._sharding(tables[edge.source], positions_of(source_dims, positions[edge.source]))
+        target = self._sharding(tables[edge.target], positions_of(target_dims, positions[edge.target]))
+        matrix = (np.zeros((len(source.devices), len(target.devices))) if free
+                  else self._matrix(source, target, edge.shape, edge.itemsize))
+        return NetworkEdge(edge.source, edge.target, matrix, source.index, target.index)
 
-    def matrix(self, source: DistinctShardings, target: DistinctShardings, shape: tuple[int, ...],
-               itemsize: int) -> np.ndarray:
-        # Arrays of equal contents are one object (see `classes`); they live as long as the builder.
-        key = id(source.parts), id(target.parts), shape, itemsize
+    def _sharding(self, table: ConfigurationTable, positions: tuple[int, ...]) -> DistinctShardings:
+        key = id(table), positions
+        if key not in self._shardings:
+            # Layers of different kinds shard a tensor alike: what is the same is one object, and priced once.
+            found = table.shardings(positions)
+            same = self._equal_shardings.setdefault(found.key, found)
+            self._shardings[key] = dataclasses.replace(same, index=found.index)
+        return self._shardings[key]
+
+    def _matrix(self, source: DistinctShardings, target: DistinctShardings, shape: tuple[int, ...],
+                itemsize: int) -> np.ndarray:
+        # Arrays of equal contents are one object (see `_sharding`).
+        key = id(source.shards), id(target.shards), shape, itemsize
         if key not in self._matrices:
             if self._model == "seconds":
                 matrix = resharding_seconds(source, target, shape, itemsize, self._machine)
@@ -180,7 +198,7 @@ class _Builder:
 def build_network(graph: ComputationGraph, machine: Machine, devices: int,
                   configurations: Sequence[Sequence[Configuration]] | None = None,
                   model: str = "seconds", *, idle: bool = False) -> PricedNetwork:
-    """Prices every configuration of every layer, and every pair of partitions of every edge.
+    """Prices every configuration of every layer, and every pair of shardings of every edge.
 
     Args:
       graph: what to price. Costs are of one training step where the graph holds one, else of the forward pass.
@@ -202,48 +220,48 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
     if model not in MODELS:
         raise UsageError(f"unknown cost model {model!r}: {nearest(model, MODELS)}")
     machine.check_devices(devices)
+    offered = _offered(graph, machine, devices, configurations, idle)
+    builder = _Builder(machine, model)
+    positions = [dim_positions(layer) for layer in graph.layers]
+    tables = []
+    for layer, choices, position in zip(graph.layers, offered, positions, strict=True):
+        try:
+            tables.append(builder.table(choices, position, len(layer.dims)))
+        except ValueError as error:
+            raise UsageError(f"layer {layer.name!r}: {error}; choose from {', '.join(layer.dims)}") from error
+    parts = tuple(builder.parts(layer_signature(layer), table)
+                  for layer, table in zip(graph.layers, tables, strict=True))
+    edges = tuple(builder.edge(edge, tables, positions) for edge in graph.edges)
+    network = _network(graph, parts, edges)
+    if configurations is None:  # it is going to be searched, maybe more than once
+        network.normalized(keep=True)
+    return PricedNetwork(graph, machine, devices, model, offered, network,
+                         PARTS if model == "seconds" else PAPER_PARTS, parts, edges)
+
+
+def _offered(graph: ComputationGraph, machine: Machine, devices: int,
+             configurations: Sequence[Sequence[Configuration]] | None,
+             idle: bool) -> tuple[tuple[Configuration, ...], ...]:
+    """The configurations to price, per layer."""
     if configurations is None:
         # Many virtual devices gain nothing from a third axis.
         axes = 2 if machine.shared_cores and devices > _FEW_DEVICES else 3
-        offered = tuple(enumerate_configurations(layer, devices, idle=idle, max_axes=axes) for layer in graph.layers)
-    else:
-        offered = tuple(tuple(choices) for choices in configurations)
-        if len(offered) != len(graph.layers):
-            raise UsageError(f"configurations for {len(offered)} layers, the graph has {len(graph.layers)}; "
-                             "give one list per layer")
-    builder = _Builder(machine, model)
-    tables, positions, parts = [], [], []
-    for layer, choices in zip(graph.layers, offered, strict=True):
-        position = dim_positions(layer)
-        try:
-            table = builder.table(choices, position, len(layer.dims))
-        except ValueError as error:
-            raise UsageError(f"layer {layer.name!r}: {error}; choose from {', '.join(layer.dims)}") from error
-        tables.append(table)
-        positions.append(position)
-        parts.append(builder.parts(layer_signature(layer), table))
-    edges = []
-    for edge in graph.edges:
-        if model == "pase" and edge.phase != "forward":
-            # The gradient's way back is part of the forward edge's price; this edge costs nothing.
-            sides = [builder.classes(tables[end], ()) for end in (edge.source, edge.target)]
-            matrix = np.zeros((len(sides[0].devices), len(sides[1].devices)))
-        else:
-            sides = [builder.classes(tables[edge.source], positions_of(edge.source_dims, positions[edge.source])),
-                     builder.classes(tables[edge.target], positions_of(edge.target_dims, positions[edge.target]))]
-            matrix = builder.matrix(sides[0], sides[1], edge.shape, edge.itemsize)
-        edges.append(NetworkEdge(edge.source, edge.target, matrix, sides[0].index, sides[1].index))
+        return tuple(enumerate_configurations(layer, devices, idle=idle, max_axes=axes) for layer in graph.layers)
+    if len(configurations) != len(graph.layers):
+        raise UsageError(f"configurations for {len(configurations)} layers, the graph has {len(graph.layers)}; "
+                         "give one list per layer")
+    return tuple(tuple(choices) for choices in configurations)
+
+
+def _network(graph: ComputationGraph, parts: Sequence[np.ndarray], edges: Sequence[NetworkEdge]) -> CostNetwork:
+    """Layers with equal parts share one vector; edges that never cost anything are left out."""
     vectors: dict[int, np.ndarray] = {}
     for layer in parts:
         if id(layer) not in vectors:
             vectors[id(layer)] = layer.sum(axis=0)
     costly = {number: matrix.any() for number, matrix in {id(edge.matrix): edge.matrix for edge in edges}.items()}
-    network = CostNetwork([vectors[id(layer)] for layer in parts],
-                          [edge for edge in edges if costly[id(edge.matrix)]], [layer.kind for layer in graph.layers])
-    if configurations is None:  # it is going to be searched, maybe more than once
-        network.normalized(keep=True)
-    return PricedNetwork(graph, machine, devices, model, offered, network,
-                         PARTS if model == "seconds" else PAPER_PARTS, tuple(parts), tuple(edges))
+    return CostNetwork([vectors[id(layer)] for layer in parts],
+                       [edge for edge in edges if costly[id(edge.matrix)]], [layer.kind for layer in graph.layers])
 
 
 def price_strategy(graph: ComputationGraph, machine: Machine, devices: int, configurations: Sequence[Configuration],

@@ -11,8 +11,8 @@ from pase_mtf.machine.machine import Machine
 
 __all__ = ["allreduce_seconds", "group_sizes"]
 
-# Mesh-TF splits what has 1024 elements or more: of four bytes, mostly.
-_RING = 4096
+# Bytes from which on Mesh-TF sums by several rings: 1024 elements, of four bytes, mostly.
+_SEVERAL_RINGS = 4096
 
 
 def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Machine) -> np.ndarray:
@@ -31,11 +31,11 @@ def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Ma
     for position in set(positions):
         if position < 0:
             continue
-        parts, strides = table.parts[:, position], table.strides[:, position]
+        shards, strides = table.shards[:, position], table.strides[:, position]
         for level, link in enumerate(machine.links[:-1]):
-            # Of an aligned run of link.devices devices, how many hold different parts of this dim.
-            reached[level + 1] *= np.clip(-(-link.devices // strides), 1, parts)
-        reached[-1] *= parts
+            # Of an aligned run of link.devices devices, how many hold different shards of this dim.
+            reached[level + 1] *= np.clip(-(-link.devices // strides), 1, shards)
+        reached[-1] *= shards
     return reached[1:] / reached[:-1]
 
 
@@ -44,11 +44,11 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
 
     On real devices: reduce-scatter at each level, innermost first, so that less is left for the next, and back; each
     level moves 2 (q - 1) / q of what is left and takes 2 log2(q) messages. On shared cores each group of q sums once,
-    for all: q blocks are read and one is written, and 2 (q - 1) times one is handed over. Where Mesh-TF itself does it
+    for all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it
     there (`machine.ring`; mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings
     of 2 q - 2 operations sum a q-th each, and every member puts them together; small blocks go round a single ring.
-    Where that was measured (`machine.ring_link`), what counts is the operations of the rings, each of which hands a
-    block on; cutting and putting together, on one device, takes what its bytes take.
+    Where that was measured (`machine.ring_link`), what counts is the operations of the rings, each of which sends a
+    block; slicing and concatenating, on one device, takes what its bytes take.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
@@ -64,7 +64,7 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
         link = machine.links[-1]
         overhead, nodes, messages, blocks = machine.overhead, 1.0, 2.0 * (size - 1.0), size + 1.0
         if machine.ring:
-            large = nbytes >= _RING
+            large = nbytes >= _SEVERAL_RINGS
             rings = np.where(large, size, 1.0)
             nodes = rings * (2.0 * size - 2.0) + np.where(large, 4.0 * size, 0.0)
             messages = rings * (2.0 * size - 2.0)

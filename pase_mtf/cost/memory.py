@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph.computation_graph import ComputationGraph, Layer, Operand
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, Operand, Variable
 from pase_mtf.graph.configurations import Configuration
 
 __all__ = ["MEMORY_PARTS", "layer_memory", "strategy_memory"]
@@ -24,7 +24,8 @@ MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "commu
 def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.ndarray:
     """Bytes of a layer on each of its devices, under each configuration.
 
-    Weights and optimizer slots: the variables of the layer. Gradients: one per weight that is updated. Activations:
+    Weights and optimizer slots: the variables of the layer. Gradients: one per weight that is updated, of the type of
+    the backward pass. Activations:
     what the forward pass computes, where a backward pass will read it (it may not read all of it: an upper bound);
     otherwise the largest tensor that is computed. Communication buffers: what arrives for the largest all-reduce.
 
@@ -51,16 +52,25 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
         nbytes = local(variable.operand)
         result[0 if variable.trainable else 1] += nbytes
         if variable.trainable and "update" in phases:
-            result[2] += nbytes
+            result[2] += local(_gradient_of(variable, layer))
     for operation in layer.operations:
         nbytes = sum((local(operand) for operand in operation.outputs), np.zeros(len(configurations)))
         if operation.phase == "forward" and operation.kind != "none":
             result[3] = result[3] + nbytes if "backward" in phases else np.maximum(result[3], nbytes)
-        if operation.reduced:
-            group = 1.0 / table.share(positions_of(dict.fromkeys(operation.reduced), position))
+        for reduced, outputs in operation.sums:
+            group = 1.0 / table.share(positions_of(tuple(dict.fromkeys(reduced)), position))
             # The parts of the others arrive in pieces, as large together as the device's own.
-            result[4] = np.maximum(result[4], np.where(group > 1, nbytes, 0.0))
+            arriving = sum((local(operand) for operand in outputs), np.zeros(len(configurations)))
+            result[4] = np.maximum(result[4], np.where(group > 1, arriving, 0.0))
     return result
+
+
+def _gradient_of(variable: Variable, layer: Layer) -> Operand:
+    """The gradient of a weight: the weight, of the type in which the backward pass computes what looks like it."""
+    looks = variable.operand.dims, variable.operand.shape
+    found = [operand for operation in layer.operations if operation.phase == "backward"
+             for operand in operation.outputs if (operand.dims, operand.shape) == looks]
+    return found[0] if found else variable.operand
 
 
 def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration]) -> dict[str, float]:

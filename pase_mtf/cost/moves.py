@@ -1,7 +1,7 @@
-"""What moves inside a layer although all of it is cut alike: renames and shifts.
+"""In-layer resharding: what moves although all of a layer has one configuration, in renames and shifts.
 
-A recurrence feeds what it puts out (one dim of the layer) back as what it reads (another): where the two are cut
-differently, every step moves the state. A shift along a split dim hands the rim of every block to the next device.
+A recurrence feeds what it puts out (one dim of the layer) back as what it reads (another): where the two are sharded
+differently, every step moves the state. A shift along a split dim sends the halo of every block to the next device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def move_of(operation: LayerOperation, position: dict[str, int]) -> Move | None:
       operation: of a layer.
       position: column of every dim name of the layer (`dim_positions`).
     """
-    if operation.type not in ("ReshapeOperation", "ShiftOperation"):
+    if operation.role not in ("rename", "shift"):
         return None
     (x,), (y,) = operation.inputs, operation.outputs
     source, target = positions_of(x.dims, position), positions_of(y.dims, position)
@@ -56,38 +56,41 @@ def move_of(operation: LayerOperation, position: dict[str, int]) -> Move | None:
     return Move(source, target, x.shape, x.itemsize)
 
 
-def _rim(move: Move, table: ConfigurationTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(elements a device hands on in a shift, parts, strides of the shifted dim), each [K]; 0 where it is whole."""
+def _halo(move: Move, table: ConfigurationTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(elements a device sends in a shift, shards, strides of the shifted dim), each [K]; 0 where it is whole."""
     place, offset = move.shifted
     column = move.source[place]
-    parts = table.parts[:, column]
-    block = move.shape[place] / parts
+    shards = table.shards[:, column]
+    block = move.shape[place] / shards
     elements = math.prod(move.shape) * table.share([c for c in move.source if c >= 0])
-    return np.where(parts > 1, elements * np.minimum(1.0, offset / block), 0.0), parts, table.strides[:, column]
+    return np.where(shards > 1, elements * np.minimum(1.0, offset / block), 0.0), shards, table.strides[:, column]
 
 
 def move_seconds(move: Move, table: ConfigurationTable, machine: Machine) -> np.ndarray:
     """Seconds of the move under each of K configurations: float64 [K], 0 where everything is in its place."""
     if not move.shifted:
-        ends = table.classes(move.source), table.classes(move.target)
-        return resharding_seconds(*ends, move.shape, move.itemsize, machine)[ends[0].index, ends[1].index]
-    elements, parts, strides = _rim(move, table)
+        source, target = table.shardings(move.source), table.shardings(move.target)
+        pairs = resharding_seconds(source, target, move.shape, move.itemsize, machine)
+        seconds: np.ndarray = pairs[source.index, target.index]
+        return seconds
+    elements, shards, strides = _halo(move, table)
     if machine.shared_cores:
-        # Handed over by reference, to all but the first of a row; cutting and joining is the operation's own work.
-        return np.where(parts > 1, table.devices * (parts - 1) / parts * machine.links[-1].latency, 0.0)
-    # Some device has its neighbour beyond every group that is smaller than the row of parts.
-    seconds = np.zeros(len(parts))
-    below = np.ones(len(parts), bool)
+        # Sent by reference, to all but the first of a row; slicing and concatenating is the operation's own work.
+        return np.where(shards > 1, table.devices * (shards - 1) / shards * machine.links[-1].latency, 0.0)
+    # Some device has its neighbour beyond every link domain that is smaller than the row of shards.
+    seconds = np.zeros(len(shards))
+    below = np.ones(len(shards), bool)
     for link in machine.links:
-        here = below & ((parts * strides <= link.devices) | (link is machine.links[-1]))
+        here = below & ((shards * strides <= link.devices) | (link is machine.links[-1]))
         seconds = np.where(here, link.latency + elements * move.itemsize / link.bandwidth, seconds)
         below &= ~here
-    return np.where(parts > 1, seconds, 0.0)
+    return np.where(shards > 1, seconds, 0.0)
 
 
 def move_elements(move: Move, table: ConfigurationTable) -> np.ndarray:
     """The most elements that a device fetches in the move, under each of K configurations."""
     if move.shifted:
-        return _rim(move, table)[0]
-    ends = table.classes(move.source), table.classes(move.target)
-    return elements_moved(*ends, move.shape)[ends[0].index, ends[1].index]
+        return _halo(move, table)[0]
+    source, target = table.shardings(move.source), table.shardings(move.target)
+    elements: np.ndarray = elements_moved(source, target, move.shape)[source.index, target.index]
+    return elements

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.cost.compute import PRODUCTS, OperationSignature
 from pase_mtf.cost.moves import move_elements
 from pase_mtf.cost.resharding import elements_moved
+from pase_mtf.cost.signature import PRODUCTS, OperationSignature
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
 from pase_mtf.machine.machine import Machine
 
@@ -38,9 +38,9 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
 
     A matrix product of local sizes m, n, k (a convolution is one) costs 3 m n k for its compute, an all-reduce of m n
     words over the split of k, of m k words over the split of n and of n k words over the split of m; other operations
-    cost three times their FLOP and the all-reduce of what a split of a reduced dim leaves unfinished. What is moved
-    within the layer moves back as a gradient. The gradient of weights is reduced once, however many operations read
-    them: of a product its weights, of a layer without any (a normalisation) its scale and its bias.
+    cost three times their FLOP and the all-reduce of the partial sums that a split of a reduced dim leaves. What is
+    moved within the layer moves back as a gradient. The gradient of weights is reduced once, however many operations
+    read them: of a product its weights, of a layer without any (a normalisation) its scale and its bias.
 
     Args:
       signature: `layer_signature` of the layer.
@@ -59,9 +59,10 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         # A multiply-add is one FLOP in the paper, two in ours.
         flops = entry.flops / 2.0 if product else entry.flops
         result[0] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
-        for columns, nbytes in entry.outputs:
-            result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
-                                                          _group(table, entry.reduced))
+        for reduced, outputs in entry.sums:
+            for columns, nbytes in outputs:
+                result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
+                                                              _group(table, reduced))
         for number, (columns, nbytes) in enumerate(entry.inputs):
             alike = entry.weights[number] if number < len(entry.weights) else 0
             # Statistics can look like a scale or a bias; counting no more than there are variables leaves them out.
@@ -77,7 +78,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
 
 def paper_edge(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int],
                machine: Machine) -> np.ndarray:
-    """FLOP of an edge for every pair of partitions: the words that move forward, and the gradient's that move back.
+    """FLOP of an edge for every pair of shardings: the words that move forward, and the gradient's that move back.
 
     Returns:
       float64 [R, C].

@@ -30,23 +30,23 @@ def positions_of(dims: Sequence[str], position: dict[str, int]) -> tuple[int, ..
 
 @dataclasses.dataclass(frozen=True)
 class DistinctShardings:
-    """The different ways in which the configurations of a layer cut one tensor.
+    """The different ways in which the configurations of a layer shard one tensor.
 
     Attributes:
       devices: int64 [R], how many devices hold a block.
-      parts, strides: int64 [R, T] for a tensor of T dims: device d holds part (d // stride) % parts of each dim.
-      index: int32 [K], the class of every configuration.
+      shards, strides: int64 [R, T] for a tensor of T dims: of each dim, device d holds shard (d // stride) % shards.
+      index: int32 [K], the sharding of every configuration.
     """
 
     devices: np.ndarray
-    parts: np.ndarray
+    shards: np.ndarray
     strides: np.ndarray
     index: np.ndarray
 
     @property
     def key(self) -> tuple[bytes, bytes, bytes, tuple[int, ...]]:
-        """Equal where the partitions are the same, whichever configurations make them."""
-        return self.devices.tobytes(), self.parts.tobytes(), self.strides.tobytes(), self.parts.shape
+        """Equal where the shardings are the same, whichever configurations make them."""
+        return self.devices.tobytes(), self.shards.tobytes(), self.strides.tobytes(), self.shards.shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,12 +55,12 @@ class ConfigurationTable:
 
     Attributes:
       devices: int64 [K].
-      parts: int64 [K, D + 1].
-      strides: int64 [K, D + 1]; 1 where the dim is not split.
+      shards: int64 [K, D + 1], into how many shards each dim is split.
+      strides: int64 [K, D + 1], how many consecutive devices hold the same shard; 1 where the dim is not split.
     """
 
     devices: np.ndarray
-    parts: np.ndarray
+    shards: np.ndarray
     strides: np.ndarray
 
     @classmethod
@@ -76,7 +76,7 @@ class ConfigurationTable:
           ValueError: a configuration splits a dim that the layer does not have.
         """
         devices = np.ones(len(configurations), np.int64)
-        parts = np.ones((len(configurations), dims + 1), np.int64)
+        shards = np.ones((len(configurations), dims + 1), np.int64)
         strides = np.ones((len(configurations), dims + 1), np.int64)
         for row, configuration in enumerate(configurations):
             stride = 1
@@ -84,37 +84,37 @@ class ConfigurationTable:
                 if name:
                     if name not in position:
                         raise ValueError(f"configuration {configuration}: the layer has no dim {name!r}")
-                    parts[row, position[name]] = count
+                    shards[row, position[name]] = count
                     strides[row, position[name]] = stride
                 stride *= count
             devices[row] = stride
-        return cls(devices, parts, strides)
+        return cls(devices, shards, strides)
 
     @functools.cached_property
     def key(self) -> tuple[bytes, bytes, tuple[int, ...]]:
         """Equal for tables with the same contents."""
-        return self.parts.tobytes() + self.strides.tobytes(), self.devices.tobytes(), self.parts.shape
+        return self.shards.tobytes() + self.strides.tobytes(), self.devices.tobytes(), self.shards.shape
 
     def share(self, positions: Sequence[int]) -> np.ndarray:
-        """float64 [K]: what part of a tensor with dims at these columns one device holds."""
+        """float64 [K]: what fraction of a tensor with dims at these columns one device holds."""
         product = np.ones(len(self.devices))
         for position in positions:
             if position >= 0:
-                product *= self.parts[:, position]
-        return 1.0 / product
+                product *= self.shards[:, position]
+        share: np.ndarray = 1.0 / product
+        return share
 
-    def classes(self, positions: Sequence[int]) -> DistinctShardings:
-        """The partitions that the configurations make of a tensor whose dims are at these columns."""
+    def shardings(self, positions: Sequence[int]) -> DistinctShardings:
+        """The different shardings that the configurations make of a tensor whose dims are at these columns."""
         columns = [self.devices]
         for position in positions:
             if position >= 0:
-                columns += [self.parts[:, position], self.strides[:, position]]
+                columns += [self.shards[:, position], self.strides[:, position]]
         code = np.zeros(len(self.devices), np.int64)
         for column in columns:
             _, dense = np.unique(column, return_inverse=True)
             code = code * (int(dense.max(initial=0)) + 1) + dense
             _, code = np.unique(code, return_inverse=True)
         _, first, index = np.unique(code, return_index=True, return_inverse=True)
-        columns = list(positions)
-        return DistinctShardings(self.devices[first], self.parts[np.ix_(first, columns)],
-                                self.strides[np.ix_(first, columns)], index.astype(np.int32))
+        rows = np.ix_(first, list(positions))
+        return DistinctShardings(self.devices[first], self.shards[rows], self.strides[rows], index.astype(np.int32))

@@ -10,15 +10,21 @@ import functools
 import hashlib
 import json
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pase_mtf.errors import FormatError
 from pase_mtf.files import read_json, write_atomically
 
-__all__ = ["ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
+__all__ = ["ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
+
+_T = TypeVar("_T")
 
 FORMAT = "pase_mtf.graph"
-VERSION = 1
+VERSION = 2
+
+ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift")
+"""What an operation does that others of its kind do not (`LayerOperation.role`); "" for most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,14 +56,19 @@ class LayerOperation:
       flops: floating point operations of the whole, unsplit operation.
       dims: the dims whose split divides the work (the operation's iteration space, restricted to the layer's dims).
       inputs, outputs: its tensors.
-      reduced: the dims whose split leaves every device with a partial result, to be combined by an all-reduce of the
+      reduced: the dims whose split leaves every device with a partial sum, to be combined by an all-reduce of the
         outputs over the devices that differ in these dims. Charged where the all-reduce really happens: a chain of
-        lazy sums counts once, at its end.
+        pending sums counts once, at its end.
       shift: (dim, by how many elements) of a shift along a dim that may be split; else empty.
       nodes: how many nodes it becomes on a device.
       traffic: bytes that these read and write, as a multiple of the bytes of the inputs and outputs.
-      rows: over how many rows (elements that lie side by side) these spread a tensor of fewer dims, unsplit and summed
-        over the nodes.
+      broadcast_runs: over how many runs of elements that lie side by side these broadcast a tensor of fewer dims,
+        unsplit and summed over the nodes.
+      role: one of `ROLES`: what a cost model has to know besides the kind. A convolution, the gradient of its filter or
+        of its image, a transposed convolution; a reshape ("rename"); a shift along a dim. Follows from the class of
+        the operation, as the other facts do, and is no part of the graph's hash.
+      partial_sums: `reduced` of every output, where they differ (then `reduced` is empty); else empty. No part of the
+        graph's hash either.
     """
 
     index: int
@@ -73,7 +84,17 @@ class LayerOperation:
     shift: tuple[str, int] | tuple[()] = ()
     nodes: int = 1
     traffic: float = 1.0
-    rows: float = 0.0
+    broadcast_runs: float = dataclasses.field(default=0.0, metadata={"key": "rows"})
+    role: str = dataclasses.field(default="", metadata={"hashed": False})
+    partial_sums: tuple[tuple[str, ...], ...] = dataclasses.field(default=(), metadata={"hashed": False})
+
+    @property
+    def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
+        """(dims whose split leaves partial sums, outputs of which) for every all-reduce that may be due."""
+        if self.partial_sums:
+            each = zip(self.partial_sums, self.outputs, strict=True)
+            return tuple((dims, (output,)) for dims, output in each if dims)
+        return ((self.reduced, self.outputs),) if self.reduced else ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,7 +116,7 @@ class Layer:
         "gather", "pointwise", "loop", "other".
       dims: dim name -> size, in the order of the iteration space, outermost first. Where one name appears with several
         sizes, the gcd of the sizes.
-      splittable: the dims that may be split: every operation of the layer can realise it.
+      splittable: the dims that may be split: every operation of the layer supports it.
       operations: what the layer covers, in graph order. A grouped Assign stands in every layer whose variables it sets.
       variables: the weights and optimizer slots it owns.
       aliases: other dim names that are laid out like one of `dims` (name -> dim): a rename gives one dim two names.
@@ -177,37 +198,33 @@ class ComputationGraph:
         """Floating point operations of one step on one device."""
         return sum(operation.flops for layer in self.layers for operation in layer.operations)
 
-    def layer_of_operation(self) -> dict[int, int]:
-        """Index of the operation in the Mesh-TF graph -> index of its (for a grouped Assign: first) layer."""
-        found: dict[int, int] = {}
-        for number, layer in enumerate(self.layers):
-            for operation in layer.operations:
-                found.setdefault(operation.index, number)
-        return found
-
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as JSON, whole or not at all."""
         data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **_to_plain(self)}
         write_atomically(path, json.dumps(data))
 
     @classmethod
-    def load(cls, path: str | os.PathLike) -> ComputationGraph:
+    def load(cls, path: str | os.PathLike[str]) -> ComputationGraph:
         """Reads a graph that `save` wrote.
 
         Raises:
-          FormatError: the file is missing, truncated, or something else.
+          FormatError: the file is missing, truncated, something else, or was written by an earlier version.
         """
         data = read_json(path, FORMAT, VERSION)
-        # Of what was read, not of what is made of it: half the time of a large graph.
-        if "layers" in data and _hash(data) != data.get("hash"):
-            raise FormatError(f"{path}: contents do not match their hash; the file was changed, export the graph again")
+        if data["version"] < VERSION:
+            raise FormatError(f"{path}: {FORMAT} version {data['version']}, written by an earlier version of this "
+                              "program; export the graph again")
         known: dict[Any, Any] = {}
         try:
+            # Of what was read, not of what is made of it: half the time of a large graph.
+            if _hash(data) != data["hash"]:
+                raise FormatError(
+                    f"{path}: contents do not match their hash; the file was changed, export the graph again")
             return cls(
                 name=data["name"], layers=tuple(_layer(entry, known) for entry in data["layers"]),
                 edges=tuple(_from_plain(Edge, entry, known) for entry in data["edges"]),
                 operations=data["operations"], meta=data["meta"])
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise FormatError(f"{path}: not a complete graph file ({error!r}); export the graph again") from error
 
     def to_dot(self) -> str:
@@ -224,20 +241,31 @@ class ComputationGraph:
 
 
 def _hash(data: dict[str, Any]) -> str:
-    """Of what `_to_plain` makes of a graph, or `save` wrote."""
-    counts = {name: data.get(name) for name in ("layers", "edges", "operations")}
+    """Of what `_to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
+    unhashed = _unhashed(LayerOperation)
+    layers = [{**layer, "operations": [{name: value for name, value in operation.items() if name not in unhashed}
+                                       for operation in layer["operations"]]} for layer in data["layers"]]
+    counts = {"layers": layers, "edges": data["edges"], "operations": data["operations"]}
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @functools.cache
-def _fields(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else ()
+def _fields(cls: Any) -> dict[str, str]:
+    """Name of every field of a dataclass -> the key it has in files, which stays where a field is renamed."""
+    return {field.name: field.metadata.get("key", field.name) for field in dataclasses.fields(cls)}
+
+
+@functools.cache
+def _unhashed(cls: type[Any]) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(cls) if not field.metadata.get("hashed", True))
 
 
 def _to_plain(value: Any) -> Any:
     """`dataclasses.asdict` without its deep copies (tens of thousands of operations)."""
-    if names := _fields(type(value)):
-        return {name: _to_plain(getattr(value, name)) for name in names}
+    cls: Any = type(value)
+    names = _fields(cls) if hasattr(cls, "__dataclass_fields__") else {}
+    if names:
+        return {key: _to_plain(getattr(value, name)) for name, key in names.items()}
     if isinstance(value, (tuple, list)):
         return [_to_plain(item) for item in value]
     return value
@@ -251,22 +279,31 @@ def _once(value: Any, known: dict[Any, Any]) -> Any:
     return value
 
 
-def _from_plain(cls: type, data: dict[str, Any], known: dict[Any, Any]) -> Any:
+def _from_plain(cls: Callable[..., _T], data: dict[str, Any], known: dict[Any, Any]) -> _T:
     return cls(**{name: _once(item, known) for name, item in data.items()})
 
 
 def _operand(data: dict[str, Any], known: dict[Any, Any]) -> Operand:
     found = _from_plain(Operand, data, known)
-    return known.setdefault(found, found)
+    known.setdefault(found, found)
+    same: Operand = known[found]
+    return same
+
+
+def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
+    if data["role"] not in ROLES:  # which the hash does not cover
+        raise ValueError(f"unknown role {data['role']!r}")
+    name_of = {key: name for name, key in _fields(LayerOperation).items()}
+    return LayerOperation(**{
+        **{name_of[key]: value for key, value in data.items()},
+        **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
+        "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
+        "inputs": tuple(_operand(item, known) for item in data["inputs"]),
+        "outputs": tuple(_operand(item, known) for item in data["outputs"])})
 
 
 def _layer(data: dict[str, Any], known: dict[Any, Any]) -> Layer:
-    operations = tuple(
-        LayerOperation(**{
-            **entry, **{name: _once(entry[name], known) for name in ("dims", "reduced", "shift") if name in entry},
-            "inputs": tuple(_operand(item, known) for item in entry["inputs"]),
-            "outputs": tuple(_operand(item, known) for item in entry["outputs"])})
-        for entry in data["operations"])
+    operations = tuple(_operation(entry, known) for entry in data["operations"])
     variables = tuple(
         Variable(entry["name"], _operand(entry["operand"], known), entry["trainable"]) for entry in data["variables"])
     return Layer(data["name"], data["kind"], dict(data["dims"]), tuple(data["splittable"]), operations, variables,

@@ -71,16 +71,10 @@ class Configuration:
         return self.devices, tuple(
             (self.splits[name], self.strides[name]) if name in self.splits else (1, 1) for name in dims)
 
-    def layout(self, layer: Layer) -> dict[str, int]:
-        """Dim name -> index into `axes`, for every name (aliases too) the layer knows that is split."""
-        axis_of = {name: number for number, (name, _) in enumerate(self.axes) if name}
-        aliased = {other: axis_of[name] for other, name in layer.aliases.items() if name in axis_of}
-        return {**aliased, **axis_of}
-
     def __str__(self) -> str:
         if not self.axes:
             return "one device"
-        return " ".join(f"{name or '(copies)'}:{parts}" for name, parts in self.axes)
+        return " ".join(f"{name or '(replicated)'}:{parts}" for name, parts in self.axes)
 
 
 def _ordered_factorizations(number: int, length: int) -> Iterator[tuple[int, ...]]:
@@ -109,7 +103,7 @@ def _trusted(axes: tuple[tuple[str, int], ...]) -> Configuration:
 @functools.lru_cache(maxsize=4096)
 def _enumerate(dims: tuple[tuple[str, int], ...], totals: tuple[int, ...], replicate: bool,
                max_axes: int) -> tuple[Configuration, ...]:
-    found = []
+    found: list[Configuration] = []
     for total in totals:
         # Copies on some devices while others idle would be neither here nor there.
         choices = [*dims, ("", 0)] if replicate and total == totals[-1] else list(dims)
@@ -128,7 +122,7 @@ def _enumerate(dims: tuple[tuple[str, int], ...], totals: tuple[int, ...], repli
 
 def enumerate_configurations(layer: Layer, devices: int, *, replicate: bool = True, idle: bool = False,
                              max_axes: int = 3, only: Iterable[str] | None = None) -> tuple[Configuration, ...]:
-    """The configurations of a layer that Mesh-TF can realise on this many devices.
+    """The configurations of a layer that the lowering supports on this many devices.
 
     Args:
       layer: its splittable dims and their sizes decide what divides.

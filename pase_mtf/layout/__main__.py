@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags
 
@@ -27,7 +27,7 @@ def _define() -> None:
                         "returns an mtf.Graph or (graph, outputs)", flag_values=_FLAGS)
     flags.DEFINE_string("mesh", None, "number of devices", flag_values=_FLAGS)
     flags.DEFINE_string("mesh_shape", None, "only this mesh shape, such as rows:2;cols:4", flag_values=_FLAGS)
-    flags.DEFINE_multi_string("compare", [], "a layout to price too: mesh shape and layout rules in one string, such "
+    flags.DEFINE_multi_string("compare", [], "a layout to cost too: mesh shape and layout rules in one string, such "
                               "as rows:2;cols:4;batch:rows (may be repeated)", flag_values=_FLAGS)
     flags.DEFINE_multi_string("fix", [], "dim:axis for a dim whose axis is given, dim: for one that stays whole (may "
                               "be repeated)", flag_values=_FLAGS)
@@ -61,6 +61,7 @@ def _load(text: str | None) -> Callable[..., Any]:
     elif os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
+        # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
         import pase_mtf.compat  # noqa: F401 (Mesh-TF can be imported from here on)
         found: Any = importlib.import_module(place)
     except Exception as error:
@@ -96,6 +97,7 @@ def _reporting(build_graph: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fixed(entries: Sequence[str]) -> dict[str, str | None]:
+    """What --fix says: dim name -> axis name, None for a dim that stays whole."""
     fixed: dict[str, str | None] = {}
     for entry in entries:
         for part in entry.replace(",", ";").split(";"):
@@ -106,7 +108,10 @@ def _fixed(entries: Sequence[str]) -> dict[str, str | None]:
     return fixed
 
 
-def _number(flag: str, text: str | None, kind: type) -> Any:
+_Number = TypeVar("_Number", int, float)
+
+
+def _number(flag: str, text: str | None, kind: Callable[[str], _Number]) -> _Number | None:
     if text is None:
         return None
     try:
@@ -130,7 +135,8 @@ def _run() -> str:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
     fixed = _fixed(_FLAGS.fix)
     build_graph = _reporting(_load(_FLAGS.graph))
-    from pase_mtf.layout.layout import find_layout
+    # Here and not above: it brings TensorFlow.
+    from pase_mtf.layout.find import find_layout
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
                         memory_limit=memory_limit, fixed=fixed, compare=_FLAGS.compare,
                         alternatives=_FLAGS.alternatives, name=_FLAGS.graph)

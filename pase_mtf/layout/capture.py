@@ -1,4 +1,5 @@
-"""Reaches into programs that call mtf.Lowering deep inside a model_fn: to capture the graph, or to swap the lowering.
+"""Intercepts mtf.Lowering in programs that call it deep inside a model_fn: to capture the graph, or to lower every
+layer in a layout of its own.
 
     with pase_mtf.capture_graph() as captured:
         model_fn(features, labels, mode, params)       # stops where it would lower
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
-from pase_mtf.machine.machine import Machine
+from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.strategy.strategy import Strategy, find_strategy
 
 __all__ = ["CapturedGraph", "SwappedLowering", "capture_graph", "swap_lowering"]
@@ -33,7 +36,7 @@ class CapturedGraph:
       mesh_to_impl: the mesh implementations that the program had made.
     """
 
-    mesh_to_impl: dict[mtf.Mesh, Any] = dataclasses.field(default_factory=dict)
+    mesh_to_impl: dict[mtf.Mesh, mtf.MeshImpl] = dataclasses.field(default_factory=dict)
     _graph: mtf.Graph | None = None
 
     @property
@@ -59,9 +62,9 @@ class _Stop(BaseException):
 
 @contextlib.contextmanager
 def _lowering_becomes(replacement: Callable[..., None]) -> Iterator[None]:
-    """Replaces what `mtf.Lowering(...)` does.
+    """Replaces what `mtf.Lowering(...)` does, within the block.
 
-    The class itself stays, however the program has imported it: only its __init__ is another one for a while.
+    The class itself stays, since a program may have imported it by itself: only its __init__ is replaced.
     """
     original = mtf.Lowering.__init__
     mtf.Lowering.__init__ = replacement
@@ -82,7 +85,8 @@ def capture_graph() -> Iterator[CapturedGraph]:
     """
     captured = CapturedGraph()
 
-    def stop(self: Any, graph: mtf.Graph, mesh_to_impl: Any, *_: Any, **__: Any) -> None:
+    def stop(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: Any,
+             **__: Any) -> None:
         del self
         captured._graph, captured.mesh_to_impl = graph, dict(mesh_to_impl)
         raise _Stop
@@ -93,7 +97,7 @@ def capture_graph() -> Iterator[CapturedGraph]:
 
 @dataclasses.dataclass
 class SwappedLowering:
-    """What was lowered in our way.
+    """What was lowered with a layout per layer.
 
     Attributes:
       lowerings: in the order of the program.
@@ -106,14 +110,14 @@ class SwappedLowering:
 
 @contextlib.contextmanager
 def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | None = None,
-                  machine: Machine | str = "1080ti", method: str = "exact",
+                  machine: Machine | str | os.PathLike[str] | None = LOCAL, method: str = "exact",
                   **options: Any) -> Iterator[SwappedLowering]:
     """Within the block `mtf.Lowering(graph, {mesh: mesh_impl})` lowers every layer with its own layout.
 
     Args:
       strategy: for the graph that will be lowered. By default it is searched for, at the moment of lowering.
       devices: names of the devices (default: those of the program's mesh implementation).
-      machine: for the search; "local" is measured.
+      machine: for the search: a Machine, the name of one, the path of its file, or "local", which is measured.
       method: of the search.
       **options: of the search.
 
@@ -128,18 +132,19 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
     swapped = SwappedLowering()
     original = mtf.Lowering.__init__
 
-    def lower(self: Any, graph: mtf.Graph, mesh_to_impl: Any, *_: Any, **__: Any) -> None:
+    def lower(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: Any,
+              **__: Any) -> None:
         if type(self) is not mtf.Lowering:
             if isinstance(self, PlanLowering):
                 original(self, graph, mesh_to_impl)
                 return
-            raise UsageError(f"{type(self).__name__} is a subclass of mtf.Lowering with a way of its own; "
+            raise UsageError(f"{type(self).__name__} is a subclass of mtf.Lowering with a lowering of its own; "
                              "use pase_mtf.lower where it is made")
         names = list(devices) if devices is not None else _devices_of(mesh_to_impl)
         exported = export_graph(graph)
         chosen = strategy
         if chosen is None:
-            chosen = find_strategy(exported, len(names), _machine(machine, len(names)), method, **options)
+            chosen = find_strategy(exported, len(names), load_machine(machine, len(names)), method, **options)
         else:
             chosen.check_graph(exported)
         plan = plan_from_configurations(graph, exported, chosen.configurations, len(names))
@@ -153,14 +158,7 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
         yield swapped
 
 
-def _machine(machine: Machine | str, devices: int) -> Machine | str:
-    if machine == "local":
-        from pase_mtf.calibration.calibrate import load_local
-        return load_local(devices)
-    return machine
-
-
-def _devices_of(mesh_to_impl: Any) -> list[str]:
+def _devices_of(mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl]) -> list[str]:
     """The devices of the program's mesh implementations, which have to be placed on named ones."""
     found: list[str] = []
     for impl in mesh_to_impl.values():

@@ -1,52 +1,25 @@
-"""The layouts of one graph: in order of their cost, and the price of any of them."""
+"""The layouts of one graph: in order of their cost, and what any of them costs."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.errors import InfeasibleError, UsageError, nearest
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.layout.costs import LayoutCosts
+from pase_mtf.layout.layout import LayoutCost
 from pase_mtf.layout.legality import Problem, StockLegality
-from pase_mtf.layout.network import LayoutPrices
+from pase_mtf.layout.request import Request
 from pase_mtf.layout.search import Candidate, Search
 from pase_mtf.layout.space import MeshShape, mesh_shapes, rules_text
 from pase_mtf.layout.verify import Verifier
-from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import batch_dim
 
-__all__ = ["GraphSearch", "LayoutCost"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutCost:
-    """What one layout is predicted to cost.
-
-    Attributes:
-      name: what it is, for people.
-      mesh_shape, layout_rules: as Mesh-TF parses them.
-      seconds: of a training step.
-      parts: part of the cost -> seconds.
-      memory: part -> bytes on the fullest device.
-      problem: why it does not lower; "" if it does. Then the prediction is of nothing that can be run.
-    """
-
-    name: str
-    mesh_shape: str
-    layout_rules: str
-    seconds: float
-    parts: dict[str, float]
-    memory: dict[str, float]
-    problem: str = ""
-
-    @property
-    def memory_bytes(self) -> float:
-        """Bytes on the fullest device."""
-        return sum(self.memory.values())
+__all__ = ["GraphSearch"]
 
 
 class GraphSearch:
@@ -59,16 +32,16 @@ class GraphSearch:
       export_seconds, seconds: what exporting and searching (so far) took.
     """
 
-    def __init__(self, graph: mtf.Graph, devices: int, outputs: Iterable[mtf.Tensor], machine: Machine,
-                 mesh: MeshShape | None = None, memory_limit: float | None = None,
-                 fixed: Mapping[str, str | None] | None = None, *, exported: ComputationGraph | None = None,
-                 name: str = "program", rebuilt: bool = False) -> None:
+    def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor], request: Request, *,
+                 exported: ComputationGraph | None = None, rebuilt: bool = False) -> None:
         """Exports the graph and prepares its search.
 
         Args:
-          graph, devices, outputs, machine, memory_limit, fixed, exported, name: as for `find_layout`.
-          mesh: the only mesh shape; None: all.
-          rebuilt: what is found is a proposal, for which the graph will be built anew: slices that it imports will be
+          graph: of Mesh-TF.
+          outputs: tensors that the program exports.
+          request: what the layouts have to satisfy.
+          exported: what export_graph made of the graph, if it is at hand.
+          rebuilt: what is found is a candidate for which the graph will be built anew: slices that it imports will be
             laid out as the layout says, and whether it lowers will be seen then.
 
         Raises:
@@ -77,34 +50,41 @@ class GraphSearch:
         """
         start = time.perf_counter()
         if not graph.operations:
-            raise InfeasibleError(f"{name}: the graph has no operations; build the model before searching")
-        self.name, self.devices, self.machine = name, devices, machine
-        self.exported = exported or export_graph(graph, name=name)
+            raise InfeasibleError(f"{request.name}: the graph has no operations; build the model before searching")
+        self.request = request
+        self.exported = exported or export_graph(graph, name=request.name)
         self.export_seconds = time.perf_counter() - start
         start = time.perf_counter()
-        fixed = fixed or {}
         outputs = list(outputs)
-        self._legality = StockLegality(graph, outputs, devices, rebuilt=rebuilt)
-        prices = LayoutPrices(self.exported, machine, self._legality)
-        named = tuple(dict.fromkeys(axis for axis in fixed.values() if axis is not None))
-        meshes = (mesh,) if mesh else mesh_shapes(devices, machine, named)
-        self.meshes = _meshes_for_fixed(meshes, fixed, self._legality)
+        self._legality = StockLegality(graph, outputs, request.devices, rebuilt=rebuilt)
+        costs = LayoutCosts(self.exported, request.machine, self._legality)
+        named = tuple(dict.fromkeys(axis for axis in request.fixed.values() if axis is not None))
+        meshes = (request.mesh,) if request.mesh else mesh_shapes(request.devices, request.machine, named)
+        self.meshes = _meshes_for_fixed(meshes, request.fixed, self._legality)
         self._verifier = Verifier(graph, outputs)
-        self._verified: dict[tuple, Problem | None] = {}
-        self.search = Search(prices, self.meshes, fixed, memory_limit,
-                             (lambda shape, rules: None) if rebuilt else self.verify)
+        self._verified: dict[Hashable, Problem | None] = {}
+        self.search = Search(costs, self.meshes, request.fixed, request.memory_limit,
+                             (lambda shape, rules: None) if rebuilt else self._verify)
         self._candidates = iter(self.search)
         self._found: list[Candidate] = []
         self.seconds = time.perf_counter() - start
 
+    def __iter__(self) -> Iterator[Candidate]:
+        """The layouts that lower, cheapest first; they are searched for as far as they are asked for."""
+        for number in itertools.count():
+            if len(self._found) <= number:
+                start = time.perf_counter()
+                self._found += itertools.islice(self._candidates, 1)
+                self.seconds += time.perf_counter() - start
+            if len(self._found) <= number:
+                return
+            yield self._found[number]
+
     def candidates(self, count: int) -> list[Candidate]:
         """The `count` cheapest layouts, cheapest first; fewer where there are no more."""
-        start = time.perf_counter()
-        self._found += itertools.islice(self._candidates, max(0, count - len(self._found)))
-        self.seconds += time.perf_counter() - start
-        return self._found[:count]
+        return list(itertools.islice(self, count))
 
-    def verify(self, shape: MeshShape, rules: Mapping[str, str]) -> Problem | None:
+    def _verify(self, shape: MeshShape, rules: Mapping[str, str]) -> Problem | None:
         """What goes wrong when the graph is lowered under a layout, None if nothing does."""
         # The names of axes make no difference.
         key = shape.sizes, tuple(sorted((dim, shape.names.index(axis)) for dim, axis in rules.items()))
@@ -114,37 +94,46 @@ class GraphSearch:
 
     def cost(self, label: str, shape: MeshShape, rules: Mapping[str, str], problem: str = "") -> LayoutCost:
         """What a layout costs."""
-        axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items()}
-        parts = self.search.prices.parts(shape, axis_of)
+        costs, axis_of = self.search.costs, {dim: shape.names.index(axis) for dim, axis in rules.items()}
+        parts = costs.parts(shape, axis_of)
         return LayoutCost(label, str(shape), rules_text(rules), sum(parts.values()), parts,
-                          self.search.prices.memory(shape, axis_of), problem)
+                          costs.memory(shape, axis_of), problem)
 
-    def given(self, label: str, shape: MeshShape, rules: Mapping[str, str]) -> LayoutCost:
-        """What any layout costs, and why it does not lower if it does not."""
+    def judge(self, label: str, shape: MeshShape, rules: Mapping[str, str],
+              verifier: Verifier | None = None) -> LayoutCost:
+        """What any layout costs, and why it does not lower if it does not.
+
+        Args:
+          label: what it is, for people.
+          shape, rules: the layout.
+          verifier: lowers another graph of the same structure, and that one is what has to lower.
+        """
         axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items() if dim in self._legality.sizes}
-        problem = self._legality.problem(axis_of, shape.sizes) or self.verify(shape, rules)
+        problem = self._legality.problem(axis_of, shape.sizes) or (
+            self._verify(shape, rules) if verifier is None else verifier.problem(shape, rules))
         return self.cost(label, shape, rules, str(problem or ""))
 
     def data_parallel(self) -> tuple[MeshShape, dict[str, str]] | None:
         """The batch over all devices; None where no dim can be called the batch."""
         try:
-            return MeshShape((("all", self.devices),)), {batch_dim(self.exported): "all"}
+            return MeshShape((("all", self.request.devices),)), {batch_dim(self.exported): "all"}
         except InfeasibleError:
             return None
 
     def sizes(self) -> dict[str, int]:
         """Of the search, for people."""
         networks = self.search.networks.values()
-        return {"mesh_shapes": len(self.meshes), "dims": len(self.search.prices.dims),
+        return {"mesh_shapes": len(self.meshes), "dims": len(self.search.costs.dims),
                 "layers": len(self.exported.layers), "vertices": max((size for size, _ in networks), default=0),
                 "configurations": max((count for _, count in networks), default=0)}
 
     # -- why not -----------------------------------------------------------------------------------------------------
     def why_nothing(self) -> str:
         """Why there is no layout."""
-        search, legality, name = self.search, self._legality, self.name
+        search, legality, name = self.search, self._legality, self.request.name
         if legality.hopeless:
-            return f"{name}: no layout lowers: {legality.hopeless[0]}; build the graph for {self.devices} devices"
+            return (f"{name}: no layout lowers: {legality.hopeless[0]}; build the graph for {self.request.devices} "
+                    "devices")
         if search.memory_limit is not None and search.least_memory < float("inf"):
             return (f"{name}: memory limit of {search.memory_limit:.0f} bytes per device: the least any layout needs "
                     f"is {search.least_memory:.0f}; raise the limit or use more devices")
@@ -153,7 +142,7 @@ class GraphSearch:
         for dim, (parts, operation) in legality.parts.items():
             return (f"{name}: no layout lowers: operation {operation}, dim {dim}: its slices were laid out beforehand "
                     f"in {parts} parts; give a mesh shape with an axis of {parts}")
-        return f"{name}: no layout lowers over {self.devices} devices with what is fixed; fix fewer dims"
+        return f"{name}: no layout lowers over {self.request.devices} devices with what is fixed; fix fewer dims"
 
     def why_no_split(self) -> str:
         """Why no dim can be split by any axis of any mesh shape; "" if one can."""
@@ -161,7 +150,7 @@ class GraphSearch:
         for dim in self._legality.sizes:
             problems = [self._legality.problem_of(dim, axis, mesh.sizes) for mesh in self.meshes
                         for axis, size in enumerate(mesh.sizes) if size > 1]
-            if not all(problems) and dim in self.search.prices.dims:
+            if not all(problems) and dim in self.search.costs.dims:
                 return ""
             if all(problems) and not dim.startswith("_"):
                 reasons.append(str(problems[-1]))
@@ -169,7 +158,7 @@ class GraphSearch:
 
     def notes(self, best: Candidate) -> tuple[str, ...]:
         """Cheaper layouts that do not lower."""
-        notes = {}
+        notes: dict[tuple[str, tuple[str, ...]], str] = {}
         for candidate, problem in self.search.rejected:
             if candidate.cost <= best.cost * (1 + 1e-9):
                 notes.setdefault((problem.operation, problem.dims), (
@@ -189,12 +178,11 @@ def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | Non
             raise UsageError(f"fixed {dim}:{axis}: no axis {axis!r} in mesh {', '.join(map(str, meshes))}")
     kept, problems = [], []
     for mesh in meshes:
-        problem = None
         axis_of = {dim: mesh.names.index(axis) for dim, axis in fixed.items() if axis in mesh.names}
-        for dim, axis in axis_of.items():
-            problem = problem or legality.problem_of(dim, axis, mesh.sizes)
-        for (one, axis), (other, other_axis) in itertools.combinations(axis_of.items(), 2):
-            problem = problem or legality.problem_of_pair(one, axis, other, other_axis, mesh.sizes)
+        alone = (legality.problem_of(dim, axis_of[dim], mesh.sizes) for dim in axis_of)
+        in_pairs = (legality.problem_of_pair(one, axis_of[one], other, axis_of[other], mesh.sizes)
+                    for one, other in itertools.combinations(axis_of, 2))
+        problem = next(filter(None, itertools.chain(alone, in_pairs)), None)
         if problem is None:
             kept.append(mesh)
         else:

@@ -8,21 +8,24 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
 
 from pase_mtf.errors import InfeasibleError
+from pase_mtf.layout.costs import LayoutCosts
 from pase_mtf.layout.legality import Problem
-from pase_mtf.layout.network import LayoutPrices, MeshNetwork
+from pase_mtf.layout.network import MeshNetwork
 from pase_mtf.layout.space import MeshShape
 from pase_mtf.search import solve
 from pase_mtf.search.k_best import cheapest
+from pase_mtf.search.memory import least_memory
 
 __all__ = ["Candidate", "Search"]
 
 # Layouts that turn out not to lower, or assignments beyond a memory limit, before the search of a mesh shape gives up.
 _PATIENCE = 2000
-# Layouts in a row that differ from earlier ones in rules without effect only, before a mesh shape has no more to offer.
+# Layouts in a row that differ from earlier ones in rules without effect only, before the search of a mesh shape ends.
 _REPEATED = 200
+# Assignments looked at for one legal layout with a dim on a given axis.
+_EXPLAINED = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Candidate:
         return {name: self.mesh.names[axis] for name, axis in self.axis_of.items()}
 
 
-def _effect(candidate: Candidate) -> tuple:
-    """Equal for layouts that place every tensor alike: names of axes and how unused ones are cut do not matter."""
+def _effect(candidate: Candidate) -> tuple[tuple[frozenset[str], int], ...]:
+    """Equal for layouts that place every tensor alike: names of axes and factors of unused ones make no difference."""
     axes: list[tuple[frozenset[str], int]] = []
     for axis, size in enumerate(candidate.mesh.sizes):
         dims = frozenset(name for name, other in candidate.axis_of.items() if other == axis)
@@ -57,89 +60,111 @@ def _effect(candidate: Candidate) -> tuple:
     return tuple(axes)
 
 
+@dataclasses.dataclass
+class _Stream:
+    """The layouts of one mesh shape, as far as they have been asked for.
+
+    Attributes:
+      mesh: the mesh shape.
+      layouts: yields them, cheapest first; is sent what makes the last one impossible to lower (None: nothing does).
+      next: the cheapest that has not been looked at; None while there is only a bound.
+    """
+
+    mesh: MeshShape
+    layouts: Generator[Candidate, dict[str, int] | None, None]
+    next: Candidate | None = None
+
+    def advance(self, cause: dict[str, int] | None) -> bool:
+        """Finds the next layout; False where there is none."""
+        try:
+            self.next = self.layouts.send(cause)
+        except StopIteration:
+            return False
+        return True
+
+
 class Search:
     """Goes through the layouts of several mesh shapes, cheapest first.
 
     Attributes:
+      costs: of the graph's layouts.
+      meshes, fixed, memory_limit: what they have to satisfy.
+      verify: lowers a layout, and says what goes wrong.
       rejected: layouts that were cheaper but do not lower, and why.
-      networks: per mesh shape that was looked into, sizes of its network.
-      least: per mesh shape, the cost of its cheapest layout, or a bound where that was enough to rule it out.
+      networks: per mesh shape that was looked into, vertices and configurations of its network.
+      least_memory: bytes per device that the layouts need at least, where none was within the limit.
     """
 
-    def __init__(self, prices: LayoutPrices, meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],
+    def __init__(self, costs: LayoutCosts, meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],
                  memory_limit: float | None, verify: Callable[[MeshShape, dict[str, str]], Problem | None]) -> None:
-        self.prices, self.meshes, self.fixed = prices, meshes, fixed
+        self.costs, self.meshes, self.fixed = costs, meshes, fixed
         self.memory_limit, self.verify = memory_limit, verify
         self.rejected: list[tuple[Candidate, Problem]] = []
         self.networks: dict[MeshShape, tuple[int, int]] = {}
-        self.least: dict[MeshShape, float] = {}
         self.least_memory = math.inf
 
-    def fixed_axes(self, mesh: MeshShape) -> dict[str, int | None]:
+    def _fixed_axes(self, mesh: MeshShape) -> dict[str, int | None]:
         """The fixed dims by index of the axis."""
         return {dim: None if axis is None else mesh.names.index(axis) for dim, axis in self.fixed.items()}
 
     def __iter__(self) -> Iterator[Candidate]:
         """Legal layouts that lower, cheapest first, each once but for names of axes and rules without effect."""
-        heap: list[tuple[float, int, int, int, Any, MeshShape]] = []
+        # (cost, whether it is that of a layout and not a bound, number of axes, for ties, the mesh shape's stream)
+        heap: list[tuple[float, bool, int, int, _Stream]] = []
         number = itertools.count()
 
-        def push(layouts: Generator, mesh: MeshShape, cause: dict[str, int] | None = None) -> None:
-            with contextlib.suppress(StopIteration):
-                found = layouts.send(cause)
+        def advance(stream: _Stream, cause: dict[str, int] | None = None) -> None:
+            if stream.advance(cause) and stream.next is not None:
                 # Sums of the same numbers in another order are the same: then fewer axes come first.
-                heapq.heappush(heap, (float(f"{found.cost:.12g}"), 1, len(mesh.axes), next(number),
-                                      (found, layouts), mesh))
+                cost = float(f"{stream.next.cost:.12g}")
+                heapq.heappush(heap, (cost, True, len(stream.mesh.axes), next(number), stream))
 
-        seen: set[tuple] = set()
         for mesh in self.meshes:
             network = self._network(mesh, ())
             if network is not None:
-                self.least[mesh] = network.bound()
-                heapq.heappush(heap, (self.least[mesh], 0, len(mesh.axes), next(number), network, mesh))
-        opened: set[MeshShape] = set()
+                stream = _Stream(mesh, self._layouts(mesh, network))
+                heapq.heappush(heap, (network.bound(), False, len(mesh.axes), next(number), stream))
+        seen: set[tuple[tuple[frozenset[str], int], ...]] = set()
         while heap:
-            cost, _, _, _, item, mesh = heapq.heappop(heap)
-            if isinstance(item, MeshNetwork):  # only bounded so far
-                push(self._layouts(mesh, item), mesh)
+            *_, stream = heapq.heappop(heap)
+            candidate = stream.next
+            if candidate is None:  # only bounded so far
+                advance(stream)
                 continue
-            candidate, layouts = item
-            if mesh not in opened:
-                opened.add(mesh)
-                self.least[mesh] = cost
             effect = _effect(candidate)
             if effect in seen:
-                push(layouts, mesh)
+                advance(stream)
                 continue
             seen.add(effect)
-            problem = self.verify(mesh, candidate.rules)
+            problem = self.verify(stream.mesh, candidate.rules)
             if problem is None:
                 yield candidate
-                push(layouts, mesh)
+                advance(stream)
                 continue
             self.rejected.append((candidate, problem))
             cause = {name: candidate.axis_of[name] for name in problem.dims if name in candidate.axis_of}
             if not set(cause) <= set(self.fixed):  # else no other layout avoids it
-                push(layouts, mesh, cause)
+                advance(stream, cause)
 
     def _network(self, mesh: MeshShape, forbidden: Sequence[Mapping[str, int]]) -> MeshNetwork | None:
-        network = MeshNetwork(self.prices, mesh, self.fixed_axes(mesh), forbidden)
-        if network.dead or any(not len(vector) for vector in network.network.vectors):
+        network = MeshNetwork(self.costs, mesh, self._fixed_axes(mesh), forbidden)
+        if network.infeasible or any(not len(vector) for vector in network.network.vectors):
             return None
         self.networks[mesh] = (len(network.network.vectors), sum(network.network.sizes))
         return network
 
-    def _layouts(self, mesh: MeshShape, network: MeshNetwork | None) -> Generator:
+    def _layouts(self, mesh: MeshShape,
+                 network: MeshNetwork | None) -> Generator[Candidate, dict[str, int] | None, None]:
         """The legal layouts of a mesh shape, cheapest first. What is sent in does not lower: it is left out, with
         everything that has it."""
         forbidden: list[dict[str, int]] = []
-        done: set[tuple] = set()
+        done: set[tuple[tuple[str, int], ...]] = set()
         repeated = 0
         while network is not None:
             for axis_of in self._assignments(network):
-                candidate = Candidate(self.prices.total(mesh, axis_of), mesh, axis_of)
+                candidate = Candidate(self.costs.total(mesh, axis_of), mesh, axis_of)
                 trimmed = self.trim(candidate)
-                if self.prices.legality.problem(trimmed.axis_of, mesh.sizes) is None:
+                if self.costs.legality.problem(trimmed.axis_of, mesh.sizes) is None:
                     candidate = trimmed
                 key = tuple(sorted(candidate.axis_of.items()))
                 if key in done:
@@ -149,7 +174,8 @@ class Search:
                     continue
                 repeated = 0
                 done.add(key)
-                problem = self.prices.legality.problem(candidate.axis_of, mesh.sizes)
+                problem = self.costs.legality.problem(candidate.axis_of, mesh.sizes)
+                cause: dict[str, int] | None
                 if problem is None:
                     cause = yield candidate
                 else:
@@ -165,45 +191,57 @@ class Search:
                 return
 
     def _assignments(self, network: MeshNetwork) -> Iterator[dict[str, int]]:
+        """Layouts within the memory limit, cheapest first; the first of them may come twice."""
         count = itertools.count()
         try:
             if self.memory_limit is not None:
-                solution = self._within(network)
+                solution = self._cheapest_within_memory(network, self.memory_limit)
                 if solution is None:
                     return
                 yield network.layout(solution)
             for _, assignment in cheapest(network.network):
                 axis_of = network.layout(assignment)
-                if self.memory_limit is None or sum(
-                        self.prices.memory(network.mesh, axis_of).values()) <= self.memory_limit:
+                if self._fits(network.mesh, axis_of):
                     yield axis_of
                 if next(count) > _PATIENCE:
                     return
         except InfeasibleError:
             return
 
-    def _within(self, network: MeshNetwork) -> tuple[int, ...] | None:
+    def _fits(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> bool:
+        return self.memory_limit is None or sum(self.costs.memory(mesh, axis_of).values()) <= self.memory_limit
+
+    def _cheapest_within_memory(self, network: MeshNetwork, limit: float) -> tuple[int, ...] | None:
         memory = network.memory_vectors()
         try:
-            return solve(network.network, memory=memory, memory_limit=self.memory_limit).assignment
+            return solve(network.network, memory=memory, memory_limit=limit).assignment
         except InfeasibleError:
-            from pase_mtf.search.memory import least_memory
             self.least_memory = min(self.least_memory, least_memory(network.network, memory)[0])
             return None
+
+    def cheapest_with(self, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:
+        """The cheapest legal layout of a mesh shape with a dim on an axis (None: on none), without needless rules."""
+        network = MeshNetwork(self.costs, mesh, {**self._fixed_axes(mesh), dim: axis})
+        if network.infeasible:
+            return None
+        with contextlib.suppress(InfeasibleError):
+            for _, assignment in itertools.islice(cheapest(network.network), _EXPLAINED):
+                axis_of = network.layout(assignment)
+                if self.costs.legality.problem(axis_of, mesh.sizes) is None:
+                    return self.trim(Candidate(self.costs.total(mesh, axis_of), mesh, axis_of))
+        return None
 
     def trim(self, candidate: Candidate) -> Candidate:
         """The same layout without the rules that change nothing."""
         axis_of = dict(candidate.axis_of)
-        needed = {*self.fixed, *self.prices.legality.parts}
+        needed = {*self.fixed, *self.costs.legality.parts}
         for name in sorted(axis_of):
             if name in needed:
                 continue
             without = {other: axis for other, axis in axis_of.items() if other != name}
-            cost = self.prices.total(candidate.mesh, without)
-            if abs(cost - candidate.cost) <= 1e-12 * candidate.cost and (
-                    self.memory_limit is None
-                    or sum(self.prices.memory(candidate.mesh, without).values()) <= self.memory_limit):
+            cost = self.costs.total(candidate.mesh, without)
+            if abs(cost - candidate.cost) <= 1e-12 * candidate.cost and self._fits(candidate.mesh, without):
                 axis_of = without
-        order = {name: number for number, name in enumerate(self.prices.legality.sizes)}
+        order = {name: number for number, name in enumerate(self.costs.legality.sizes)}
         axis_of = dict(sorted(axis_of.items(), key=lambda item: (item[1], order.get(item[0], 0))))
-        return Candidate(self.prices.total(candidate.mesh, axis_of), candidate.mesh, axis_of)
+        return Candidate(self.costs.total(candidate.mesh, axis_of), candidate.mesh, axis_of)

@@ -8,13 +8,14 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
+from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.machine import Machine
 
-__all__ = ["MAX_AXES", "MeshShape", "expressible", "mesh_and_devices", "mesh_shapes", "order_matters", "parse_layout",
-           "parse_mesh_shape", "parse_rules", "rules_text"]
+__all__ = ["MAX_AXES", "GivenLayout", "GivenShape", "MeshShape", "expressible", "mesh_and_devices", "mesh_shapes",
+           "order_matters", "parse_layout", "parse_mesh_shape", "parse_rules", "rules_text"]
 
 MAX_AXES = 3
 """Most axes of a mesh shape that the search considers."""
@@ -51,6 +52,13 @@ class MeshShape:
         return ";".join(f"{name}:{size}" for name, size in self.axes)
 
 
+GivenShape: TypeAlias = "str | MeshShape | mtf.Shape"
+"""What callers give as a mesh shape."""
+
+GivenLayout: TypeAlias = "str | tuple[GivenShape, str | Mapping[str, str] | mtf.LayoutRules]"
+"""What callers give as a layout: mesh shape and layout rules, in one string or as a pair."""
+
+
 def expressible(name: str) -> bool:
     """Whether Mesh-TF can parse layout rules that mention this dim or axis."""
     return bool(name) and not re.search(r"[\s,.;:]", name)
@@ -67,7 +75,7 @@ def _pairs(text: str, what: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def parse_mesh_shape(text: str | MeshShape) -> MeshShape:
+def parse_mesh_shape(text: GivenShape) -> MeshShape:
     """Reads a mesh shape such as "rows:2;cols:4", as Mesh-TF does.
 
     Raises:
@@ -75,6 +83,8 @@ def parse_mesh_shape(text: str | MeshShape) -> MeshShape:
     """
     if isinstance(text, MeshShape):
         return text
+    if isinstance(text, mtf.Shape):
+        return MeshShape(tuple((dim.name, dim.size) for dim in text.dims))
     axes = []
     for name, size in _pairs(str(text), "mesh shape"):
         if not size.isdigit() or int(size) < 1:
@@ -102,7 +112,7 @@ def parse_rules(text: str | Mapping[str, str], mesh: MeshShape) -> dict[str, str
     return rules
 
 
-def mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | None, int]:
+def mesh_and_devices(mesh_shape: GivenShape | None, devices: int | None) -> tuple[MeshShape | None, int]:
     """The mesh shape that the caller wants, if any, and the number of devices.
 
     Args:
@@ -112,8 +122,6 @@ def mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | 
     Raises:
       UsageError: it does not parse, or the two do not agree.
     """
-    if hasattr(mesh_shape, "dims"):  # an mtf.Shape; no TensorFlow here
-        mesh_shape = MeshShape(tuple((dim.name, dim.size) for dim in mesh_shape.dims))
     mesh = None if mesh_shape is None else parse_mesh_shape(mesh_shape)
     if devices is None:
         devices = mesh.devices if mesh else 8
@@ -124,7 +132,7 @@ def mesh_and_devices(mesh_shape: Any, devices: int | None) -> tuple[MeshShape | 
     return mesh, devices
 
 
-def parse_layout(entry: Any) -> tuple[MeshShape, dict[str, str]]:
+def parse_layout(entry: GivenLayout) -> tuple[MeshShape, dict[str, str]]:
     """Mesh shape and layout rules in one string (sizes are numbers, axes are not), or a pair of the two.
 
     Raises:
@@ -136,8 +144,8 @@ def parse_layout(entry: Any) -> tuple[MeshShape, dict[str, str]]:
         mesh = parse_mesh_shape(";".join(sizes))
         return mesh, parse_rules(";".join(part for part in pairs if part not in sizes), mesh)
     shape, rules = entry
-    mesh, _ = mesh_and_devices(shape, None)
-    if hasattr(rules, "_pairs"):  # mtf.LayoutRules, which may mention axes that this mesh does not have
+    mesh = parse_mesh_shape(shape)
+    if isinstance(rules, mtf.LayoutRules):  # they may mention axes that this mesh does not have
         rules = {dim: axis for dim, axis in sorted(rules._pairs) if axis in mesh.names}
     return mesh, parse_rules(rules, mesh)
 

@@ -7,7 +7,6 @@ tensor that another made under another layout, the tensor is moved; nothing is r
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -17,38 +16,23 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter, scopes
-from pase_mtf.lowering.mesh import DeviceMeshImpl, LazySum, MeshSpec
-from pase_mtf.lowering.reshard import move, reduce_and_move
-from pase_mtf.lowering.rules import rule_for
+from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
+from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.lowering.reshard import assemble, move, reduce_and_move
 from pase_mtf.operations.facts import needed_for_updates
-from pase_mtf.operations.legality import splittable_dims
+from pase_mtf.operations.registry import rule_of, splittable_dims
 
 __all__ = ["PlanLowering", "lower", "plan_from_configurations", "uniform_plan"]
 
 _ops = mtf.ops
 
 
-def _spaces(operation: mtf.Operation) -> list[list[mtf.Dimension]]:
-    """The groups of dims of an operation of which no two may be laid out on one mesh axis."""
-    if isinstance(operation, _ops.WhileLoopOperation):
-        inner = (*operation._cond_ops, *operation._body_ops)
-        return [space for op in inner for space in _spaces(op)] + [t.shape.dims for t in operation.inputs]
-    tensors = [t.shape.dims for t in (*operation.inputs, *operation.outputs)]
-    if isinstance(operation, (
-            _ops.EinsumOperation, _ops.Conv2dOperation, _ops.Conv3dOperation, _ops.Conv2dTransposeOperation,
-            _ops.Conv3dTransposeOperation, _ops.Conv2or3dBackpropInputOperation,
-            _ops.Conv2or3dBackpropFilterOperation)):
-        # They work on the union of all dims.
-        return [list(dict.fromkeys(itertools.chain(*tensors)))]
-    return tensors
-
-
 def _legal(spec: MeshSpec, operation: mtf.Operation) -> MeshSpec:
-    """The spec with only the layout rules that the operation can realise; the other dims stay whole.
+    """The spec with only the layout rules that the operation supports; the other dims stay whole.
 
     Rules for dims that the operation does not have are kept: then operations of one layer share one implementation.
     """
-    spaces = _spaces(operation)
+    spaces = rule_of(operation).spaces(operation)
     names = {dim.name for space in spaces for dim in space}
     if not any(names & axis for axis, _ in spec.axes):
         return spec
@@ -130,9 +114,10 @@ class PlanLowering(mtf.Lowering):
         self.graph = graph
         self.emitter = Emitter(devices, shared_memory)
         self.current: DeviceMeshImpl | None = None
-        self.variables, self.operations = {}, {}
+        self.variables: dict[mtf.Variable, Any] = {}
+        self.operations: dict[mtf.Operation, tf.Operation] = {}
         self.tensors = _Tensors(self)
-        self._counters = []
+        self._counters: list[tuple[str, float]] = []
         self._step = step
         self._filled: tf.Operation | None = None
         self._stored: dict[mtf.Tensor, Any] = {}
@@ -140,12 +125,11 @@ class PlanLowering(mtf.Lowering):
         self._impl_of: dict[mtf.Operation, DeviceMeshImpl] = {}
         self._moved: dict[Any, tuple[Any, list[tf.Tensor]]] = {}
         self._seeds: dict[Any, tf.Tensor] = {}
-        self._rules: dict[type, Any] = {}
         self.idle_scopes: set[str] = set()
         self._idle = {operation for operation, needed in zip(
             graph.operations, needed_for_updates(graph.operations), strict=True) if not needed}
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
-        self.mesh_to_impl = collections.defaultdict(lambda: everywhere)
+        self.mesh_to_impl: dict[mtf.Mesh, DeviceMeshImpl] = collections.defaultdict(lambda: everywhere)
         self._assign_impls(plan)
         for operation in graph.operations:
             self.lower_operation(operation)
@@ -166,14 +150,14 @@ class PlanLowering(mtf.Lowering):
     def _assign_impls(self, plan: Mapping[mtf.Operation, MeshSpec | Any]) -> None:
         def inner(operation: mtf.Operation, impl: DeviceMeshImpl) -> None:
             self._impl_of[operation] = impl
-            if isinstance(operation, _ops.WhileLoopOperation):
-                for op in (*operation._cond_ops, *operation._body_ops):
-                    inner(op, impl)
+            for op in rule_of(operation).body(operation):
+                inner(op, impl)
 
-        later = []
+        later: list[tuple[mtf.Operation, mtf.Operation]] = []
         for operation in self.graph.operations:
-            if isinstance(operation, (_ops.GenericGradOperation, _ops.ReadVariable)):
-                later.append(operation)
+            leader = rule_of(operation).leader(operation)
+            if leader is not operation:
+                later.append((operation, leader))
                 continue
             spec = plan.get(operation)
             if spec is None:
@@ -182,8 +166,7 @@ class PlanLowering(mtf.Lowering):
             if not isinstance(spec, MeshSpec):
                 spec = MeshSpec.of_mesh_impl(spec, self.emitter.devices)
             inner(operation, self._impl(_legal(spec, operation)))
-        for operation in later:
-            leader = operation._var if isinstance(operation, _ops.ReadVariable) else operation._forward_op
+        for operation, leader in later:
             self._impl_of[operation] = self._impl_of[leader]
 
     def mesh_impl(self, m: Any) -> DeviceMeshImpl:
@@ -199,19 +182,16 @@ class PlanLowering(mtf.Lowering):
 
     def lower_operation(self, operation: mtf.Operation) -> None:
         """Lowers one operation (and, for a loop, those in it)."""
-        kind = type(operation)
-        if kind not in self._rules:
-            self._rules[kind] = rule_for(kind)
-        rule, before = self._rules[kind], self.current
+        lower_by_rule, before = rule_of(operation).lower, self.current
         self.current = self._impl_of[operation]
         try:
             with tf.name_scope(operation.name) as scope:
                 if operation in self._idle:
                     self.idle_scopes.add(scope)
-                if rule is None:
+                if lower_by_rule is None:
                     operation.lower(self)
                 else:
-                    rule(operation, self)
+                    lower_by_rule(operation, self)
         finally:
             self.current = before
 
@@ -237,7 +217,7 @@ class PlanLowering(mtf.Lowering):
                 source.partition(tensor.shape) == target):
             axes = impl.axes_with(source.strides(stored.mesh_axes))
             if axes is not None:
-                return LazySum(impl, stored, axes)
+                return PendingSum(impl, stored, axes)
         return impl.LaidOutTensor(self.read_partition(tensor, target))
 
     def read_partition(self, tensor: mtf.Tensor, target: Partition) -> list[tf.Tensor]:
@@ -269,6 +249,15 @@ class PlanLowering(mtf.Lowering):
         # The entry keeps `stored` alive: its id stays its own.
         self._moved[here[0], id(stored), target] = stored, result
         return result
+
+    def move(self, tensors: Sequence[tf.Tensor], source: Partition, target: Partition, shape: Sequence[int],
+             ) -> list[tf.Tensor]:
+        """Blocks of a tensor of this unsplit shape moved from one partition to another."""
+        return move(tensors, source, target, shape, self.emitter)
+
+    def assemble(self, cells: Sequence[tf.Tensor], counts: Sequence[int], device: str) -> tf.Tensor:
+        """A row-major grid of cells, so many along every dim, put together on a device."""
+        return assemble(cells, counts, device, self.emitter)
 
     def random_seed(self) -> tf.Tensor:
         """Two int32 numbers that differ from step to step (and from iteration to iteration of a loop)."""
@@ -363,7 +352,7 @@ def lower(graph: mtf.Graph, strategy: Any, devices: Sequence[str], step: tf.Tens
 
     Raises:
       MismatchError: the strategy was made for another graph.
-      InfeasibleError: a configuration that cannot be realised.
+      InfeasibleError: a configuration that a layer does not support.
     """
     from pase_mtf.export.exporter import export_graph
     exported = export_graph(graph)

@@ -2,89 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pase_mtf.compat import mtf, placement_mesh_impl, resource_variable_ops, tf
-from pase_mtf.errors import UsageError
-from pase_mtf.graph.configurations import Configuration
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition, groups, of_mesh, whole
-from pase_mtf.lowering.emit import Emitter, scopes
+from pase_mtf.lowering.emit import Emitter
+from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.reshard import all_reduce, move
+from pase_mtf.lowering.variables import LaidOutVariable
 
-__all__ = ["DeviceMeshImpl", "LazySum", "MeshSpec"]
-
-_VIEWS = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze"))  # nodes whose output is their input's memory
-_COPIED_MEANWHILE = 2**16  # bytes copied in about the time (some microseconds) that one more thing to wait for costs
+__all__ = ["DeviceMeshImpl", "PendingSum"]
 
 
-@dataclasses.dataclass(frozen=True)
-class MeshSpec:
-    """What a mesh implementation is made from; equal specs share one implementation object.
-
-    Attributes:
-      axes: (names of the dims laid out on the axis, parts) per mesh axis, outermost first.
-      devices: the device number of every processor, row-major over the axes.
-    """
-
-    axes: tuple[tuple[frozenset[str], int], ...]
-    devices: tuple[int, ...]
-
-    @classmethod
-    def of_configuration(cls, configuration: Configuration, aliases: Mapping[str, str] | None = None) -> MeshSpec:
-        """The mesh of a layer: an axis per axis of its configuration, on the first devices.
-
-        Args:
-          configuration: of the layer.
-          aliases: other dim name -> dim of the layer that it is laid out like (`Layer.aliases`).
-        """
-        axes = []
-        for name, parts in configuration.axes:
-            others = [other for other, dim in (aliases or {}).items() if dim == name]
-            axes.append((frozenset([name, *others] if name else []), parts))
-        return cls(tuple(axes), tuple(range(configuration.devices)))
-
-    @classmethod
-    def of_layout(cls, mesh_shape: Any, layout: Any, devices: Sequence[int]) -> MeshSpec:
-        """What Mesh-TF users write: mesh shape ("rows:2;cols:4") and layout rules ("batch:rows;d_ff:cols").
-
-        Args:
-          mesh_shape: anything that converts to a mtf.Shape.
-          layout: anything that converts to mtf.LayoutRules.
-          devices: the device number of every processor.
-
-        Raises:
-          UsageError: the mesh has another number of processors.
-        """
-        shape, rules = mtf.convert_to_shape(mesh_shape), mtf.convert_to_layout_rules(layout)
-        if shape.size != len(devices):
-            raise UsageError(f"a mesh of {shape.size} processors on {len(devices)} devices; give as many devices")
-        axes = tuple(
-            (frozenset(rules.mesh_dimension_name_to_tensor_dimension_names(dim.name)), dim.size) for dim in shape.dims)
-        return cls(axes, tuple(devices))
-
-    @classmethod
-    def of_mesh_impl(cls, mesh_impl: Any, devices: Sequence[str]) -> MeshSpec:
-        """The spec of a placement mesh implementation of anybody's, its devices found by name.
-
-        Raises:
-          UsageError: a device of the mesh is not in the list.
-        """
-        if isinstance(mesh_impl, DeviceMeshImpl):
-            return mesh_impl.spec
-        numbers = {name: number for number, name in reversed(list(enumerate(devices)))}
-        for name in mesh_impl.devices:
-            if name not in numbers:
-                raise UsageError(f"mesh device {name!r} is not among the devices of the lowering; add it to `devices`")
-        used = tuple(numbers[name] for name in mesh_impl.devices)
-        if len(set(used)) != len(used):
-            used = tuple(range(len(used)))
-        return cls.of_layout(mesh_impl.shape, mesh_impl.layout_rules, used)
-
-
-class LazySum(mtf.ops.LazyAllreduceSum):
+class PendingSum(mtf.ops.LazyAllreduceSum):
     """A sum that is still spread over the devices, seen from another mesh implementation.
 
     Both see the same parts and the same result: whichever is asked first sums, once.
@@ -114,6 +46,8 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
       spec: what it was made from.
       emitter: emits its nodes.
     """
+
+    LaidOutVariable = LaidOutVariable
 
     def __init__(self, spec: MeshSpec, emitter: Emitter):
         shape = mtf.Shape([mtf.Dimension(f"axis{i}", parts) for i, (_, parts) in enumerate(spec.axes)])
@@ -283,193 +217,3 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
                  for dim, size in zip(new_dims, self.slice_shape(new_shape), strict=True)]
         lead = next(k for k, dim in enumerate(new_dims) if dim in old_dims)
         return self.emitter.reshape(device, x, sizes[lead:])
-
-    class LaidOutVariable:
-        """The slices of a variable.
-
-        Every slice is read once per step, and updates follow that read: all uses of a step see the same value. The
-        operations that copy from and to the master are made when they are first asked for.
-        """
-
-        def __init__(self, variable: mtf.Variable, mesh_impl: DeviceMeshImpl):
-            self._variable = variable
-            self._mesh_impl = mesh_impl
-            self._reads: dict[Any, list[tf.Tensor]] = {}
-            self._copy_master_to_slices = self._copy_slices_to_master = None
-            self._graph = tf.get_default_graph()
-            if self.slice_is_master:
-                slices = [variable.get_master()]
-            else:
-                shape = mesh_impl.slice_shape(variable.shape)
-                slices = [
-                    _slice_variable(f"{variable.name}_slice_{position}", shape, variable.slice_dtype, device)
-                    for position, device in enumerate(mesh_impl.devices)]
-            self._laid_out_tensor = mesh_impl.LaidOutTensor(slices)
-
-        @property
-        def slice_is_master(self) -> bool:
-            """Whether the master itself serves as the only slice."""
-            variable, mesh_impl = self._variable, self._mesh_impl
-            if (mesh_impl.size != 1 or variable.master_dtype != variable.slice_dtype
-                    or isinstance(variable, mtf.ops.StackedVariable)):
-                return False
-            device = mesh_impl.devices[0]
-            return not device or tf.DeviceSpec.from_string(device) == tf.DeviceSpec.from_string(variable.master_device)
-
-        def read(self) -> list[tf.Tensor]:
-            """The value of every slice in the current scope, read once."""
-            scope = next(scopes())
-            if scope not in self._reads:
-                slices = self.laid_out_tensor.all_slices
-                own = [getattr(variable, "_graph_element", None) for variable in slices]
-                # Every slice variable comes with a read of its own, made outside of any loop.
-                usable = scope == (self._graph, None) and not self.slice_is_master and all(x is not None for x in own)
-                self._reads[scope] = own if usable else self.read_again()
-            return self._reads[scope]
-
-        def has_read(self) -> list[tf.Tensor] | None:
-            """The value read before in the current scope, if it was."""
-            return self._reads.get(next(scopes()))
-
-        def read_again(self) -> list[tf.Tensor]:
-            """The value of every slice, read now."""
-            values = []
-            for device, variable in zip(self._mesh_impl.devices, self.laid_out_tensor.all_slices, strict=True):
-                with tf.device(device):
-                    values.append(_value(variable))
-            return values
-
-        def activation(self, values: Sequence[tf.Tensor]) -> Any:
-            """What was read, in the type that the model computes with."""
-            dtype = self._variable.activation_dtype
-            return self._mesh_impl.per_device(lambda _, value: tf.cast(value, dtype), values)
-
-        def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
-            """Assigns to the slices, after they were read where they were.
-
-            Args:
-              assign_fn: a function from (mtf.Variable, slice variable, tf.Tensor) to a tf.Operation.
-              values: a tensor per slice.
-            """
-            return tf.group(self.updates(assign_fn, values))
-
-        def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor], idle: Collection[str] = ()) -> list[Any]:
-            """The assignments of `assign_to_slices`, for the caller to group with others.
-
-            TensorFlow assigns in place, but where somebody still holds the value it copies the variable first: a large
-            one waits for all that uses what was read.
-
-            Args:
-              assign_fn, values: of `assign_to_slices`.
-              idle: name scopes of nodes not to wait for.
-            """
-            read = self.has_read() or [None] * len(values)
-            result = []
-            for device, variable, value, old in zip(
-                    self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True):
-                with tf.device(device), tf.control_dependencies([] if old is None else [old, *_holders(old, idle)]):
-                    result.append(_assign(self._variable, variable, value, assign_fn))
-            return result
-
-        @property
-        def laid_out_tensor(self) -> Any:
-            """The slice variables."""
-            return self._laid_out_tensor
-
-        @property
-        def copy_master_to_slices(self) -> tf.Operation:
-            """Fills the slices from the master."""
-            if self._copy_master_to_slices is None:
-                self._copy_master_to_slices = tf.group(self.fills())
-            return self._copy_master_to_slices
-
-        def fills(self) -> list[Any]:
-            """The assignments of `copy_master_to_slices`, for the caller to group with others."""
-            with self._graph.as_default(), tf.control_dependencies(None):
-                return self._fills()
-
-        def _fills(self) -> list[Any]:
-            if self.slice_is_master:
-                return []
-            variable, mesh_impl = self._variable, self._mesh_impl
-            with tf.device(variable.master_device):
-                master = tf.convert_to_tensor(variable.get_master())
-            result = []
-            slices = mesh_impl.make_slices(master, variable.shape)
-            for device, target, value in zip(
-                    mesh_impl.devices, self.laid_out_tensor.all_slices, slices, strict=True):
-                with tf.device(device):
-                    result.append(_assign(variable, target, value, mtf.ops.assign_slice))
-            return result
-
-        @property
-        def copy_slices_to_master(self) -> tf.Operation:
-            """Puts the slices together in the master."""
-            if self._copy_slices_to_master is None:
-                with self._graph.as_default(), tf.control_dependencies(None):
-                    self._copy_slices_to_master = self._collect()
-            return self._copy_slices_to_master
-
-        def _collect(self) -> tf.Operation:
-            if self.slice_is_master:
-                return tf.no_op()
-            variable, mesh_impl = self._variable, self._mesh_impl
-            total = mesh_impl.combine_slices(self.read_again(), variable.shape, device=variable.master_device or None)
-            with tf.device(variable.master_device):
-                return variable.assign_to_master(tf.cast(total, variable.master_dtype))
-
-
-def _holders(value: tf.Tensor, idle: Collection[str]) -> list[tf.Operation]:
-    """The nodes so far that hold the memory of a value, if copying it takes longer than to wait for so many.
-
-    Those that merely see it in another shape are looked through; those in an idle name scope are none.
-    """
-    context = value.op._get_control_flow_context()
-    found, tensors = {}, [value]
-    while tensors:
-        for node in tensors.pop().consumers():
-            if node.type in _VIEWS:
-                tensors.extend(node.outputs)
-            # What enters a loop is waited for outside of it by its value alone.
-            elif (node.type not in ("Enter", "RefEnter") and node._get_control_flow_context() is context
-                  and not _within(node.name, idle)):
-                found[node] = None
-    nbytes = (value.shape.num_elements() or 0) * value.dtype.size
-    return list(found) if nbytes >= _COPIED_MEANWHILE * len(found) else []
-
-
-def _within(name: str, scopes: Collection[str]) -> bool:
-    return any(name[:position + 1] in scopes for position, letter in enumerate(name) if letter == "/")
-
-
-def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> Any:
-    """A variable without an initializer: slices are only ever filled from the master."""
-    with tf.device(device):
-        variable = resource_variable_ops.UninitializedVariable(trainable=False, dtype=dtype, shape=shape, name=name)
-    # It enters itself among the variables that are initialised and saved; slices are neither.
-    collection = tf.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)
-    if collection and collection[-1] is variable:
-        collection.pop()
-    return variable
-
-
-def _value(variable: Any) -> tf.Tensor:
-    """A read of a variable of its own (a fresh node)."""
-    if hasattr(variable, "handle"):
-        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype.base_dtype)
-        read.set_shape(variable.shape)
-        return read
-    return tf.identity(variable)
-
-
-def _assign(variable: mtf.Variable, target: Any, value: tf.Tensor, assign_fn: Callable) -> tf.Operation:
-    """One node where Mesh-TF's own assignments make three."""
-    ops = mtf.ops
-    lean = {
-        ops.assign_slice: tf.raw_ops.AssignVariableOp,
-        ops.assign_add_slice: tf.raw_ops.AssignAddVariableOp,
-        ops.assign_sub_slice: tf.raw_ops.AssignSubVariableOp,
-    }.get(assign_fn)
-    if lean is None or not hasattr(target, "handle"):
-        return assign_fn(variable, target, value)
-    return lean(resource=target.handle, value=tf.cast(value, variable.slice_dtype))

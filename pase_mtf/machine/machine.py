@@ -7,42 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import os
-import pathlib
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pase_mtf.errors import FormatError, UsageError, nearest
-from pase_mtf.files import read_json, write_atomically
+from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.machine.files import LOCAL, file_of, names, read_fields, write_fields
+from pase_mtf.machine.link import Link
 
-__all__ = ["KINDS", "Link", "Machine"]
-
-FORMAT = "pase_mtf.machine"
-VERSION = 1
+__all__ = ["KINDS", "LOCAL", "Link", "Machine"]
 
 KINDS = ("matmul", "convolution", "pointwise", "reduction", "gather")
 """The kinds of operation that have a rate of their own (`LayerOperation.kind`, but for "none", which costs nothing)."""
-
-LOCAL = "local"
-"""The name of the machine that is measured, not read."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """One level of the link hierarchy.
-
-    Attributes:
-      devices: this level joins aligned groups of this many consecutive devices (8 within a node of 8, then all).
-      bandwidth: bytes per second and device, in one direction, when all devices of the group send at once.
-      latency: seconds per message.
-    """
-
-    devices: int
-    bandwidth: float
-    latency: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +32,7 @@ class Machine:
       name: of the machine.
       rates: kind of operation -> FLOP/s, per device (of all devices together where they share cores). Besides `KINDS`
         there may be a rate for "batched matmul" (many small matrix products in one operation), for "filter gradient"
-        (of a convolution) and, in elements/s, for "copy" (cutting a tensor and putting it together, where devices share
+        (of a convolution) and, in elements/s, for "copy" (slicing a tensor and concatenating it, where devices share
         memory).
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
       cache_bytes, cache_bandwidth: what an operation reads and writes up to this many bytes goes at this rate instead
@@ -63,28 +42,28 @@ class Machine:
       overheads: kind of operation -> seconds that it costs besides, where its kernels take longer to start.
       links: innermost level first.
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
-        devices together at the common rate, replicated work is paid once per copy, a tensor is handed from device to
-        device by reference, and what is summed, cut or put together is so once for all devices that need it.
-      operand_packing: how many times as long as reading its operands a matrix product takes to bring them into its own
-        order, besides its arithmetic.
-      writeback: how many times as long as writing its output it takes besides to bring that out of its own order.
+        devices together at the common rate, replicated work is paid once per replica, a tensor is sent from device to
+        device by reference, and what is summed, sliced or concatenated is so once for all devices that need it.
+      operand_packing: seconds in which a matrix product packs its operands (copies them into the order its kernel
+        reads), in units of the time in which they are read.
+      writeback: seconds in which it unpacks its output, in units of the time in which that is written.
       simd_width: a convolution computes at least so many of its output channels at a time, however few there are (0: no
         such limit).
-      stride_inflation: how far the gradient of a convolution's image takes longer with stride: (image size / output
-        size) to this power. 1 where it is computed over all of the image, gaps included, 0 where the gaps are left out.
-      layout_conversion: how many times as long as reading and writing its tensors a convolution takes to bring them
-        into its own order and out of it, besides its arithmetic.
-      tap_seconds: what every pixel that a convolution makes takes besides, for every pixel of its window.
-      broadcast_run_seconds: what every broadcast run takes besides, where an elementwise operation spreads a tensor
-        over another of more dims (an offset per channel over an image): `LayerOperation.rows`.
-      cache_hit_cost_ratio: how many times as long as at first a matrix product takes to read (and bring into
-        order) weights that another of the same layer has read before, as in a recurrence.
-      cache_capacity: of such weights (of all devices together where they share cores), as many as stay in a cache; 0:
-        none do.
+      stride_inflation: the gradient of a convolution's image with stride takes (image size / output size) to this power
+        times as long. 1: it is computed over the whole image with zeros between the strides; 0: the zeros are skipped.
+      layout_conversion: seconds in which a convolution converts the layout of its tensors to its kernel's and back, in
+        units of the time in which they are read and written.
+      tap_seconds: seconds of a convolution per pixel that it makes and pixel of its window, besides the arithmetic.
+      broadcast_run_seconds: seconds per broadcast run, where an elementwise operation broadcasts a tensor over another
+        of more dims (an offset per channel over an image): `LayerOperation.broadcast_runs`.
+      cache_hit_cost_ratio: seconds in which a matrix product reads and packs weights that another of the same layer has
+        read before (as in a recurrence), in units of the time of the first.
+      cache_capacity: bytes of such weights that stay in a cache (of all devices together where they share cores); 0:
+        none.
       ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
         devices share cores.
-      ring_link: what such a ring costs where it was measured: the latency counts for every operation that hands a block
-        on, the operation included (without it, every operation's overhead and the link's latency).
+      ring_link: what such a ring costs where it was measured; the latency is that of one of its messages with the
+        operations that send and receive it (without it: every operation's overhead and the link's latency).
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """
@@ -121,7 +100,7 @@ class Machine:
     def __hash__(self) -> int:
         return hash((self.name, self.memory_bandwidth, self.overhead, self.links))
 
-    def traffic_seconds(self, nbytes: np.ndarray) -> np.ndarray:
+    def traffic_seconds(self, nbytes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Seconds in which one operation reads and writes so many bytes."""
         if not self.cache_bytes:
             return nbytes / self.memory_bandwidth
@@ -134,65 +113,38 @@ class Machine:
         return self.rates["matmul"] / min(link.bandwidth for link in self.links)
 
     def check_devices(self, devices: int) -> None:
-        """Raises UsageError when the machine's links do not reach that many devices."""
+        """Raises UsageError when the machine's links do not join that many devices."""
         if devices < 1:
             raise UsageError(f"{devices} devices: at least one is needed")
         if devices > 1 and devices > self.links[-1].devices:
             raise UsageError(f"{devices} devices: machine {self.name!r} links at most {self.links[-1].devices}; "
                              "use fewer devices or another machine")
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the machine as JSON, whole or not at all."""
-        data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        if not self.cache_bytes:
-            del data["cache_bytes"], data["cache_bandwidth"]  # JSON has no infinity
-        write_atomically(path, json.dumps(data, indent=2) + "\n")
+        write_fields(path, dataclasses.asdict(self))
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The machines that can be named: those with a file, and "local"."""
-        return (*sorted(path.stem for path in _folder().glob("*.json")), LOCAL)
+        """The machines that can be named: those with a data sheet, and "local"."""
+        return names()
 
     @classmethod
-    def load(cls, name_or_path: str | os.PathLike) -> Machine:
-        """A machine by its name (`names()`) or from a file that `save` wrote.
+    def load(cls, name_or_path: str | os.PathLike[str]) -> Machine:
+        """A machine by its name (`names()`) or from a file that `save` wrote, in this version or an earlier one.
 
         Raises:
-          UsageError: a name that is not known, or "local", which is measured (`calibration.calibrate.load_local`).
+          UsageError: a name that is not known, or "local", which is measured (`calibration.load.load_machine`).
           FormatError: the file is missing, truncated, something else, or holds numbers that no machine has.
         """
-        text = os.fspath(name_or_path)
-        if text == LOCAL:
-            raise UsageError("machine 'local' is measured, not read; "
-                             "call pase_mtf.calibration.calibrate.load_local(devices)")
-        path = pathlib.Path(text)
-        if path.suffix != ".json" and len(path.parts) == 1:
-            path = _folder() / f"{text}.json"
-            if not path.is_file():
-                raise UsageError(f"unknown machine {text!r}: {nearest(text, cls.names())}")
-        data = read_json(path, FORMAT, VERSION)
-        del data["format"], data["version"]
+        path = file_of(name_or_path)
+        fields = read_fields(path)
         try:
-            data["links"] = tuple(map(_link, data["links"]))
-            data["ring_link"] = _link(data["ring_link"]) if data.get("ring_link") else None
-            for field in ("memory_bandwidth", "memory_bytes", "overhead"):
-                data[field] = float(data[field])
-            data["rates"] = {kind: float(rate) for kind, rate in data["rates"].items()}
-            data["cache_bandwidth"] = float(data.get("cache_bandwidth") or math.inf)
-            return cls(**data)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            return cls(**fields)
+        except (TypeError, AttributeError, ValueError) as error:
             raise FormatError(f"{path}: not a complete machine file ({error}); it is truncated or foreign") from error
         except FormatError as error:
             raise FormatError(f"{path}: {error}") from error
-
-
-def _link(data: dict[str, Any]) -> Link:
-    return Link(int(data["devices"]), float(data["bandwidth"]), float(data["latency"]))
-
-
-def _folder() -> pathlib.Path:
-    from pase_mtf import configs
-    return pathlib.Path(configs.__file__).parent / "machines"
 
 
 def _problem(machine: Machine) -> str:
@@ -220,7 +172,7 @@ def _problem(machine: Machine) -> str:
                          *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
         if not (number >= 0 and math.isfinite(number)):
             return f"{what} is {number}, not a number of at least zero"
-    reach = [link.devices for link in machine.links]
-    if not reach or reach[0] < 1 or any(a >= b or b % a for a, b in itertools.pairwise(reach)):
-        return f"links reach {reach} devices; list them innermost first, each a multiple of the one before"
+    domains = [link.devices for link in machine.links]
+    if not domains or domains[0] < 1 or any(a >= b or b % a for a, b in itertools.pairwise(domains)):
+        return f"links join {domains} devices; list them innermost first, each a multiple of the one before"
     return ""

@@ -1,31 +1,105 @@
-"""What a Mesh-TF operation is to a device: its kind, its arithmetic, and the sums that a split leaves unfinished."""
+"""The operations of a graph, each read once: what the export, the lowering and the layouts need to know of it."""
 
-import math
+from __future__ import annotations
+
+import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 from pase_mtf.compat import mtf
+from pase_mtf.operations.nodes import Nodes, broadcast_runs
+from pase_mtf.operations.registry import Rule, rule_of, splittable_dims
 
-__all__ = ["flops_of", "is_handed_over", "is_lazy_sum", "is_reshape", "kind_of", "needed_for_updates",
-           "passes_lazy_sums", "reduced_dims", "tensors_in"]
+__all__ = ["OperationFacts", "needed_for_updates", "read_operations"]
 
-_CONVOLUTIONS = (
-    mtf.Conv2dOperation, mtf.Conv3dOperation, mtf.Conv2dTransposeOperation, mtf.Conv3dTransposeOperation)
-_CONVOLUTION_GRADIENTS = (mtf.Conv2or3dBackpropInputOperation, mtf.Conv2or3dBackpropFilterOperation)
-# Hand their input on, or bring in what is there already.
-_FREE = (mtf.Variable, mtf.ReadVariable, mtf.ImportOperation, mtf.ImportLaidOutTensorOperation, mtf.ReshapeOperation,
-         mtf.StopGradient, mtf.CustomGradientOperation, mtf.Depend)
+_LAYER_OF_KIND = {"matmul": "matmul", "convolution": "convolution", "gather": "gather", "reduction": "normalize"}
 
 
-def tensors_in(operation: mtf.Operation) -> list[mtf.Tensor]:
-    """The inputs an operation really reads (a custom gradient lists those of its whole function)."""
-    if isinstance(operation, mtf.CustomGradientOperation):
-        return list(operation._fn_outputs)
-    return list(operation.inputs)
+@dataclasses.dataclass(frozen=True, eq=False)
+class OperationFacts:
+    """What is known of one operation of a graph; fields that are not explained are those of `registry.Rule`.
+
+    Attributes:
+      operation: itself.
+      index: its position in `mtf.Graph.operations`.
+      rule: of its class.
+      is_needed: whether an assignment needs it; of a graph without assignments all are needed.
+      dims: its iteration space, outputs first, then what is reduced away; anonymous dims left out.
+      splittable: names of the dims that our lowering can split.
+      layer: the kind of layer that it opens.
+      is_anchor: whether it always opens a layer of its own.
+    """
+
+    operation: mtf.Operation
+    index: int
+    rule: Rule
+    is_needed: bool
+    kind: str
+    reads: tuple[mtf.Tensor, ...]
+    captures: tuple[mtf.Tensor, ...]
+    assigns: tuple[tuple[mtf.Operation, mtf.Tensor], ...]
+    contracted: tuple[tuple[str, ...], ...]
+    dims: tuple[mtf.Dimension, ...]
+    splittable: frozenset[str]
+    layer: str
+    is_anchor: bool
+    traced: dict[Any, Nodes] = dataclasses.field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The operation's name, which need not be unique."""
+        return str(self.operation.name)
+
+    @property
+    def role(self) -> str:
+        """Of `registry.Rule`."""
+        return self.rule.role(self.operation)
+
+    @functools.cached_property
+    def flops(self) -> float:
+        """Of the whole, unsplit operation."""
+        return 0.0 if self.kind == "none" else self.rule.flops(self.operation)
+
+    @functools.cached_property
+    def nodes(self) -> Nodes:
+        """What it becomes on a device. A function of slices is traced for it, once per text and shapes."""
+        if self.rule.nodes is not None:
+            return self.rule.nodes(self.operation, self.traced)
+        if self.kind == "pointwise" and self.operation.outputs:
+            return Nodes(broadcast_runs=broadcast_runs(self.operation.outputs[0], self.operation.inputs))
+        return Nodes()
+
+    @property
+    def contracts(self) -> bool:
+        """Whether a split of some dim leaves partial sums."""
+        return any(self.contracted)
+
+    @property
+    def sum_is_pending(self) -> bool:
+        """Of `registry.Rule`."""
+        return self.rule.sum_is_pending(self.operation)
 
 
-def is_handed_over(operation: mtf.Operation) -> bool:
-    """Whether the operation sets a variable to a value as it is: nothing is computed or copied."""
-    return isinstance(operation, mtf.Assign) and operation.assign_fn is mtf.ops.assign_slice
+def read_operations(graph: mtf.Graph) -> list[OperationFacts]:
+    """Reads every operation of a graph, in its order."""
+    traced: dict[Any, Nodes] = {}
+    needed = needed_for_updates(graph.operations)
+    return [_read(operation, index, is_needed, traced)
+            for index, (operation, is_needed) in enumerate(zip(graph.operations, needed, strict=True))]
+
+
+def _read(operation: mtf.Operation, index: int, is_needed: bool, traced: dict[Any, Nodes]) -> OperationFacts:
+    rule = rule_of(operation)
+    kind, reads = rule.kind(operation), tuple(rule.reads(operation))
+    dims = {(dim.name, dim.size): dim for tensor in (*operation.outputs, *reads) for dim in tensor.shape.dims
+            if not dim.name.startswith("_anonymous_")}
+    return OperationFacts(
+        operation=operation, index=index, rule=rule, is_needed=is_needed, kind=kind, reads=reads,
+        captures=tuple(rule.captures(operation)), assigns=tuple(rule.assigns(operation)),
+        contracted=tuple(rule.contracted(operation)), dims=tuple(dims.values()),
+        splittable=splittable_dims(operation), layer=rule.layer or _LAYER_OF_KIND.get(kind, "pointwise"),
+        is_anchor=rule.is_anchor or kind in ("matmul", "convolution"), traced=traced)
 
 
 def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
@@ -37,106 +111,17 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
     Returns:
       Per operation whether an assignment needs it; of a graph without assignments all are needed.
     """
-    if not any(isinstance(operation, mtf.Assign) for operation in operations):
+    rules = [rule_of(operation) for operation in operations]
+    assigns = [bool(rule.assigns(operation)) for rule, operation in zip(rules, operations, strict=True)]
+    if not any(assigns):
         return [True] * len(operations)
     needed: set[int] = set()
     found = []
-    for operation in reversed(operations):
-        found.append(isinstance(operation, mtf.Assign) or any(id(tensor) in needed for tensor in operation.outputs))
+    for operation, rule, is_assignment in zip(reversed(operations), reversed(rules), reversed(assigns), strict=True):
+        found.append(is_assignment or any(id(tensor) in needed for tensor in operation.outputs))
         if found[-1]:
-            read = [*operation.inputs, *tensors_in(operation)]
-            if isinstance(operation, mtf.WhileLoopOperation):  # its body reads from outside as well
-                for inner in (*operation._cond_ops, *operation._body_ops):
-                    read += inner.inputs
-            if isinstance(operation, mtf.Depend):
-                for dependency in operation._dependencies:
-                    read += dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
+            read = [*operation.inputs, *rule.reads(operation), *rule.captures(operation)]
+            for dependency in rule.waits_for(operation):
+                read += dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
             needed.update(map(id, read))
     return found[::-1]
-
-
-def is_reshape(operation: mtf.Operation) -> bool:
-    """Whether the operation gives its input other dims and leaves the numbers where they are."""
-    return isinstance(operation, mtf.ReshapeOperation)
-
-
-def _sizes(tensors: Sequence[mtf.Tensor]) -> dict[str, int]:
-    return {dim.name: dim.size for tensor in tensors for dim in tensor.shape.dims}
-
-
-def kind_of(operation: mtf.Operation) -> str:
-    """The kind of work: "matmul", "convolution", "reduction", "pointwise", "gather" or "none"."""
-    if isinstance(operation, _FREE):
-        return "none"
-    if isinstance(operation, _CONVOLUTIONS + _CONVOLUTION_GRADIENTS):
-        return "convolution"
-    if isinstance(operation, mtf.EinsumOperation):
-        inputs, output = operation.inputs, operation.outputs[0]
-        everything = _sizes(inputs)
-        if set(everything) <= set(output.shape.dimension_names):
-            return "pointwise"
-        # Mesh-TF multiplies and reduces, without a matrix product, where one operand already has every dim.
-        if any(tensor.shape.ndims == len(everything) for tensor in inputs):
-            return "reduction"
-        return "matmul"
-    if isinstance(operation, (mtf.ReduceOperation, mtf.PoolOperation, mtf.PoolBackPropOperation, mtf.TopKOperation)):
-        return "reduction"
-    if isinstance(operation, (mtf.OneHotOperation, mtf.ConcatOperation, mtf.SplitOperation, mtf.StackOperation,
-                              mtf.UnstackOperation, mtf.SliceOperation, mtf.PadOperation, mtf.ShiftOperation)):
-        return "gather"
-    return "pointwise"
-
-
-def flops_of(operation: mtf.Operation) -> float:
-    """Floating point operations of the whole operation, unsplit: 2 per multiply-add, 1 per element otherwise."""
-    kind = kind_of(operation)
-    if kind == "none":
-        return 0.0
-    if kind == "convolution":
-        return 2.0 * _convolution_size(operation)
-    everything = _sizes([*operation.inputs, *operation.outputs])
-    if isinstance(operation, mtf.EinsumOperation):
-        return (2.0 if kind == "matmul" else float(len(operation.inputs))) * math.prod(everything.values())
-    if isinstance(operation, mtf.WhileLoopOperation):
-        # The number of iterations is not in the graph: one of them.
-        return float(sum(flops_of(inner) for inner in operation._body_ops))
-    return float(max([tensor.size for tensor in [*operation.inputs, *operation.outputs]], default=0))
-
-
-def _convolution_size(operation: mtf.Operation) -> float:
-    """Multiply-adds of a convolution or one of its gradients: they are the same three ways round."""
-    if isinstance(operation, mtf.Conv2or3dBackpropFilterOperation):
-        _, gradient = operation.inputs
-        conv_filter = operation.outputs[0]
-    elif isinstance(operation, mtf.Conv2or3dBackpropInputOperation):
-        gradient, conv_filter = operation.inputs
-    else:
-        conv_filter = operation.inputs[1]
-        gradient = operation.outputs[0]
-    # Every output element is a sum over the filter's taps and the channels that the output does not have.
-    names = set(gradient.shape.dimension_names)
-    taps = math.prod(dim.size for dim in conv_filter.shape.dims if dim.name not in names)
-    return float(gradient.size) * taps
-
-
-def reduced_dims(operation: mtf.Operation) -> tuple[str, ...]:
-    """The dims whose split leaves partial results in the outputs, which Mesh-TF then combines by an all-reduce."""
-    if isinstance(operation, (mtf.EinsumOperation, mtf.ReduceOperation)):
-        outputs = set(operation.outputs[0].shape.dimension_names)
-        return tuple(name for name in _sizes(operation.inputs) if name not in outputs)
-    if isinstance(operation, _CONVOLUTIONS + _CONVOLUTION_GRADIENTS):
-        outputs = set(operation.outputs[0].shape.dimension_names)
-        return tuple(name for name in _sizes(operation.inputs) if name not in outputs)
-    return ()
-
-
-def is_lazy_sum(operation: mtf.Operation) -> bool:
-    """Whether Mesh-TF leaves the all-reduce of the output until somebody needs the sum."""
-    if isinstance(operation, mtf.ReduceOperation):
-        return operation._reduction_fn_string == "SUM"
-    return isinstance(operation, (mtf.EinsumOperation, *_CONVOLUTIONS, *_CONVOLUTION_GRADIENTS))
-
-
-def passes_lazy_sums(operation: mtf.Operation) -> bool:
-    """Whether the operation works on unfinished sums and hands the all-reduce on (an addition of several does)."""
-    return isinstance(operation, (mtf.AddOperation, mtf.ReshapeOperation, mtf.CustomGradientOperation))

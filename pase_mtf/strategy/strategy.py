@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from tabulate import tabulate
+
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.memory import layer_memory, strategy_memory
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageError, nearest
@@ -19,7 +21,6 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import methods, solve
 from pase_mtf.strategy.experts import data_parallel, expert
-from pase_mtf.tables import format_table
 
 __all__ = ["BY_HAND", "Strategy", "evaluate_strategy", "find_strategy"]
 
@@ -96,7 +97,8 @@ class Strategy:
                  f"{1e3 * compute:.3f}", f"{1e3 * inside:.3f}", f"{1e3 * between:.3f}"]
                 for (name, split), (count, compute, inside, between) in rows.items()]
         head = ["layer", "times", "split", "compute ms", "collectives ms", "resharding ms"]
-        table = format_table(head, body, right=(1, 3, 4, 5))
+        table = tabulate(body, head, disable_numparse=True,
+                         colalign=("left", "right", "left", "right", "right", "right"))
         return (f"{self.name}: {self.graph_name} on {self.devices} devices ({self.machine_name}), "
                 f"predicted {1e3 * self.seconds:.3f} ms a step, {self._verdict()}\n{table}\n"
                 f"memory on the fullest device: {self.memory_bytes / 1e6:.1f} MB ("
@@ -150,7 +152,7 @@ class Strategy:
         found = graph.layers[number]
         dims = ", ".join(f"{name}={size}" for name, size in found.dims.items())
         return (f"{found.name} ({found.kind}; {dims}): {len(rows)} configurations, the rest of the strategy as it is\n"
-                + format_table(head, body, right=(1, 2, 3, 4, 5)))
+                + tabulate(body, head, disable_numparse=True, colalign=("left", *["right"] * 5, "left")))
 
     def diff(self, other: Strategy) -> str:
         """The layers that two strategies of one graph split differently, and the predicted times.
@@ -172,7 +174,7 @@ class Strategy:
         same = len(self.layer_names) - len(body)
         return (f"{self.name} {1e3 * self.seconds:.3f} ms, {other.name} {1e3 * other.seconds:.3f} ms; "
                 f"{same} of {len(self.layer_names)} layers are split alike\n"
-                + (format_table(head, body, right=(3,)) if body else ""))
+                + (tabulate(body, head, disable_numparse=True, colalign=(*["left"] * 3, "right")) if body else ""))
 
     def _need_prices(self) -> PricedNetwork:
         if self._priced is None:

@@ -90,6 +90,7 @@ def test_ours_is_never_dearer_and_every_difference_is_priced(monkeypatch):
     assert all(ratio >= 1 - 1e-12 for ratio in found["ratios"].values())
 
 
+@pytest.mark.slow
 def test_sections_and_document(monkeypatch, tmp_path):
     graph = perceptron()
     monkeypatch.setattr(paper, "DEVICES", (4, 8))

@@ -7,6 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from markdown_cells import row_of, rows
 
 from benchmarks import search, search_document, search_memory, search_networks, search_plot, search_sections, solvers
 from benchmarks.search_densenet import BLOCKS, densenet, paper_configurations, paper_machine
@@ -84,7 +85,7 @@ def test_no_order_keeps_the_dependent_sets_of_dense_blocks_small():
     assert {_largest_dependent_set(densenet(blocks=(depth,), direct=False)) for depth in (4, 8, 16)} == {2}
 
 
-@pytest.mark.parametrize("devices", [8, 16])
+@pytest.mark.parametrize("devices", [8, pytest.param(16, marks=pytest.mark.slow)])
 def test_it_is_the_graph_of_the_instances(devices):
     graph, instance = densenet(normalization="layer"), CostNetwork.load(INSTANCES / f"densenet-direct_{devices}.npz")
     assert [(edge.source, edge.target) for edge in graph.edges] == [
@@ -121,7 +122,7 @@ def test_solvers_agree_with_brute_force(solver):
         best = min(network.cost(choice) for choice in itertools.product(*map(range, network.sizes)))
         if math.isinf(best):
             continue
-        outcome = solvers.SOLVERS[solver](network, 30.0)
+        outcome = solvers.SOLVERS[solver](network, 300.0)
         assert outcome["optimal"]
         assert outcome["cost"] == pytest.approx(best, rel=1e-6, abs=1e-6), seed
 
@@ -130,7 +131,7 @@ def test_solvers_agree_with_brute_force(solver):
 @pytest.mark.parametrize(("name", "optimum"), [("alexnet_8", 97098296512), ("rnnlm_8", 4024963186688)])
 def test_rivals_find_the_known_optima(solver, name, optimum):
     pytest.importorskip(PACKAGES[solver])
-    outcome = solvers.SOLVERS[solver](CostNetwork.load(INSTANCES / f"{name}.npz"), 60.0)
+    outcome = solvers.SOLVERS[solver](CostNetwork.load(INSTANCES / f"{name}.npz"), 300.0)
     assert outcome["optimal"]
     assert outcome["cost"] == optimum
 
@@ -211,12 +212,11 @@ def test_bandwidth_of_a_variation_changes_communication_only(tmp_path):
 def test_process_from_a_graph(tmp_path, capsys):
     path = tmp_path / "graph.json"
     perceptron().save(path)
-    assert search_process([str(path), "--machine=h100", "--devices=4", "--repeat=2"]) == 0
+    assert search_process([str(path), "--machine=h100", "--devices=4", "--repeat=1"]) == 0
     outcome = json.loads(capsys.readouterr().out)
     assert outcome["optimal"]
     assert outcome["layers"] == len(ComputationGraph.load(path).layers)
-    assert outcome["warm_seconds"] == pytest.approx(
-        outcome["warm_build_seconds"] + outcome["warm_search_seconds"], rel=0.5)
+    assert outcome["warm_seconds"] == pytest.approx(outcome["warm_build_seconds"] + outcome["warm_search_seconds"])
     assert 50e6 < outcome["peak_bytes"] < 4e9
     assert search_process([str(tmp_path / "missing.json")]) == 2
     assert "cannot read" in capsys.readouterr().err
@@ -257,9 +257,10 @@ def test_page():
                    "x_8 | pase": {"error": "pase: tables of 1e+09 entries need 12 GB, 8 GB are free; use exact"},
                    "x_8 | toulbar2": {"error": "not installed"}}}
     text = search_document.document(results)
-    assert ("| x_8 | 1, 0, 2 | 1.00 s, 100 MB, proven | refused: tables of 12 GB |  | 1.00 s, 100 MB, +100.00% |  |  "
-            "| not installed |") in text
-    assert "| 1 random variations, build and search | 5 s | at most 6.00 s (a net) | 1 of 1 | **no** |" in text
+    assert row_of(text, "x_8")[1:] == ["1, 0, 2", "1.00 s, 100 MB, proven", "refused: tables of 12 GB", "",
+                                       "1.00 s, 100 MB, +100.00%", "", "", "not installed"]
+    assert row_of(text, "1 random variations, build and search")[1:] == ["5 s", "at most 6.00 s (a net)", "1 of 1",
+                                                                         "**no**"]
     for word in ("Chip, 2 cores", "Python 9", "commit abc"):
         assert word in text
 
@@ -268,7 +269,7 @@ def test_page():
 def test_memory_section(tmp_path):
     """The sweep of a small network: its numbers are those of the searches, its page and plot show them."""
     network = price_densenet(densenet(8, blocks=(2,)), 4)
-    row = search_memory.sweep(network, 5.0, (0.0, 0.5, 1.0))
+    row = search_memory.sweep(network, 300.0, (0.0, 0.5, 1.0))
     usage = search_memory.memory_of(network)
     free = solve(network.network)
     first, _, last = row["points"]
@@ -282,7 +283,7 @@ def test_memory_section(tmp_path):
     assert search_memory.largest_gap(row) == 0
     results = {"memory": {"densenet-layer_4": row}}
     text = search_document.document(results)
-    assert f"| {first['cost'] / row['cost'] - 1:+.3%} | 0, proven |" in text
+    assert [f"{first['cost'] / row['cost'] - 1:+.3%}", "0, proven"] in [cells[3:5] for cells in rows(text)]
     swept, below = search_document.limits(results)
     assert swept[1:] == ("gap at most 1%", "gap 0 everywhere", "3 of 3", True)
     assert below[-2:] == ("1 of 1", True)
@@ -291,7 +292,7 @@ def test_memory_section(tmp_path):
     swept, below = search_document.limits(results)
     assert swept[2:] == ("largest gap 2.000% (densenet-layer_4)", "2 of 3", False)
     assert not below[-1]
-    assert "| 2.000% |" in search_document.document(results)
+    assert "2.000%" in [cells[4] for cells in rows(search_document.document(results)) if len(cells) == 6]
     assert "WRONG" in search_document.document(results)
     search_plot.plot_memory(results, tmp_path / "memory.svg")
     assert "p = 4" in (tmp_path / "memory.svg").read_text()
@@ -323,6 +324,7 @@ def test_best_is_called_optimal_only_where_somebody_proved_it():
     assert "optimal, no proof, gap 50.0%" in search_document.comparison(rows)
 
 
+@pytest.mark.slow
 def test_whole_run_piece_by_piece(tmp_path, capsys):
     def run(*flags):
         return search.main(["--networks=rnnlm_8", "--methods=exact,mcmc (1)", "--limit=1", "--mcmc-limit=0.2",
@@ -337,7 +339,7 @@ def test_whole_run_piece_by_piece(tmp_path, capsys):
     assert run("--sections=rivals,plot", "--resume", "--note=Quiet.") == 0
     assert search.load(tmp_path / "search.json")["rivals"] == first["rivals"]
     text = (tmp_path / "search.md").read_text()
-    assert "| rnnlm_8 | 4, 3, 123 |" in text
+    assert ["rnnlm_8", "4, 3, 123"] in [cells[:2] for cells in rows(text)]
     assert "Quiet." in text
     assert "networks of the paper's graphs" in text
     for name in ("search.svg", "search-mcmc.svg", "search-memory.svg"):

@@ -7,7 +7,8 @@ import pytest
 from small_graphs import dense
 
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
-from pase_mtf.cost.compute import PARTS, collectives_of, layer_parts, layer_signature
+from pase_mtf.cost.compute import PARTS, collectives_of, layer_parts
+from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand, Variable
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
@@ -41,7 +42,7 @@ def test_compute_is_divided_by_the_splits():
     np.testing.assert_allclose(parts["update"], 64 * 128 / RATES["pointwise"] / np.array([1, 1, 4, 4, 4]))
 
 
-def test_copies_are_free_on_devices_and_paid_on_shared_cores():
+def test_replicas_are_free_on_devices_and_paid_on_shared_cores():
     layer = dense("dense", 32, 64, 128)
     copies = Configuration((("", 8),))
     real = _parts(layer, [WHOLE, copies], _machine())
@@ -85,7 +86,7 @@ def test_nodes_read_and_write_what_stays_inside_an_operation():
     assert thrice == pytest.approx(3 * once)
 
 
-def test_few_channels_do_not_fill_the_lanes():
+def test_few_channels_do_not_fill_the_simd_width():
     x, f, y = Operand(("batch", "in"), (32, 64)), Operand(("in", "out"), (64, 32)), Operand(("batch", "out"), (32, 32))
 
     def convolution(inputs, output):
@@ -105,7 +106,7 @@ def test_few_channels_do_not_fill_the_lanes():
     np.testing.assert_allclose(found, seconds / np.array([1, 4, 4, 4, 8]))
 
 
-def test_rows_of_a_smaller_tensor_take_time_however_short():
+def test_broadcast_runs_take_time_however_short():
     x, offset = Operand(("batch", "out"), (32, 64)), Operand(("out",), (64,))
     operation = LayerOperation(0, "add", "AddOperation", "forward", "pointwise", 2048.0, ("batch", "out"), (x, offset),
                                (x,), rows=32.0)
@@ -116,31 +117,29 @@ def test_rows_of_a_smaller_tensor_take_time_however_short():
     np.testing.assert_allclose(found - known, 32e-3 / np.array([1, 4, 1]))
 
 
-def _image_operation(kind, size):
+def _image_operation(role, size):
     """A convolution (or one of its gradients) of window 3 x 3 with stride 2, as in a layer."""
     image, gradient = (Operand(("batch", "", "", channels), (16, extent, extent, count))
                        for channels, extent, count in (("in", 2 * size, 8), ("out", size, 4)))
     filters = Operand(("", "", "in", "out"), (3, 3, 8, 4))
-    inputs, output = {"Conv2dOperation": ((image, filters), gradient),
-                      "Conv2or3dBackpropInputOperation": ((gradient, filters), image),
-                      "Conv2or3dBackpropFilterOperation": ((image, gradient), filters)}[kind]
-    operation = LayerOperation(0, "convolution", kind, "forward", "convolution", 1e9, ("batch", "in", "out"), inputs,
-                               (output,))
+    inputs, output = {"convolution": ((image, filters), gradient), "image gradient": ((gradient, filters), image),
+                      "filter gradient": ((image, gradient), filters)}[role]
+    operation = LayerOperation(0, "convolution", "AnyName", "forward", "convolution", 1e9, ("batch", "in", "out"),
+                               inputs, (output,), role=role)
     dims = {"batch": 16, "in": 8, "out": 4}
     return Layer("convolution", "convolution", dims, tuple(dims), (operation,), ())
 
 
-@pytest.mark.parametrize(("kind", "pixels"), [
-    ("Conv2dOperation", 16 * 5 * 5 * 9), ("Conv2or3dBackpropInputOperation", 16 * 10 * 10 * 9),
-    ("Conv2or3dBackpropFilterOperation", 0)])
-def test_pixels_of_windows_take_time_however_few_the_channels(kind, pixels):
-    layer, configurations = _image_operation(kind, 5), [WHOLE, BATCH, OUT, IN]
+@pytest.mark.parametrize(("role", "taps"), [
+    ("convolution", 16 * 5 * 5 * 9), ("image gradient", 16 * 10 * 10 * 9), ("filter gradient", 0)])
+def test_taps_take_time_however_few_the_channels(role, taps):
+    layer, configurations = _image_operation(role, 5), [WHOLE, BATCH, OUT, IN]
     known, found = (_parts(layer, configurations, _machine(tap_seconds=seconds))["forward"] for seconds in (0.0, 1e-3))
-    np.testing.assert_allclose(found - known, 1e-3 * pixels / np.array([1, 4, 1, 1]))
+    np.testing.assert_allclose(found - known, 1e-3 * taps / np.array([1, 4, 1, 1]))
 
 
 def test_a_convolution_brings_its_tensors_into_order():
-    layer = _image_operation("Conv2dOperation", 5)
+    layer = _image_operation("convolution", 5)
     nbytes = 4 * 16 * (10 * 10 * 8 + 5 * 5 * 4) + 4 * 9 * 8 * 4
     known, found = (_parts(layer, [WHOLE], _machine(memory_bandwidth=1e9, layout_conversion=passes))["forward"]
                     for passes in (0.0, 1.5))
@@ -283,10 +282,10 @@ def test_einsum_order(inputs, output, kind, transposed):
 
 
 @pytest.mark.parametrize(("size", "times"), [(7, 4.0), (14, 1.0)])
-def test_a_gradient_with_stride_may_be_computed_over_the_gaps(size, times):
+def test_stride_inflates_the_gradient_of_the_image(size, times):
     image, gradient = Operand(("batch", "", "", ""), (4, 14, 14, 8)), Operand(("batch", "", "", ""), (4, size, size, 8))
-    operation = LayerOperation(0, "gradient", "Conv2or3dBackpropInputOperation", "backward", "convolution", 1e6,
-                               ("batch",), (gradient, Operand(("", "", "", ""), (3, 3, 8, 8))), (image,))
+    operation = LayerOperation(0, "gradient", "AnyName", "backward", "convolution", 1e6, ("batch",),
+                               (gradient, Operand(("", "", "", ""), (3, 3, 8, 8))), (image,), role="image gradient")
     layer = Layer("gradient", "convolution", {"batch": 4}, ("batch",), (operation,), ())
     seconds = {stride_inflation: _parts(layer, [WHOLE], _machine(stride_inflation=stride_inflation))["backward"][0]
                for stride_inflation in (0.0, 0.5, 1.0)}

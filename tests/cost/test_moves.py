@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pase_mtf.cost.compute import PARTS, layer_parts, layer_signature
+from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.moves import move_elements, move_of, move_seconds
 from pase_mtf.cost.paper import PAPER_PARTS, paper_parts
+from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
@@ -18,15 +19,15 @@ SHARED = dataclasses.replace(MACHINE, shared_cores=True)
 DIMS = {"layers": 4, "units": 8, "inputs": 8}
 
 
-def _layer(kind, before, after, **changes):
-    operation = LayerOperation(0, "move", kind, "forward", "none" if "Reshape" in kind else "gather", 0.0,
+def _layer(role, before, after, **changes):
+    operation = LayerOperation(0, "move", "AnyName", "forward", "none" if role == "rename" else "gather", 0.0,
                                (*dict.fromkeys(before + after),), (Operand(before, (4, 8)),),
-                               (Operand(after, (4, 8)),), **changes)
+                               (Operand(after, (4, 8)),), role=role, **changes)
     return Layer("layer", "matmul", DIMS, tuple(DIMS), (operation,), ())
 
 
-RENAME = _layer("ReshapeOperation", ("layers", "units"), ("layers", "inputs"))
-SHIFT = _layer("ShiftOperation", ("layers", "units"), ("layers", "units"), shift=("layers", 1))
+RENAME = _layer("rename", ("layers", "units"), ("layers", "inputs"))
+SHIFT = _layer("shift", ("layers", "units"), ("layers", "units"), shift=("layers", 1))
 
 
 def _move(layer, *axes, machine=MACHINE):
@@ -68,9 +69,9 @@ def test_layers_are_charged(layer):
 
 def test_nothing_else_moves():
     position = dim_positions(RENAME)
-    same = _layer("ReshapeOperation", ("layers", "units"), ("layers", "units"))
+    same = _layer("rename", ("layers", "units"), ("layers", "units"))
     assert move_of(same.operations[0], position) is None
-    whole = _layer("ShiftOperation", ("layers", "units"), ("layers", "units"))  # its dim is never split
+    whole = _layer("shift", ("layers", "units"), ("layers", "units"))  # its dim is never split
     assert move_of(whole.operations[0], position) is None
     assert np.all(layer_parts(layer_signature(same), ConfigurationTable.build(
         [Configuration((("units", 8),))], position, len(DIMS)), MACHINE)[-3:] == 0)

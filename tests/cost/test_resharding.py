@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
+from pase_mtf.cost.critical_path import critical_path_devices, critical_path_powers
 from pase_mtf.cost.resharding import elements_moved, resharding_seconds
-from pase_mtf.cost.slowest import slowest_devices, slowest_powers
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import KINDS, Link, Machine
@@ -47,12 +47,12 @@ def _blocks(configuration, shape):
     return [_block(configuration, device, shape) for device in range(configuration.devices)]
 
 
-def _classes(configurations):
-    return ConfigurationTable.build(configurations, POSITION, len(DIMS)).classes((0, 1, 2))
+def _shardings(configurations):
+    return ConfigurationTable.build(configurations, POSITION, len(DIMS)).shardings((0, 1, 2))
 
 
 def _brute_force(source, target, shape, itemsize, links):
-    """Seconds of the slowest device: every element comes from the nearest device that holds it."""
+    """Seconds of the critical-path device: every element comes from the nearest device that holds it."""
     held, slowest = _blocks(source, shape), 0.0
     for device, need in enumerate(_blocks(target, shape)):
         left = need - held[device] if device < len(held) else set(need)
@@ -77,7 +77,7 @@ def test_agrees_with_a_count_of_elements(devices):
         machine = _machine(*links)
         sources = [_random_configuration(rng, devices, shape) for _ in range(8)]
         targets = [_random_configuration(rng, devices, shape) for _ in range(8)]
-        rows, columns = _classes(sources), _classes(targets)
+        rows, columns = _shardings(sources), _shardings(targets)
         matrix = resharding_seconds(rows, columns, shape, 4, machine)
         moved = elements_moved(rows, columns, shape)
         for i, source in enumerate(sources):
@@ -89,18 +89,18 @@ def test_agrees_with_a_count_of_elements(devices):
                 assert moved[rows.index[i], columns.index[j]] == pytest.approx(counted)
 
 
-@pytest.mark.parametrize("reach", [[1], [1, 8], [1, 2, 8], [1, 2, 4, 8, 16]])
-def test_both_kernels_agree(reach):
+@pytest.mark.parametrize("domains", [[1], [1, 8], [1, 2, 8], [1, 2, 4, 8, 16]])
+def test_both_algorithms_agree(domains):
     rng = random.Random(1)
-    sources, targets = (_classes([_random_configuration(rng, most, (64, 64, 64)) for _ in range(40)])
+    sources, targets = (_shardings([_random_configuration(rng, most, (64, 64, 64)) for _ in range(40)])
                         for most in (64, 32))
-    rng = np.random.default_rng(len(reach))
+    rng = np.random.default_rng(len(domains))
     # Links further out are slower, as on every machine.
-    tensor, message = (np.sort(rng.uniform(low, 5 * low, len(reach))) for low in (1.0, 1e-3))
+    tensor, message = (np.sort(rng.uniform(low, 5 * low, len(domains))) for low in (1.0, 1e-3))
     for one, other in ((sources, sources), (sources, targets), (targets, sources)):
-        arrays = (one.devices, one.parts, one.strides, other.devices, other.parts, other.strides)
-        fast = slowest_powers(*arrays, np.array(reach), tensor, message)
-        np.testing.assert_allclose(fast, slowest_devices(*arrays, np.array(reach), tensor, message), atol=1e-12)
+        arrays = (one.devices, one.shards, one.strides, other.devices, other.shards, other.strides)
+        fast = critical_path_powers(*arrays, np.array(domains), tensor, message)
+        np.testing.assert_allclose(fast, critical_path_devices(*arrays, np.array(domains), tensor, message), atol=1e-12)
         assert fast.any()
 
 
@@ -108,8 +108,8 @@ def test_both_kernels_agree(reach):
 def test_equal_partitions_cost_nothing(shared):
     rng = random.Random(2)
     configurations = [_random_configuration(rng, 8, (8, 8, 8)) for _ in range(30)]
-    classes = _classes(configurations)
-    matrix = resharding_seconds(classes, classes, (8, 8, 8), 4, _machine(Link(64, 1e9, 1e-6), shared=shared))
+    shardings = _shardings(configurations)
+    matrix = resharding_seconds(shardings, shardings, (8, 8, 8), 4, _machine(Link(64, 1e9, 1e-6), shared=shared))
     assert np.all(np.diagonal(matrix) == 0)
     assert np.all(matrix >= 0)
     assert matrix.max() > 0
@@ -118,9 +118,9 @@ def test_equal_partitions_cost_nothing(shared):
 @pytest.mark.parametrize("shared", [False, True])
 def test_monotone_in_message_size(shared):
     rng = random.Random(3)
-    classes = _classes([_random_configuration(rng, 8, (64, 64, 64)) for _ in range(30)])
+    shardings = _shardings([_random_configuration(rng, 8, (64, 64, 64)) for _ in range(30)])
     machine = _machine(Link(4, 1e9, 1e-6), Link(64, 1e8, 1e-5), shared=shared)
-    small, large = (resharding_seconds(classes, classes, (size, 64, 64), 4, machine) for size in (64, 128))
+    small, large = (resharding_seconds(shardings, shardings, (size, 64, 64), 4, machine) for size in (64, 128))
     assert np.all(large >= small)
     assert np.any(large > small)
 
@@ -162,7 +162,7 @@ def test_shared_cores_count_copies(devices):
     shape = (8, 8, 16)
     sources = [_random_configuration(rng, devices, shape) for _ in range(15)]
     targets = [_random_configuration(rng, devices, shape) for _ in range(15)]
-    rows, columns = _classes(sources), _classes(targets)
+    rows, columns = _shardings(sources), _shardings(targets)
     matrix = resharding_seconds(rows, columns, shape, 4, machine)
     for i, source in enumerate(sources):
         for j, target in enumerate(targets):
@@ -174,15 +174,15 @@ def test_shared_cores_count_copies(devices):
 def test_counts_of_own_blocks_agree():
     from pase_mtf.cost.resharding import _copies
     rng = random.Random(5)
-    classes = _classes([_random_configuration(rng, 16, (16, 16, 16)) for _ in range(60)])
-    arrays = (classes.devices, classes.parts, classes.strides) * 2
+    shardings = _shardings([_random_configuration(rng, 16, (16, 16, 16)) for _ in range(60)])
+    arrays = (shardings.devices, shardings.shards, shardings.strides) * 2
     for fast, general in zip(_copies(*arrays, True), _copies(*arrays, False), strict=True):
         np.testing.assert_array_equal(fast, general)
 
 
 def test_unsplit_to_split_by_hand():
     whole, halves = Configuration(), Configuration((("a", 2),))
-    classes = _classes([whole, halves, Configuration((("b", 2),)), Configuration((("", 2),))])
-    moved = elements_moved(classes, classes, (4, 4, 1))[np.ix_(classes.index, classes.index)]
+    shardings = _shardings([whole, halves, Configuration((("b", 2),)), Configuration((("", 2),))])
+    moved = elements_moved(shardings, shardings, (4, 4, 1))[np.ix_(shardings.index, shardings.index)]
     # Device 1 has nothing of the whole tensor on device 0; from a- to b-halves each device lacks a quarter.
     np.testing.assert_array_equal(moved, [[0, 8, 8, 16], [8, 0, 4, 8], [8, 4, 0, 8], [0, 0, 0, 0]])

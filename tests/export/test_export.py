@@ -1,15 +1,18 @@
 """Export: every operation in one layer, gradients and optimizer with their layer, names and sizes right."""
 
 import collections
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import FormatError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
 
 
 def _dim(name, size):
@@ -95,13 +98,22 @@ def trained(request):
         yield _training(_NETS[name], optimizer)
 
 
+def _layer_of(exported):
+    """Index of the operation in the Mesh-TF graph -> index of its (for a grouped Assign: first) layer."""
+    found = {}
+    for number, layer in enumerate(exported.layers):
+        for operation in layer.operations:
+            found.setdefault(operation.index, number)
+    return found
+
+
 def test_every_operation_is_in_one_layer(trained):
     exported = export_graph(trained)
     counts = collections.Counter(op.index for layer in exported.layers for op in layer.operations
                                  if op.type != "Assign")
     expected = [index for index, op in enumerate(trained.operations) if not isinstance(op, mtf.Assign)]
     assert counts == {index: 1 for index in expected}
-    assert set(exported.layer_of_operation()) == set(range(len(trained.operations)))
+    assert set(_layer_of(exported)) == set(range(len(trained.operations)))
     for layer in exported.layers:
         for operation in layer.operations:
             assert trained.operations[operation.index].name == operation.name
@@ -109,7 +121,7 @@ def test_every_operation_is_in_one_layer(trained):
 
 def test_gradients_and_updates_follow_their_layer(trained):
     exported = export_graph(trained)
-    home = exported.layer_of_operation()
+    home = _layer_of(exported)
     by_name = {}
     for index, operation in enumerate(trained.operations):
         by_name.setdefault(operation.name, index)
@@ -186,6 +198,54 @@ def test_another_program_has_another_hash():
             with tf.Graph().as_default():
                 hashes.add(export_graph(_training(build, optimizer)).hash)
     assert len(hashes) == 2 * len(_NETS)
+
+
+def test_roles_are_kept_and_leave_the_hash_alone(tmp_path):
+    with tf.Graph().as_default():
+        exported = export_graph(_training(_convolutional))
+    roles = {operation.role: operation.type for layer in exported.layers for operation in layer.operations
+             if operation.role}
+    assert roles == {"convolution": "Conv2dOperation", "filter gradient": "Conv2or3dBackpropFilterOperation",
+                     "image gradient": "Conv2or3dBackpropInputOperation", "rename": "ReshapeOperation"}
+    layers = tuple(dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, role="") for operation in layer.operations)) for layer in exported.layers)
+    plain = dataclasses.replace(exported, layers=layers)
+    assert plain != exported
+    assert plain.hash == exported.hash
+    exported.save(tmp_path / "graph.json")
+    assert ComputationGraph.load(tmp_path / "graph.json") == exported
+
+
+def test_graphs_of_earlier_versions_are_refused_by_name(tmp_path):
+    with tf.Graph().as_default():
+        exported = export_graph(_training(_mlp))
+    path = tmp_path / "graph.json"
+    exported.save(path)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "version": 1}))
+    with pytest.raises(FormatError, match="written by an earlier version of this program; export the graph again"):
+        ComputationGraph.load(path)
+    data["layers"][0]["operations"][0]["role"] = "chore"
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="unknown role 'chore'"):
+        ComputationGraph.load(path)
+
+
+def test_variables_are_sized_by_their_own_type_and_gradients_by_the_activations():
+    """float32 weights and slots with bfloat16 activations, as Mesh-TF's programs have them on accelerators."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        types = mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16)
+        weights = mtf.get_variable(mesh, "w", mtf.Shape([D, F]), initializer=tf.zeros_initializer(), dtype=types)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16], tf.bfloat16), mtf.Shape([B, D]))
+        loss = mtf.reduce_sum(mtf.relu(mtf.einsum([x, weights], output_shape=[B, F])))
+        gradient, = mtf.gradients([loss], [weights])
+        mtf.optimize.MomentumOptimizer(0.1, 0.9).apply_grads([gradient], graph.trainable_variables)
+        exported = export_graph(graph)
+    memory = strategy_memory(exported, [Configuration()] * len(exported.layers))
+    assert memory["weights"] == memory["optimizer slots"] == 4 * 16 * 32
+    assert memory["gradients"] == 2 * 16 * 32
 
 
 def test_attention_has_the_layers_a_reader_expects():

@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from harness import device_names, evaluate
 
 import pase_mtf
 from pase_mtf.compat import mtf, tf
@@ -73,12 +74,7 @@ def test_it_is_lowered_as_one(axes):
             exported = export_graph(graph)
             chosen = [configuration if layer.variables else Configuration() for layer in exported.layers]
             plan = plan_from_configurations(graph, exported, chosen, 8)
-            lowering = PlanLowering(graph, plan, [f"/device:CPU:{number}" for number in range(8)])
-            found = [lowering.export_to_tf_tensor(tensor) for tensor in (loss, *gradients)]
-            with tf.Session(config=tf.ConfigProto(device_count={"CPU": 8})) as session:
-                session.run(tf.global_variables_initializer())
-                session.run(lowering.copy_masters_to_slices())
-                results.append(session.run(found))
+            results.append(evaluate(PlanLowering(graph, plan, device_names(8)), [loss, *gradients]))
     for one, other in zip(*results, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-12)
 

@@ -3,13 +3,14 @@
 import importlib.util
 
 import pytest
+from small_graphs import perceptron
 
 from pase_mtf import models
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.launch import auto_mtf
-from pase_mtf.launch.arm_names import ArmName
-from pase_mtf.launch.mesh_flag import parse_mesh
-from pase_mtf.launch.strategies import find_strategies
+from pase_mtf.launch import auto_mtf, strategies
+from pase_mtf.launch.options import Options
+from pase_mtf.launch.plan import resolve
+from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import configurations_of_layout
 
 
@@ -20,15 +21,15 @@ def test_mesh():
     assert auto_mtf.auto_mtf_mesh(8, (("a", 4), ("b", 2))) == (("a", 4), ("b", 2))
 
 
-def test_its_rules_become_a_strategy():
-    from small_graphs import perceptron
-
-    from pase_mtf.machine.machine import Machine
-    graph, machine = perceptron(), Machine.load("h100")
-    found = find_strategies([ArmName("auto_mtf", "auto_mtf")], graph, parse_mesh("8"), machine, 0,
-                            lambda: {"batch": "rows", "width1": "columns"})
-    assert found["auto_mtf"].configurations == configurations_of_layout(
-        graph, (("rows", 2), ("columns", 4)), {"batch": "rows", "width1": "columns"})
+def test_its_rules_become_a_strategy(monkeypatch):
+    rules = {"batch": "rows", "width1": "columns"}
+    asked = []
+    monkeypatch.setattr(strategies, "auto_mtf_layout", lambda *arguments: asked.append(arguments) or rules)
+    plan = resolve(Options(model="alexnet", devices="cpu", machine="h100", compare="auto_mtf"))
+    graph, mesh = perceptron(), (("rows", 2), ("columns", 4))
+    found = strategies.find_strategies(plan, graph, Machine.load("h100"))
+    assert asked == [("alexnet", plan.config, plan.options.batch, plan.options.optimizer, mesh)]
+    assert found["auto_mtf"].configurations == configurations_of_layout(graph, mesh, rules)
 
 
 def test_without_ortools(monkeypatch):

@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from pase_mtf.compat import tf
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.launch.checkpoint import find_checkpoint, restore, save_checkpoint
 
@@ -43,7 +44,6 @@ def test_full_disk_is_one_line(tmp_path, kind):
         if kind == "device":
             with open("/dev/full", "w") as file:
                 file.write("x" * 100_000)
-        from pase_mtf.compat import tf
         raise tf.errors.ResourceExhaustedError(None, None, f"{prefix}.data; No space left on device\nmore\nlines")
     with pytest.raises(UsageError, match="No space left on device; free space") as caught:
         save_checkpoint(str(tmp_path / "checkpoint"), fails, step=1, graph_hash="abc")
@@ -93,7 +93,6 @@ def test_refuses_a_folder_without_one(tmp_path):
 
 
 def _saver_of(name, size):
-    from pase_mtf.compat import tf
     graph = tf.Graph()
     with graph.as_default():
         tf.get_variable(name, [size], initializer=tf.ones_initializer())

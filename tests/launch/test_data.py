@@ -1,14 +1,11 @@
-"""What a run trains on: real files, bad files, synthetic data, and the same batches again after a resume."""
+"""What a run trains on: images, synthetic data, bad files, and the same batches again after a resume."""
 
 import collections
 import dataclasses
 import gzip
-import importlib.util
 import itertools
 import os
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import PIL.Image
@@ -17,8 +14,8 @@ import pytest
 from pase_mtf import models
 from pase_mtf.errors import DataError
 from pase_mtf.launch.data import open_data
-from pase_mtf.launch.data_images import read_idx
-from pase_mtf.launch.data_text import END, PADDING, RESERVED, START, read_lines
+from pase_mtf.launch.data.images import read_idx
+from pase_mtf.launch.data.text import END, PADDING
 
 IMAGES = models.load_config("alexnet", "tiny", batch=8)
 TEXT = models.load_config("transformer", "tiny", batch=4, length=16, vocab=400)
@@ -242,113 +239,6 @@ def test_a_picture_damaged_behind_its_header_is_named_when_it_is_read(picture_fo
     assert "\n" not in str(caught.value)
 
 
-SENTENCES = [f"the {adjective} {noun} is {verb}" for adjective in ("old", "new", "lazy")
-             for noun in ("cat", "dog", "sun") for verb in ("here", "gone")]
-
-
-@pytest.fixture
-def parallel(tmp_path, cache_dir):
-    """Eighteen sentences and their "translation": in capitals, and one pair without a translation."""
-    (tmp_path / "source.txt").write_text("".join(f"{line}\n" for line in [*SENTENCES, "alone"]))
-    (tmp_path / "target.txt").write_text("".join(f"{line.upper()}\r\n" for line in [*SENTENCES, " "]))
-    return f"{tmp_path}/source.txt,{tmp_path}/target.txt"
-
-
-def test_parallel_text(parallel):
-    data = open_data(parallel, TRANSFORMER, TEXT, 9, 0)
-    assert data.describe().startswith("18 sentence pairs from ")
-    assert "1 pairs with an empty side left out" in data.describe()
-    seen = []
-    for batch in _take(data, 2):
-        assert (batch["decoder_input"][:, 0] == START).all()
-        assert (batch["decoder_input"][:, 1:] == batch["target"][:, :-1]).all()
-        for source, target in zip(batch["source"], batch["target"], strict=True):
-            assert ((source == PADDING) == (np.arange(16) > list(source).index(END))).all()
-            sentence = data.vocabulary.decode(source.tolist())
-            assert data.vocabulary.decode(target.tolist()) == sentence.upper()
-            seen.append(sentence)
-            assert source.max() < TEXT.vocab
-    assert sorted(seen) == sorted(SENTENCES)
-
-
-def test_long_sentences_are_cut_and_the_run_says_so(tmp_path, cache_dir):
-    (tmp_path / "a").write_text("word " * 50 + "\nshort\n")
-    (tmp_path / "b").write_text("short\nanother\n")
-    data = open_data(f"{tmp_path}/a,{tmp_path}/b", TRANSFORMER, TEXT, 2, 0)
-    assert "25.0% of the sentences cut at 16 tokens" in data.describe()
-    source = _take(data, 1)[0]["source"]
-    long = source[source[:, -1] != PADDING]
-    assert len(long) == 1
-    assert long[0, -1] == END
-
-
-def test_plain_text_is_continued(tmp_path, cache_dir):
-    path = tmp_path / "book.txt"
-    path.write_text("".join(f"{line}.\n" for line in SENTENCES * 3), "utf-8")
-    data = open_data(str(path), TRANSFORMER, TEXT, 4, 0)
-    text = path.read_text("utf-8")
-    for source, target in zip(*(_take(data, 1)[0][key] for key in ("source", "target")), strict=True):
-        joined = data.vocabulary.decode([*source, *target])
-        assert joined in text
-        assert len(joined) > 32
-        assert source.min() >= RESERVED
-
-
-def test_every_character_survives_the_vocabulary(tmp_path, cache_dir):
-    lines = ["Grüße, 東京 — naïve\u2028½ 🙂", "tab\tand  spaces"]
-    for name in ("a", "b"):
-        (tmp_path / name).write_bytes("\ufeff".encode() + "\n".join(lines).encode())
-    config = dataclasses.replace(TEXT, length=128)
-    data = open_data(f"{tmp_path}/a,{tmp_path}/b", TRANSFORMER, config, 2, 0)
-    sources = _take(data, 1)[0]["source"]
-    assert sorted(data.vocabulary.decode(line.tolist()) for line in sources) == sorted(lines)
-
-
-def test_the_vocabulary_is_kept_and_a_damaged_one_made_anew(parallel, cache_dir):
-    first = open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.to_str()
-    kept = list((cache_dir / "pase_mtf" / "vocabularies").iterdir())
-    assert len(kept) == 1
-    assert open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.to_str() == first
-    kept[0].write_text("{")
-    assert open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.to_str() == first
-    assert kept[0].read_text() != "{"
-    open_data(parallel, TRANSFORMER, dataclasses.replace(TEXT, vocab=300), 4, 0)
-    assert len(list(kept[0].parent.iterdir())) == 2
-
-
-def test_a_cache_that_cannot_be_written_does_no_harm(parallel, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.get_vocab_size() > RESERVED + 256
-
-
-@pytest.mark.parametrize(("source", "target", "message"), [
-    (b"", b"x\n", "source.txt: empty"),
-    (b" \n\n", b"x\n", "source.txt: empty"),
-    (b"a\nb\n", b"a\n", "has 2 lines and"),
-    (b"a\n\n", b"\nb\n", "no line has text in both files"),
-    (b"good\nbad \xff\n", b"a\nb\n", "line 2 is not UTF-8 (byte 0xff)"),
-    (b"a\0b\n", b"a\n", "holds zero bytes"),
-    (None, b"a\n", "no such file"),
-])
-def test_bad_text_gets_one_line(tmp_path, cache_dir, source, target, message):
-    for name, content in (("source.txt", source), ("target.txt", target)):
-        if content is not None:
-            (tmp_path / name).write_bytes(content)
-    _refused(f"{tmp_path}/source.txt,{tmp_path}/target.txt", TRANSFORMER, TEXT, message)
-
-
-def test_other_mistakes_with_text(tmp_path, cache_dir):
-    (tmp_path / "short.txt").write_text("a few words\n")
-    _refused(str(tmp_path / "short.txt"), TRANSFORMER, TEXT, "at least 32 are needed")
-    _refused(str(tmp_path), TRANSFORMER, TEXT, "a folder, and the model trains on text")
-    _refused(str(tmp_path / "short.txt"), TRANSFORMER, dataclasses.replace(TEXT, vocab=100), "vocab=100: too small")
-    _refused("a,b,c", TRANSFORMER, TEXT, "3 paths")
-    _refused(str(tmp_path / "none.txt"), TRANSFORMER, TEXT, "synthetic data")
-    with pytest.raises(DataError, match="Is a directory"):
-        read_lines(str(tmp_path))
-
-
 def test_synthetic_data_says_so_and_can_be_learned():
     data = open_data(None, ALEXNET, IMAGES, 512, 0)
     assert data.describe().startswith("synthetic (no --data)")
@@ -366,45 +256,3 @@ def test_synthetic_data_says_so_and_can_be_learned():
     assert dictionary[PADDING] == PADDING
     assert dictionary[END] == END
     assert 50 < len(dictionary) <= TEXT.vocab
-
-
-def test_data_is_checked_without_tensorflow(tmp_path):
-    code = ("import sys, types; from pase_mtf.launch.data import open_data; from pase_mtf.models import load_config\n"
-            "open_data(None, types.SimpleNamespace(data_kind='images'), load_config('alexnet', 'tiny'), 4, 0)\n"
-            "print('tensorflow' in sys.modules)")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-def _catalogue(pairs):
-    """A .mo file (https://www.gnu.org/software/gettext/manual, "The Format of GNU MO Files")."""
-    header = "Content-Type: text/plain; charset=UTF-8\nPlural-Forms: nplurals=2; plural=n != 1;\n"
-    pairs = sorted([("", header), *pairs])
-    keys, values = ([text.encode() for text in side] for side in zip(*pairs, strict=True))
-    start = 28 + 16 * len(pairs)
-    tables, blob = [b"", b""], b""
-    for side, texts in enumerate((keys, values)):
-        for text in texts:
-            tables[side] += struct.pack("<II", len(text), start + len(blob))
-            blob += text + b"\0"
-    return struct.pack("<7I", 0x950412DE, 0, len(pairs), 28, 28 + 8 * len(pairs), 0, start) + b"".join(tables) + blob
-
-
-def test_parallel_text_from_message_catalogues(tmp_path, repository):
-    path = repository / "benchmarks" / "make_parallel_text.py"
-    folder = tmp_path / "de" / "LC_MESSAGES"
-    folder.mkdir(parents=True)
-    (folder / "one.mo").write_bytes(_catalogue([
-        ("_Open file", "Datei ö_ffnen"), ("%s: %d", "%s: %d"), ("same", "same"), ("menu\x04Two\nlines", "Zwei\nZeilen"),
-        ("one file\0many files", "eine Datei\0viele Dateien")]))
-    (folder / "broken.mo").write_bytes(_catalogue([("a word", "ein Wort")]).replace(b"Wort", b"W\xf6rt"))
-    spec = importlib.util.spec_from_file_location("make_parallel_text", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.collect("de", str(tmp_path)) == [
-        ("Open file", "Datei öffnen"), ("Two lines", "Zwei Zeilen"), ("one file", "eine Datei"),
-        ("one file", "viele Dateien")]
-    done = subprocess.run([sys.executable, path, "xx", tmp_path / "out", "--locales", tmp_path], capture_output=True,
-                          text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no translations into 'xx'")

@@ -4,8 +4,8 @@ import pytest
 from small_graphs import perceptron
 
 from pase_mtf.graph.configurations import enumerate_configurations
-from pase_mtf.launch.arm_names import parse_arms
-from pase_mtf.launch.mesh_flag import parse_mesh
+from pase_mtf.launch.options import Options
+from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies import changed_configurations, find_strategies
 from pase_mtf.machine.machine import Machine
 
@@ -23,8 +23,8 @@ def test_a_share_of_the_layers_is_changed(number, share):
 
 def test_drawn_strategies_are_legal_and_none_is_better_than_the_best():
     graph, machine = perceptron((32, 64, 64, 16), batch=64), Machine.load("h100")
-    arms = parse_arms("search", "random:4,changed:4")
-    found = find_strategies(arms, graph, parse_mesh("8"), machine, seed=0)
+    plan = resolve(Options(model="alexnet", devices="cpu", machine="h100", compare="random:4,changed:4"))
+    found = find_strategies(plan, graph, machine)
     assert len({strategy.configurations for strategy in found.values()}) > 4
     for strategy in found.values():
         assert strategy.seconds >= 0.99 * found["search"].seconds

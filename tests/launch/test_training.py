@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from pase_mtf.launch.training import train
+from pase_mtf.launch.training import Timing, train
 
 
 class _Arm:
@@ -79,3 +79,10 @@ def test_ctrl_c_that_strikes_where_python_drops_it_ends_the_training_all_the_sam
     assert history.interrupted
     assert arm.steps == 3
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_timing():
+    assert Timing.of([]) is None
+    timing = Timing.of([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (timing.median, timing.lower, timing.upper, timing.steps) == (3.0, 2.0, 4.0, 5)
+    assert timing.spread == pytest.approx(1.0)

@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from nets import build, device_names, session
+from harness import device_names, session
+from nets import build
 
 import pase_mtf
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.capture import capture_graph, swap_lowering
-from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.find import find_layout
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.strategy.strategy import find_strategy
 

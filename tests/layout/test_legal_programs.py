@@ -2,16 +2,17 @@
 
 import numpy as np
 import pytest
-from nets import Builder, device_names, dim, session
+from harness import device_names, session
+from nets import Builder, dim
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape, parse_mesh_shape, parse_rules
-from pase_mtf.layout.verify import Verifier, lowering_problem
+from pase_mtf.layout.verify import Verifier
 from pase_mtf.machine.machine import Link, Machine
-from pase_mtf.operations.legality import register_splittable
+from pase_mtf.operations.registry import register_operation
 
 _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
 FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
@@ -70,8 +71,8 @@ def test_an_unknown_operation_splits_nothing_until_it_is_registered():
         loss = program(b, Reversed)
         found = find_layout(b.graph, 4, [loss], FLAT)
         assert not {"batch", "hidden"} & set(rules_of(found))
-        assert "register_splittable" in found.data_parallel.problem
-        register_splittable(Reversed, lambda operation: ["batch"])
+        assert "register_operation" in found.data_parallel.problem
+        register_operation(Reversed, splittable=lambda operation: ["batch"])
         found = find_layout(b.graph, 4, [loss], FLAT)
         assert "batch" in rules_of(found)
         assert "hidden" not in rules_of(found)
@@ -79,7 +80,7 @@ def test_an_unknown_operation_splits_nothing_until_it_is_registered():
 
 
 def test_what_does_not_lower_after_all_is_left_for_the_next_best():
-    register_splittable(Picky, lambda operation: ["batch", "hidden"])
+    register_operation(Picky, splittable=lambda operation: ["batch", "hidden"])
     with tf.Graph().as_default():
         b = Builder(tf.float32)
         loss = program(b, Picky)
@@ -92,7 +93,7 @@ def test_what_does_not_lower_after_all_is_left_for_the_next_best():
 
 
 def test_if_nothing_lowers_operation_and_dim_are_named():
-    register_splittable(Hopeless, lambda operation: ["batch", "hidden"])
+    register_operation(Hopeless, splittable=lambda operation: ["batch", "hidden"])
     with tf.Graph().as_default():
         b = Builder(tf.float32)
         loss = program(b, Hopeless)
@@ -142,7 +143,8 @@ def test_the_users_graph_is_left_as_it_is():
         mtf.assign(w.operation, w * 2.0)
         names = [operation.name for operation in tf_graph.get_operations()]
         operations, inputs = list(b.graph.operations), [op.inputs for op in b.graph.operations]
-        find_layout(b.graph, 4, [y], FLAT)
+        with pytest.warns(UserWarning, match="cannot be traced"):  # it reads a tensor of the user's own graph
+            find_layout(b.graph, 4, [y], FLAT)
         assert [operation.name for operation in tf_graph.get_operations()] == names
         assert b.graph.operations == operations
         assert [op.inputs for op in b.graph.operations] == inputs
@@ -168,9 +170,31 @@ def test_alike_operations_are_told_apart():
         verifier = Verifier(b.graph, outputs)
         assert verifier.problem(MeshShape((("a", 2),)), {"x": "a"}) is None
         outputs.append(made(3))  # its shape is not what it says
-        problem = lowering_problem(b.graph, MeshShape((("a", 2),)), {"x": "a"}, outputs)
+        problem = Verifier(b.graph, outputs).problem(MeshShape((("a", 2),)), {"x": "a"})
         assert problem.operation == "slicewise_2"
         assert "Wrong slice shape" in problem.reason
+
+
+def test_operations_that_hold_what_cannot_be_compared_are_like_no_other():
+    class Holder:
+        """Equal to every other, and without a hash."""
+
+        def __init__(self, size):
+            self.size = size
+
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x = b.input("x", [dim("x", 4), dim("y", 4)])
+        outputs = [mtf.slicewise(lambda t, holder=holder: t[:, :holder.size], [x],
+                                 mtf.Shape([dim("x", 4), dim("z", 2)]), x.dtype, splittable_dims=[dim("x", 4)])
+                   for holder in (Holder(2), Holder(3))]
+        problem = Verifier(b.graph, outputs).problem(MeshShape((("a", 2),)), {"x": "a"})
+        assert problem.operation == "slicewise_1"
 
 
 def test_names_that_rules_cannot_express_stay_whole():

@@ -5,13 +5,14 @@ import itertools
 
 import numpy as np
 import pytest
+from harness import device_names, session
 from layout_operations import CASES, FLOAT32
-from nets import Builder, device_names, session
+from nets import Builder
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape
-from pase_mtf.layout.verify import lowering_problem
+from pase_mtf.layout.verify import Verifier
 
 MESH = MeshShape((("a", 2), ("b", 2)))
 
@@ -74,7 +75,7 @@ def outcomes(build, mesh, dtype=tf.float64, chunk=40):
             for axis_of in todo[begin:begin + chunk]:
                 rules = {dim: mesh.names[axis] for dim, axis in axis_of.items()}
                 made.append((rules, legality.problem(axis_of, mesh.sizes), lowered(graph, mesh, rules, outputs),
-                             lowering_problem(graph, mesh, rules, outputs)))
+                             Verifier(graph, outputs).problem(mesh, rules)))
             with session(mesh.devices) as tf_session:
                 for rules, problem, tensors, shapes in made:
                     raised, right = (tensors, False) if isinstance(tensors, Exception) else (None, False)
@@ -86,8 +87,12 @@ def outcomes(build, mesh, dtype=tf.float64, chunk=40):
                     yield rules, problem, raised, right, shapes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+# Of the others' kinds, and quick.
+_QUICK = ("halos", "splitting", "partial_sums_added")
+
+
+@pytest.mark.parametrize("name", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in CASES])
 def test_what_is_legal_lowers_to_the_values_of_one_device(name):
     wrong, cautious, lax, legal = [], [], [], 0
     for rules, problem, raised, right, shapes in outcomes(

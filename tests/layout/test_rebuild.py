@@ -6,7 +6,7 @@ import pytest
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.layout.layout import find_layout
+from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.space import parse_mesh_shape, parse_rules
 from pase_mtf.machine.machine import Link, Machine
 
@@ -177,3 +177,30 @@ def test_wrong_functions_are_told():
         find_layout(lambda: 3, 4, machine=FLAT)
     with pytest.raises(UsageError, match="needs arguments"):
         find_layout(lambda params: dense(), 4, machine=FLAT)
+    with pytest.raises(UsageError, match="'None' is no graph and no function"):
+        find_layout(None, 4, machine=FLAT)
+
+
+def test_a_broken_program_is_told_before_the_machine_is_measured(monkeypatch):
+    monkeypatch.setattr("pase_mtf.layout.find.load_machine", lambda *_: pytest.fail("loads the machine"))
+
+    def broken():
+        raise ValueError("broken")
+
+    def broken_for_every_layout(mesh_shape, layout):
+        raise ValueError("broken")
+    for build_graph in (broken, broken_for_every_layout):
+        with pytest.raises(ValueError, match="broken"):
+            find_layout(build_graph, 4)
+
+
+def test_after_so_many_candidates_the_gap_is_told():
+    """The graph without a layout promises what no layout keeps: the graph for any layout is larger."""
+    def build_graph(mesh_shape="", layout=""):
+        return dense(batch=64, hidden=1024 if layout else 16)
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert not found.search["optimal"]
+    assert found.search["gap"] > 0
+    assert 10 < found.search["builds"] < 20
+    assert "best of" in found.notes[0]
+    assert "above the optimum" in str(found)

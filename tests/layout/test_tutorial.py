@@ -23,8 +23,8 @@ def test_it_is_short(tutorial):
     assert len(typed) < 30
 
 
-@pytest.mark.slow
 def test_it_runs(tutorial, tmp_path):
+    """Both commands as a person types them; the one that finds a layout prints it and nothing else."""
     (tmp_path / "train.py").write_text(tutorial["program"])
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
@@ -37,6 +37,7 @@ def test_it_runs(tutorial, tmp_path):
     _, *command = tutorial["command"].replace("\\\n", " ").split()
     done = run(*command)
     assert re.fullmatch(r"--mesh_shape='\S+' --layout='\S+'\n", done.stdout)
+    assert "Traceback" not in done.stderr
     assert "hidden (size 8192)" in done.stderr
     (tmp_path / "tutorial.py").write_text(tutorial["rules"] + tutorial["strategies"])
     lines = run("tutorial.py").stdout.splitlines()

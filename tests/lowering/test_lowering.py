@@ -1,17 +1,14 @@
 """The regression test that matters: random layouts for every operation train as stock Mesh-TF does on one device."""
 
-import types
-
+import harness
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import NETS, build, device_names, random_plan, reference, train
+from nets import NETS, one_device, random_plan, train_net
 
 from pase_mtf.compat import tf
-from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import enumerate_configurations
-from pase_mtf.lowering.lowering import PlanLowering, lower
 
 # Adam divides by the root of the second moment: a rounding error in a gradient near zero is as large as the gradient,
 # and the weight moves by the learning rate either way. The losses do not feel it.
@@ -20,20 +17,28 @@ _TOLERANCE = {tf.float64: 1e-9, tf.float32: 1e-5}
 
 
 def _check(name, optimizer, dtype, plan_seed, devices, shared):
-    with tf.Graph().as_default():
-        net = build(name, optimizer, dtype)
-        operations = list(net.graph.operations)
-        names = device_names(devices)
-        lowering = PlanLowering(net.graph, random_plan(net.graph, devices, plan_seed), names, shared_memory=shared)
-        assert net.graph.operations == operations
-        got = train(net, lowering, devices=devices)
-    want = reference(name, optimizer, dtype)
-    assert len(got) == len(want)
-    for number, (one, other) in enumerate(zip(got, want, strict=True)):
-        tolerance = _TOLERANCE[dtype]
-        if number > len(net.outputs):
-            tolerance = _WEIGHTS.get((optimizer, dtype), tolerance)
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=f"value {number} of {name}")
+    def plan_of(graph):
+        return random_plan(graph, devices, plan_seed)
+
+    got = train_net(name, optimizer, dtype, harness.planned(plan_of, devices, shared_memory=shared))
+    want = one_device(name, optimizer, dtype)
+    tolerance = _TOLERANCE[dtype]
+    _same([got.losses, *got.outputs], [want.losses, *want.outputs], tolerance)
+    assert got.variables.keys() == want.variables.keys()
+    _same([got.variables[key] for key in want.variables], want.variables.values(),
+          _WEIGHTS.get((optimizer, dtype), tolerance))
+
+
+def _same(found, wanted, tolerance):
+    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=f"value {number}")
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_random_plans_train_as_one_device_does(name):
+    """A few of the plans of the next test."""
+    _check(name, "sgd", tf.float64, plan_seed=0, devices=4, shared=False)
+    _check(name, "adam", tf.float32, plan_seed=1, devices=4, shared=True)
 
 
 _CASES = {"mlp": 70, "cnn": 50, "transformer": 25, "odd_shapes": 60, "odd_functions": 25}
@@ -41,7 +46,7 @@ _CASES = {"mlp": 70, "cnn": 50, "transformer": 25, "odd_shapes": 60, "odd_functi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
-def test_random_plans_train_as_one_device_does(name):
+def test_any_plan_trains_as_one_device_does(name):
     @settings(max_examples=_CASES[name])
     @given(optimizer=st.sampled_from(["sgd", "adam"]), dtype=st.sampled_from([tf.float64, tf.float32]),
            plan_seed=st.integers(0, 10**6), devices=st.sampled_from([4, 4, 2, 8]), shared=st.booleans())
@@ -51,33 +56,39 @@ def test_random_plans_train_as_one_device_does(name):
     check()
 
 
-@pytest.mark.slow
+def _check_strategy(name, seed, devices):
+    """The whole way: export, a configuration per layer, lower."""
+    def choose(graph):
+        rng = np.random.default_rng(seed)
+        offered = [enumerate_configurations(layer, devices, idle=True) for layer in graph.layers]
+        return [choice[rng.integers(len(choice))] for choice in offered]
+
+    got = train_net(name, "adam", tf.float64, harness.under_strategy(choose, devices))
+    want = one_device(name, "adam", tf.float64)
+    _same([got.losses, *got.outputs], [want.losses, *want.outputs], 1e-9)
+    harness.assert_same(got.variables, want.variables)
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_random_strategies_train_as_one_device_does(name):
-    """The same through the whole line: export, a configuration per layer, lower."""
+    _check_strategy(name, seed=0, devices=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_any_strategy_trains_as_one_device_does(name):
     @settings(max_examples=6)
     @given(seed=st.integers(0, 10**6), devices=st.sampled_from([2, 4, 8]))
     def check(seed, devices):
-        rng = np.random.default_rng(seed)
-        with tf.Graph().as_default():
-            net = build(name, "adam", tf.float64)
-            exported = export_graph(net.graph)
-            offered = [enumerate_configurations(layer, devices, idle=True) for layer in exported.layers]
-            strategy = types.SimpleNamespace(
-                graph_hash=exported.hash, configurations=[choice[rng.integers(len(choice))] for choice in offered])
-            got = train(net, lower(net.graph, strategy, device_names(8)))
-        for one, other in zip(got, reference(name, "adam", tf.float64), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+        _check_strategy(name, seed, devices)
 
     check()
 
 
 def test_adafactor_trains_as_one_device_does():
     """Like Adam, it scales gradients by their size; the losses do not feel the noise near zero."""
-    with tf.Graph().as_default():
-        net = build("mlp", "adafactor", tf.float32)
-        got = train(net, PlanLowering(net.graph, random_plan(net.graph, 4, 1), device_names(4)), devices=4)
-    want = reference("mlp", "adafactor", tf.float32)
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-4)
-    for one, other in zip(got, want, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-2)
+    got = train_net("mlp", "adafactor", tf.float32, harness.planned(lambda graph: random_plan(graph, 4, 1)))
+    want = one_device("mlp", "adafactor", tf.float32)
+    np.testing.assert_allclose(got.losses, want.losses, rtol=1e-4)
+    _same(got.outputs, want.outputs, 1e-2)
+    _same([got.variables[key] for key in want.variables], want.variables.values(), 1e-2)

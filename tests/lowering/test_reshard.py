@@ -1,10 +1,11 @@
+import itertools
 import math
 
 import numpy as np
 import pytest
+from harness import device_names, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import device_names, session
 from random_partitions import block, partition_pairs
 
 from pase_mtf.compat import tf
@@ -24,9 +25,7 @@ def _place(values, partition, emitter):
     return tensors
 
 
-@settings(max_examples=25)
-@given(st.lists(partition_pairs(), min_size=6, max_size=6), st.booleans())
-def test_any_partition_to_any_other(cases, shared):
+def _check_moves(cases, shared):
     with tf.Graph().as_default():
         emitter = Emitter(_DEVICES, shared)
         moved, expected = [], []
@@ -40,9 +39,7 @@ def test_any_partition_to_any_other(cases, shared):
                     np.testing.assert_array_equal(one, other)
 
 
-@settings(max_examples=25)
-@given(st.lists(partition_pairs(), min_size=6, max_size=6), st.booleans(), st.data())
-def test_partial_sums_to_any_partition(cases, shared, data):
+def _check_sums(cases, shared, data):
     with tf.Graph().as_default():
         emitter = Emitter(_DEVICES, shared)
         moved, expected = [], []
@@ -70,21 +67,47 @@ def test_partial_sums_to_any_partition(cases, shared, data):
                     np.testing.assert_allclose(one, other)
 
 
+# Many cases share a graph: a session takes longer than what it runs.
+_SOME = st.lists(partition_pairs(), min_size=12, max_size=12)
+
+
+@settings(max_examples=6)
+@given(_SOME, st.booleans())
+def test_any_partition_to_any_other(cases, shared):
+    _check_moves(cases, shared)
+
+
+@settings(max_examples=6)
+@given(_SOME, st.booleans(), st.data())
+def test_partial_sums_to_any_partition(cases, shared, data):
+    _check_sums(cases, shared, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(_SOME, st.booleans(), st.data())
+def test_many_partitions(cases, shared, data):
+    _check_moves(cases, shared)
+    _check_sums(cases, shared, data)
+
+
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("kind", ["SUM", "MAX", "MIN"])
-@pytest.mark.parametrize("shape", [(3,), (128, 160), (1, 20000), (1001, 33)])
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_all_reduce(shared, kind, shape, size):
-    values = np.random.default_rng(0).normal(size=(size, *shape)).astype(np.float32)
+def test_all_reduce(shared):
+    """All kinds, sizes and groups in one graph: a session each would take longer than what it runs."""
+    cases = list(itertools.product(("SUM", "MAX", "MIN"), [(3,), (128, 160), (1, 20000), (1001, 33)], (2, 3, 8)))
+    rng = np.random.default_rng(0)
     with tf.Graph().as_default():
-        emitter = Emitter(_DEVICES[:size], shared)
-        result = all_reduce([tf.constant(value) for value in values], [tuple(range(size))], _DEVICES[:size], emitter,
-                            kind)
+        results, expected = [], []
+        for kind, shape, size in cases:
+            values = rng.normal(size=(size, *shape)).astype(np.float32)
+            results.append(all_reduce([tf.constant(value) for value in values], [tuple(range(size))], _DEVICES[:size],
+                                      Emitter(_DEVICES[:size], shared), kind))
+            expected.append({"SUM": np.sum, "MAX": np.max, "MIN": np.min}[kind](values, axis=0))
         with session() as run:
-            got = run.run(result)
-    want = {"SUM": np.sum, "MAX": np.max, "MIN": np.min}[kind](values, axis=0)
-    for one in got:
-        np.testing.assert_allclose(one, want, rtol=1e-5, atol=1e-5)
+            found = run.run(results)
+    for case, got, want in zip(cases, found, expected, strict=True):
+        for one in got:
+            np.testing.assert_allclose(one, want, rtol=1e-5, atol=1e-5, err_msg=str(case))
 
 
 def _kinds(build):

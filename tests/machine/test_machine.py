@@ -58,13 +58,37 @@ def test_round_trip(tmp_path, changes):
     assert Machine.load(tmp_path / "machine.json") == machine
 
 
+def test_files_of_the_first_version(tmp_path):
+    """Written by hand with the names that version 1 of the format had."""
+    (tmp_path / "old.json").write_text(json.dumps({
+        "format": "pase_mtf.machine", "version": 1, "name": "old", "rates": dict.fromkeys(KINDS, 1e12),
+        "memory_bandwidth": 1e11, "memory_bytes": 1e10, "overhead": 1e-6,
+        "links": [{"devices": 8, "bandwidth": 1e10, "latency": 1e-5}], "shared_cores": True, "cache_bytes": 1e6,
+        "cache_bandwidth": 2e11, "overheads": {"matmul": 2e-5}, "packing": 1.5, "storing": 2.5, "lanes": 16.0,
+        "dilation": 0.5, "reordering": 1.25, "tap_seconds": 1e-9, "row_seconds": 4e-9, "reread": 0.7,
+        "reread_bytes": 6e7, "ring": False, "ring_link": None, "source": "by hand", "measured": {}}))
+    found = Machine.load(tmp_path / "old.json")
+    assert found == _machine(
+        name="old", shared_cores=True, cache_bytes=1e6, cache_bandwidth=2e11, overheads={"matmul": 2e-5},
+        operand_packing=1.5, writeback=2.5, simd_width=16.0, stride_inflation=0.5, layout_conversion=1.25,
+        tap_seconds=1e-9, broadcast_run_seconds=4e-9, cache_hit_cost_ratio=0.7, cache_capacity=6e7, source="by hand")
+    found.save(tmp_path / "new.json")
+    written = json.loads((tmp_path / "new.json").read_text())
+    assert written["version"] == 2
+    assert "packing" not in written
+    # The second version knows the names of today only.
+    (tmp_path / "new.json").write_text(json.dumps({**written, "packing": 1.5}))
+    with pytest.raises(FormatError, match="packing"):
+        Machine.load(tmp_path / "new.json")
+
+
 def test_unknown_name():
     with pytest.raises(UsageError, match=r"h10.*did you mean 'h100'"):
         Machine.load("h10")
 
 
 def test_local_is_measured():
-    with pytest.raises(UsageError, match="load_local"):
+    with pytest.raises(UsageError, match="load_machine"):
         Machine.load("local")
 
 

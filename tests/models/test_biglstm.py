@@ -2,9 +2,9 @@
 
 import dataclasses
 
-import numpy as np
+import harness
+import pipelines
 import pytest
-from model_agreement import STRATEGIES, assert_same, exported, loss_and_gradients
 
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -12,15 +12,9 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.models.recurrent_presets import BiglstmConfig
 from pase_mtf.strategy.strategy import find_strategy
 
-CONFIG = BiglstmConfig(preset="test", layers=2, units=24, projection=16, length=4, vocab=32, batch=8, optimizer="sgd",
+CONFIG = BiglstmConfig(preset="test", layers=2, units=16, projection=8, length=3, vocab=16, batch=8, optimizer="sgd",
                        learning_rate=0.1, dtype="float64")
 DEEP = dataclasses.replace(CONFIG, layers=3, length=2)
-
-
-def _feed(config):
-    generator = np.random.default_rng(0)
-    return {name: generator.integers(config.vocab, size=(config.batch, config.length))
-            for name in ("tokens", "targets")}
 
 
 def plain(features, parameters, config):
@@ -41,25 +35,20 @@ def plain(features, parameters, config):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=features["targets"]))
 
 
-@pytest.fixture(scope="module")
-def one_device():
-    return loss_and_gradients("biglstm", CONFIG, _feed(CONFIG))
+@pytest.mark.parametrize("config", [CONFIG, DEEP], ids=["", "deep"])
+def test_equals_plain_tensorflow(config):
+    harness.assert_same(*harness.against_plain("biglstm", config, plain))
 
 
-def test_equals_plain_tensorflow(one_device):
-    assert_same(one_device, loss_and_gradients("biglstm", CONFIG, _feed(CONFIG), reference=plain))
-    assert_same(loss_and_gradients("biglstm", DEEP, _feed(DEEP)),
-                loss_and_gradients("biglstm", DEEP, _feed(DEEP), reference=plain))
+@pytest.mark.parametrize("rule", pipelines.rules("exact", "random", "pipeline, units"))
+def test_trains_under_strategies_as_on_one_device(rule):
+    harness.assert_trains_as_one_device("biglstm", CONFIG, pipelines.RULES[rule])
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_same_under_strategies(name, one_device):
-    assert_same(loss_and_gradients("biglstm", CONFIG, _feed(CONFIG), strategy=STRATEGIES[name]), one_device)
-
-
-@pytest.mark.parametrize("preset", models.presets("biglstm"))
+@pytest.mark.parametrize("preset", harness.presets("biglstm"))
 def test_one_layer_for_the_whole_stack(preset):
-    graph, config = exported("biglstm", preset)
+    config = models.load_config("biglstm", preset)
+    graph = harness.export_model("biglstm", config)
     assert [layer.name for layer in graph.layers] == [
         "embedding/einsum", "lstm/gates", "output/logits", "loss/reduce_max", "loss/chosen"]
     assert set(graph.layers[1].splittable) == {"layers", "batch", "inputs", "units"}
@@ -68,8 +57,9 @@ def test_one_layer_for_the_whole_stack(preset):
     assert graph.parameters == v * q + config.layers * (2 * q * 4 * d + 4 * d + d * q) + q * v + v
 
 
+@pytest.mark.slow
 def test_paper_size():
-    graph, _ = exported("biglstm", "big")
+    graph = harness.export_model("biglstm", models.load_config("biglstm", "big"))
     assert graph.parameters == 1_777_146_880
     assert graph.parameters == pytest.approx(1.8e9, rel=0.02)  # Jozefowicz et al. 2016, table 1: BIG LSTM
     for devices in (8, 64):

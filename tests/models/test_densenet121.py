@@ -1,9 +1,9 @@
 """DenseNet-121 against the same network in plain TensorFlow, the published size, and itself under strategies."""
 
 import dataclasses
-import functools
 
-import image_models
+import harness
+import plain_images
 import pytest
 
 from pase_mtf import models
@@ -20,56 +20,66 @@ SMALL = DensenetConfig(
 
 def _plain(features, parameters, config):
     def activate(x, name):
-        return tf.nn.relu(image_models.normalization(x, parameters, name))
+        return tf.nn.relu(plain_images.normalization(x, parameters, name))
 
-    x = image_models.convolution(features["images"], parameters["stem/conv_filters"], config.stem_stride)
+    x = plain_images.convolution(features["images"], parameters["stem/conv_filters"], config.stem_stride)
     x = tf.nn.max_pool2d(activate(x, "stem/norm"), config.stem_pool, 2, "SAME")
     for block, count in enumerate(config.blocks, 1):
         outputs = [x]
         for number in range(1, count + 1):
             name = f"block{block}_layer{number}"
             y = activate(tf.concat(outputs, 3), f"{name}/norm")
-            y = activate(image_models.convolution(y, parameters[f"{name}/inner/conv_filters"]), f"{name}/inner/norm")
-            outputs.append(image_models.convolution(y, parameters[f"{name}/conv_filters"]))
+            y = activate(plain_images.convolution(y, parameters[f"{name}/inner/conv_filters"]), f"{name}/inner/norm")
+            outputs.append(plain_images.convolution(y, parameters[f"{name}/conv_filters"]))
         x = tf.concat(outputs, 3)
         if block < len(config.blocks):
             name = f"transition{block}"
-            x = image_models.convolution(activate(x, f"{name}/norm"), parameters[f"{name}/conv_filters"])
+            x = plain_images.convolution(activate(x, f"{name}/norm"), parameters[f"{name}/conv_filters"])
             x = tf.nn.avg_pool2d(x, 2, 2, "VALID")
-    return image_models.classification(activate(x, "norm"), parameters, features["labels"])
+    return plain_images.classification(activate(x, "norm"), parameters, features["labels"])
 
 
 def test_equals_plain_tensorflow():
-    image_models.same(*image_models.values("densenet121", SMALL, reference=_plain))
+    harness.assert_same(*harness.against_plain("densenet121", SMALL, _plain), tolerance=1e-7)
 
 
 _DROPPING = dataclasses.replace(SMALL, dropout=0.2)
 
 
-@functools.cache
-def _one_device():
-    return image_models.values("densenet121", _DROPPING)[0]
+@pytest.mark.parametrize("kind", harness.some_slow(["exact", "random0"], ["data_parallel", "expert", "random3"]))
+def test_trains_under_strategies_as_on_one_device(kind):
+    harness.assert_trains_as_one_device("densenet121", _DROPPING, harness.under_strategy(kind))
 
 
-@pytest.mark.parametrize("kind", image_models.KINDS)
-def test_a_strategy_gives_the_loss_and_gradients_of_one_device(kind):
-    image_models.same(image_models.values("densenet121", _DROPPING, kind)[0], _one_device())
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exact", "expert", "random0"])
+def test_trains_on_eight_devices_as_on_one(kind):
+    harness.assert_trains_as_one_device("densenet121", _DROPPING, harness.under_strategy(kind, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh_shape", "layout"), [
     ("rows:2;cols:4", "batch:rows;bottleneck:cols"), ("rows:4", "bottleneck:rows")])
 def test_plain_mesh_tensorflow_gives_the_same_with_channels_split(mesh_shape, layout):
-    image_models.same(image_models.values("densenet121", _DROPPING, (mesh_shape, layout))[0], _one_device())
+    harness.assert_trains_as_one_device("densenet121", _DROPPING, harness.stock(mesh_shape, layout))
 
 
 def test_has_the_published_number_of_parameters():
     # torchvision's densenet121, and Keras' trainable ones: no moving averages, no biases of convolutions.
-    assert image_models.parameters("densenet121", models.load_config("densenet121", "big")) == 7_978_856
+    assert harness.parameters("densenet121", models.load_config("densenet121", "big")) == 7_978_856
 
 
+def test_the_best_strategy_of_a_small_size_beats_data_parallelism():
+    graph = harness.export_model("densenet121", models.load_config("densenet121", "tiny"))
+    strategy = harness.find("exact", graph, 8)
+    assert strategy.search["optimal"]
+    assert strategy.seconds < harness.find("data_parallel", graph, 8).seconds
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [8, 64])
 def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
-    graph = image_models.export("densenet121", models.load_config("densenet121", "big"))
+    graph = harness.export_model("densenet121", models.load_config("densenet121", "big"))
     strategy = find_strategy(graph, devices, "1080ti")
     assert strategy.search["optimal"]
     assert strategy.seconds < find_strategy(graph, devices, "1080ti", "data_parallel").seconds

@@ -2,9 +2,10 @@
 
 import dataclasses
 
+import harness
 import numpy as np
+import pipelines
 import pytest
-from model_agreement import STRATEGIES, assert_same, exported, loss_and_gradients
 
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -16,19 +17,11 @@ from pase_mtf.strategy.experts import expert
 from pase_mtf.strategy.strategy import find_strategy
 
 # Two layers above the bidirectional one, four in the decoder: both have layers with and without residuals.
-CONFIG = GnmtConfig(preset="test", layers=4, units=8, length=5, vocab=32, batch=8, optimizer="sgd", learning_rate=0.1,
+CONFIG = GnmtConfig(preset="test", layers=4, units=8, length=5, vocab=16, batch=8, optimizer="sgd", learning_rate=0.1,
                     dtype="float64")
 FLAT = dataclasses.replace(CONFIG, layers=2, length=3)
-
-
-def _feed(config):
-    generator = np.random.default_rng(0)
-    feed = {}
-    for shift, name in enumerate(("source", "decoder_input", "target")):
-        feed[name] = generator.integers(1, config.vocab, (config.batch, config.length))
-        for row, line in enumerate(feed[name]):  # padding at the end, of another length in every row
-            line[config.length - (row + shift) % 3:] = 0
-    return feed
+# Two layers in the encoder's stack, three in the decoder.
+SMALL = dataclasses.replace(CONFIG, layers=3, length=2)
 
 
 def plain(features, parameters, config):
@@ -98,36 +91,27 @@ def plain(features, parameters, config):
     return tf.reduce_sum(losses * seen) / tf.reduce_sum(seen)
 
 
-@pytest.fixture(scope="module")
-def one_device():
-    return loss_and_gradients("gnmt", CONFIG, _feed(CONFIG))
+@pytest.mark.parametrize("config", [SMALL, FLAT, pytest.param(CONFIG, marks=pytest.mark.slow)],
+                         ids=["three layers", "two layers", "four layers"])
+def test_equals_plain_tensorflow(config):
+    harness.assert_same(*harness.against_plain("gnmt", config, plain))
 
 
-def test_equals_plain_tensorflow(one_device):
-    assert_same(one_device, loss_and_gradients("gnmt", CONFIG, _feed(CONFIG), reference=plain))
-
-
-def test_two_layers_equal_plain_tensorflow():
-    assert_same(loss_and_gradients("gnmt", FLAT, _feed(FLAT)),
-                loss_and_gradients("gnmt", FLAT, _feed(FLAT), reference=plain))
+@pytest.mark.parametrize("rule", pipelines.rules("exact", "pipeline, units"))
+def test_trains_under_strategies_as_on_one_device(rule):
+    harness.assert_trains_as_one_device("gnmt", SMALL, pipelines.RULES[rule])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_same_under_strategies(name, one_device):
-    assert_same(loss_and_gradients("gnmt", CONFIG, _feed(CONFIG), strategy=STRATEGIES[name]), one_device)
+@pytest.mark.parametrize("rule", pipelines.RULES)
+def test_four_layers_train_as_on_one_device(rule):
+    harness.assert_trains_as_one_device("gnmt", CONFIG, pipelines.RULES[rule])
 
 
-def test_pipeline_in_the_encoder():
-    config = dataclasses.replace(CONFIG, layers=3)  # two in the encoder's stack
-    feed = _feed(config)
-    assert_same(loss_and_gradients("gnmt", config, feed, strategy=STRATEGIES["pipeline, units"]),
-                loss_and_gradients("gnmt", config, feed))
-
-
-@pytest.mark.parametrize("preset", models.presets("gnmt"))
+@pytest.mark.parametrize("preset", harness.presets("gnmt"))
 def test_layers_and_parameters(preset):
-    graph, config = exported("gnmt", preset)
+    config = models.load_config("gnmt", preset)
+    graph = harness.export_model("gnmt", config)
     assert [layer.name for layer in graph.layers] == [
         "source_embedding/einsum", "encoder_first/gates", "encoder_second/gates", "encoder/gates", "as_memory",
         "as_memory_1", "attention/keys", "target_embedding/einsum", "decoder/query", "output/logits",
@@ -147,11 +131,9 @@ def test_layers_and_parameters(preset):
 @pytest.mark.slow
 def test_dropout_differs_by_step_and_not_by_strategy():
     config = dataclasses.replace(FLAT, dropout=0.3)
-    feed = _feed(config)
-    first, same, other = (loss_and_gradients("gnmt", config, {**feed, "step": step}, strategy=strategy)
-                          for step, strategy in ((1, None), (1, STRATEGIES["random 1"]), (2, None)))
-    assert_same(same, first)
-    assert first["loss"] != other["loss"]
+    harness.assert_trains_as_one_device("gnmt", config, harness.under_strategy("random1"))
+    one, other = harness.losses_of_one_batch("gnmt", config)
+    assert abs(one - other) > 1e-3
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -163,15 +145,16 @@ def test_sizes_that_make_no_network(changes, message):
 
 
 def test_expert_gives_every_layer_its_devices():
-    graph, _ = exported("gnmt", "big")
+    graph = harness.export_model("gnmt", models.load_config("gnmt", "big"))
     chosen = dict(zip((layer.name for layer in graph.layers), expert(graph, 16), strict=True))
     assert chosen["decoder/query"] == Configuration((("batch", 2), ("layers", 8)))
     assert chosen["encoder_first/gates"] == Configuration((("batch", 8), ("directions", 2)))
     assert chosen["output/logits"] == Configuration((("batch", 16),))
 
 
+@pytest.mark.slow
 def test_paper_size():
-    graph, _ = exported("gnmt", "big")
+    graph = harness.export_model("gnmt", models.load_config("gnmt", "big"))
     assert graph.parameters == 283_218_944
     for devices in (8, 64):
         strategy = find_strategy(graph, devices, Machine.load("1080ti"))

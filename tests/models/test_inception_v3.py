@@ -1,9 +1,9 @@
 """Inception-v3 against the same network in plain TensorFlow, the published size, and itself under strategies."""
 
 import dataclasses
-import functools
 
-import image_models
+import harness
+import plain_images
 import pytest
 
 from pase_mtf import models
@@ -21,8 +21,8 @@ SMALL = InceptionConfig(
 def _plain(features, parameters, config):
     """Branch by branch, each written as a string of its convolutions' names."""
     def unit(x, name, stride=1, padding="SAME"):
-        x = image_models.convolution(x, parameters[f"{name}/conv_filters"], stride, padding)
-        return tf.nn.relu(image_models.normalization(x, parameters, f"{name}/norm", 1e-3))
+        x = plain_images.convolution(x, parameters[f"{name}/conv_filters"], stride, padding)
+        return tf.nn.relu(plain_images.normalization(x, parameters, f"{name}/norm", 1e-3))
 
     def units(x, scope, branch, count, reduces=False):
         for number in range(1, count + 1):
@@ -34,7 +34,7 @@ def _plain(features, parameters, config):
         return tf.nn.avg_pool2d(x, 3, 1, "SAME")
 
     def classes(x, scope=""):
-        return image_models.classification(x, parameters, features["labels"], f"{scope}classifier")
+        return plain_images.classification(x, parameters, features["labels"], f"{scope}classifier")
 
     x = unit(features["images"], "stem1", config.stem[0].stride, config.stem[0].padding)
     a, b, c, d, e = (f"mixed{number}" for number in range(1, 6))
@@ -56,26 +56,28 @@ def _plain(features, parameters, config):
 
 
 def test_equals_plain_tensorflow():
-    image_models.same(*image_models.values("inception_v3", SMALL, reference=_plain))
+    harness.assert_same(*harness.against_plain("inception_v3", SMALL, _plain), tolerance=1e-7)
 
 
 _DROPPING = dataclasses.replace(SMALL, dropout=0.2)
 
 
-@functools.cache
-def _one_device():
-    return image_models.values("inception_v3", _DROPPING)[0]
+@pytest.mark.parametrize("kind", harness.some_slow(["random0"], ["exact", "data_parallel", "expert", "random3"]))
+def test_trains_under_strategies_as_on_one_device(kind):
+    harness.assert_trains_as_one_device("inception_v3", _DROPPING, harness.under_strategy(kind))
 
 
-@pytest.mark.parametrize("kind", image_models.KINDS)
-def test_a_strategy_gives_the_loss_and_gradients_of_one_device(kind):
-    image_models.same(image_models.values("inception_v3", _DROPPING, kind)[0], _one_device())
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exact", "expert", "random0"])
+def test_trains_on_eight_devices_as_on_one(kind):
+    harness.assert_trains_as_one_device("inception_v3", _DROPPING, harness.under_strategy(kind, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh_shape", "layout"), [
     ("rows:2;cols:2", "inner2:rows;inner1:cols"), ("rows:4", "inner3:rows")])
 def test_plain_mesh_tensorflow_gives_the_same_with_channels_split(mesh_shape, layout):
-    image_models.same(image_models.values("inception_v3", _DROPPING, (mesh_shape, layout))[0], _one_device())
+    harness.assert_trains_as_one_device("inception_v3", _DROPPING, harness.stock(mesh_shape, layout))
 
 
 @pytest.mark.parametrize(("auxiliary", "count"), [(0.0, 23_834_568), (0.4, 27_161_264)])
@@ -83,24 +85,31 @@ def test_has_the_published_number_of_parameters(auxiliary, count):
     # torchvision's inception_v3, without and with its auxiliary classifier: no moving averages. Keras' has 23,817,352
     # trainable ones: it leaves out the 17,216 scales of the batch normalisations.
     config = models.load_config("inception_v3", "big", auxiliary=auxiliary)
-    assert image_models.parameters("inception_v3", config) == count
+    assert harness.parameters("inception_v3", config) == count
 
 
+@pytest.mark.slow
 def test_the_filters_are_those_of_keras():
     """Convolution by convolution: as many with the same height, width, in- and out-channels (Keras 3, no weights)."""
     keras = pytest.importorskip("keras")
     theirs = keras.applications.InceptionV3(weights=None)
     wanted = sorted(tuple(weight.shape) for weight in theirs.trainable_weights if len(weight.shape) == 4)
-    with tf.Graph().as_default():
-        mesh = image_models.program("inception_v3", models.load_config("inception_v3", "big"))[1]
-        found = sorted(tuple(variable.shape.to_integer_list) for variable in mesh.graph.trainable_variables
-                       if variable.shape.ndims == 4)
+    shapes = harness.model_variables("inception_v3", models.load_config("inception_v3", "big")).values()
+    found = sorted(tuple(shape) for shape in shapes if len(shape) == 4)
     assert found == wanted
 
 
+def test_the_best_strategy_of_a_small_size_beats_data_parallelism():
+    graph = harness.export_model("inception_v3", models.load_config("inception_v3", "tiny"))
+    strategy = harness.find("exact", graph, 8)
+    assert strategy.search["optimal"]
+    assert strategy.seconds < harness.find("data_parallel", graph, 8).seconds
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [8, 64])
 def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
-    graph = image_models.export("inception_v3", models.load_config("inception_v3", "big"))
+    graph = harness.export_model("inception_v3", models.load_config("inception_v3", "big"))
     strategy = find_strategy(graph, devices, "1080ti")
     assert strategy.search["optimal"]
     assert strategy.seconds < find_strategy(graph, devices, "1080ti", "data_parallel").seconds

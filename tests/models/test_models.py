@@ -1,17 +1,17 @@
 """The models against the same networks written in plain TensorFlow, and against themselves on meshes."""
 
 import dataclasses
-import functools
 import json
 import math
 import subprocess
 import sys
 
+import harness
 import numpy as np
 import pytest
 
 from pase_mtf import models
-from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.models import layers
 from pase_mtf.models.dropout import dropout
@@ -27,57 +27,6 @@ ALEXNET = AlexnetConfig(
         Convolution(8, 5, stride=4, padding="VALID"), Convolution(12, 3, pool=3, pool_stride=1),
         Convolution(16, 3, padding="VALID"), Convolution(8, 2, stride=2, padding="VALID")))
 CONFIGS = {"transformer": TRANSFORMER, "alexnet": ALEXNET}
-
-
-def _batch(name, config, seed=0):
-    generator = np.random.default_rng(seed)
-    if name == "alexnet":
-        shape = (config.batch, config.image, config.image, config.image_channels)
-        return {"images": generator.standard_normal(shape),
-                "labels": generator.integers(config.classes, size=config.batch)}
-    batch = {key: generator.integers(1, config.vocab, (config.batch, config.length))
-             for key in ("source", "decoder_input", "target")}
-    for key, ids in batch.items():  # padding at the end, of another length in every row
-        for row, line in enumerate(ids):
-            line[config.length - (row + (key == "source")) % 4:] = 0
-    return batch
-
-
-def _run(name, config, mesh_shape="one:1", layout="", reference=None, step=0):
-    """Loss and gradients under stock Mesh-TF, and those of `reference` on the same parameters where it is given.
-
-    All variables get random values: zeros and ones would hide what multiplies or adds them.
-    """
-    model = models.get(name)
-    with tf.Graph().as_default():
-        graph = mtf.Graph()
-        mesh = mtf.Mesh(graph, "mesh")
-        fed, features = models.placeholders(mesh, model.features(config, config.batch))
-        loss = model.loss(mesh, features, config)
-        variables = graph.trainable_variables
-        gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
-        devices = mtf.convert_to_shape(mesh_shape).size
-        implementation = placement_mesh_impl.PlacementMeshImpl(
-            mesh_shape, layout, [f"/device:CPU:{number}" for number in range(devices)])
-        masters = {variable.name: variable.get_master() for variable in variables}
-        lowering = mtf.Lowering(graph, {mesh: implementation}, autostack=False)
-        generator = np.random.default_rng(1)
-        assigned = [master.assign(generator.normal(0.1, 0.3, master.shape)) for master in masters.values()]
-        found = [lowering.export_to_tf_tensor(tensor) for tensor in (loss, *gradients)]
-        wanted = []
-        if reference:
-            value = reference({key: fed[key] for key in fed}, masters, config)
-            wanted = [value, *tf.gradients(value, list(masters.values()))]
-        feed = {fed[key]: value for key, value in _batch(name, config).items()}
-        if "step" in fed:
-            feed[fed["step"]] = step
-        options = tf.ConfigProto(device_count={"CPU": devices})
-        options.graph_options.rewrite_options.disable_meta_optimizer = True  # takes longer than the one step
-        with tf.Session(config=options) as session:
-            session.run(tf.global_variables_initializer())
-            session.run(assigned)
-            session.run(lowering.copy_masters_to_slices())
-            return session.run([found, wanted], feed), list(masters)
 
 
 def _plain_alexnet(features, parameters, config):
@@ -145,21 +94,7 @@ def _plain_transformer(features, parameters, config):
 @pytest.mark.parametrize(("name", "reference"),
                          [("alexnet", _plain_alexnet), ("transformer", _plain_transformer)])
 def test_model_equals_plain_tensorflow(name, reference):
-    (found, wanted), names = _run(name, CONFIGS[name], reference=reference)
-    assert len(found) == len(wanted) == len(names) + 1
-    for label, mine, theirs in zip(["loss", *names], found, wanted, strict=True):
-        theirs = _dense(theirs, mine.shape)
-        assert np.abs(theirs).max() > 1e-6, f"{label}: the reference gradient is zero, the test shows nothing"
-        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-10, err_msg=label)
-
-
-def _dense(value, shape):
-    """tf.gather's gradient comes as rows."""
-    if not hasattr(value, "indices"):
-        return value
-    dense = np.zeros(shape)
-    np.add.at(dense, value.indices, value.values)
-    return dense
+    harness.assert_same(*harness.against_plain(name, CONFIGS[name], reference))
 
 
 SPLITTABLE = {
@@ -172,29 +107,22 @@ def _shallow(name):
     return dataclasses.replace(CONFIGS[name], dropout=0.2, **few)
 
 
-@functools.cache
-def _one_device(name):
-    return _run(name, _shallow(name), step=3)
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", harness.some_slow([0, 1], [2, 3, 4]))
 @pytest.mark.parametrize("name", ["transformer", "alexnet"])
-def test_any_mesh_gives_the_loss_and_gradients_of_one_device(name, seed):
-    config = _shallow(name)
+def test_any_mesh_trains_as_one_device(name, seed):
     dims = np.random.default_rng(seed).permutation(SPLITTABLE[name])[:2]
-    (one, _), names = _one_device(name)
-    (many, _), _ = _run(name, config, "rows:2;cols:2", f"{dims[0]}:rows;{dims[1]}:cols", step=3)
-    for label, whole, split in zip(["loss", *names], one, many, strict=True):
-        np.testing.assert_allclose(split, whole, rtol=1e-9, atol=1e-12, err_msg=f"{label} with {dims} split")
+    rule = harness.stock("rows:2;cols:2", f"{dims[0]}:rows;{dims[1]}:cols")
+    harness.assert_trains_as_one_device(name, _shallow(name), rule)
+
+
+@pytest.mark.parametrize("kind", harness.some_slow(["exact", "random0"], ["data_parallel", "expert", "random3"]))
+@pytest.mark.parametrize("name", ["transformer", "alexnet"])
+def test_trains_under_strategies_as_on_one_device(name, kind):
+    harness.assert_trains_as_one_device(name, _shallow(name), harness.under_strategy(kind))
 
 
 def _parameters(name, preset):
-    model, config = models.get(name), models.load_config(name, preset)
-    with tf.Graph().as_default():
-        mesh = mtf.Mesh(mtf.Graph(), "mesh")
-        _, features = models.placeholders(mesh, model.features(config, config.batch))
-        model.loss(mesh, features, config)
-        return sum(variable.size for variable in mesh.graph.trainable_variables)
+    return harness.parameters(name, models.load_config(name, preset))
 
 
 def test_alexnet_has_the_published_number_of_parameters():
@@ -213,8 +141,9 @@ def test_transformer_has_the_published_number_of_parameters(preset, layers, widt
     assert encoder + decoder == pytest.approx({512: 44e6, 1024: 176e6}[width], rel=0.01)
 
 
-@pytest.mark.parametrize(("name", "preset"), [(name, preset) for name in models.names()
-                                              for preset in models.presets(name)])
+@pytest.mark.parametrize(("name", "preset"), harness.some_slow(
+    [(name, "tiny") for name in models.names()],
+    [(name, preset) for name in models.names() for preset in models.presets(name) if preset != "tiny"]))
 def test_every_preset_builds_and_divides_by_16(name, preset):
     assert _parameters(name, preset) > 0
     config = models.load_config(name, preset)
@@ -255,11 +184,7 @@ def _dropped(mesh_shape, layout, *, rate=0.25, step=0, seed=0, noise=None):
         at = mtf.import_tf_tensor(mesh, tf.constant(step, tf.int32), mtf.Shape([]))
         y = dropout(x, rate, at, seed, noise and [dim for dim in dims if dim.name in noise])
         dx = mtf.gradients([y], [x])[0]
-        devices = mtf.convert_to_shape(mesh_shape).size
-        lowering = mtf.Lowering(mesh.graph, {mesh: placement_mesh_impl.PlacementMeshImpl(
-            mesh_shape, layout, [f"/device:CPU:{number}" for number in range(devices)])})
-        with tf.Session(config=tf.ConfigProto(device_count={"CPU": devices})) as session:
-            return session.run([lowering.export_to_tf_tensor(tensor) for tensor in (y, dx)])
+        return harness.evaluate(harness.stock_lowering(mesh, mesh_shape, layout), [y, dx])
 
 
 @pytest.mark.parametrize(("mesh_shape", "layout"), [
@@ -303,14 +228,13 @@ def test_dropout_refuses_a_rate_of_one():
 
 
 def test_fully_masked_softmax_is_uniform():
-    with tf.Graph().as_default(), tf.Session() as session:
+    with tf.Graph().as_default():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         rows, cols = mtf.Dimension("rows", 2), mtf.Dimension("cols", 4)
         logits = mtf.import_tf_tensor(mesh, tf.constant([[1., 2, 3, 4], [1, 2, 3, 4]]), mtf.Shape([rows, cols]))
         seen = mtf.import_tf_tensor(mesh, tf.constant([[False] * 4, [True, True, False, False]]), logits.shape)
         result = layers.masked_softmax(logits, seen, cols)
-        lowering = mtf.Lowering(mesh.graph, {mesh: placement_mesh_impl.PlacementMeshImpl("one:1", "", [""])})
-        values = session.run(lowering.export_to_tf_tensor(result))
+        values, = harness.evaluate(harness.stock_lowering(mesh), [result])
     np.testing.assert_allclose(values, [[0.25] * 4, [1 / (1 + math.e), math.e / (1 + math.e), 0, 0]], atol=1e-6)
 
 

@@ -6,7 +6,7 @@ from slices import mesh_values, plain_values
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import pooling
-from pase_mtf.operations.legality import splittable_dims
+from pase_mtf.operations.registry import splittable_dims
 
 # (size of the image, window, stride, padding): windows that tile, overlap, leave out a border, reach over it.
 SHAPES = [(8, 2, 2, "VALID"), (9, 3, 2, "VALID"), (8, 3, 2, "VALID"), (8, 3, 1, "SAME"), (7, 3, 2, "SAME"),

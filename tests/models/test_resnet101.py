@@ -1,9 +1,9 @@
 """ResNet-101 against the same network in plain TensorFlow, the published size, and itself under strategies."""
 
 import dataclasses
-import functools
 
-import image_models
+import harness
+import plain_images
 import pytest
 
 from pase_mtf import models
@@ -20,8 +20,8 @@ SMALL = ResnetConfig(
 
 def _plain(features, parameters, config):
     def convolve_norm(x, name, stride=1):
-        x = image_models.convolution(x, parameters[f"{name}/conv_filters"], stride)
-        return image_models.normalization(x, parameters, f"{name}/norm")
+        x = plain_images.convolution(x, parameters[f"{name}/conv_filters"], stride)
+        return plain_images.normalization(x, parameters, f"{name}/norm")
 
     x = tf.nn.relu(convolve_norm(features["images"], "stem", config.stem_stride))
     x = tf.nn.max_pool2d(x, config.stem_pool, 2, "SAME")
@@ -33,40 +33,50 @@ def _plain(features, parameters, config):
             x = tf.nn.relu(convolve_norm(x, f"{name}/reduce"))
             x = tf.nn.relu(convolve_norm(x, f"{name}/middle", stride))
             x = tf.nn.relu(convolve_norm(x, f"{name}/expand") + shortcut)
-    return image_models.classification(x, parameters, features["labels"])
+    return plain_images.classification(x, parameters, features["labels"])
 
 
 def test_equals_plain_tensorflow():
-    image_models.same(*image_models.values("resnet101", SMALL, reference=_plain))
+    harness.assert_same(*harness.against_plain("resnet101", SMALL, _plain), tolerance=1e-7)
 
 
 _DROPPING = dataclasses.replace(SMALL, dropout=0.2)
 
 
-@functools.cache
-def _one_device():
-    return image_models.values("resnet101", _DROPPING)[0]
+@pytest.mark.parametrize("kind", harness.some_slow(["exact", "random0"], ["data_parallel", "expert", "random3"]))
+def test_trains_under_strategies_as_on_one_device(kind):
+    harness.assert_trains_as_one_device("resnet101", _DROPPING, harness.under_strategy(kind))
 
 
-@pytest.mark.parametrize("kind", image_models.KINDS)
-def test_a_strategy_gives_the_loss_and_gradients_of_one_device(kind):
-    image_models.same(image_models.values("resnet101", _DROPPING, kind)[0], _one_device())
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["exact", "expert", "random0"])
+def test_trains_on_eight_devices_as_on_one(kind):
+    harness.assert_trains_as_one_device("resnet101", _DROPPING, harness.under_strategy(kind, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh_shape", "layout"), [
     ("rows:2;cols:4", "batch:rows;inner1:cols"), ("rows:2;cols:4", "stage1:rows;inner2:cols")])
 def test_plain_mesh_tensorflow_gives_the_same_with_channels_split(mesh_shape, layout):
-    image_models.same(image_models.values("resnet101", _DROPPING, (mesh_shape, layout))[0], _one_device())
+    harness.assert_trains_as_one_device("resnet101", _DROPPING, harness.stock(mesh_shape, layout))
 
 
 def test_has_the_published_number_of_parameters():
     # torchvision's resnet101: no moving averages, no biases of convolutions (Keras' has these: 44,601,832).
-    assert image_models.parameters("resnet101", models.load_config("resnet101", "big")) == 44_549_160
+    assert harness.parameters("resnet101", models.load_config("resnet101", "big")) == 44_549_160
 
 
+def test_the_best_strategy_of_a_small_size_beats_data_parallelism():
+    graph = harness.export_model("resnet101", models.load_config("resnet101", "tiny"))
+    strategy = harness.find("exact", graph, 8)
+    assert strategy.search["optimal"]
+    assert strategy.seconds < harness.find("data_parallel", graph, 8).seconds
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [8, 64])
 def test_the_best_strategy_of_the_published_size_is_found_and_proven(devices):
-    graph = image_models.export("resnet101", models.load_config("resnet101", "big"))
+    graph = harness.export_model("resnet101", models.load_config("resnet101", "big"))
     strategy = find_strategy(graph, devices, "1080ti")
     assert strategy.search["optimal"]
     assert strategy.seconds < find_strategy(graph, devices, "1080ti", "data_parallel").seconds

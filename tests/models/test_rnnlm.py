@@ -2,9 +2,9 @@
 
 import dataclasses
 
-import numpy as np
+import harness
+import pipelines
 import pytest
-from model_agreement import STRATEGIES, assert_same, exported, loss_and_gradients, random_strategy
 
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -13,16 +13,10 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.models.recurrent_presets import RnnlmConfig
 from pase_mtf.strategy.strategy import find_strategy
 
-CONFIG = RnnlmConfig(preset="test", layers=2, units=16, length=5, vocab=32, batch=8, optimizer="sgd",
+CONFIG = RnnlmConfig(preset="test", layers=2, units=8, length=3, vocab=16, batch=8, optimizer="sgd",
                      learning_rate=0.1, dtype="float64")
 # More layers than time steps: in no wave do all layers work.
 DEEP = dataclasses.replace(CONFIG, layers=4, length=3)
-
-
-def _feed(config):
-    generator = np.random.default_rng(0)
-    return {name: generator.integers(config.vocab, size=(config.batch, config.length))
-            for name in ("tokens", "targets")}
 
 
 def plain(features, parameters, config):
@@ -44,31 +38,26 @@ def plain(features, parameters, config):
 
 @pytest.mark.parametrize("config", [CONFIG, DEEP, dataclasses.replace(CONFIG, layers=1)], ids=["", "deep", "single"])
 def test_equals_plain_tensorflow(config):
-    feed = _feed(config)
-    assert_same(loss_and_gradients("rnnlm", config, feed),
-                loss_and_gradients("rnnlm", config, feed, reference=plain))
+    harness.assert_same(*harness.against_plain("rnnlm", config, plain))
 
 
-@pytest.fixture(scope="module")
-def one_device():
-    return {config: loss_and_gradients("rnnlm", config, _feed(config)) for config in (CONFIG, DEEP)}
+@pytest.mark.parametrize("rule", pipelines.rules("exact", "random", "pipeline", "pipeline, units"))
+def test_trains_under_strategies_as_on_one_device(rule):
+    harness.assert_trains_as_one_device("rnnlm", CONFIG, pipelines.RULES[rule])
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_same_under_strategies(name, one_device):
-    assert_same(loss_and_gradients("rnnlm", CONFIG, _feed(CONFIG), strategy=STRATEGIES[name]), one_device[CONFIG])
-
-
-@pytest.mark.parametrize("parts", [2, 4])
-def test_blocks_of_layers(parts, one_device):
+@pytest.mark.parametrize(("parts", "devices"), harness.some_slow([(2, 4)], [(2, 8), (4, 8)]))
+def test_blocks_of_layers(parts, devices):
     """A block of several layers hands one of them on, and keeps the others."""
-    chosen = random_strategy(0, layers=Configuration((("layers", parts), ("batch", 8 // parts))))
-    assert_same(loss_and_gradients("rnnlm", DEEP, _feed(DEEP), strategy=chosen), one_device[DEEP])
+    split = Configuration((("layers", parts), ("batch", devices // parts)))
+    rule = harness.under_strategy(harness.random_with(0, devices, layers=split), devices)
+    harness.assert_trains_as_one_device("rnnlm", DEEP, rule)
 
 
-@pytest.mark.parametrize("preset", models.presets("rnnlm"))
+@pytest.mark.parametrize("preset", harness.presets("rnnlm"))
 def test_one_layer_for_the_whole_stack(preset):
-    graph, config = exported("rnnlm", preset)
+    config = models.load_config("rnnlm", preset)
+    graph = harness.export_model("rnnlm", config)
     assert [layer.name for layer in graph.layers] == [
         "embedding/einsum", "lstm/gates", "output/logits", "loss/reduce_max", "loss/chosen"]
     stack = graph.layers[1]
@@ -82,8 +71,9 @@ def test_one_layer_for_the_whole_stack(preset):
     assert products == 3 * 2 * waves * config.layers * config.batch * 2 * d * 4 * d
 
 
+@pytest.mark.slow
 def test_paper_size():
-    graph, _ = exported("rnnlm", "big")
+    graph = harness.export_model("rnnlm", models.load_config("rnnlm", "big"))
     assert graph.parameters == 478_267_392
     for devices in (8, 64):
         strategy = find_strategy(graph, devices, Machine.load("1080ti"))
@@ -92,8 +82,6 @@ def test_paper_size():
 
 def test_dropout_differs_by_step_and_not_by_strategy():
     config = dataclasses.replace(CONFIG, dropout=0.5)
-    feed = _feed(config)
-    first, same, other = (loss_and_gradients("rnnlm", config, {**feed, "step": step}, strategy=strategy)
-                          for step, strategy in ((1, None), (1, random_strategy(1)), (2, None)))
-    assert_same(same, first)
-    assert first["loss"] != other["loss"]
+    harness.assert_trains_as_one_device("rnnlm", config, harness.under_strategy("random1"))
+    one, other = harness.losses_of_one_batch("rnnlm", config)
+    assert abs(one - other) > 1e-3

@@ -4,7 +4,9 @@ import pytest
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.operations.nodes import nodes_of
+from pase_mtf.operations.facts import read_operations
+from pase_mtf.operations.nodes import Nodes
+from pase_mtf.operations.tracing import traced_nodes
 
 
 @pytest.fixture
@@ -15,16 +17,21 @@ def x():
         yield mtf.import_tf_tensor(mesh, tf.ones([4, 8]), shape)
 
 
+def nodes_of(operation):
+    (fact,) = [fact for fact in read_operations(operation.mesh.graph) if fact.operation is operation]
+    return fact.nodes
+
+
 def _slicewise(function, x):
     return mtf.slicewise(function, [x], splittable_dims=x.shape.dims)
 
 
 def test_a_function_of_one_node(x):
-    assert nodes_of(_slicewise(tf.nn.relu, x).operation, {}) == (1, 1, 0)
+    assert nodes_of(_slicewise(tf.nn.relu, x).operation) == Nodes(1, 1.0, 0.0)
 
 
 def test_a_function_of_many_nodes(x):
-    found = nodes_of(_slicewise(lambda x: tf.sigmoid(x) * tf.tanh(x) + tf.reshape(x, [4, 8]), x).operation, {})
+    found = nodes_of(_slicewise(lambda x: tf.sigmoid(x) * tf.tanh(x) + tf.reshape(x, [4, 8]), x).operation)
     # Sigmoid, tanh, product and sum work; the reshape is only run.
     assert found.count == 5
     assert found.traffic == (2 + 2 + 3 + 3) / 2
@@ -32,15 +39,15 @@ def test_a_function_of_many_nodes(x):
 
 def test_functions_in_equal_wrappers_are_told_apart(x):
     assert tf.math.softplus.__code__ is tf.math.reduce_variance.__code__
-    known = {}
-    assert nodes_of(_slicewise(tf.math.softplus, x).operation, known).count == 1
-    assert nodes_of(_slicewise(tf.math.reduce_variance, x).operation, known).count > 3
+    one, other = (_slicewise(function, x).operation for function in (tf.math.softplus, tf.math.reduce_variance))
+    assert nodes_of(one).count == 1
+    assert nodes_of(other).count > 3
 
 
 def test_functions_of_one_text_are_traced_once(x):
     known = {}
     for power in (2.0, 3.0):
-        nodes_of(_slicewise(lambda x, power=power: tf.pow(x, power), x).operation, known)
+        traced_nodes(_slicewise(lambda x, power=power: tf.pow(x, power), x).operation, (), known)
     assert len(known) == 1
 
 
@@ -49,41 +56,41 @@ def test_the_gradient_that_tensorflow_makes(x):
     gradient, = mtf.gradients([mtf.reduce_sum(y)], [x])
     operation = next(operation for operation in gradient.mesh.graph.operations
                      if isinstance(operation, mtf.ops.GenericGradOperation))
-    found = nodes_of(operation, {})
+    found = nodes_of(operation)
     assert found.count >= 2
     assert found.traffic > 1
 
 
-@pytest.mark.parametrize(("function", "rows"), [
+@pytest.mark.parametrize(("function", "runs"), [
     (lambda x: x * tf.ones([8]), 4),  # one number per column, for each of the rows
     (lambda x: x * tf.ones([4, 1]) - tf.ones([8]), 8),
     (lambda x: tf.nn.relu(x * 2.0 + x), 0)])
-def test_rows_over_which_a_function_spreads_less(x, function, rows):
-    assert nodes_of(_slicewise(function, x).operation, {}).rows == rows
+def test_runs_over_which_a_function_broadcasts_less(x, function, runs):
+    assert nodes_of(_slicewise(function, x).operation).broadcast_runs == runs
 
 
-def test_rows_lie_side_by_side():
+def test_elements_of_a_run_lie_side_by_side():
     with tf.Graph().as_default():
         mesh = mtf.Mesh(mtf.Graph(), "mesh")
         a, b, c, d = (mtf.Dimension(name, size) for name, size in zip("abcd", (2, 3, 5, 7), strict=True))
         x = mtf.zeros(mesh, [a, b, c, d])
-        for dims, rows in (([c, d], 6), ([a, b], 6), ([d], 30), ([a, d], 30), ([b, c], 30), ([a, b, c, d], 0), ([], 0)):
+        for dims, runs in (([c, d], 6), ([a, b], 6), ([d], 30), ([a, d], 30), ([b, c], 30), ([a, b, c, d], 0), ([], 0)):
             other = mtf.zeros(mesh, dims)
             for y in (x + other, mtf.einsum([x, other], output_shape=[a, b, c, d])):
-                assert nodes_of(y.operation, {}).rows == rows, (y, dims)
+                assert nodes_of(y.operation).broadcast_runs == runs, (y, dims)
 
 
 def test_a_product_that_is_summed_is_two_nodes(x):
     column = mtf.reduce_sum(x, output_shape=x.shape.dims[:1])
     product = mtf.einsum([x, column], output_shape=x.shape.dims[1:])
-    assert nodes_of(product.operation, {}) == (2, (32 + 4 + 8 + 64) / (32 + 4 + 8), 4)
+    assert nodes_of(product.operation) == Nodes(2, (32 + 4 + 8 + 64) / (32 + 4 + 8), 4.0)
 
 
 @pytest.mark.parametrize(("assign", "traffic"), [(mtf.assign, 0.0), (mtf.assign_add, 3.0), (mtf.assign_sub, 3.0)])
 def test_what_is_added_to_a_variable_is_added_in_place(x, assign, traffic):
     variable = mtf.get_variable(x.mesh, "v", x.shape)
     update = assign(variable.operation, x)
-    assert nodes_of(update, {}) == (1, traffic, 0)
+    assert nodes_of(update) == Nodes(1, traffic, 0.0)
     exported = [operation for layer in export_graph(x.mesh.graph).layers for operation in layer.operations
                 if operation.type == "Assign"]
     assert [operation.flops for operation in exported] == [32.0 if traffic else 0.0]
@@ -97,7 +104,9 @@ def test_functions_that_cannot_be_traced_count_once(x):
             raise ValueError("another graph")
         return x * outside
 
-    assert nodes_of(_slicewise(fails, x).operation, {}) is None
+    operation = _slicewise(fails, x).operation
+    with pytest.warns(UserWarning, match=r"operation slicewise.*cannot be traced \(ValueError: another graph\)"):
+        assert nodes_of(operation) == Nodes()
 
 
 def test_export_tells_nodes(x):

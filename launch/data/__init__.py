@@ -1,0 +1,55 @@
+"""Training data: images, text and synthetic examples, as endless batches that can be resumed at any step."""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+from pase_mtf.errors import DataError
+from pase_mtf.launch.data.batches import Batch, Data, Source
+from pase_mtf.launch.data.images import image_source
+from pase_mtf.launch.data.synthetic import synthetic_source
+from pase_mtf.launch.data.text import language_source, text_source
+from pase_mtf.models import Model
+from pase_mtf.models.presets import ImageConfig, ModelConfig, TextConfig
+
+__all__ = ["Batch", "Data", "Source", "open_data"]
+
+
+def open_data(spec: str | None, model: Model, config: ModelConfig, batch: int, seed: int) -> Data:
+    """Opens and checks what a run is to train on.
+
+    Args:
+      spec: for a model of images: an IDX file of images, a folder of IDX files, "images,labels" (two IDX files), or a
+        folder of JPEG and PNG files with labels.txt or labels.csv. For a model of parallel text:
+        "source.txt,target.txt", two files with a sentence and its translation on lines of the same number, or one plain
+        text. For a model of text: one plain text. None: synthetic data.
+      model: says what kind of data it trains on.
+      config: its sizes.
+      batch: examples per batch.
+      seed: of the order and of synthetic data.
+
+    Raises:
+      DataError: a file is missing, malformed, or does not fit the model; names the file and the place in it.
+    """
+    if spec is None:
+        source = synthetic_source(model.data_kind, config, seed)
+    elif model.data_kind == "images":
+        source = image_source(_paths(spec), cast(ImageConfig, config))
+    elif model.data_kind == "text":
+        source = language_source(_paths(spec), cast(TextConfig, config))
+    else:
+        source = text_source(_paths(spec), cast(TextConfig, config))
+    return Data(source, batch, seed, counts_steps=config.dropout > 0)
+
+
+def _paths(spec: str) -> list[str]:
+    """The one or two paths of a specification, which exist. A comma may be part of a single path that exists."""
+    paths = [spec] if os.path.exists(spec) else [os.path.expanduser(part.strip()) for part in spec.split(",")]
+    if len(paths) > 2:
+        raise DataError(f"--data={spec}: {len(paths)} paths; give one, or two separated by a comma")
+    for path in paths:
+        if not os.path.exists(path):
+            raise DataError(f"--data={spec}: no such file or folder {path!r}; check the path, or leave --data out to "
+                            "train on synthetic data")
+    return paths

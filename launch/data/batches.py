@@ -1,0 +1,142 @@
+"""A source of examples, and the batches drawn from it.
+
+A source only knows how many examples it has and how to load some of them by number; the order, the batches and the
+prefetching are done here, once, through tf.data. Example number i of the stream is a pure function of the seed and i
+(a keyed permutation of every epoch), so that a resumed run sees exactly what the uninterrupted one would have seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pase_mtf.errors import DataError, PaseError
+
+if TYPE_CHECKING:  # slow to import: see `Data.batches`
+    from tokenizers import Tokenizer
+
+    from pase_mtf.compat import tf
+
+__all__ = ["Batch", "Data", "Source"]
+
+Batch = dict[str, np.ndarray]
+"""Feature name -> values of a batch of examples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Examples by number.
+
+    Attributes:
+      description: one line for people: how many, of what, from where, and what was done to them.
+      examples: how many there are.
+      load: numbers of examples, int64 [n] -> feature name -> array whose first axis has n elements. May be called
+        from another thread.
+      types: feature name -> NumPy type and shape of one example.
+      vocabulary: the tokenizer, where there is one.
+    """
+
+    description: str
+    examples: int
+    load: Callable[[np.ndarray], Batch]
+    types: dict[str, tuple[np.dtype, tuple[int, ...]]]
+    vocabulary: Tokenizer | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Batches of a source.
+
+    Attributes:
+      source: where the examples come from.
+      batch: examples per batch.
+      seed: of the order.
+      counts_steps: the model wants the number of the step as a feature, "step".
+    """
+
+    source: Source
+    batch: int
+    seed: int
+    counts_steps: bool = False
+
+    def describe(self) -> str:
+        """One line: what the run trains on."""
+        return self.source.description
+
+    @property
+    def vocabulary(self) -> Tokenizer | None:
+        """The tokenizer of a text, None for other data."""
+        return self.source.vocabulary
+
+    def batches(self, start_step: int = 0) -> Iterator[Batch]:
+        """Endless batches, shuffled anew every epoch, from that step on; they depend on the seed and the step only.
+
+        Args:
+          start_step: number of the first batch.
+
+        Yields:
+          feature name -> array with the batch in front (but "step", a scalar).
+
+        Raises:
+          DataError: an example cannot be read after all.
+        """
+        from pase_mtf.compat import tf  # here, as the command line imports this module before TensorFlow is wanted
+        failures: list[PaseError] = []
+        # A graph and a session of its own: neither the caller's graph nor TensorFlow's eager mode (which would take
+        # the GPUs' memory) has to do with reading files.
+        with tf.Graph().as_default() as graph, tf.device("/device:CPU:0"):
+            iterator = tf.data.make_initializable_iterator(self._dataset(start_step, failures))
+            element = iterator.get_next()
+        session = tf.Session(graph=graph, config=tf.ConfigProto(device_count={"GPU": 0}))
+        try:
+            session.run(iterator.initializer)
+            step = start_step
+            while True:
+                try:
+                    batch = session.run(element)
+                except tf.errors.OpError as error:
+                    raise failures[0] if failures else DataError(
+                        f"cannot read the data: {error.message.splitlines()[0]}") from None
+                if self.counts_steps:
+                    batch["step"] = np.asarray(step, np.int32)
+                yield batch
+                step += 1
+        finally:
+            session.close()
+
+    def _dataset(self, start_step: int, failures: list[PaseError]) -> tf.data.Dataset:
+        """The batches as a dataset in the current graph.
+
+        Args:
+          start_step: number of the first batch.
+          failures: filled with what `Source.load` raised: tf.data would wrap it in a page of text.
+        """
+        from pase_mtf.compat import tf  # as in `batches`
+        source, names = self.source, sorted(self.source.types)
+
+        def load(numbers: np.ndarray) -> list[np.ndarray]:
+            try:
+                loaded = source.load(numbers)
+            except PaseError as error:
+                failures.append(error)
+                raise
+            return [np.ascontiguousarray(loaded[name], source.types[name][0]) for name in names]
+
+        @tf.autograph.experimental.do_not_convert
+        def features(places: tf.Tensor) -> dict[str, tf.Tensor]:
+            size = tf.constant(source.examples, tf.int64)
+            epochs = places // size
+            # The public index_shuffle pads a matrix of keys on the wrong side (TensorFlow 2.21); its kernel is fine.
+            keys = tf.stack([tf.zeros_like(epochs), tf.fill([self.batch], tf.constant(self.seed, tf.int64)), epochs], 1)
+            numbers = tf.raw_ops.RandomIndexShuffle(
+                index=places % size, seed=tf.cast(keys, tf.uint32), max_index=size - 1, rounds=4)
+            arrays = tf.numpy_function(load, [numbers], [tf.as_dtype(source.types[name][0]) for name in names])
+            for name, array in zip(names, arrays, strict=True):
+                array.set_shape([self.batch, *source.types[name][1]])
+            return dict(zip(names, arrays, strict=True))
+
+        places = tf.data.Dataset.range(start_step * self.batch, np.iinfo(np.int64).max)
+        return places.batch(self.batch, drop_remainder=True).map(features).prefetch(2)

@@ -1,0 +1,249 @@
+"""The files of a run, in a folder that did not exist before: strategy, layout, metrics, summary, report, checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pase_mtf.compat import tf
+from pase_mtf.errors import UsageError
+from pase_mtf.files import write_atomically
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.checkpoint import save_checkpoint
+from pase_mtf.launch.console import summarize_error
+from pase_mtf.launch.memory import MEMORY_METHOD
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.report import ArmRow, arm_rows, report_html, search_summary, summary_json
+from pase_mtf.launch.training import History, Record
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["RunFiles", "layout_text", "single_mesh", "write_checkpoint", "write_outcome", "write_strategy"]
+
+_Mesh = list[tuple[str, int]]
+
+
+class RunFiles:
+    """Writes into the output directory; every failure to write is one line for the user.
+
+    A context: on its end all files are closed, and a run that failed before its first step takes its folder with it, so
+    that the next try may have the name.
+
+    Attributes:
+      folder: the output directory.
+    """
+
+    def __init__(self, folder: str):
+        """Makes the folder.
+
+        Raises:
+          UsageError: it exists, or cannot be made.
+        """
+        self.folder = folder
+        self._writers: dict[str, tf.summary.FileWriter] = {}
+        self._keep = False
+        try:
+            os.makedirs(folder)
+            self._metrics = open(self.path("metrics.jsonl"), "a", encoding="utf-8")  # noqa: SIM115 - closed in close
+        except FileExistsError as error:
+            raise UsageError(f"--output_dir={folder}: exists and is never overwritten; name a new one") from error
+        except OSError as error:
+            raise UsageError(f"--output_dir={folder}: cannot be made ({error.strerror}); name another place") from error
+
+    def path(self, name: str) -> str:
+        """Where a file of that name lies."""
+        return os.path.join(self.folder, name)
+
+    def keep(self) -> None:
+        """From here on the folder stays, whatever happens."""
+        self._keep = True
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a whole file."""
+        write_atomically(self.path(name), text)
+
+    def metric(self, record: Record) -> None:
+        """Appends a step to metrics.jsonl and to the arm's TensorBoard events."""
+        self.keep()
+        line = {"step": record.step, "arm": record.arm, "loss": record.loss, "ms": record.seconds * 1e3,
+                "timed": record.timed}
+        with self._plain_errors():
+            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.flush()
+            self._events(record)
+
+    def __enter__(self) -> RunFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
+        with self._plain_errors() if kind is None else contextlib.suppress(Exception):
+            for writer in self._writers.values():
+                writer.close()
+            self._metrics.close()
+        if kind is not None and not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _events(self, record: Record) -> None:
+        if record.arm not in self._writers:
+            with tf.Graph().as_default():  # the v1 writer refuses to be made while TensorFlow is eager
+                self._writers[record.arm] = tf.summary.FileWriter(os.path.join(self.folder, "events", record.arm))
+        value = [tf.Summary.Value(tag="loss", simple_value=record.loss)]
+        if record.timed:
+            value.append(tf.Summary.Value(tag="step_ms", simple_value=record.seconds * 1e3))
+        self._writers[record.arm].add_summary(tf.Summary(value=value), record.step)
+
+    @contextlib.contextmanager
+    def _plain_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"cannot write into {self.folder}: {error.strerror}; free space or choose another "
+                             "--output_dir") from error
+        except Exception as error:
+            if type(error).__module__.startswith("tensorflow"):
+                raise UsageError(f"cannot write into {self.folder}: {summarize_error(error)}; free space or choose "
+                                 "another --output_dir") from error
+            raise
+
+
+def write_strategy(files: RunFiles, graph: ComputationGraph, strategy: Strategy) -> None:
+    """Writes strategy.json and layout.txt."""
+    strategy.save(files.path("strategy.json"))
+    files.write("layout.txt", _layout(graph, strategy))
+
+
+def write_checkpoint(files: RunFiles, plan: Plan, graph: ComputationGraph, arms: Sequence[Arm]) -> None:
+    """Writes checkpoint/ of the arm of --strategy, the first."""
+    if plan.options.checkpoint and arms:
+        save_checkpoint(files.path("checkpoint"), arms[0].save, step=arms[0].steps_done, graph_hash=graph.hash)
+
+
+def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: ComputationGraph,
+                  strategies: Mapping[str, Strategy], same_as: Mapping[str, str] | None = None,
+                  arms: Sequence[Arm] = (), history: History | None = None) -> dict[str, ArmRow]:
+    """Writes summary.json and report.html.
+
+    Args:
+      files: of the run.
+      plan: of the run.
+      facts: its header.
+      graph: its computation graph.
+      strategies: arm -> strategy; the first is the one of --strategy.
+      same_as: arm -> the arm with the same strategy that was trained in its stead.
+      arms, history: what was trained; nothing with --search_only.
+
+    Returns:
+      arm -> its numbers, in the order of the table.
+    """
+    history = history or History(plan.first_step, {})
+    measured = {arm.name: arm.measured_bytes for arm in arms}
+    names = [arm.name for arm in plan.options.arms]
+    rows = arm_rows(names, history, strategies, same_as or {}, measured, plan.options.batch)
+    main = next(iter(strategies.values()))
+    status = ("search only" if not history.records else "losses disagree" if history.disagreement
+              else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
+    files.write("summary.json", summary_json(
+        rows, search=_search(strategies), status=status, facts=facts,
+        disagreement=str(history.disagreement) if history.disagreement else None,
+        model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
+        devices=plan.devices.count, mesh=plan.options.mesh, first_step=plan.first_step,
+        memory_method=MEMORY_METHOD, nodes={arm.name: arm.nodes for arm in arms},
+        build_seconds={arm.name: arm.build_seconds for arm in arms}))
+    notes = {"Search": search_summary(strategies.get("search", main), graph)}
+    if history.disagreement:
+        notes = {"Losses disagree": str(history.disagreement), **notes}
+    if measured:
+        notes["Measured memory"] = MEMORY_METHOD
+    files.write("report.html", report_html(
+        title=f"{plan.options.model} on {plan.devices.count} devices", facts={**facts, "status": status}, rows=rows,
+        history=history, strategy_table=main.table(), layout=_layout(graph, main), notes=notes))
+    return rows
+
+
+def _search(strategies: Mapping[str, Strategy]) -> dict[str, Any] | None:
+    """What the exact search says about itself; None where no arm used it."""
+    if "search" not in strategies:
+        return None
+    found = strategies["search"].search
+    return {"seconds": found.get("seconds"), "optimal": found.get("optimal"), "gap": found.get("gap"), **found}
+
+
+def _layout(graph: ComputationGraph, strategy: Strategy) -> str:
+    return layout_text(graph, strategy.configurations, strategy.devices, strategy.name)
+
+
+def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration],
+                devices: int) -> tuple[_Mesh, dict[str, str]] | None:
+    """The one mesh shape and the one set of layout rules that put every tensor where this strategy puts it.
+
+    Plain Mesh-TF splits a dim of a given name wherever it occurs, by the one axis its rule names, so the layers have to
+    agree: the same factorisation of the devices, the same axis per dim name, and no layer that replicates a dim with a
+    rule.
+
+    Args:
+      graph, configurations: the strategy.
+      devices: p.
+
+    Returns:
+      (mesh as (axis name, size), outermost first; dim name -> axis name), or None where the layers do not agree.
+    """
+    # A mesh axis is an interval of strides: from how many devices share a part, to how many a whole round takes.
+    boundaries = {1, devices}
+    splits: list[dict[str, tuple[int, int]]] = []
+    for layer, configuration in zip(graph.layers, configurations, strict=True):
+        if configuration.devices != devices:
+            return None
+        strides = configuration.strides
+        split = {dim: (strides[dim], strides[dim] * parts) for dim, parts in configuration.splits.items()}
+        # A renamed dim is laid out like the one it was renamed from: its name needs the same rule.
+        split.update({other: split[dim] for other, dim in layer.aliases.items() if dim in split})
+        splits.append(split)
+        boundaries.update(*splits[-1].values())
+    cuts = sorted(boundaries)
+    if any(high % low for low, high in itertools.pairwise(cuts)):
+        return None
+    axes = {(low, high): f"axis_{number}"
+            for number, (low, high) in enumerate(reversed(list(itertools.pairwise(cuts))))}
+    rules: dict[str, str] = {}
+    for split in splits:
+        for dim, interval in split.items():
+            if interval not in axes or rules.setdefault(dim, axes[interval]) != axes[interval]:
+                return None
+    for layer, split in zip(graph.layers, splits, strict=True):
+        if any(dim in rules and dim not in split for dim in (*layer.dims, *layer.aliases)):
+            return None
+    return [(name, high // low) for (low, high), name in axes.items()], rules
+
+
+def layout_text(graph: ComputationGraph, configurations: Sequence[Configuration], devices: int, name: str) -> str:
+    """The text of layout.txt.
+
+    Args:
+      graph, configurations: the strategy.
+      devices: p.
+      name: of the strategy, for people.
+    """
+    head = f"# strategy {name}, {devices} devices, graph {graph.name} ({graph.hash})\n"
+    found = single_mesh(graph, configurations, devices)
+    if found:
+        mesh, rules = found
+        return (head + "# One mesh expresses it; hand these to mtf.placement_mesh_impl.PlacementMeshImpl.\n"
+                f"mesh_shape = {_join(mesh)}\nlayout = {_join(sorted(rules.items()))}\n")
+    lines = [head + "# No single mesh expresses it: every layer has its own (pase_mtf.lower puts them together).\n"
+             "# Axes are numbered per layer, outermost first; devices 0..n-1 lie row-major over them."]
+    for layer, configuration in zip(graph.layers, configurations, strict=True):
+        mesh = [(f"axis_{number}", parts) for number, (_, parts) in enumerate(configuration.axes)]
+        rules_here = [(name, axis) for (dim, _), (axis, _) in zip(configuration.axes, mesh, strict=True) if dim
+                      for name in (dim, *(other for other, same in layer.aliases.items() if same == dim))]
+        lines.append(f"{layer.name}: mesh_shape = {_join(mesh)}  layout = {_join(rules_here)}")
+    return "\n".join(lines) + "\n"
+
+
+def _join(pairs: Sequence[tuple[str, object]]) -> str:
+    return ";".join(f"{first}:{second}" for first, second in pairs) or '""'

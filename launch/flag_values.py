@@ -1,0 +1,140 @@
+"""Flags whose values have a syntax of their own: --mesh (devices or a mesh shape), --strategy and --compare (arms)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+
+from pase_mtf.errors import UsageError, nearest
+
+__all__ = ["ARM_NAMES", "MAX_DEVICES", "STOCK", "ArmName", "MeshFlag", "parse_arms", "parse_mesh"]
+
+STOCK = "stock_data_parallel"
+ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
+
+_RANDOM = ("random", "changed")
+_MAX_RANDOM = 64
+_BASELINES = ("mcmc", "mcmc_expert", "auto_mtf")
+"""Other people's searches: compared with, never trained on their own."""
+_BY_NAME = ("data_parallel", "expert", "search", *_BASELINES)
+_ORDER = ("stock", *_BY_NAME, "file", *_RANDOM)
+
+# Far beyond what one process can drive; it keeps a slip of the finger from building a graph for a million devices.
+MAX_DEVICES = 1024
+
+_REMEDY = "give a number of devices (--mesh=8) or a mesh shape (--mesh='rows:2;cols:4')"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshFlag:
+    """What the user said about the mesh.
+
+    Attributes:
+      text: as it was written.
+      axes: (axis name, size) where a mesh shape was given, else empty: the search is free to choose.
+      devices: number of devices in all.
+    """
+
+    text: str
+    axes: tuple[tuple[str, int], ...]
+    devices: int
+
+    @property
+    def file_name(self) -> str:
+        """The mesh as part of a file name: 8, or rows2-cols4."""
+        return "-".join(f"{name}{size}" for name, size in self.axes) or str(self.devices)
+
+
+def parse_mesh(text: str) -> MeshFlag:
+    """Reads the value of --mesh.
+
+    Raises:
+      UsageError: it does not parse, has fewer than one device, or repeats an axis.
+    """
+    stripped = text.strip()
+    if re.fullmatch(r"[+-]?\d+", stripped):
+        axes: tuple[tuple[str, int], ...] = ()
+        devices = int(stripped)
+    else:
+        axes = tuple(_parse_axis(part, text) for part in re.split(r"[;,]", stripped))
+        names = [name for name, _ in axes]
+        if len(set(names)) != len(names):
+            raise UsageError(f"--mesh={text}: an axis appears twice; give every axis its own name")
+        devices = math.prod(size for _, size in axes)
+    if devices < 1:
+        raise UsageError(f"--mesh={text}: fewer than one device; {_REMEDY}")
+    if devices > MAX_DEVICES:
+        raise UsageError(f"--mesh={text}: {devices} devices, at most {MAX_DEVICES} can be driven; {_REMEDY}")
+    return MeshFlag(text, axes, devices)
+
+
+def _parse_axis(part: str, text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*:\s*(-?\d+)\s*", part)
+    if not match:
+        raise UsageError(f"--mesh={text}: {part!r} is not axis:size; {_REMEDY}")
+    if int(match[2]) < 1:
+        raise UsageError(f"--mesh={text}: axis {match[1]} has fewer than one device; {_REMEDY}")
+    return match[1], int(match[2])
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmName:
+    """One arm.
+
+    Attributes:
+      name: in tables and files.
+      method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random", "changed"
+        (the best strategy with some layers changed at random) or "file".
+      argument: number of the random strategy, or path of the strategy file.
+    """
+
+    name: str
+    method: str
+    argument: str = ""
+
+
+def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
+    """The arms to measure, the one of --strategy first, stock data parallelism and our own before the others.
+
+    Args:
+      strategy: value of --strategy: the arm that is trained, kept and resumed.
+      compare: value of --compare: arms separated by commas. `data_parallel` stands for data parallelism through stock
+        mtf.Lowering and through ours, so that a speedup is never just our lowering; "none" for nothing.
+
+    Raises:
+      UsageError: a name that is no arm.
+    """
+    main = _parse_arm(strategy, "--strategy")
+    if len(main) != 1 or main[0].method in ("stock", *_RANDOM, *_BASELINES):
+        raise UsageError(f"--strategy={strategy}: choose one of search, data_parallel, expert, or a strategy file")
+    arms = {arm.name: arm for arm in main}
+    for item in filter(None, (part.strip() for part in compare.split(","))):
+        if item == "none":
+            continue
+        found = _parse_arm(item, "--compare")
+        if item == "data_parallel":
+            found = [ArmName(STOCK, "stock"), *found]
+        for arm in found:
+            if arm.method == "file" and arms.get(arm.name, arm) != arm:
+                arm = dataclasses.replace(arm, name=arm.argument)
+            arms.setdefault(arm.name, arm)
+    return (arms.pop(main[0].name), *sorted(arms.values(), key=lambda arm: _ORDER.index(arm.method)))
+
+
+def _parse_arm(item: str, flag: str) -> list[ArmName]:
+    method, _, count = item.partition(":")
+    if method in _RANDOM and flag == "--compare":
+        if not count.isdigit() or not 1 <= int(count) <= _MAX_RANDOM:
+            raise UsageError(f"{flag}={item}: say how many {method} strategies, as in {method}:3 "
+                             f"(at most {_MAX_RANDOM})")
+        return [ArmName(f"{method}_{number}", method, str(number)) for number in range(int(count))]
+    if item in _BY_NAME:
+        return [ArmName(item, item)]
+    if item == STOCK:
+        return [ArmName(STOCK, "stock")]
+    if item.endswith(".json") or os.sep in item or os.path.isfile(item):
+        return [ArmName(os.path.splitext(os.path.basename(item))[0] or item, "file", item)]
+    names = ARM_NAMES if flag == "--compare" else ARM_NAMES[:3]
+    raise UsageError(f"{flag}={item}: no such arm and no strategy file; {nearest(item, names)}")

@@ -1,0 +1,107 @@
+"""The memory of the devices: whether the arms fit into it, and how much of it a training step used."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from pase_mtf.compat import tf
+from pase_mtf.errors import OutOfMemoryError
+from pase_mtf.launch.plan import Plan
+from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import available_bytes
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["MEMORY_METHOD", "check_memory", "peak_bytes_per_device", "variable_bytes_per_device"]
+
+MEMORY_METHOD = ("slice variables held + peak of the tensors live during one traced step (TensorFlow's allocation "
+                 "records, per device; the largest device counts)")
+
+
+def check_memory(plan: Plan, strategies: Mapping[str, Strategy], trained: Sequence[str], machine: Machine) -> None:
+    """Refuses what cannot fit, before anything is allocated: Linux does not say no, it kills.
+
+    Args:
+      plan: of the run.
+      strategies: arm -> strategy; an arm without one (stock) needs what our own data parallelism does.
+      trained: the arms that are built.
+      machine: the devices.
+
+    Raises:
+      OutOfMemoryError: names the arm, what it needs, and the remedy.
+    """
+    known = {arm: strategies.get(arm, strategies.get("data_parallel")) for arm in trained}
+    found = {arm: strategy for arm, strategy in known.items() if strategy is not None}
+    remedy = "take a smaller --batch or --preset, more devices, or fewer arms in --compare"
+    for arm, strategy in found.items():
+        if strategy.memory_bytes > machine.memory_bytes:
+            raise OutOfMemoryError(f"arm {arm}: needs {strategy.memory_bytes / 2**30:.3g} GiB per device, a device of "
+                                   f"machine {machine.name} has {machine.memory_bytes / 2**30:.3g} GiB; {remedy}")
+    available = available_bytes()
+    if plan.devices.kind == "cpu" and available is not None and found:
+        # All arms keep their variables, with a master of each; one at a time computes.
+        kept = {arm: _kept_bytes(strategy) for arm, strategy in found.items()}
+        working = max(strategy.memory_bytes - kept[arm] for arm, strategy in found.items())
+        total = (plan.devices.count + 1) * sum(kept.values()) + plan.devices.count * working
+        if total > available:
+            raise OutOfMemoryError(f"all arms together need {total / 2**30:.1f} GiB on {plan.devices.count} virtual "
+                                   f"devices, {available / 2**30:.1f} GiB are free; {remedy}")
+
+
+def _kept_bytes(strategy: Strategy) -> float:
+    """Bytes on the fullest device that live from step to step."""
+    return sum(size for part, size in strategy.memory.items() if part in ("weights", "optimizer slots"))
+
+
+def variable_bytes_per_device(graph: tf.Graph) -> dict[str, int]:
+    """Bytes of the variables on each device, without the masters (a host's copy that no step touches)."""
+    masters = {variable.op.name for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
+    found: dict[str, int] = {}
+    for operation in graph.get_operations():
+        if operation.type in ("VarHandleOp", "VariableV2") and operation.name not in masters:
+            shape, dtype = operation.get_attr("shape"), tf.as_dtype(operation.get_attr("dtype"))
+            elements = math.prod(dim.size for dim in shape.dim)
+            found[operation.device] = found.get(operation.device, 0) + elements * dtype.size
+    return found
+
+
+def peak_bytes_per_device(metadata: tf.RunMetadata, held: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The largest number of bytes each device held at one time during a traced step.
+
+    On virtual CPU devices the process's memory is one pool and its resident size tells nothing about a device, but
+    TensorFlow records every allocation and release with the device of the operation that made it.
+
+    Args:
+      metadata: of a run with FULL_TRACE.
+      held: bytes that live through the step without being allocated in it (variables), per device.
+
+    Returns:
+      Device name, as in "CPU:3", -> bytes.
+    """
+    records: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for device in metadata.step_stats.dev_stats:
+        name = _short_device(device.device)
+        for node in device.node_stats:
+            for memory in node.memory:
+                records[name].extend((entry.alloc_micros, entry.alloc_bytes) for entry in memory.allocation_records)
+    peaks = dict.fromkeys(map(_short_device, held or {}), 0)
+    for name, entries in records.items():
+        peaks[name] = _peak(entries)
+    for name, size in (held or {}).items():
+        peaks[_short_device(name)] += size
+    return peaks
+
+
+def _peak(entries: Iterable[tuple[int, int]]) -> int:
+    # Within one microsecond releases first: the clock is too coarse to tell, and a forwarded buffer is not held twice.
+    live = peak = 0
+    for _, size in sorted(entries):
+        live += size
+        peak = max(peak, live)
+    return peak
+
+
+def _short_device(name: str) -> str:
+    """"/job:localhost/replica:0/task:0/device:CPU:3" -> "CPU:3"; stream traces of GPUs keep their own name."""
+    return name.split("device:")[-1].split("/")[-1]

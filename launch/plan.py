@@ -1,0 +1,97 @@
+"""What a run is to do, resolved before TensorFlow is loaded: names, sizes, devices, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterable
+
+from pase_mtf import models
+from pase_mtf.errors import UsageError
+from pase_mtf.files import read_json
+from pase_mtf.launch.checkpoint import CheckpointInfo, find_checkpoint
+from pase_mtf.launch.options import Options, ResolvedOptions, run_config
+from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.models.presets import ModelConfig
+from pase_mtf.runtime import Devices, choose_devices
+
+__all__ = ["Plan", "check_packages", "default_preset", "resolve"]
+
+_PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "PIL": "pillow", "tokenizers": "tokenizers"}
+"""Modules that the extra "launch" of setup.py installs -> their packages."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run is to do.
+
+    Attributes:
+      options: with every default filled in.
+      devices: what it runs on.
+      config: the model's sizes.
+      machine: whose numbers the search takes; None: this one, measured later.
+      checkpoint: what it continues; None: from the start.
+    """
+
+    options: ResolvedOptions
+    devices: Devices
+    config: ModelConfig
+    machine: Machine | None
+    checkpoint: CheckpointInfo | None
+
+    @property
+    def first_step(self) -> int:
+        """Number of the first training step."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+    def config_json(self) -> str:
+        """The text of config.json."""
+        return run_config(self.options, devices=list(self.devices.names), model_config=dataclasses.asdict(self.config))
+
+
+def check_packages() -> None:
+    """Refuses to start without what the extra "launch" installs, rather than to fail after the training.
+
+    Raises:
+      UsageError: names what is missing and how to install it.
+    """
+    missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise UsageError(f"the launcher needs {', '.join(missing)}; pip install 'pase_mtf[launch]'")
+
+
+def default_preset(devices: Devices, known: Iterable[str]) -> str:
+    """The preset that fits the devices: `tiny` on virtual CPU devices, `small` on GPUs."""
+    wanted = "tiny" if devices.kind == "cpu" else "small"
+    names = sorted(known)
+    return wanted if wanted in names else names[0]
+
+
+def resolve(options: Options) -> Plan:
+    """Fills in the defaults and checks all that can be checked without building anything.
+
+    Args:
+      options: from the command line.
+
+    Raises:
+      UsageError: an unknown model, preset or machine; devices that are not there; a batch that does not split.
+      FormatError: a strategy, checkpoint or machine file that is truncated or foreign.
+    """
+    model = options.model_name
+    known = models.presets(model)
+    mesh = options.mesh_flag
+    checkpoint = find_checkpoint(options.resume) if options.resume else None
+    machine = None if options.machine == LOCAL else Machine.load(options.machine)
+    if machine:
+        machine.check_devices(mesh.devices)
+    for arm in options.arms:
+        if arm.method == "file":
+            from pase_mtf.strategy import strategy  # loads numba: only where there is a file to check
+            read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
+    devices = choose_devices(options.devices, mesh.devices)
+    preset = options.preset or default_preset(devices, known)
+    config = models.load_config(model, preset, batch=options.batch, seed=options.seed)
+    resolved = options.resolved(config, preset)
+    rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate
+    config = dataclasses.replace(config, optimizer=resolved.optimizer, learning_rate=rate)
+    return Plan(resolved, devices, config, machine, checkpoint)

@@ -1,0 +1,83 @@
+"""Where a measured machine is kept, and what it depends on. No TensorFlow: what is kept is read without it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from typing import Any
+
+import platformdirs
+
+from pase_mtf.errors import FormatError, UsageError, nearest
+from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import cores, operation_threads, processor_name
+
+__all__ = ["BACKENDS", "VERSION", "cache_path", "check_request", "fingerprint", "memory_bytes", "read_cached",
+           "tensorflow_version", "write_cached"]
+
+VERSION = 18
+"""Of the way of measuring; cached numbers of another version are measured again."""
+
+BACKENDS = ("cpu", "gpu")
+"""Kinds of device that can be measured: virtual devices of one process, which share its cores, and GPUs."""
+
+
+def check_request(devices: int, kind: str) -> None:
+    """Raises UsageError for fewer than one device and for an unknown kind of device."""
+    if devices < 1:
+        raise UsageError(f"{devices} devices: at least one is needed")
+    if kind not in BACKENDS:
+        raise UsageError(f"unknown kind of device {kind!r}: {nearest(kind, BACKENDS)}")
+
+
+def tensorflow_version() -> str | None:
+    """The version of the installed TensorFlow, which is not imported; None where there is none."""
+    for package in ("tensorflow", "tensorflow-cpu"):  # two builds of the same version
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def memory_bytes() -> int:
+    """The memory of this computer."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def fingerprint(devices: int, kind: str = "cpu") -> dict[str, Any]:
+    """What a measurement depends on: measured again when any of it changes."""
+    return {"version": VERSION, "kind": kind, "devices": devices, "processor": processor_name(), "cores": cores(),
+            "threads": operation_threads(devices), "memory": memory_bytes(), "tensorflow": tensorflow_version(),
+            "host": platform.node()}
+
+
+def cache_path(devices: int, kind: str = "cpu") -> pathlib.Path:
+    """The file of a measured machine in the user's cache folder ($XDG_CACHE_HOME/pase_mtf, ~/.cache/pase_mtf)."""
+    key = hashlib.sha256(json.dumps(fingerprint(devices, kind), sort_keys=True).encode()).hexdigest()[:12]
+    return platformdirs.user_cache_path("pase_mtf", appauthor=False) / f"machine-{kind}-{devices}-{key}.json"
+
+
+def read_cached(devices: int, kind: str = "cpu") -> Machine | None:
+    """The machine that was measured under today's circumstances; None if there is none or its file is damaged."""
+    path = cache_path(devices, kind)
+    try:
+        machine = Machine.load(path) if path.is_file() else None
+    except (FormatError, OSError):
+        return None  # a damaged cache is no reason to fail: it is measured again
+    return machine if machine and machine.measured.get("on") == fingerprint(devices, kind) else None
+
+
+def write_cached(machine: Machine, devices: int, kind: str = "cpu") -> pathlib.Path | None:
+    """Keeps a measured machine: the path of its file, None where nothing can be written."""
+    path = cache_path(devices, kind)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        machine.save(path)
+    except (OSError, UsageError):
+        return None  # not being able to keep the numbers does not make them wrong
+    return path

@@ -1,0 +1,76 @@
+"""The machine that a user asks for: given, named, in a file, or this one, measured. Every entry point asks here.
+
+Imports no TensorFlow: only measuring needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+from pase_mtf.calibration.cache import cache_path, check_request, read_cached, tensorflow_version, write_cached
+from pase_mtf.errors import UsageError
+from pase_mtf.machine.machine import LOCAL, Machine
+
+__all__ = ["load_machine"]
+
+_announced: set[str] = set()
+"""What was said already: a search in a loop says it once."""
+
+
+def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devices: int = 8, kind: str = "cpu", *,
+                 again: bool = False, progress: bool = True) -> Machine:
+    """The machine whose numbers a search takes.
+
+    Where that is "local", one line on stderr says where its numbers come from: a measurement that was kept, or one that
+    is made now (about two minutes, once).
+
+    Args:
+      machine: a Machine; a name of configs/machines; the path of a file that `Machine.save` wrote; or "local" (None is
+        the same): the devices at hand, from the cache or measured now.
+      devices: how many devices "local" is measured for.
+      kind: of these devices: "cpu" (virtual devices of one process) or "gpu".
+      again: measure "local" even if there are numbers in the cache.
+      progress: while measuring, show a progress bar.
+
+    Raises:
+      UsageError: an unknown name; or "local" cannot be measured here: TensorFlow is not installed, or there are fewer
+        devices.
+      FormatError: a file that is missing, truncated, something else, or holds numbers that no machine has.
+    """
+    if isinstance(machine, Machine):
+        return machine
+    if machine is not None and os.fspath(machine) != LOCAL:
+        return Machine.load(machine)
+    check_request(devices, kind)
+    cached = None if again else read_cached(devices, kind)
+    if cached is not None:
+        _announce(f"machine: local, {cached.source}, kept in {_short(cache_path(devices, kind))}")
+        return cached
+    if tensorflow_version() is None:
+        sheets = ", ".join(name for name in Machine.names() if name != LOCAL)
+        raise UsageError("machine 'local' is measured, which needs TensorFlow, and it is not installed; "
+                         f"install it, or choose a data sheet: {sheets}")
+    # Measuring runs TensorFlow, which takes seconds to import.
+    from pase_mtf.calibration.calibrate import calibrate
+    _announce(f"machine: local is measured first, for {devices} {kind} devices (about two minutes, once)")
+    measured = calibrate(devices, kind, progress=progress)
+    kept = write_cached(measured, devices, kind)
+    where = f"kept in {_short(kept)}" if kept else f"cannot be kept in {_short(cache_path(devices, kind).parent)}"
+    _announce(f"machine: local, {measured.source}, {where}")
+    return measured
+
+
+def _announce(line: str) -> None:
+    if line not in _announced:
+        _announced.add(line)
+        print(line, file=sys.stderr, flush=True)
+
+
+def _short(path: pathlib.Path) -> str:
+    """The path, with ~ for the home folder."""
+    try:
+        return f"~/{path.relative_to(pathlib.Path.home())}"
+    except (ValueError, RuntimeError):  # elsewhere, or no home
+        return str(path)

@@ -1,0 +1,160 @@
+"""What the cost of a layer depends on: its operations, without names.
+
+Layers that are alike have equal signatures, and are priced once. Everything is read off the operations' facts (kind,
+role, dims, shapes): what Mesh-TF calls them is not known here.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import NamedTuple
+
+from pase_mtf.cost.moves import Move, move_of
+from pase_mtf.cost.tables import dim_positions, positions_of
+from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
+
+__all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "layer_signature"]
+
+PHASES = ("forward", "backward", "update")
+PRODUCTS = ("matmul", "batched matmul")
+"""Kinds of operation that are matrix products."""
+FILTER_GRADIENT = "filter gradient"
+"""The kind of the gradient of a convolution's filter, where it has a rate of its own: its kernels start slowly."""
+
+TensorBytes = tuple[tuple[int, ...], float]
+"""A tensor: the columns of the dims that may be split, and its unsplit bytes."""
+
+
+class OperationSignature(NamedTuple):
+    """What the cost of an operation depends on.
+
+    Attributes:
+      phase, flops, nodes, traffic: of `LayerOperation`.
+      kind: of `LayerOperation`, with "batched matmul" and `FILTER_GRADIENT` told apart.
+      dims: columns of the dims whose split divides the work.
+      inputs, outputs: its tensors.
+      sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
+      transposed: of a matrix product, the tensors whose dims have to be brought into another order.
+      move: what it moves between devices where its two ends are sharded differently.
+      weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
+        updates.
+      channels: of a convolution, the column and the size of the channels that it makes (column -1: never split).
+      stride_inflation: of the gradient of a convolution's image, how many times larger than the output the image is.
+      runs: the columns that split them, and how many of them take time of their own: of a convolution its taps (the
+        pixels that it makes times those of its window), else its broadcast runs.
+    """
+
+    phase: str
+    kind: str
+    flops: float
+    dims: tuple[int, ...]
+    inputs: tuple[TensorBytes, ...]
+    outputs: tuple[TensorBytes, ...]
+    sums: tuple[tuple[tuple[int, ...], tuple[TensorBytes, ...]], ...]
+    transposed: tuple[TensorBytes, ...]
+    move: Move | None = None
+    weights: tuple[int, ...] = ()
+    nodes: int = 1
+    traffic: float = 1.0
+    channels: tuple[int, int] = (-1, 0)
+    stride_inflation: float = 1.0
+    runs: tuple[tuple[int, ...], float] = ((), 0.0)
+
+
+def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
+    """What the cost of a layer depends on: equal for layers that differ in names only."""
+    position = dim_positions(layer)
+    variables = collections.Counter((variable.operand.dims, variable.operand.shape)
+                                    for variable in layer.variables if variable.trainable)
+    found = []
+    for operation in layer.operations:
+        move = move_of(operation, position)
+        if operation.kind != "none" or operation.sums or move:
+            found.append(_operation_signature(operation, move, variables, position))
+    return tuple(found)
+
+
+def _operation_signature(operation: LayerOperation, move: Move | None,
+                         variables: collections.Counter[tuple[tuple[str, ...], tuple[int, ...]]],
+                         position: dict[str, int]) -> OperationSignature:
+
+    def tensor(operand: Operand) -> TensorBytes:
+        columns = sorted(column for column in positions_of(operand.dims, position) if column >= 0)
+        return tuple(columns), math.prod(operand.shape) * operand.itemsize
+
+    kind = operation.kind
+    transposed: list[Operand] = []
+    if kind == "matmul" and len(operation.inputs) == 2:
+        batched, transposed = _product_order(operation)
+        kind = "batched matmul" if batched else kind
+    elif operation.role == "filter gradient":
+        kind = FILTER_GRADIENT
+    weights = tuple(variables[operand.dims, operand.shape] for operand in operation.inputs)
+    return OperationSignature(
+        phase=operation.phase, kind=kind, flops=operation.flops, dims=positions_of(operation.dims, position),
+        inputs=tuple(tensor(operand) for operand in operation.inputs),
+        outputs=tuple(tensor(operand) for operand in operation.outputs),
+        sums=tuple((positions_of(dims, position), tuple(tensor(operand) for operand in outputs))
+                   for dims, outputs in operation.sums),
+        transposed=tuple(tensor(operand) for operand in transposed), move=move,
+        weights=weights if operation.phase != "update" else (), nodes=operation.nodes, traffic=operation.traffic,
+        channels=_output_channels(operation, position), stride_inflation=_stride_inflation(operation),
+        runs=_runs(operation, kind, position))
+
+
+def _output_channels(operation: LayerOperation, position: dict[str, int]) -> tuple[int, int]:
+    """Of a convolution or one of its gradients: column and size of the channels it makes, its output's last dim."""
+    if operation.kind != "convolution" or not operation.outputs:
+        return -1, 0
+    output = operation.outputs[0]
+    return positions_of(output.dims, position)[-1], output.shape[-1]
+
+
+def _stride_inflation(operation: LayerOperation) -> float:
+    """Of the gradient of a convolution's image: the image's size over the output's, without batch and channels."""
+    if operation.role != "image gradient" or operation.kind == "none":
+        return 1.0
+    image, gradient = operation.outputs[0].shape[1:-1], operation.inputs[0].shape[1:-1]
+    return max(math.prod(image) / math.prod(gradient), 1.0)
+
+
+def _runs(operation: LayerOperation, kind: str, position: dict[str, int]) -> tuple[tuple[int, ...], float]:
+    """Columns and number of what takes time of its own in an operation: a convolution's taps, or broadcast runs."""
+    if kind == "convolution" and operation.outputs:
+        # Filters are [window..., in, out], the second input of a convolution and of the gradient of its image.
+        made, window = operation.outputs[0], operation.inputs[1].shape[:-2]
+        count = math.prod(made.shape[:-1]) * math.prod(window)
+    elif operation.broadcast_runs:
+        made = max((*operation.outputs, *operation.inputs), key=lambda operand: math.prod(operand.shape))
+        count = operation.broadcast_runs
+    else:
+        return (), 0.0
+    return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), float(count)
+
+
+def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:
+    """Whether an einsum is many matrix products, and which of its tensors have to be transposed for (or after) it.
+
+    A matrix product takes its operands as [batch, free, contracted] or [batch, contracted, free] dims, and makes
+    [batch, free of the first, free of the second].
+    """
+    # A dim without a name is known by its size.
+    first, second, output = ([name or str(size) for name, size in zip(operand.dims, operand.shape, strict=True)]
+                             for operand in (*operation.inputs, operation.outputs[0]))
+    lead = next((name for name in output if (name in first) != (name in second)), None)
+    operands = [(first, operation.inputs[0]), (second, operation.inputs[1])]
+    if lead in second:
+        operands.reverse()
+    (first, _), (second, _) = operands
+    batch = [name for name in first if name in second and name in output]
+    contracted = [name for name in first if name in second and name not in output]
+    transposed, made = [], list(batch)
+    for names, operand in operands:
+        free = [name for name in names if name not in batch and name not in contracted]
+        made += free
+        if names not in ([*batch, *free, *contracted], [*batch, *contracted, *free]):
+            transposed.append(operand)
+    if output != made:
+        transposed.append(operation.outputs[0])
+    return bool(batch), transposed

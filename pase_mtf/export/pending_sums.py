@@ -1,0 +1,50 @@
+"""Which tensors a split leaves as partial sums on every device, and where their all-reduce is due."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from pase_mtf.compat import mtf
+from pase_mtf.operations.facts import OperationFacts
+
+__all__ = ["pending_sums"]
+
+
+def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operation], int | None],
+                 dims_in: Callable[[int, Iterable[str]], tuple[str, ...]]) -> dict[mtf.Tensor, tuple[str, ...]]:
+    """The dims whose split leaves a tensor as partial sums, which an all-reduce of that tensor has to sum.
+
+    Mesh-TF's sums are pending until somebody needs them: an addition of sums over the same dims adds first and reduces
+    once. The all-reduce is charged to the last tensor of such a chain.
+
+    Args:
+      facts: of the operations that are run.
+      layer_of: the number of the layer that an operation is in, None for one of another graph.
+      dims_in: given a layer and dim names, those that the layer can split, by its own names.
+    """
+    facts = list(facts)
+    consumers = Counter(tensor for fact in facts for tensor in fact.reads)
+    due: dict[mtf.Tensor, tuple[str, ...]] = {}
+    pending: dict[mtf.Tensor, tuple[str, ...]] = {}
+    for fact in facts:
+        layer = layer_of(fact.operation)
+        if layer is None:
+            continue
+        outputs = fact.operation.outputs
+        found = {output: dims for output, contracted in zip(outputs, fact.contracted, strict=False)
+                 if (dims := dims_in(layer, contracted)) and (len(outputs) == 1 or consumers[output])}
+        due.update(found)
+        if found and fact.sum_is_pending:
+            pending.update(found)
+        if found or not fact.rule.forwards_sums or not fact.reads:
+            continue
+        sums = {pending.get(tensor) for tensor in fact.reads}
+        if (len(sums) == 1 and None not in sums and all(
+                layer_of(tensor.operation) == layer and consumers[tensor] == 1 for tensor in fact.reads)):
+            for tensor in fact.reads:
+                del due[tensor]
+                passed = pending.pop(tensor)
+            due.update(dict.fromkeys(outputs, passed))
+            pending.update(dict.fromkeys(outputs, passed))
+    return due

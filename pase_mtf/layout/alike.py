@@ -1,0 +1,70 @@
+"""Which operations of a graph lower alike: a key per operation, equal where class, settings and shapes are."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from pase_mtf.compat import mtf, tf
+
+__all__ = ["lowering_key"]
+
+# Attributes of operations that say who they are, not what they do.
+_SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_splittable_dims", "_unsplittable_dims"}
+_DEEPEST = 6
+
+
+class _NotComparableError(Exception):
+    """A value of which nobody can say whether another one is alike."""
+
+
+def lowering_key(operation: mtf.Operation) -> Hashable:
+    """Equal for operations that lower alike where their dims are laid out alike and their inputs are in one state.
+
+    An operation that holds something which cannot be compared is like no other: its key is itself.
+    """
+    if isinstance(operation, mtf.Variable):
+        return mtf.Variable, _key(operation.shape), operation.slice_dtype, operation.activation_dtype
+    try:
+        return _operation_key(operation, 0)
+    except _NotComparableError:
+        return operation
+
+
+def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:
+    attributes = tuple((name, _key(value, depth + 1)) for name, value in sorted(vars(operation).items())
+                       if name not in _SKIPPED)
+    return type(operation), tuple(_key(t) for t in (*operation.inputs, *operation.outputs)), attributes
+
+
+def _key(value: Any, depth: int = 0) -> Hashable:
+    """Equal for values that make no difference to a lowering. Arrays and tensors count by shape and dtype."""
+    if isinstance(value, mtf.Dimension):
+        return "dim", value.name, value.size
+    if isinstance(value, mtf.Shape):
+        return "shape", tuple((dim.name, dim.size) for dim in value.dims)
+    if isinstance(value, mtf.Tensor):
+        return "mtf", _key(value.shape), value.dtype
+    if isinstance(value, tf.Tensor):
+        return "tf", value.dtype, str(value.shape)
+    if isinstance(value, np.ndarray):
+        return "array", value.shape, str(value.dtype)
+    if depth > _DEEPEST:
+        raise _NotComparableError
+    if isinstance(value, (list, tuple)):
+        return "list", tuple(_key(item, depth + 1) for item in value)
+    if isinstance(value, dict):
+        return "dict", tuple((name, _key(value[name], depth + 1)) for name in sorted(value, key=str))
+    if isinstance(value, types.FunctionType):
+        cells = tuple(_key(cell.cell_contents, depth + 1) for cell in value.__closure__ or ())
+        return "function", value.__code__, cells, _key(value.__defaults__, depth + 1)
+    if isinstance(value, mtf.Operation):
+        return _operation_key(value, depth + 1)
+    try:
+        hash(value)
+    except TypeError:
+        raise _NotComparableError from None
+    return type(value), value

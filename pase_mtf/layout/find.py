@@ -1,0 +1,104 @@
+"""Finds one mesh shape and one global map from dim names to mesh axes, for programs that call mtf.Lowering themselves.
+
+    layout = pase_mtf.find_layout(mtf_graph, devices=8, outputs=[loss], machine="h100")
+    layout.mesh_shape, layout.layout_rules     # "rows:2;cols:4", "batch:rows;d_ff:cols"
+
+The command line is `python -m pase_mtf.layout --graph=my_project.train:build_graph --mesh=8`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pase_mtf.calibration.load import load_machine
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.layout.graph import GraphSearch
+from pase_mtf.layout.layout import Layout
+from pase_mtf.layout.program import BuiltGraph, Program
+from pase_mtf.layout.rebuild import find_layout_of_program
+from pase_mtf.layout.request import Request, compared_layouts
+from pase_mtf.layout.space import GivenLayout, GivenShape, mesh_and_devices
+from pase_mtf.machine.machine import LOCAL, Machine
+
+__all__ = ["find_layout"]
+
+
+def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = None,
+                outputs: Iterable[mtf.Tensor] = (), machine: Machine | str | os.PathLike[str] | None = LOCAL,
+                mesh_shape: GivenShape | None = None, memory_limit: float | None = None,
+                fixed: Mapping[str, str | None] | None = None, *, compare: Sequence[GivenLayout] = (),
+                alternatives: int = 3, exported: ComputationGraph | None = None, name: str = "program") -> Layout:
+    """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
+
+    Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
+    every map from dims to axes under which stock mtf.Lowering lowers the graph to the values of one device. What is
+    returned has been lowered, for its shapes.
+
+    Args:
+      graph: an mtf.Graph, before it is lowered; or a function that returns one, or (graph, outputs), or comes to
+        mtf.Lowering, where it is stopped. A function that takes `mesh_shape` or `layout` (strings) is called for one
+        layout after the other, as its graph may depend on it: see `pase_mtf.layout.rebuild`.
+      devices: p (default: that of mesh_shape, else 8).
+      outputs: tensors that the program exports.
+      machine: a Machine, the name of one, the path of its file, or "local" (None is the same), which is measured: see
+        `pase_mtf.calibration.load.load_machine`.
+      mesh_shape: only this one, as "rows:2;cols:4"; otherwise the search chooses.
+      memory_limit: bytes per device.
+      fixed: dim name -> axis name for dims whose axis is given, None for those that stay whole. Axes named here are
+        among those of the mesh shape.
+      compare: layouts to cost too, as "mesh shape;layout rules" ("rows:2;cols:4;batch:rows"), or pairs of the two.
+      alternatives: how many of the next best layouts to return.
+      exported: what export_graph made of the graph, if it is at hand.
+      name: of the program, for people.
+
+    Returns:
+      The layout, with its predicted cost and that of data parallelism and of the layouts to compare with.
+
+    Raises:
+      UsageError: arguments that do not parse or do not fit each other; a function that returns something else, or
+        needs other arguments.
+      InfeasibleError: no layout satisfies the constraints or lowers; names operation and dim.
+    """
+    program = None if isinstance(graph, mtf.Graph) else Program(graph)
+    mesh, devices = mesh_and_devices(mesh_shape, devices)
+    compared = tuple(compared_layouts(compare, devices))
+    tf_graph = tf.get_default_graph() if program is None else tf.Graph()
+    with tf_graph.as_default():
+        # Before the machine is loaded, which takes minutes where it has to be measured: what is wrong with the program
+        # is told first.
+        built = BuiltGraph(graph, list(outputs)) if program is None else program.build_first(mesh, devices)
+    loaded = load_machine(machine, devices)
+    loaded.check_devices(devices)
+    request = Request(devices, loaded, mesh, memory_limit, {dim: axis or None for dim, axis in (fixed or {}).items()},
+                      compared, max(0, alternatives), name)
+    with tf_graph.as_default():
+        if program is not None and program.arguments:
+            return find_layout_of_program(program, built, request)
+        return _find_layout_of_graph(built, exported, request)
+
+
+def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, request: Request) -> Layout:
+    one = GraphSearch(built.graph, built.outputs, request, exported=exported)
+    found = one.candidates(1 + request.alternatives)
+    if not found:
+        raise InfeasibleError(one.why_nothing())
+    if request.devices > 1 and not any(candidate.axis_of for candidate in found):
+        problem = one.why_no_split()
+        if problem:
+            raise InfeasibleError(f"{request.name}: no dim can be split over {request.devices} devices; {problem}")
+    best = found[0]
+    data_parallel = one.data_parallel()
+    return Layout(
+        best=one.cost("best", best.mesh, best.rules), graph_name=request.name, devices=request.devices,
+        machine_name=request.machine.name, machine_source=request.machine.source,
+        data_parallel=one.judge("data parallel", *data_parallel) if data_parallel else None,
+        compared=tuple(one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1)),
+        alternatives=tuple(one.cost(f"next best {number}", candidate.mesh, candidate.rules)
+                           for number, candidate in enumerate(found[1:], 1)),
+        search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
+                **one.sizes()},
+        notes=one.notes(best), _search=one.search)

@@ -1,0 +1,110 @@
+"""Functions that build a graph: what they take, what they return, and when two graphs are of one structure."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+from pase_mtf.compat import mtf
+from pase_mtf.errors import UsageError
+from pase_mtf.layout.capture import capture_graph
+from pase_mtf.layout.space import MeshShape
+
+__all__ = ["BuiltGraph", "Program"]
+
+_ARGUMENTS = ("mesh_shape", "layout")
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltGraph:
+    """A graph that a program built, before it is lowered.
+
+    Attributes:
+      graph: of Mesh-TF.
+      outputs: the tensors that the program exports, as far as it says.
+    """
+
+    graph: mtf.Graph
+    outputs: list[mtf.Tensor]
+
+    def structure(self) -> Hashable:
+        """Equal for graphs of the same operations on the same tensors, whatever they are called."""
+        entries: list[Hashable] = []
+        number: dict[mtf.Tensor, int] = {}
+        for operation in self.graph.operations:
+            # Offsets, dims it works along, and the like.
+            settings = tuple((key, tuple(value.dims) if isinstance(value, mtf.Shape) else value)
+                             for key, value in vars(operation).items()
+                             if isinstance(value, (bool, int, float, str, mtf.Dimension, mtf.Shape)) and key != "_name")
+            slices = getattr(operation, "_laid_out_tensor", None)
+            entries.append((type(operation), settings, tuple(number.get(tensor, -1) for tensor in operation.inputs),
+                            tuple((tuple(tensor.shape.dims), tensor.dtype) for tensor in operation.outputs),
+                            slices and (len(slices.tensor_list), tuple(slices.slice_shape))))
+            for tensor in operation.outputs:
+                number[tensor] = len(number)
+        return tuple(entries)
+
+
+class Program:
+    """A function that builds a graph.
+
+    Attributes:
+      arguments: which of "mesh_shape" and "layout" it takes: its graph may depend on them.
+      has_defaults: whether it can be called without them.
+    """
+
+    def __init__(self, build_graph: Callable[..., Any]) -> None:
+        """Looks at what the function takes.
+
+        Raises:
+          UsageError: it is no function, or it needs other arguments.
+        """
+        self._build_graph = build_graph
+        self._name = getattr(build_graph, "__name__", str(build_graph))
+        if not callable(build_graph):
+            raise UsageError(f"{str(build_graph)[:60]!r} is no graph and no function that builds one; "
+                             "give an mtf.Graph or a function")
+        parameters: Mapping[str, inspect.Parameter] = {}
+        with contextlib.suppress(TypeError, ValueError):  # of some callables Python does not know it
+            parameters = inspect.signature(build_graph).parameters
+        self.arguments = tuple(name for name in _ARGUMENTS if name in parameters)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            self.arguments = _ARGUMENTS
+        required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty
+                    and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)]
+        unknown = [name for name in required if name not in _ARGUMENTS]
+        if unknown:
+            raise UsageError(f"{self._name} needs arguments ({', '.join(unknown)}); "
+                             "give a function that takes none but mesh_shape and layout")
+        self.has_defaults = all(name in parameters and name not in required for name in self.arguments)
+
+    def build_first(self, mesh: MeshShape | None, devices: int) -> BuiltGraph:
+        """The graph for no layout: as the function builds it by default, or for a mesh over which nothing is split."""
+        return self.build(None if self.has_defaults else (str(mesh or f"rows:{devices}"), ""))
+
+    def build(self, layout: tuple[str, str] | None) -> BuiltGraph:
+        """Calls the function in the current tf.Graph; where it goes on to lower its graph, it is stopped there.
+
+        Args:
+          layout: mesh shape and layout rules, of which it gets what it takes; None: it is called without arguments.
+
+        Raises:
+          UsageError: it returns something else than a graph.
+        """
+        given = dict(zip(_ARGUMENTS, layout, strict=True)) if layout else {}
+        result = None
+        with capture_graph() as captured:
+            result = self._build_graph(**{name: given[name] for name in self.arguments if name in given})
+        if captured.found:
+            return BuiltGraph(captured.graph, [])
+        outputs: Iterable[mtf.Tensor] = ()
+        if isinstance(result, tuple) and len(result) == 2:
+            result, outputs = result
+        if isinstance(outputs, mtf.Tensor):
+            outputs = [outputs]
+        if not isinstance(result, mtf.Graph):
+            raise UsageError(f"{self._name} returned {type(result).__name__}; return an mtf.Graph, or (graph, outputs)")
+        return BuiltGraph(result, list(outputs))

@@ -1,0 +1,55 @@
+"""What a caller of `find_layout` asks for, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from pase_mtf.errors import UsageError
+from pase_mtf.layout.space import GivenLayout, MeshShape, parse_layout
+from pase_mtf.machine.machine import Machine
+
+__all__ = ["Request", "compared_layouts"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The arguments of `find_layout` but for the graph.
+
+    Attributes:
+      devices: p.
+      machine: whose numbers count.
+      mesh: the only mesh shape; None: all compete.
+      memory_limit: bytes per device; None: no limit.
+      fixed: dim name -> axis name, None for a dim that stays whole.
+      compare: layouts to cost too, as (mesh shape, dim name -> axis name).
+      alternatives: how many of the next best layouts to return.
+      name: of the program, for people.
+    """
+
+    devices: int
+    machine: Machine
+    mesh: MeshShape | None = None
+    memory_limit: float | None = None
+    fixed: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    compare: tuple[tuple[MeshShape, dict[str, str]], ...] = ()
+    alternatives: int = 3
+    name: str = "program"
+
+    def unconstrained(self) -> Request:
+        """The same of any layout: no mesh shape, no dim and no memory is prescribed."""
+        return dataclasses.replace(self, mesh=None, memory_limit=None, fixed={})
+
+
+def compared_layouts(compare: Sequence[GivenLayout], devices: int) -> list[tuple[MeshShape, dict[str, str]]]:
+    """The layouts to compare with.
+
+    Raises:
+      UsageError: one does not parse, or is of another number of devices.
+    """
+    found = [parse_layout(entry) for entry in compare]
+    for shape, _ in found:
+        if shape.devices != devices:
+            raise UsageError(f"layout to compare with has mesh {shape} of {shape.devices} devices, not {devices}; "
+                             "compare meshes of one size")
+    return found

@@ -1,0 +1,161 @@
+"""A mesh implementation that computes the shapes of slices and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from pase_mtf.compat import mtf, tf
+
+__all__ = ["ShapeMeshImpl", "ShapeVariable", "Slices"]
+
+
+class Slices:
+    """One slice that stands for those of all devices.
+
+    Attributes:
+      tensor_list: the one slice.
+    """
+
+    def __init__(self, tensor_list: list[tf.Tensor]) -> None:
+        self.tensor_list = tensor_list
+
+    @classmethod
+    def from_tensor_list(cls, tensor_list: list[tf.Tensor]) -> Slices:
+        """As mtf's LaidOutTensor."""
+        return cls(tensor_list)
+
+    @property
+    def all_slices(self) -> list[tf.Tensor]:
+        """The one slice."""
+        return self.tensor_list
+
+    @property
+    def slice_shape(self) -> list[int]:
+        """Its shape."""
+        return self.tensor_list[0].shape.as_list()
+
+    def to_laid_out_tensor(self) -> Slices:
+        """Itself."""
+        return self
+
+
+class ShapeVariable:
+    """A variable's slice: a placeholder, never a variable."""
+
+    def __init__(self, variable: mtf.Variable, mesh_impl: ShapeMeshImpl) -> None:
+        self._shape = mesh_impl.slice_shape(variable.outputs[0].shape)
+        self._done = mesh_impl.done
+        self.laid_out_tensor = Slices([tf.placeholder(variable.slice_dtype, self._shape)])
+        self.copy_master_to_slices = self.copy_slices_to_master = None
+
+    def assign_to_slices(self, assign_fn: Callable[..., Any], values: list[tf.Tensor]) -> tf.Operation:
+        """Checks what would be assigned."""
+        del assign_fn
+        for value in values:
+            if not value.shape.is_compatible_with(self._shape):
+                raise ValueError(f"a slice of shape {value.shape} is assigned to one of {self._shape}")
+        return self._done()
+
+
+_LaidOut: TypeAlias = "Slices | mtf.ops.LazyAllreduceSum"
+"""What a tensor is lowered to: its slices, or a partial sum of them."""
+
+
+class ShapeMeshImpl(mtf.MeshImpl):
+    """A mesh implementation that computes the shapes of slices, as strictly as PlacementMeshImpl does."""
+
+    LaidOutTensor = Slices
+    LaidOutVariable = ShapeVariable
+
+    def __init__(self, shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> None:
+        super().__init__(shape, layout_rules)
+        self._shapes: dict[tuple[mtf.Dimension, ...], list[int]] = {}
+        self._layouts: dict[tuple[mtf.Dimension, ...], mtf.TensorLayout] = {}
+        self._axes: dict[str, int | None] = {}
+        self.sizes = tuple(self.shape.to_integer_list)
+        self._done: dict[tf.Graph, tf.Operation] = {}
+
+    # Partial sums can be added if their mesh implementations are equal: those of other layouts are reused here.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShapeMeshImpl)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def done(self) -> tf.Operation:
+        """An operation that does nothing: one for all assignments."""
+        graph = tf.get_default_graph()
+        if graph not in self._done:
+            self._done[graph] = tf.no_op()
+        return self._done[graph]
+
+    def axis_of(self, name: str) -> int | None:
+        """The mesh axis of a dim."""
+        if name not in self._axes:
+            self._axes[name] = self.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0))
+        return self._axes[name]
+
+    def tensor_layout(self, arg: mtf.Tensor | mtf.Shape) -> mtf.TensorLayout:
+        """As the parent's, remembered."""
+        key = tuple((arg.shape if isinstance(arg, mtf.Tensor) else arg).dims)
+        if key not in self._layouts:
+            self._layouts[key] = super().tensor_layout(arg)
+        return self._layouts[key]
+
+    def slice_shape(self, tensor_shape: mtf.Shape) -> list[int]:
+        """As the parent's, remembered."""
+        key = tuple(tensor_shape.dims)
+        if key not in self._shapes:
+            self._shapes[key] = super().slice_shape(tensor_shape)
+        return list(self._shapes[key])
+
+    def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Slices | tuple[Slices, ...]:
+        """Calls the function on the one slice."""
+        result = fn(*(x.tensor_list[0] if isinstance(x, Slices) else x
+                      for x in mtf.ops.convert_args_to_laid_out_tensors(inputs)))
+        if isinstance(result, tuple):
+            return tuple(Slices([value]) for value in result)
+        return Slices([result])
+
+    def Print(self, x: _LaidOut, data: Any, message: str, **kwargs: Any) -> Slices:  # noqa: N802 (Mesh-TF's name)
+        """Prints nothing."""
+        del data, message, kwargs
+        return x.to_laid_out_tensor()
+
+    def allreduce(self, x: _LaidOut, mesh_axes: list[int], reduction_fn_string: str) -> _LaidOut:
+        """The shape stays."""
+        mtf.ops.binary_reduction_fn(reduction_fn_string)
+        return Slices([tf.identity(x.to_laid_out_tensor().tensor_list[0])]) if mesh_axes else x
+
+    def allconcat(self, x: _LaidOut, mesh_axis: int, concat_axis: int) -> Slices:
+        """Joins as many slices as the axis has devices."""
+        (tensor,) = x.to_laid_out_tensor().tensor_list
+        return Slices([tf.concat([tensor] * self.shape[mesh_axis].size, concat_axis)])
+
+    def alltoall(self, x: _LaidOut, mesh_axis: int, split_axis: int, concat_axis: int) -> Slices:
+        """Splits, and joins as many."""
+        (tensor,) = x.to_laid_out_tensor().tensor_list
+        pieces = tf.split(tensor, self.shape[mesh_axis].size, axis=split_axis)
+        return Slices([tf.concat(pieces, concat_axis)])
+
+    def receive(self, x: _LaidOut, mesh_axis: int, source_pcoord: list[int | None]) -> Slices:
+        """The shape stays."""
+        del mesh_axis, source_pcoord
+        return Slices([tf.identity(x.to_laid_out_tensor().tensor_list[0])])
+
+    def laid_out_pnum(self) -> Slices:
+        """The number of the device."""
+        return Slices([tf.constant(0)])
+
+    def random(self, shape: mtf.Shape, tf_fn: Callable[..., tf.Tensor], kwargs: Mapping[str, Any]) -> Slices:
+        """Random numbers for one slice."""
+        return Slices([tf_fn(self.slice_shape(shape), seed=1, **kwargs)])
+
+    def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Slices:
+        """A slice of what would be imported."""
+        return Slices([tf.placeholder(tf.convert_to_tensor(tf_x).dtype, self.slice_shape(x.shape))])
+
+    def export_to_tf_tensor(self, x: mtf.Tensor, laid_out_x: Slices) -> tf.Tensor:
+        """A tensor of the whole shape."""
+        return tf.placeholder(laid_out_x.tensor_list[0].dtype, x.shape.to_integer_list)

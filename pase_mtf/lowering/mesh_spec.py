@@ -1,0 +1,78 @@
+"""What a mesh implementation is made from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pase_mtf.compat import mtf
+from pase_mtf.errors import UsageError
+from pase_mtf.graph.configurations import Configuration
+
+__all__ = ["MeshSpec"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSpec:
+    """What a mesh implementation is made from; equal specs share one implementation object.
+
+    Attributes:
+      axes: (names of the dims laid out on the axis, parts) per mesh axis, outermost first.
+      devices: the device number of every processor, row-major over the axes.
+    """
+
+    axes: tuple[tuple[frozenset[str], int], ...]
+    devices: tuple[int, ...]
+
+    @classmethod
+    def of_configuration(cls, configuration: Configuration, aliases: Mapping[str, str] | None = None) -> MeshSpec:
+        """The mesh of a layer: an axis per axis of its configuration, on the first devices.
+
+        Args:
+          configuration: of the layer.
+          aliases: other dim name -> dim of the layer that it is laid out like (`Layer.aliases`).
+        """
+        axes = []
+        for name, parts in configuration.axes:
+            others = [other for other, dim in (aliases or {}).items() if dim == name]
+            axes.append((frozenset([name, *others] if name else []), parts))
+        return cls(tuple(axes), tuple(range(configuration.devices)))
+
+    @classmethod
+    def of_layout(cls, mesh_shape: Any, layout: Any, devices: Sequence[int]) -> MeshSpec:
+        """What Mesh-TF users write: mesh shape ("rows:2;cols:4") and layout rules ("batch:rows;d_ff:cols").
+
+        Args:
+          mesh_shape: anything that converts to a mtf.Shape.
+          layout: anything that converts to mtf.LayoutRules.
+          devices: the device number of every processor.
+
+        Raises:
+          UsageError: the mesh has another number of processors.
+        """
+        shape, rules = mtf.convert_to_shape(mesh_shape), mtf.convert_to_layout_rules(layout)
+        if shape.size != len(devices):
+            raise UsageError(f"a mesh of {shape.size} processors on {len(devices)} devices; give as many devices")
+        axes = tuple(
+            (frozenset(rules.mesh_dimension_name_to_tensor_dimension_names(dim.name)), dim.size) for dim in shape.dims)
+        return cls(axes, tuple(devices))
+
+    @classmethod
+    def of_mesh_impl(cls, mesh_impl: Any, devices: Sequence[str]) -> MeshSpec:
+        """The spec of a placement mesh implementation of anybody's, its devices found by name.
+
+        Raises:
+          UsageError: a device of the mesh is not in the list.
+        """
+        known = getattr(mesh_impl, "spec", None)
+        if isinstance(known, cls):
+            return known
+        numbers = {name: number for number, name in reversed(list(enumerate(devices)))}
+        for name in mesh_impl.devices:
+            if name not in numbers:
+                raise UsageError(f"mesh device {name!r} is not among the devices of the lowering; add it to `devices`")
+        used = tuple(numbers[name] for name in mesh_impl.devices)
+        if len(set(used)) != len(used):
+            used = tuple(range(len(used)))
+        return cls.of_layout(mesh_impl.shape, mesh_impl.layout_rules, used)

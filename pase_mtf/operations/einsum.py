@@ -1,0 +1,190 @@
+"""Einsums and reductions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.operations.nodes import Nodes, broadcast_runs
+from pase_mtf.operations.protocols import Dims, Lowering, StockDemands, dims_of
+from pase_mtf.operations.registry import Rule, add_rules, always, dim_sizes, names_of, tensors_of
+from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
+
+_ops = mtf.ops
+
+
+def union_space(operation: mtf.Operation) -> list[list[mtf.Dimension]]:
+    """One iteration space: the union of all dims."""
+    return [list(dict.fromkeys(itertools.chain(*(tensor.shape.dims for tensor in tensors_of(operation)))))]
+
+
+def contracted_away(operation: mtf.Operation) -> tuple[tuple[str, ...]]:
+    """The dims of the inputs that the output does not have."""
+    kept = set(operation.outputs[0].shape.dimension_names)
+    return (tuple(name for name in dim_sizes(operation.inputs) if name not in kept),)
+
+
+def _kind(operation: mtf.Operation) -> str:
+    everything = dim_sizes(operation.inputs)
+    if set(everything) <= set(operation.outputs[0].shape.dimension_names):
+        return "pointwise"
+    # Mesh-TF multiplies and reduces, without a matrix product, where one operand already has every dim.
+    if any(tensor.shape.ndims == len(everything) for tensor in operation.inputs):
+        return "reduction"
+    return "matmul"
+
+
+def _flops(operation: mtf.Operation) -> float:
+    times = 2.0 if _kind(operation) == "matmul" else float(len(operation.inputs))
+    return times * math.prod(dim_sizes(tensors_of(operation)).values())
+
+
+def _splittable(operation: mtf.Operation) -> set[str]:
+    """The iteration space is the union of all dims: one name with two sizes would stand in it twice."""
+    counts = Counter(dim.name for dim in {dim for tensor in operation.inputs for dim in tensor.shape.dims})
+    return names_of(operation) - {name for name, count in counts.items() if count > 1}
+
+
+def _nodes(operation: mtf.Operation, _: dict[Any, Nodes]) -> Nodes:
+    if _kind(operation) == "pointwise":
+        return Nodes(broadcast_runs=broadcast_runs(operation.outputs[0], operation.inputs))
+    if _kind(operation) == "matmul":
+        return Nodes()
+    # A product of all dims, which is written and read again by the sum.
+    sizes = dim_sizes(operation.inputs)
+    ends = sum(tensor.size for tensor in tensors_of(operation))
+    whole = next(tensor for tensor in operation.inputs if tensor.shape.ndims == len(sizes))
+    return Nodes(2, (ends + 2.0 * math.prod(sizes.values())) / max(ends, 1), broadcast_runs(whole, operation.inputs))
+
+
+def _reduction(impl: Any, old: mtf.Shape, new: mtf.Shape, kind: str) -> tuple[Callable, list[int]]:
+    """A function (device, slice) that reduces from one shape to another, and the mesh axes left to be reduced."""
+    axes = [k for k, dim in enumerate(old.dims) if dim not in new.dims]
+    kept = [dim for dim in old.dims if dim in new.dims]
+    perm = [kept.index(dim) for dim in new.dims]
+    layout = impl.tensor_layout(old)
+
+    def tf_fn(device: str, x: tf.Tensor) -> tf.Tensor:
+        return impl.emitter.transpose(device, impl.emitter.reduce(device, x, axes, kind), perm)
+
+    return tf_fn, [layout[k] for k in axes if layout[k] is not None]
+
+
+def _lower_reduce(op: mtf.ops.ReduceOperation, lowering: Lowering) -> None:
+    impl, output, kind = lowering.mesh_impl(op), op.outputs[0], op._reduction_fn_string
+    tf_fn, axes = _reduction(impl, op.inputs[0].shape, output.shape, kind)
+    y = impl.per_device(tf_fn, lowering.tensors[op.inputs[0]].to_laid_out_tensor().tensor_list)
+    if axes:
+        def count() -> None:
+            lowering.add_counter(f"allreduce/{axes}/reduce_op", lowering.laid_out_size(output))
+        if kind == "SUM":
+            y = _ops.LazyAllreduceSum(impl, y, axes, add_counter_fn=count)
+        else:
+            y = impl.allreduce(y, axes, kind)
+            count()
+    lowering.set_tensor_lowering(output, y)
+
+
+def _lower_einsum(op: mtf.ops.EinsumOperation, lowering: Lowering) -> None:
+    impl, output = lowering.mesh_impl(op), op.outputs[0]
+    shapes = [x.shape for x in op.inputs]
+    used = {dim for shape in shapes for dim in shape.dims}
+    # The output may have dims that no input has: they are broadcast at the end.
+    inner = mtf.Shape([dim for dim in output.shape.dims if dim in used])
+    full = next((shape for shape in [*shapes, inner] if len(shape) == len(used)), None)
+    space = full or mtf.Shape(sorted(used))
+    columns = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in op.inputs]
+    reduce_fn, axes = _reduction(impl, space, inner, "SUM")
+    if full is None and op.inputs[0].dtype.is_floating:
+        tf_fn, columns = _matrix_product(shapes, columns, inner)
+    else:
+        # One tensor spans the whole iteration space: multiply and reduce.
+        tf_fn = _product_and_sum(impl, shapes, space, reduce_fn)
+    y = impl.per_device(tf_fn, *columns)
+    if axes:
+        def count() -> None:
+            lowering.add_counter(f"allreduce/{axes}/einsum_op", impl.laid_out_size(inner))
+        y = _ops.LazyAllreduceSum(impl, y, axes, add_counter_fn=count)
+    if inner != output.shape:
+        y = impl.broadcast_impl(y, inner, output.shape)
+    lowering.set_tensor_lowering(output, y)
+    lowering.add_counter("einsum", impl.laid_out_size(space))
+    lowering.add_counter("einsum_unique", space.size)
+
+
+def _matrix_product(shapes: list[mtf.Shape], columns: list[Any], inner: mtf.Shape) -> tuple[Callable, list[Any]]:
+    """A function (device, slices...) that calls TensorFlow's einsum, and the slices in the order in which it takes
+    them.
+
+    The operand that has the output's leading dim comes first: otherwise TensorFlow's einsum makes the product the other
+    way round and transposes it, which for a weight gradient takes several times as long as the product.
+    """
+    lead = next((dim for dim in inner.dims if sum(dim in shape.dims for shape in shapes) == 1), None)
+    if len(shapes) == 2 and lead in shapes[1].dims:
+        shapes, columns = shapes[::-1], columns[::-1]
+    equation = _ops._einsum_equation(shapes, inner)
+
+    def tf_fn(_: str, *xs: tf.Tensor) -> tf.Tensor:
+        if len(xs) > 2:
+            return tf.einsum(equation, *xs)
+        return tf.raw_ops.Einsum(inputs=list(xs), equation=equation)
+
+    return tf_fn, columns
+
+
+def _product_and_sum(impl: Any, shapes: Sequence[mtf.Shape], space: mtf.Shape, reduce_fn: Callable) -> Callable:
+    sizes = impl.slice_shape(space)
+
+    def tf_fn(device: str, *xs: tf.Tensor) -> tf.Tensor:
+        product = None
+        for x, shape in zip(xs, shapes, strict=True):
+            x = impl.expand(device, x, shape, space)
+            product = x if product is None else tf.multiply(product, x)
+        return reduce_fn(device, impl.emitter.broadcast(device, product, sizes))
+
+    return tf_fn
+
+
+def _einsum_demands(operation: mtf.Operation, demands: StockDemands) -> None:
+    dims = dict.fromkeys(dim for tensor in operation.inputs for dim in dims_of(tensor.shape))
+    demands.keep_apart(operation, tuple(dims), "one einsum")
+
+
+def _einsum_order(operation: mtf.ops.EinsumOperation) -> Dims:
+    """The iteration space in the order in which Mesh-TF finds it, which decides whether two sums can be added."""
+    shapes = [tensor.shape for tensor in operation.inputs]
+    union = sorted({dim for shape in shapes for dim in shape.dims})
+    full = next((shape for shape in (*shapes, operation.outputs[0].shape) if shape.ndims == len(union)), None)
+    return dims_of(full) if full is not None else tuple((dim.name, dim.size) for dim in union)
+
+
+def _einsum_sums(operation: mtf.Operation, _: Mapping[mtf.Tensor, PendingSum]) -> dict[mtf.Tensor, PendingSum]:
+    output = operation.outputs[0]
+    given = {dim for tensor in operation.inputs for dim in tensor.shape.dims}
+    if not all(dim in given for dim in output.shape.dims):
+        return {}  # dims that the output has and no input: it is broadcast, which reduces the sum
+    made = set(output.shape.dimension_names)
+    return {output: ReducedSum(tuple(name for name, _ in _einsum_order(operation) if name not in made))}
+
+
+def _reduce_sums(operation: mtf.Operation, _: Mapping[mtf.Tensor, PendingSum]) -> dict[mtf.Tensor, PendingSum]:
+    if operation._reduction_fn_string != "SUM":
+        return {}
+    output = operation.outputs[0]
+    return {output: ReducedSum(tuple(
+        dim.name for dim in operation.inputs[0].shape.dims if dim not in output.shape.dims))}
+
+
+add_rules({
+    _ops.EinsumOperation: Rule(
+        kind=_kind, flops=_flops, contracted=contracted_away, sum_is_pending=always(True), splittable=_splittable,
+        spaces=union_space, nodes=_nodes, lower=_lower_einsum, stock_demands=_einsum_demands, stock_sums=_einsum_sums),
+    _ops.ReduceOperation: Rule(
+        kind=always("reduction"), contracted=contracted_away,
+        sum_is_pending=lambda operation: operation._reduction_fn_string == "SUM",
+        lower=_lower_reduce, stock_sums=_reduce_sums),
+})

@@ -1,0 +1,99 @@
+"""Elementwise operations, broadcasts and constants."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.operations.protocols import Lowering, StockDemands
+from pase_mtf.operations.registry import Rule, add_rules, names_of
+from pase_mtf.operations.stock_sums import AddedSum, PendingSum
+
+_ops = mtf.ops
+
+
+def _lower_binary(op: mtf.ops.BinaryOpWithBroadcasting, lowering: Lowering) -> None:
+    impl, output = lowering.mesh_impl(op), op.outputs[0]
+    xs, whole = [], []
+    for x in op.inputs:
+        laid_out = lowering.tensors[x]
+        if x.shape != output.shape:
+            whole.append(x.shape)
+            laid_out = impl.per_device(
+                lambda device, value, shape=x.shape: impl.expand(device, value, shape, output.shape),
+                laid_out.to_laid_out_tensor().tensor_list)
+        xs.append(laid_out)
+    if op._tf_fn is tf.add and not whole:
+        result = impl.slicewise_delay_allreduce(op._tf_fn, *xs)
+    else:
+        result = impl.slicewise(op._tf_fn, *xs)
+        if len(whole) == 2:
+            # Neither had all dims: leading dims that were left out may still be lacking.
+            sizes = impl.slice_shape(output.shape)
+            result = impl.per_device(
+                lambda device, value: lowering.emitter.broadcast(device, value, sizes), result.tensor_list)
+    lowering.set_tensor_lowering(output, result)
+
+
+def _lower_scalar(op: mtf.Operation, lowering: Lowering) -> None:
+    """Multiplies by or adds a scalar."""
+    impl, x = lowering.mesh_impl(op), lowering.tensors[op.inputs[0]].to_laid_out_tensor()
+    dtype, scalar = op.inputs[0].dtype, op._scalar
+    known = isinstance(scalar, numbers.Real) and dtype.is_floating
+    emit = tf.multiply if isinstance(op, _ops.ScalarMultiplyOperation) else tf.add
+
+    def tf_fn(device: str, value: tf.Tensor) -> tf.Tensor:
+        return emit(value, lowering.emitter.constant(device, float(scalar), dtype) if known else scalar)
+
+    lowering.set_tensor_lowering(op.outputs[0], impl.per_device(tf_fn, x.tensor_list))
+
+
+def _lower_constant(op: mtf.ops.Constant, lowering: Lowering) -> None:
+    impl, output = lowering.mesh_impl(op), op.outputs[0]
+    shape = tuple(impl.slice_shape(output.shape))
+    if not isinstance(op._value, (numbers.Real, bool)):
+        op.lower(lowering)
+        return
+    lowering.set_tensor_lowering(output, impl.per_device(
+        lambda device: lowering.emitter.constant(device, op._value, output.dtype, shape)))
+
+
+def _lower_range(op: mtf.ops.RangeOperation, lowering: Lowering) -> None:
+    impl, output = lowering.mesh_impl(op), op.outputs[0]
+    partition = impl.partition(output.shape)
+    (size,) = partition.block_shape(output.shape.to_integer_list)
+    lowering.set_tensor_lowering(output, impl.LaidOutTensor([
+        lowering.emitter.constant(
+            device, tuple(range(size * partition.parts(position)[0], size * (partition.parts(position)[0] + 1))),
+            output.dtype)
+        for position, device in enumerate(impl.devices)]))
+
+
+def _constant_demands(operation: mtf.ops.Constant, demands: StockDemands) -> None:
+    if getattr(operation._value, "shape", None) or isinstance(operation._value, (list, tuple)):
+        demands.keep_whole(operation, names_of(operation), "its constant is one tensor")
+
+
+def _added_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) -> dict[mtf.Tensor, PendingSum]:
+    output, (one, other) = operation.outputs[0], operation.inputs
+    if one not in sums or other not in sums or not one.shape == other.shape == output.shape:
+        return {}
+    return {output: sums[one] if sums[one] == sums[other] else AddedSum(sums[one], sums[other])}
+
+
+_BINARY = Rule(lower=_lower_binary)
+_SCALAR = Rule(lower=_lower_scalar)
+
+add_rules({
+    _ops.BinaryOpWithBroadcasting: _BINARY,
+    _ops.MinMaxOperation: _BINARY,
+    _ops.AddOperation: Rule(forwards_sums=True, lower=_lower_binary, stock_sums=_added_sums),
+    _ops.ScalarMultiplyOperation: _SCALAR,
+    _ops.ScalarAddOperation: _SCALAR,
+    _ops.BroadcastOperation: Rule(),
+    _ops.Constant: Rule(lower=_lower_constant, stock_demands=_constant_demands),
+    _ops.RangeOperation: Rule(lower=_lower_range),
+    _ops.PrintOperation: Rule(),
+    _ops.ScalarSummaryOperation: Rule(),
+})

@@ -1,0 +1,106 @@
+"""Random numbers that are the same under every plan."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.partition import Partition, cover
+from pase_mtf.operations.protocols import Lowering
+from pase_mtf.operations.registry import Rule, add_rules
+
+_ops = mtf.ops
+
+# So many chunks, where the first dim has them: it is the batch, and the batch is what is split most. Fixed, because
+# the numbers depend on it.
+_CHUNKS = 8
+
+
+def _lower(op: mtf.ops.RandomOperation, lowering: Lowering) -> None:
+    """The same numbers under every plan: a fixed grid of chunks, each with its own seed for a stateless generator."""
+    impl, output = lowering.mesh_impl(op), op.outputs[0]
+    shape, target = tuple(output.shape.to_integer_list), impl.partition(output.shape)
+    generate = _generator(op)
+    if generate is None:
+        # A function we know nothing of: run it once, with a seed of its own, and split the result.
+        with tf.device(impl.devices[0]):
+            total = op._tf_fn(list(shape), seed=zlib.crc32(op.name.encode()) & 0x7fffffff, **op._kwargs)
+        source = Partition(impl.spec.devices[:1], ((1, 1),) * len(shape))
+        lowering.set_tensor_lowering(output, impl.LaidOutTensor(lowering.move([total], source, target, shape)))
+        return
+    chunks = _Chunks(op, lowering, shape, generate)
+    make = chunks.shared if lowering.emitter.shared else chunks.local
+    lowering.set_tensor_lowering(output, impl.LaidOutTensor(make(impl, target)))
+
+
+class _Chunks:
+    """The chunks of one random tensor, made where they are wanted, once per device."""
+
+    def __init__(self, op: mtf.ops.RandomOperation, lowering: Lowering, shape: tuple[int, ...],
+                 generate: Callable[..., tf.Tensor]) -> None:
+        self._op, self._lowering, self._shape, self._generate = op, lowering, shape, generate
+        self._count = math.gcd(shape[0], _CHUNKS) if shape else 1
+        self._grid = ((self._count, 1), *((1, 1),) * (len(shape) - 1)) if shape else ()
+        self._size = (shape[0] // self._count, *shape[1:]) if shape else ()
+        self._made: dict[tuple[str, int], tf.Tensor] = {}
+
+    def _chunk(self, device: str, number: int) -> tf.Tensor:
+        if (device, number) not in self._made:
+            emitter = self._lowering.emitter
+            key = zlib.crc32(f"{self._op.name}/{number}".encode()) & 0x7fffffff
+            with tf.device(device):
+                seed = tf.add(self._lowering.random_seed(), emitter.constant(device, (key, 0)))
+                self._made[device, number] = self._generate(
+                    device, emitter, emitter.constant(device, self._size), seed)
+        return self._made[device, number]
+
+    def shared(self, impl: Any, target: Partition) -> list[tf.Tensor]:
+        """The blocks of the target where devices share a memory: every chunk is made once."""
+        names = self._lowering.emitter.devices
+        owners = [impl.spec.devices[number * impl.size // self._count] for number in range(self._count)]
+        tensors = [self._chunk(names[owner], number) for number, owner in enumerate(owners)]
+        return self._lowering.move(tensors, Partition(tuple(owners), self._grid), target, self._shape)
+
+    def local(self, impl: Any, target: Partition) -> list[tf.Tensor]:
+        """The blocks of the target, made where they are used: cheaper than sending them."""
+        emitter, source, result = self._lowering.emitter, Partition(tuple(range(self._count)), self._grid), []
+        for position, device in enumerate(impl.devices):
+            counts, pieces = cover(source, target, self._shape, target.parts(position))
+            cells = []
+            for piece in pieces:
+                cell = self._chunk(device, piece.parts[0] if self._shape else 0)
+                cells.append(cell if piece.size == self._size else
+                             emitter.slice(device, cell, piece.begin, piece.size))
+            result.append(self._lowering.assemble(cells, counts, device))
+        return result
+
+
+def _generator(op: mtf.ops.RandomOperation) -> Callable | None:
+    """A function (device, emitter, shape, seed) for the distributions that have a stateless generator."""
+    options = {key: value for key, value in op._kwargs.items() if key not in ("name", "dtype")}
+    dtype = op.outputs[0].dtype
+    if not dtype.is_floating or any(not isinstance(value, numbers.Real) for value in options.values()):
+        return None
+    if op._tf_fn is tf.random.uniform and set(options) <= {"minval", "maxval"}:
+        emit, low = tf.raw_ops.StatelessRandomUniform, float(options.get("minval", 0.0))
+        scale = float(options.get("maxval", 1.0)) - low
+    elif op._tf_fn is tf.random.normal and set(options) <= {"mean", "stddev"}:
+        emit, low = tf.raw_ops.StatelessRandomNormal, float(options.get("mean", 0.0))
+        scale = float(options.get("stddev", 1.0))
+    else:
+        return None
+
+    def generate(device: str, emitter: Any, shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        numbers_ = emit(shape=shape, seed=seed, dtype=dtype)
+        if scale != 1.0:
+            numbers_ = tf.multiply(numbers_, emitter.constant(device, scale, dtype))
+        return tf.add(numbers_, emitter.constant(device, low, dtype)) if low else numbers_
+
+    return generate
+
+
+add_rules({_ops.RandomOperation: Rule(lower=_lower)})

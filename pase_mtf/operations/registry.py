@@ -1,0 +1,247 @@
+"""All that is known of a Mesh-TF operation: one rule per Operation class, looked up by the class of an operation.
+
+The families beside this file (einsum, convolution, ...) hold the rules of Mesh-TF's own classes. `register_operation`
+adds one for a class of a user's. Whoever needs to know something of an operation asks here, and no other module names
+an Operation class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pase_mtf.compat import mtf
+from pase_mtf.errors import UsageError
+from pase_mtf.operations.nodes import Nodes
+from pase_mtf.operations.protocols import Lowering, StockDemands
+from pase_mtf.operations.stock_sums import PendingSum
+
+__all__ = ["KINDS", "Rule", "add_rules", "always", "dim_sizes", "elements", "is_known", "names_of",
+           "register_operation", "rule_of", "splittable_dims", "tensors_of"]
+
+KINDS = ("matmul", "convolution", "reduction", "pointwise", "gather", "none")
+"""What an operation can be on a device; "none" costs nothing."""
+
+# Dims that import_fully_replicated and anonymize make: unrelated tensors share these names, and the purpose of the
+# names is that no layout mentions them.
+_ANONYMOUS = "_anonymous_"
+
+
+def always(value: Any) -> Callable[..., Any]:
+    """A function that returns the value, whatever it is called with."""
+    return lambda *_: value
+
+
+def tensors_of(operation: mtf.Operation) -> list[mtf.Tensor]:
+    """Inputs, then outputs."""
+    return [*operation.inputs, *operation.outputs]
+
+
+def names_of(operation: mtf.Operation) -> set[str]:
+    """The dim names of an operation's inputs and outputs."""
+    return {name for tensor in tensors_of(operation) for name in tensor.shape.dimension_names}
+
+
+def dim_sizes(tensors: Iterable[mtf.Tensor]) -> dict[str, int]:
+    """Dim name -> size over several tensors, in order of appearance; of a name with two sizes the last."""
+    return {dim.name: dim.size for tensor in tensors for dim in tensor.shape.dims}
+
+
+def elements(operation: mtf.Operation) -> float:
+    """The elements of the operation's largest tensor: one FLOP for each."""
+    return float(max([tensor.size for tensor in tensors_of(operation)], default=0))
+
+
+def _inputs(operation: mtf.Operation) -> list[mtf.Tensor]:
+    return list(operation.inputs)
+
+
+def _shapes(operation: mtf.Operation) -> list[list[mtf.Dimension]]:
+    return [tensor.shape.dims for tensor in tensors_of(operation)]
+
+
+def _demand_nothing(operation: mtf.Operation, demands: StockDemands) -> None:
+    """What most operations demand of a layout: that which holds for all tensors."""
+
+
+def _itself(operation: mtf.Operation) -> mtf.Operation:
+    return operation
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What is known of one Operation class; every field is a function of an operation of that class.
+
+    Attributes:
+      kind: one of `KINDS`.
+      role: what the cost model must know besides: "convolution", "transposed convolution", "image gradient", "filter
+        gradient", "rename" (a reshape), "shift", or "".
+      flops: floating point operations of the whole, unsplit operation: 2 per multiply-add, 1 per element otherwise.
+      reads: the tensors whose values it reads.
+      captures: further tensors that it reads from outside (the body of a loop).
+      waits_for: further operations and tensors that have to be done before it.
+      body: operations within it, which share its layout.
+      contracted: for every output, the dims whose split leaves a partial sum of it on every device.
+      sum_is_pending: whether such partial sums stay as they are until somebody needs the sum (mtf's LazyAllreduceSum).
+      forwards_sums: whether it works on partial sums, and leaves them to be summed after it.
+      is_view: whether it returns what it reads as it is, so that a pending sum stays one.
+      splittable: names of the dims that can be split when our lowering lowers it; whether they divide is not asked.
+      spaces: groups of dims of which no two may be laid out on one mesh axis.
+      layer: the kind of layer that it opens ("": as its kind says).
+      is_anchor: whether it always opens a layer of its own.
+      assigns: (variable, value) for every variable that it sets.
+      is_variable: whether it is a variable.
+      shift: the (dim, offset) that it shifts by, or None.
+      nodes: what it becomes on a device, given a dictionary of what was traced already; None: one node, which
+        broadcasts inputs of fewer dims where it is elementwise.
+      leader: the operation whose mesh implementation it has to share; itself for most.
+      lower: lowers it by a PlanLowering; None: by the operation's own `lower`.
+      stock_demands: tells what stock mtf.Lowering demands of a layout.
+      stock_sums: given which tensors may be pending sums under stock mtf.Lowering, tensor -> pending sum for its
+        outputs.
+    """
+
+    kind: Callable[[mtf.Operation], str] = always("pointwise")
+    role: Callable[[mtf.Operation], str] = always("")
+    flops: Callable[[mtf.Operation], float] = elements
+    reads: Callable[[mtf.Operation], list[mtf.Tensor]] = _inputs
+    captures: Callable[[mtf.Operation], list[mtf.Tensor]] = always(())
+    waits_for: Callable[[mtf.Operation], Sequence[mtf.Operation | mtf.Tensor]] = always(())
+    body: Callable[[mtf.Operation], Sequence[mtf.Operation]] = always(())
+    contracted: Callable[[mtf.Operation], Sequence[tuple[str, ...]]] = always(())
+    sum_is_pending: Callable[[mtf.Operation], bool] = always(False)
+    forwards_sums: bool = False
+    is_view: bool = False
+    splittable: Callable[[mtf.Operation], Iterable[str]] = names_of
+    spaces: Callable[[mtf.Operation], list[list[mtf.Dimension]]] = _shapes
+    layer: str = ""
+    is_anchor: bool = False
+    assigns: Callable[[mtf.Operation], Sequence[tuple[mtf.Operation, mtf.Tensor]]] = always(())
+    is_variable: bool = False
+    shift: Callable[[mtf.Operation], tuple[str, int] | None] = always(None)
+    nodes: Callable[[mtf.Operation, dict[Any, Nodes]], Nodes] | None = None
+    leader: Callable[[mtf.Operation], mtf.Operation] = _itself
+    lower: Callable[[mtf.Operation, Lowering], None] | None = None
+    stock_demands: Callable[[mtf.Operation, StockDemands], None] = _demand_nothing
+    stock_sums: Callable[[mtf.Operation, Mapping[mtf.Tensor, PendingSum]], dict[mtf.Tensor, PendingSum]] = always({})
+
+
+_RULES: dict[Any, Rule] = {}
+_UNKNOWN = Rule(splittable=always(()))
+
+
+def add_rules(rules: Mapping[type, Rule]) -> None:
+    """Takes up the rules of a family: Operation class -> its rule."""
+    _RULES.update(rules)
+
+
+def _nearest(operation_class: Any) -> tuple[Any, Rule] | None:
+    for cls in operation_class.__mro__:
+        if cls in _RULES:
+            return cls, _RULES[cls]
+    return None
+
+
+def is_known(operation: mtf.Operation) -> bool:
+    """Whether there is a rule for how the operation is lowered.
+
+    A subclass with a lowering of its own is another operation, whatever it inherits: it is known once it is registered.
+    """
+    found = _nearest(type(operation))
+    return found is not None and type(operation).lower is found[0].lower
+
+
+def rule_of(operation: mtf.Operation) -> Rule:
+    """The rule of an operation: its class's, or the nearest parent's.
+
+    Of an unknown class (see `is_known`) the parent's kind and FLOPs are taken, but nothing of it may be split and it
+    lowers itself.
+    """
+    found = _nearest(type(operation))
+    if found is None:
+        return _UNKNOWN
+    cls, rule = found
+    if type(operation).lower is cls.lower:
+        return rule
+    return dataclasses.replace(rule, splittable=always(()), lower=None, stock_demands=_demand_nothing,
+                               stock_sums=always({}))
+
+
+def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
+    """The names of the dims that can truly be split when our lowering lowers this operation.
+
+    What an operation declares (`splittable_dims`) and what really lowers to right values differ both ways in Mesh-TF
+    0.1.21, see the rules. Not decided here: sizes (a dim splits into parts that divide every size it has in the
+    operation) and whether two dims of one tensor share a mesh axis (they must not).
+
+    Args:
+      operation: any Mesh-TF operation. One of an unknown class may split nothing.
+
+    Returns:
+      A subset of the dim names of its inputs and outputs (and, for a while loop, of its body).
+    """
+    twice = set()
+    for tensor in tensors_of(operation):
+        counts = Counter(tensor.shape.dimension_names)
+        twice |= {name for name, count in counts.items() if count > 1}  # would put two dims on one axis
+    return frozenset(name for name in rule_of(operation).splittable(operation)
+                     if name not in twice and not name.startswith(_ANONYMOUS))
+
+
+def register_operation(operation_class: type[mtf.Operation], *,
+                       splittable: Callable[[mtf.Operation], Iterable[str]] | Sequence[str],
+                       kind: str | None = None, flops: Callable[[mtf.Operation], float] | None = None,
+                       contracted: Callable[[mtf.Operation], Sequence[tuple[str, ...]]] | None = None,
+                       lower: Callable[[mtf.Operation, Any], None] | None = None) -> None:
+    """Tells all that has to be known of an Operation class of your own.
+
+    What is left out is as for the nearest parent class that is known, mtf.Operation itself counting as an elementwise
+    function.
+
+    Args:
+      operation_class: a subclass of mtf.Operation; its subclasses that keep its `lower` follow the same rule.
+      splittable: names of the dims that may be split, or a function from an operation of that class to them. Splitting
+        them must lower to right values under `lower`, and under the class's own `lower` where the program is lowered by
+        mtf.Lowering.
+      kind: what it is on a device, one of `KINDS`; decides at which rate its FLOPs are costed.
+      flops: floating point operations of the whole, unsplit operation.
+      contracted: for every output, the dims whose split leaves a partial sum of it on every device, which `lower` sums
+        up; their all-reduce is costed.
+      lower: lowers it, given the operation and the lowering; by default the class's own `lower` is called.
+
+    Raises:
+      UsageError: no Operation class, or an unknown kind.
+
+    Example:
+      register_operation(Reversed, splittable=["batch"])
+    """
+    if not (isinstance(operation_class, type) and issubclass(operation_class, mtf.Operation)):
+        raise UsageError(f"register_operation: {operation_class!r} is no subclass of mtf.Operation; give the class")
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"register_operation: kind={kind!r} of {operation_class.__name__} is unknown; "
+                         f"choose from {', '.join(KINDS)}")
+    if isinstance(splittable, str) or not (callable(splittable) or isinstance(splittable, Iterable)):
+        raise UsageError(f"register_operation: splittable={splittable!r} of {operation_class.__name__}; give a list of "
+                         "dim names, or a function from an operation to them")
+    found = _nearest(operation_class)
+    own_lower = found is None or operation_class.lower is not found[0].lower
+    rule = found[1] if found else Rule()
+    changes: dict[str, Any] = {
+        "splittable": splittable if callable(splittable) else always(tuple(splittable)),
+        "lower": lower if lower or own_lower else rule.lower}
+    if own_lower:
+        changes["stock_demands"] = _as_registered
+    if kind is not None:
+        changes |= {"kind": always(kind), "layer": ""}
+    if flops is not None:
+        changes["flops"] = flops
+    if contracted is not None:
+        changes |= {"contracted": contracted, "sum_is_pending": always(False)}
+    _RULES[operation_class] = dataclasses.replace(rule, **changes)
+
+
+def _as_registered(operation: mtf.Operation, demands: StockDemands) -> None:
+    demands.keep_whole(operation, names_of(operation) - splittable_dims(operation),
+                       f"{type(operation).__name__} is registered as unable to split it")

@@ -1,0 +1,127 @@
+"""Operations that cut, join, shift, rename or look up: the numbers stay what they are."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.partition import Partition, translate, volume
+from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
+from pase_mtf.operations.registry import Rule, add_rules, always, names_of
+from pase_mtf.operations.stock_sums import PendingSum, ReshapedSum
+
+_ops = mtf.ops
+
+
+def _but_resized(operation: mtf.Operation) -> set[str]:
+    """Concat, split, slice, pad, stack, unstack: all but the dim along which they work, which they declare."""
+    return names_of(operation) - set(operation.unsplittable_dims)
+
+
+def _resizing_demands(operation: mtf.Operation, demands: StockDemands) -> None:
+    demands.keep_whole(operation, operation.unsplittable_dims, f"{type(operation).__name__} works along it")
+
+
+def _top_k_demands(operation: mtf.Operation, demands: StockDemands) -> None:
+    demands.keep_whole(operation, [operation._k_dim.name], "top-k makes it")
+
+
+def _one_hot_demands(operation: mtf.Operation, demands: StockDemands) -> None:
+    if operation.inputs[0].dtype.name != "int32":
+        demands.keep_whole(operation, [operation._output_dim.name],
+                           f"one-hot of {operation.inputs[0].dtype.name} indices makes it")
+
+
+def _lower_one_hot(op: mtf.ops.OneHotOperation, lowering: Lowering) -> None:
+    """Mesh-TF subtracts an int32 offset, which fails for int64 indices; here the offset is a number."""
+    impl, output, indices = lowering.mesh_impl(op), op.outputs[0], op.inputs[0]
+    depth = impl.slice_shape(output.shape)[-1]
+    partition = impl.partition(output.shape)
+    offsets = [partition.parts(position)[-1] * depth for position in range(impl.size)]
+    emitter = lowering.emitter
+
+    def tf_fn(device: str, value: tf.Tensor, offset: int) -> tf.Tensor:
+        if offset:
+            value = tf.subtract(value, emitter.constant(device, offset, indices.dtype))
+        return tf.raw_ops.OneHot(
+            indices=value, depth=emitter.constant(device, depth), on_value=scalar(device, op._on_value),
+            off_value=scalar(device, op._off_value), axis=-1)
+
+    def scalar(device: str, value: Any) -> tf.Tensor:
+        if isinstance(value, (numbers.Real, bool)):
+            return emitter.constant(device, value, op._dtype)
+        return tf.cast(value, op._dtype)
+
+    laid_out = lowering.tensors[indices].to_laid_out_tensor()
+    lowering.set_tensor_lowering(output, impl.per_device(tf_fn, laid_out.tensor_list, offsets))
+
+
+def _lower_reshape(op: mtf.ops.ReshapeOperation, lowering: Lowering) -> None:
+    """Moves to shards that exist on both sides, reshapes locally, splits further.
+
+    Mesh-TF's own lowering gives wrong values where a rename moves a dim from one mesh axis to another.
+    """
+    x, y = op.inputs[0], op.outputs[0]
+    source_impl, impl = lowering.mesh_impl(x), lowering.mesh_impl(op)
+    old, new = tuple(x.shape.to_integer_list), tuple(y.shape.to_integer_list)
+    source, target = source_impl.partition(x.shape), impl.partition(y.shape)
+    kept, moved = translate(source, old, new)
+    stored = lowering.stored(x)
+    if isinstance(stored, _ops.LazyAllreduceSum) and stored._reduced is None and kept == source and moved == target:
+        axes = impl.axes_with(source_impl.strides(stored.mesh_axes))
+        if axes is not None:
+            blocks = _reshape_blocks(stored.laid_out_input.tensor_list, target, new, lowering)
+            lowering.set_tensor_lowering(y, _ops.LazyAllreduceSum(
+                impl, impl.LaidOutTensor(blocks), axes, stored.add_counter_fn))
+            return
+    wanted, there = translate(target, new, old)
+    if wanted == target or (
+            volume(source, there, old) <= volume(source, kept, old) + volume(moved, target, new)):
+        between, tensors = wanted, lowering.read_partition(x, there)
+    else:
+        between, tensors = moved, lowering.read_partition(x, kept)
+    tensors = lowering.move(_reshape_blocks(tensors, between, new, lowering), between, target, new)
+    lowering.set_tensor_lowering(y, impl.LaidOutTensor(tensors))
+
+
+def _reshape_blocks(tensors: list[tf.Tensor], partition: Partition, new: tuple[int, ...], lowering: Lowering,
+                    ) -> list[tf.Tensor]:
+    """The block at every position of the partition in its new shape; one that several share is reshaped once."""
+    emitter, shape, made = lowering.emitter, partition.block_shape(new), {}
+    result = []
+    for tensor, number in zip(tensors, partition.devices, strict=True):
+        key = tensor.ref() if emitter.shared else (tensor.ref(), number)
+        if key not in made:
+            made[key] = emitter.reshape(emitter.devices[number], tensor, shape)
+        result.append(made[key])
+    return result
+
+
+def _reshape_demands(operation: mtf.Operation, demands: StockDemands) -> None:
+    demands.reshape(operation, dims_of(operation.inputs[0].shape), dims_of(operation.outputs[0].shape))
+
+
+def _reshaped_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) -> dict[mtf.Tensor, PendingSum]:
+    source, output = operation.inputs[0], operation.outputs[0]
+    if source not in sums:
+        return {}
+    return {output: ReshapedSum(sums[source], dims_of(source.shape), dims_of(output.shape))}
+
+
+_RESIZING = Rule(kind=always("gather"), splittable=_but_resized, stock_demands=_resizing_demands)
+
+add_rules({
+    **dict.fromkeys((_ops.ConcatOperation, _ops.SplitOperation, _ops.StackOperation, _ops.UnstackOperation,
+                     _ops.SliceOperation, _ops.PadOperation), _RESIZING),
+    _ops.ShiftOperation: Rule(kind=always("gather"), role=always("shift"),
+                              shift=lambda operation: (operation._dim.name, operation._offset)),
+    _ops.OneHotOperation: Rule(kind=always("gather"), lower=_lower_one_hot, stock_demands=_one_hot_demands),
+    _ops.TopKOperation: Rule(
+        kind=always("reduction"), splittable=lambda operation: names_of(operation) - {operation._k_dim.name},
+        layer="gather", is_anchor=True, stock_demands=_top_k_demands),
+    _ops.ReshapeOperation: Rule(
+        kind=always("none"), role=always("rename"), forwards_sums=True, is_view=True, lower=_lower_reshape,
+        stock_demands=_reshape_demands, stock_sums=_reshaped_sums),
+})

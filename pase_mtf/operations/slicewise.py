@@ -1,0 +1,92 @@
+"""Functions of slices, and TensorFlow's gradients of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.operations.nodes import Nodes, broadcast_runs
+from pase_mtf.operations.protocols import Lowering, StockDemands
+from pase_mtf.operations.registry import Rule, add_rules, always, names_of, splittable_dims
+from pase_mtf.operations.tracing import traced_nodes
+
+_ops = mtf.ops
+
+
+def _splittable(operation: mtf.Operation) -> set[str]:
+    """Slicewise covers every component-wise function; the user declares what may be split."""
+    return names_of(operation) & set(operation.splittable_dims)
+
+
+def _nodes(operation: mtf.Operation, known: dict[Any, Nodes]) -> Nodes:
+    return traced_nodes(operation, (), known)
+
+
+def _demands(operation: mtf.Operation, demands: StockDemands) -> None:
+    names = names_of(operation)
+    demands.keep_whole(operation, names - set(operation.splittable_dims), "it is not declared splittable")
+    given = {dim for tensor in operation.inputs for dim in tensor.shape.dimension_names}
+    made = [set(tensor.shape.dimension_names) for tensor in operation.outputs]
+    demands.keep_whole(operation, names - set.intersection(given, *made),
+                       "a function of slices cannot make or sum up a split dim")
+
+
+def _gradient_splittable(operation: mtf.Operation) -> frozenset[str]:
+    """It differentiates the very tensors of its forward operation, slice by slice."""
+    return splittable_dims(operation._forward_op) & names_of(operation)
+
+
+def _gradient_nodes(operation: mtf.Operation, known: dict[Any, Nodes]) -> Nodes:
+    if isinstance(operation._forward_op, mtf.SlicewiseOperation):
+        return traced_nodes(operation._forward_op, operation._grad_ys, known)
+    return Nodes(broadcast_runs=broadcast_runs(operation.outputs[0], operation.inputs))
+
+
+def _gradient_contracted(operation: mtf.Operation) -> tuple[tuple[str, ...], ...]:
+    """Of every input's gradient, the dims that the function's outputs have and the input lacks: every part of them has
+    used the input, and has a part of its gradient."""
+    made = dict.fromkeys(name for tensor in operation._forward_op.outputs for name in tensor.shape.dimension_names)
+    return tuple(tuple(name for name in made if name not in x.shape.dimension_names)
+                 for x in operation._forward_op.inputs)
+
+
+def _lower_gradient(op: mtf.ops.GenericGradOperation, lowering: Lowering) -> None:
+    """Differentiates the very tensors of the forward operation, whose mesh implementation it shares."""
+    impl, forward = lowering.mesh_impl(op), op._forward_op
+
+    def lists(tensors: list[mtf.Tensor]) -> list[tuple[tf.Tensor, ...]]:
+        return list(zip(*(lowering.tensors[t].to_laid_out_tensor().tensor_list for t in tensors), strict=True))
+
+    def gradient(_: str, ys: Any, xs: Any, grad_ys: Any) -> tuple[tf.Tensor, ...]:
+        return tuple(tf.gradients(
+            ys=list(ys), xs=list(xs), grad_ys=list(grad_ys), stop_gradients=list(xs),
+            unconnected_gradients=tf.UnconnectedGradients.ZERO))
+
+    gradients = impl.per_device(gradient, lists(forward.outputs), lists(forward.inputs), lists(op._grad_ys))
+    split = {axis for y in forward.outputs for axis in impl.tensor_layout(y) if axis is not None}
+    for x, output, laid_out in zip(forward.inputs, op.outputs, gradients, strict=True):
+        # An input that all parts of a split dim have used receives a part of its gradient from each of them.
+        partial = sorted(split - set(impl.tensor_layout(x)))
+        if partial:
+            laid_out = _ops.LazyAllreduceSum(impl, laid_out, partial)
+        lowering.set_tensor_lowering(output, laid_out)
+
+
+def _gradient_demands(operation: mtf.ops.GenericGradOperation, demands: StockDemands) -> None:
+    forward = operation._forward_op
+    for tensor in (*forward.inputs, *forward.outputs, *operation._grad_ys):
+        demands.need_reduced(operation, tensor, "the gradient of a slicewise function of a pending sum")
+    made = {dim for tensor in forward.outputs for dim in tensor.shape.dimension_names}
+    for tensor, gradient in zip(forward.inputs, operation.outputs, strict=True):
+        if demands.is_used(gradient) and tensor.dtype.is_floating:
+            demands.keep_whole(operation, made - set(tensor.shape.dimension_names),
+                               f"every part of it has a part of the gradient of {tensor.name}")
+
+
+add_rules({
+    _ops.SlicewiseOperation: Rule(splittable=_splittable, nodes=_nodes, stock_demands=_demands),
+    _ops.GenericGradOperation: Rule(
+        splittable=_gradient_splittable, nodes=_gradient_nodes, contracted=_gradient_contracted,
+        sum_is_pending=always(True), leader=lambda operation: operation._forward_op, lower=_lower_gradient,
+        stock_demands=_gradient_demands),
+})

@@ -1,0 +1,108 @@
+"""How many TensorFlow nodes a function of slices becomes, and how much they read and write.
+
+To a graph of Mesh-TF a function of slices is one operation, whatever it computes: the cell of an LSTM is some twenty
+TensorFlow nodes, each with its overhead and its pass over memory. The function is therefore called once, on
+placeholders of the unsplit shapes in a graph of its own, and what it made is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.operations.nodes import Nodes, run_count
+
+__all__ = ["traced_nodes"]
+
+# Neither compute nor move anything: they are there, or pass on their input.
+_STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
+_VIEWS = frozenset({"Reshape", "ExpandDims", "Squeeze", "Shape", "ShapeN"})
+# Elementwise, and broadcast a tensor of fewer dims over the other.
+_BROADCASTING = frozenset({
+    "Add", "AddV2", "Sub", "Mul", "MulNoNan", "Div", "DivNoNan", "RealDiv", "FloorDiv", "Maximum", "Minimum", "Pow",
+    "SquaredDifference", "BroadcastTo", "Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual",
+    "LogicalAnd", "LogicalOr", "SelectV2", "Xdivy", "Xlogy"})
+
+
+def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor], known: dict[Any, Nodes]) -> Nodes:
+    """What a function of slices becomes or, given gradients of its outputs, TensorFlow's gradient of it.
+
+    A function that cannot be called in a graph of its own counts as one node that reads its inputs and writes its
+    outputs once; a warning says so.
+
+    Args:
+      operation: has the function.
+      gradients: of the operation's outputs; empty for the function itself.
+      known: what was traced already; the same for all operations of a graph.
+    """
+    function = operation._tf_fn
+    shapes = tuple((tuple(tensor.shape.to_integer_list), tensor.dtype) for tensor in operation.inputs)
+    key = _text(function), shapes, bool(gradients)
+    if key not in known:
+        try:
+            known[key] = _trace(function, operation, gradients)
+        except Exception as error:  # whatever a user's function raises that cannot do without its own graph
+            what = "gradient of its function" if gradients else "function"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            warnings.warn(f"operation {operation.name}: its {what} cannot be traced ({reason}); it is costed as one "
+                          "pass over its inputs and outputs", stacklevel=2)
+            known[key] = Nodes()
+    return known[key]
+
+
+def _text(function: object, depth: int = 4) -> tuple[Any, ...]:
+    """Equal for functions of one text that call the same functions: made anew for every operation, they differ in
+    constants only. TensorFlow's own are wrapped, and have the text of their wrapper."""
+    code = getattr(function, "__code__", None)
+    if code is None or not depth:
+        return (id(function),)
+    held = []
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # not bound yet
+            held.append(cell.cell_contents)
+    return code, *(_text(inner, depth - 1) for inner in held if callable(inner) and inner is not function)
+
+
+def _trace(function: Callable[..., Any], operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor]) -> Nodes:
+    with tf.Graph().as_default() as graph:
+        inputs = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in operation.inputs]
+        outputs = function(*inputs)
+        outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        made = graph.get_operations()
+        ends = _bytes([*inputs, *outputs])
+        if gradients:
+            dys = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in gradients]
+            results = [x for x in tf.gradients(outputs, inputs, dys) if x is not None]
+            ends += _bytes([*dys, *results])
+            forward = set(made)
+            made = [node for node in graph.get_operations() if node not in forward]
+        run = [node for node in made if node.type not in _STILL]
+        moving = [node for node in run if node.type not in _VIEWS]
+        traffic = sum(_bytes([*node.inputs, *node.outputs]) for node in moving)
+        runs = sum(map(_node_runs, moving))
+    return Nodes(max(len(run), 1), max(traffic, ends) / max(ends, 1), float(runs))
+
+
+def _node_runs(node: tf.Operation) -> int:
+    """The runs that a node of TensorFlow broadcasts its inputs over."""
+    if node.type not in _BROADCASTING or not node.outputs or node.outputs[0].shape.rank is None:
+        return 0
+    shape = [size or 1 for size in node.outputs[0].shape.as_list()]
+    known = [x.shape.as_list() for x in node.inputs[:2] if x.shape.rank is not None and x.shape.rank <= len(shape)]
+    if node.type == "BroadcastTo":
+        known = known[:1]  # the other is the shape
+    # By NumPy's rules: dims that are missing are missing in front.
+    return sum(run_count(shape, [False] * (len(shape) - len(sizes)) + [
+        size == whole for size, whole in zip(sizes, shape[len(shape) - len(sizes):], strict=True)]) for sizes in known)
+
+
+def _size(tensor: tf.Tensor) -> int:
+    return math.prod(size or 1 for size in tensor.shape.as_list()) if tensor.shape.rank else 1
+
+
+def _bytes(tensors: Sequence[tf.Tensor]) -> int:
+    return sum(_size(tensor) * tensor.dtype.size for tensor in tensors if tensor.dtype != tf.resource)

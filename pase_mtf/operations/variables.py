@@ -1,0 +1,103 @@
+"""Variables, what reads and sets them, and tensors that are imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import UsageError
+from pase_mtf.operations.nodes import Nodes
+from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
+from pase_mtf.operations.registry import Rule, add_rules, always
+
+_ops = mtf.ops
+
+
+def _takes_over(operation: mtf.Operation) -> bool:
+    """Whether the variable becomes the value as it is: nothing is computed or copied."""
+    return operation.assign_fn is _ops.assign_slice
+
+
+def _assign_flops(operation: mtf.Operation) -> float:
+    return 0.0 if _takes_over(operation) else float(sum(value.size for value in operation.inputs))
+
+
+def _assign_nodes(operation: mtf.Operation, _: dict[Any, Nodes]) -> Nodes:
+    # A value becomes the variable as it is; what is added is added in place: the variable is read and written, too.
+    # (The traffic is a multiple of the value's bytes: an Assign has no output.)
+    return Nodes(1, 0.0 if _takes_over(operation) else 3.0)
+
+
+def _assign_pairs(operation: mtf.Operation) -> list[tuple[mtf.Operation, mtf.Tensor]]:
+    return list(zip(operation.variables, operation.inputs, strict=True))
+
+
+def _assign_demands(operation: mtf.Operation, demands: StockDemands) -> None:
+    for variable, value in _assign_pairs(operation):
+        for one, other in zip(dims_of(variable.shape), dims_of(value.shape), strict=False):
+            if one != other:
+                demands.keep_whole(operation, {one[0], other[0]}, "variable and value name it differently")
+
+
+def _lower_variable(op: mtf.Variable, lowering: Lowering) -> None:
+    impl = lowering.mesh_impl(op)
+    laid_out = impl.LaidOutVariable(op, impl)
+    lowering.variables[op] = laid_out
+    lowering.set_tensor_lowering(op.outputs[0], laid_out.activation(laid_out.read()))
+    kind = "trainable" if op.trainable else "untrainable"
+    lowering.add_counter(f"variables/{kind}", op.outputs[0].size)
+
+
+def _lower_read(op: mtf.ops.ReadVariable, lowering: Lowering) -> None:
+    laid_out = lowering.variables[op._var]
+    lowering.set_tensor_lowering(op.outputs[0], laid_out.activation(laid_out.read_again()))
+
+
+def _lower_assign(op: mtf.ops.Assign, lowering: Lowering) -> None:
+    """Every pair in the layout of its variable: there the slices are."""
+    updates = []
+    for variable, value in _assign_pairs(op):
+        laid_out = lowering.read(value, lowering.mesh_impl(variable)).to_laid_out_tensor()
+        updates += lowering.variables[variable].updates(op.assign_fn, laid_out.all_slices, lowering.idle_scopes)
+    lowering.operations[op] = tf.group(updates)
+
+
+def _lower_laid_out(op: mtf.ops.ImportLaidOutTensorOperation, lowering: Lowering) -> None:
+    """Somebody else's slices: only whole copies can be laid out otherwise."""
+    impl, output = lowering.mesh_impl(op), op.outputs[0]
+    tensors = op._laid_out_tensor.to_laid_out_tensor().tensor_list
+    if tensors[0].shape.as_list() != output.shape.to_integer_list:
+        raise UsageError(f"{op.name}: slices of a layout of their own cannot follow a plan; use mtf.import_tf_tensor")
+    if len(tensors) != impl.size:
+        tensors = [tensors[0]] * impl.size
+    lowering.set_tensor_lowering(output, impl.LaidOutTensor(list(tensors)))
+
+
+def _laid_out_demands(operation: mtf.ops.ImportLaidOutTensorOperation, demands: StockDemands) -> None:
+    if demands.rebuilt:
+        return
+    slices, output = operation._laid_out_tensor, operation.outputs[0]
+    if demands.devices and len(slices.tensor_list) != demands.devices and "simd" not in type(slices).__module__:
+        demands.refuse(operation, output.shape.dimension_names or ["(none)"],
+                       f"it imports {len(slices.tensor_list)} slices, the mesh has {demands.devices} devices")
+    for dim, size in zip(output.shape.dims, slices.slice_shape, strict=True):
+        if size is None or size == dim.size:
+            demands.keep_whole(operation, [dim.name], "its slices, laid out beforehand, are whole there")
+        elif dim.size % size:
+            demands.refuse(operation, [dim.name], f"slices of {size} do not make {dim}")
+        else:
+            demands.need_parts(operation, dim.name, dim.size // size)
+
+
+_VARIABLE = Rule(kind=always("none"), flops=always(0.0), is_variable=True, lower=_lower_variable)
+
+add_rules({
+    _ops.Variable: _VARIABLE,
+    _ops.StackedVariable: _VARIABLE,
+    _ops.ReadVariable: Rule(kind=always("none"), leader=lambda operation: operation._var, lower=_lower_read),
+    _ops.Assign: Rule(flops=_assign_flops, assigns=_assign_pairs, nodes=_assign_nodes, lower=_lower_assign,
+                      stock_demands=_assign_demands),
+    _ops.ImportOperation: Rule(kind=always("none")),
+    _ops.ImportLaidOutTensorOperation: Rule(kind=always("none"), splittable=always(()), lower=_lower_laid_out,
+                                            stock_demands=_laid_out_demands),
+})

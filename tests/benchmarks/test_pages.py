@@ -1,0 +1,33 @@
+"""The committed pages say what the committed measurements say."""
+
+import json
+
+import pytest
+from markdown_cells import rows
+
+from benchmarks import accuracy, layout_report, paper_document, search, search_document
+from benchmarks.speedup_rows import Rows, compact_table, full_table
+
+
+def _read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("page", "measured", "document"), [
+    ("benchmarks/accuracy.md", "benchmarks/accuracy.json", lambda path: accuracy.document(_read(path))),
+    ("benchmarks/batches.md", "benchmarks/batches.json", lambda path: compact_table(list(Rows(str(path))))),
+    ("benchmarks/layout.md", "benchmarks/layout.json", lambda path: layout_report.document(_read(path))),
+    ("benchmarks/search.md", "benchmarks/search.json", lambda path: search_document.document(search.load(path))),
+    ("benchmarks/speedup.md", "benchmarks/speedup.json", lambda path: full_table(list(Rows(str(path))))),
+    ("paper.md", "paper.json", lambda path: paper_document.document(_read(path)))])
+def test_page_has_the_numbers_that_were_measured(repository, page, measured, document):
+    found = rows((repository / "docs" / page).read_text(encoding="utf-8"))
+    assert len(found) > 4
+    assert found == rows(document(repository / "docs" / measured))
+
+
+def test_table_of_the_readme_is_that_of_eight_devices(repository):
+    text = (repository / "README.md").read_text(encoding="utf-8")
+    shown = [row for row in Rows(str(repository / "docs" / "benchmarks" / "speedup.json")) if row.key[1] == 8]
+    table = text.partition("<!-- speedup -->")[2].partition("<!-- /speedup -->")[0]
+    assert rows(table) == rows(compact_table(shown))

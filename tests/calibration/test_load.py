@@ -1,0 +1,130 @@
+"""The loader that every entry point shares: what it takes, what it measures, what it says. Nothing is measured here."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from pase_mtf.calibration import cache, calibrate, load
+from pase_mtf.calibration.cache import cache_path, fingerprint
+from pase_mtf.calibration.load import load_machine
+from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.machine.machine import KINDS, Link, Machine
+
+MEASURED = Machine("local", dict.fromkeys(KINDS, 2e10), 3e10, 1e9, 2e-6, (Link(8, 2e10, 5e-6),), shared_cores=True,
+                   source="measured here")
+
+
+@pytest.fixture
+def calls(cache_dir, monkeypatch):
+    """The numbers of devices that were measured, in an empty cache, with nothing announced yet."""
+    found = []
+
+    def measure(devices, kind="cpu", *, progress=True):
+        found.append(devices)
+        return dataclasses.replace(MEASURED, measured={"on": fingerprint(devices, kind)})
+
+    monkeypatch.setattr(calibrate, "calibrate", measure)
+    monkeypatch.setattr(load, "_announced", set())
+    return found
+
+
+def test_what_is_given(calls, tmp_path):
+    MEASURED.save(tmp_path / "mine.json")
+    assert load_machine(MEASURED) is MEASURED
+    assert load_machine("h100") == Machine.load("h100")
+    assert load_machine(tmp_path / "mine.json") == load_machine(str(tmp_path / "mine.json")) == MEASURED
+    with pytest.raises(UsageError, match="did you mean 'h100'"):
+        load_machine("h10")
+    with pytest.raises(FormatError, match="check the path"):
+        load_machine(tmp_path / "nothing.json")
+    assert calls == []
+
+
+def test_local_is_measured_once(calls, cache_dir):
+    first = load_machine()
+    assert cache_path(8).is_file()
+    assert cache_dir in cache_path(8).parents
+    assert load_machine("local") == load_machine(None) == first
+    assert calls == [8]
+    load_machine("local", 4)
+    assert calls == [8, 4]
+    load_machine("local", again=True)
+    assert calls == [8, 4, 8]
+
+
+def test_a_truncated_cache_is_measured_again(calls):
+    first = load_machine()
+    text = cache_path(8).read_text()
+    cache_path(8).write_text(text[:len(text) // 2])
+    assert load_machine() == first
+    assert calls == [8, 8]
+    assert cache_path(8).read_text() == text
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("cores", lambda: 77.0), ("processor_name", lambda: "abacus"), ("tensorflow_version", lambda: "9.9"),
+    ("VERSION", -1)])
+def test_other_circumstances_are_measured_again(calls, monkeypatch, name, value):
+    load_machine()
+    monkeypatch.setattr(cache, name, value)
+    load_machine()
+    load_machine()
+    assert calls == [8, 8]
+
+
+def test_a_file_of_other_circumstances_is_not_believed(calls):
+    load_machine()
+    Machine.load(cache_path(8))
+    dataclasses.replace(MEASURED, measured={"on": {"cores": 3}}).save(cache_path(8))
+    load_machine()
+    assert calls == [8, 8]
+
+
+def test_it_says_so_once(calls, capsys):
+    load_machine()
+    said = capsys.readouterr()
+    assert said.out == ""
+    before, after = said.err.splitlines()
+    assert before == "machine: local is measured first, for 8 cpu devices (about two minutes, once)"
+    assert after == f"machine: local, measured here, kept in {cache_path(8)}"
+    load_machine()
+    assert capsys.readouterr().err == ""
+    load._announced.clear()
+    load_machine()
+    assert capsys.readouterr().err == f"{after}\n"
+
+
+def test_no_place_for_the_cache(calls, monkeypatch, tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert load_machine().rates == MEASURED.rates
+    assert "cannot be kept in" in capsys.readouterr().err
+    load_machine()
+    assert calls == [8, 8]
+
+
+def test_without_tensorflow_the_data_sheets_are_named(calls, monkeypatch):
+    monkeypatch.setattr(load, "tensorflow_version", lambda: None)
+    with pytest.raises(UsageError, match=r"TensorFlow.*not installed.*1080ti.*h200$"):
+        load_machine("local")
+    assert calls == []
+
+
+def test_errors(calls):
+    with pytest.raises(UsageError, match="at least one"):
+        load_machine("local", 0)
+    with pytest.raises(UsageError, match="did you mean 'gpu'"):
+        load_machine("local", 1, "gpus")
+    assert calls == []
+
+
+def test_a_kept_measurement_is_read_without_tensorflow(calls):
+    load_machine()
+    code = ("import sys; from pase_mtf.calibration.load import load_machine; machine = load_machine('local', 8); "
+            "assert not {'tensorflow', 'scipy.optimize'} & set(sys.modules); print(machine.source)")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == "measured here\n"
+    assert found.stderr == f"machine: local, measured here, kept in {cache_path(8)}\n"

@@ -1,0 +1,52 @@
+"""Where nothing can be cached (a read-only install, no home), kernels are compiled anew instead of failing."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+_START = """
+import numba.core.caching, pase_mtf
+from pase_mtf.cost.build import price_strategy
+from pase_mtf.cost.critical_path import critical_path_devices
+from small_graphs import perceptron
+assert isinstance(critical_path_devices._cache, numba.core.caching.NullCache), "there is a cache: this tests nothing"
+graph, machine = perceptron(), pase_mtf.Machine.load("1080ti")
+"""
+_PRICE = """
+split = [pase_mtf.Configuration(((dim, 2),)) for dim in ("batch", "width1", "width2")]
+pase_mtf.find_strategy
+print(price_strategy(graph, machine, 2, split).total)
+"""
+_FIND = """
+print(pase_mtf.find_strategy(graph, 2, machine).seconds)
+"""
+
+
+def _read_only_copy(folder):
+    """A copy of the package beside which nothing can be written, not even by root: __pycache__ is a file."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "pase_mtf", folder / "pase_mtf", ignore=ignored)
+    shutil.copytree(ROOT / "configs", folder / "pase_mtf" / "configs", ignore=ignored, dirs_exist_ok=True)
+    for inner in [path for path in (folder / "pase_mtf").rglob("*") if path.is_dir()]:
+        (inner / "__pycache__").touch()
+    (folder / "pase_mtf" / "__pycache__").touch()
+    (folder / "home").touch()
+
+
+@pytest.mark.parametrize("code", [_PRICE, pytest.param(_FIND, marks=pytest.mark.slow)], ids=["price", "find"])
+def test_nothing_needs_a_cache(code, tmp_path):
+    _read_only_copy(tmp_path)
+    places = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in places}
+    environment |= {"HOME": str(tmp_path / "home"), "PYTHONDONTWRITEBYTECODE": "1",
+                    "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT / "tests")))}
+    found = subprocess.run([sys.executable, "-c", _START + code], cwd=tmp_path, env=environment, capture_output=True,
+                           text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert float(found.stdout) > 0

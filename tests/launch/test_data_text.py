@@ -1,0 +1,180 @@
+"""What a run trains on: parallel text, plain text to be continued, and the windows of a language model."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from pase_mtf import models
+from pase_mtf.errors import DataError
+from pase_mtf.launch.data import open_data
+from pase_mtf.launch.data.text import END, PADDING, RESERVED, START, read_lines
+
+TEXT = models.load_config("transformer", "tiny", batch=4, length=16, vocab=400)
+TRANSFORMER = models.get("transformer")
+LANGUAGE = models.load_config("rnnlm", "tiny", batch=4, length=16, vocab=400)
+RNNLM = models.get("rnnlm")
+
+
+def _take(data, count):
+    return list(itertools.islice(data.batches(), count))
+
+
+def _refused(spec, model, config, message):
+    with pytest.raises(DataError) as caught:
+        open_data(spec, model, config, config.batch, 0)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+SENTENCES = [f"the {adjective} {noun} is {verb}" for adjective in ("old", "new", "lazy")
+             for noun in ("cat", "dog", "sun") for verb in ("here", "gone")]
+
+
+@pytest.fixture
+def parallel(tmp_path, cache_dir):
+    """Eighteen sentences and their "translation": in capitals, and one pair without a translation."""
+    (tmp_path / "source.txt").write_text("".join(f"{line}\n" for line in [*SENTENCES, "alone"]))
+    (tmp_path / "target.txt").write_text("".join(f"{line.upper()}\r\n" for line in [*SENTENCES, " "]))
+    return f"{tmp_path}/source.txt,{tmp_path}/target.txt"
+
+
+def test_parallel_text(parallel):
+    data = open_data(parallel, TRANSFORMER, TEXT, 9, 0)
+    assert data.describe().startswith("18 sentence pairs from ")
+    assert "1 pairs with an empty side left out" in data.describe()
+    seen = []
+    for batch in _take(data, 2):
+        assert (batch["decoder_input"][:, 0] == START).all()
+        assert (batch["decoder_input"][:, 1:] == batch["target"][:, :-1]).all()
+        for source, target in zip(batch["source"], batch["target"], strict=True):
+            assert ((source == PADDING) == (np.arange(16) > list(source).index(END))).all()
+            sentence = data.vocabulary.decode(source.tolist())
+            assert data.vocabulary.decode(target.tolist()) == sentence.upper()
+            seen.append(sentence)
+            assert source.max() < TEXT.vocab
+    assert sorted(seen) == sorted(SENTENCES)
+
+
+def test_long_sentences_are_cut_and_the_run_says_so(tmp_path, cache_dir):
+    (tmp_path / "a").write_text("word " * 50 + "\nshort\n")
+    (tmp_path / "b").write_text("short\nanother\n")
+    data = open_data(f"{tmp_path}/a,{tmp_path}/b", TRANSFORMER, TEXT, 2, 0)
+    assert "25.0% of the sentences cut at 16 tokens" in data.describe()
+    source = _take(data, 1)[0]["source"]
+    long = source[source[:, -1] != PADDING]
+    assert len(long) == 1
+    assert long[0, -1] == END
+
+
+def test_plain_text_is_continued(tmp_path, cache_dir):
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"{line}.\n" for line in SENTENCES * 3), "utf-8")
+    data = open_data(str(path), TRANSFORMER, TEXT, 4, 0)
+    text = path.read_text("utf-8")
+    for source, target in zip(*(_take(data, 1)[0][key] for key in ("source", "target")), strict=True):
+        joined = data.vocabulary.decode([*source, *target])
+        assert joined in text
+        assert len(joined) > 32
+        assert source.min() >= RESERVED
+
+
+def test_every_character_survives_the_vocabulary(tmp_path, cache_dir):
+    lines = ["Grüße, 東京 — naïve\u2028½ 🙂", "tab\tand  spaces"]
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes("\ufeff".encode() + "\n".join(lines).encode())
+    config = dataclasses.replace(TEXT, length=128)
+    data = open_data(f"{tmp_path}/a,{tmp_path}/b", TRANSFORMER, config, 2, 0)
+    sources = _take(data, 1)[0]["source"]
+    assert sorted(data.vocabulary.decode(line.tolist()) for line in sources) == sorted(lines)
+
+
+def test_the_vocabulary_is_kept_and_a_damaged_one_made_anew(parallel, cache_dir):
+    first = open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.to_str()
+    kept = list((cache_dir / "pase_mtf" / "vocabularies").iterdir())
+    assert len(kept) == 1
+    assert open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.to_str() == first
+    kept[0].write_text("{")
+    assert open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.to_str() == first
+    assert kept[0].read_text() != "{"
+    open_data(parallel, TRANSFORMER, dataclasses.replace(TEXT, vocab=300), 4, 0)
+    assert len(list(kept[0].parent.iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(parallel, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert open_data(parallel, TRANSFORMER, TEXT, 4, 0).vocabulary.get_vocab_size() > RESERVED + 256
+
+
+@pytest.mark.parametrize(("source", "target", "message"), [
+    (b"", b"x\n", "source.txt: empty"),
+    (b" \n\n", b"x\n", "source.txt: empty"),
+    (b"a\nb\n", b"a\n", "has 2 lines and"),
+    (b"a\n\n", b"\nb\n", "no line has text in both files"),
+    (b"good\nbad \xff\n", b"a\nb\n", "line 2 is not UTF-8 (byte 0xff)"),
+    (b"a\0b\n", b"a\n", "holds zero bytes"),
+    (None, b"a\n", "no such file"),
+])
+def test_bad_text_gets_one_line(tmp_path, cache_dir, source, target, message):
+    for name, content in (("source.txt", source), ("target.txt", target)):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+    _refused(f"{tmp_path}/source.txt,{tmp_path}/target.txt", TRANSFORMER, TEXT, message)
+
+
+def test_other_mistakes_with_text(tmp_path, cache_dir):
+    (tmp_path / "short.txt").write_text("a few words\n")
+    _refused(str(tmp_path / "short.txt"), TRANSFORMER, TEXT, "at least 32 are needed")
+    _refused(str(tmp_path), TRANSFORMER, TEXT, "a folder, and the model trains on text")
+    _refused(str(tmp_path / "short.txt"), TRANSFORMER, dataclasses.replace(TEXT, vocab=100), "vocab=100: too small")
+    _refused("a,b,c", TRANSFORMER, TEXT, "3 paths")
+    _refused(str(tmp_path / "none.txt"), TRANSFORMER, TEXT, "synthetic data")
+    with pytest.raises(DataError, match="Is a directory"):
+        read_lines(str(tmp_path))
+
+
+def test_plain_text_in_windows(tmp_path, cache_dir):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {number} of a text, {number * number} squared\n" for number in range(200)))
+    data = open_data(str(path), RNNLM, LANGUAGE, LANGUAGE.batch, seed=0)
+    count = data.source.examples
+    everything = data.source.load(np.arange(count))
+    assert everything["tokens"].shape == everything["targets"].shape == (count, LANGUAGE.length)
+    # The windows follow each other in the text: put together they are its beginning, and nothing is left out.
+    assert path.read_text().startswith(data.vocabulary.decode(everything["tokens"].ravel().tolist()))
+    flat = everything["tokens"].ravel()
+    assert (everything["targets"].ravel()[:-1] == flat[1:]).all()
+    features = RNNLM.features(LANGUAGE, LANGUAGE.batch)
+    batch, = _take(data, 1)
+    assert {name: list(value.shape) for name, value in batch.items()} == {
+        name: shape.to_integer_list for name, (shape, _) in features.items()}
+
+
+def test_a_language_model_wants_one_file_of_enough_text(tmp_path, cache_dir):
+    path = tmp_path / "text.txt"
+    path.write_text("short\n")
+    with pytest.raises(DataError, match=r"at least 17 are needed \(a window of 16 and what comes next\)"):
+        open_data(str(path), RNNLM, LANGUAGE, 4, seed=0)
+    with pytest.raises(DataError, match="2 files, and a language model trains on one"):
+        open_data(f"{path},{path}", RNNLM, LANGUAGE, 4, seed=0)
+    with pytest.raises(DataError, match=r"a folder, and the model trains on text; give text.txt$"):
+        open_data(str(tmp_path), RNNLM, LANGUAGE, 4, seed=0)
+
+
+def test_synthetic_text_can_be_learned():
+    data = open_data(None, RNNLM, LANGUAGE, 64, seed=0)
+    assert "synthetic" in data.describe()
+    pairs = []
+    for batch in _take(data, 20):
+        assert batch["tokens"].min() >= RESERVED
+        assert batch["targets"].max() < LANGUAGE.vocab
+        assert (batch["tokens"][:, 1:] == batch["targets"][:, :-1]).all()
+        pairs += zip(batch["tokens"].ravel().tolist(), batch["targets"].ravel().tolist(), strict=True)
+    # Three times out of four the next word is the one that mostly follows.
+    followers = {}
+    for word, following in pairs:
+        followers.setdefault(word, []).append(following)
+    usual = sum(max(map(words.count, set(words))) for words in followers.values())
+    assert 0.7 < usual / len(pairs) < 0.9

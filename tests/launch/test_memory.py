@@ -1,0 +1,48 @@
+from types import SimpleNamespace
+
+import numpy as np
+
+from pase_mtf.compat import tf
+from pase_mtf.launch.memory import peak_bytes_per_device
+
+
+def _device(name, *nodes):
+    def memory(records):
+        return SimpleNamespace(
+            allocation_records=[SimpleNamespace(alloc_micros=at, alloc_bytes=size) for at, size in records])
+    return SimpleNamespace(device=f"/job:localhost/replica:0/task:0/device:{name}",
+                           node_stats=[SimpleNamespace(memory=[memory(records)]) for records in nodes])
+
+
+def _metadata(*devices):
+    return SimpleNamespace(step_stats=SimpleNamespace(dev_stats=devices))
+
+
+def test_peak_is_what_lives_at_once():
+    metadata = _metadata(
+        _device("CPU:0", [(1, 100), (5, -100)], [(3, 50), (9, -50)], [(5, 80)]),
+        _device("CPU:1", [(1, 10)]))
+    # 100+50 at 3; at 5 the 100 go and 80 come: 130.
+    assert peak_bytes_per_device(metadata) == {"CPU:0": 150, "CPU:1": 10}
+
+
+def test_variables_are_added():
+    metadata = _metadata(_device("CPU:0", [(1, 100)]))
+    assert peak_bytes_per_device(metadata, {"/device:CPU:0": 1000, "/device:CPU:3": 7}) == {"CPU:0": 1100, "CPU:3": 7}
+
+
+def test_real_trace_of_a_step():
+    """A chain of matrix products on a virtual device: at least the operands that live together, at most all."""
+    with tf.Graph().as_default():
+        x = tf.placeholder(tf.float32, [256, 256])
+        with tf.device("/device:CPU:1"):
+            y = x
+            for _ in range(6):
+                y = tf.matmul(y, y)
+            y = tf.reduce_sum(y)
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+            metadata = tf.RunMetadata()
+            session.run(y, {x: np.zeros((256, 256), np.float32)},
+                        tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+    size = 256 * 256 * 4
+    assert 2 * size <= peak_bytes_per_device(metadata)["CPU:1"] <= 6 * size + 4096

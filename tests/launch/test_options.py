@@ -1,0 +1,147 @@
+"""Wrong input is answered in one line with the remedy, before TensorFlow is loaded."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pase_mtf import models
+from pase_mtf.launch.__main__ import main
+from pase_mtf.launch.options import Options
+
+_MODEL = "--model=alexnet"
+_TINY = models.load_config("alexnet", "tiny")
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ([], "--model is missing"),
+    (["--model=alexnett"], "did you mean 'alexnet'?"),
+    (["--model=transfomer"], "did you mean 'transformer'?"),
+    ([_MODEL, "--preset=tinny"], "did you mean 'tiny'?"),
+    ([_MODEL, "--preset=/no/such.json"], "cannot read /no/such.json"),
+    ([_MODEL, "--mesh=0"], "fewer than one device"),
+    ([_MODEL, "--mesh=rows:2;rows:2"], "twice"),
+    ([_MODEL, "--mesh=2x4"], "mesh shape"),
+    ([_MODEL, "--machine=a1000"], "did you mean 'a100'?"),
+    ([_MODEL, "--machine=/no/such.json"], "cannot read /no/such.json"),
+    ([_MODEL, "--optimizer=adan"], "did you mean 'adam'?"),
+    ([_MODEL, "--strategy=serach"], "did you mean 'search'?"),
+    ([_MODEL, "--compare=search,exprt"], "did you mean 'expert'?"),
+    ([_MODEL, "--strategy=/no/such.json"], "cannot read /no/such.json"),
+    ([_MODEL, "--devices=tpu"], "did you mean"),
+    ([_MODEL, "--devices=gpu", "--mesh=512"], "more GPUs than there are"),
+    ([_MODEL, "--batch=7", "--mesh=2"], "--batch=7: does not split over 2 devices"),
+    ([_MODEL, "--batch=0"], "--batch=0: must be at least 1"),
+    ([_MODEL, "--steps=0"], "must be at least 1"),
+    ([_MODEL, "--steps=many"], "--steps=many"),
+    ([_MODEL, "--warmup=0"], "must be at least 1"),
+    ([_MODEL, "--learning_rate=-1"], "positive"),
+    ([_MODEL, "--learning_rate=nan"], "positive"),
+    ([_MODEL, "--seed=-1"], "must be at least 0"),
+    ([_MODEL, "--resume=/no/such"], "no such folder"),
+    ([_MODEL, "--output_dir=/"], "never overwritten"),
+    ([_MODEL, "--stpes=3"], "Did you mean: steps"),
+    ([_MODEL, "--batch"], "Missing value"),
+    ([_MODEL, "more"], "'more' is no flag"),
+    ([_MODEL, "--flagfile=/no/such"], "/no/such"),
+])
+def test_bad_usage(arguments, says, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["strategy", "machine", "compare"])
+@pytest.mark.parametrize(("text", "says"), [
+    ('{"format": "pase_mtf.', "truncated"), ('{"format": "something.else", "version": 1}', "foreign"),
+    ("", "truncated"), ("[1, 2]", "foreign"), ("\x00\xff", "truncated"),
+])
+def test_truncated_and_foreign_files(flag, text, says, tmp_path, capsys):
+    path = tmp_path / "file.json"
+    path.write_bytes(text.encode("latin-1"))
+    assert main([_MODEL, f"--{flag}={path}"]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert str(path) in err
+    assert err.count("\n") == 1
+
+
+def test_answers_before_tensorflow_is_loaded():
+    """What words and files can answer is answered at once: wrong flags, a missing package, wrong data."""
+    code = ("import sys, types\n"
+            "from pase_mtf.launch.__main__ import main\n"
+            "codes = [main(['--model=alexnet', *more]) for more in "
+            "(['--mesh=0'], ['--preset=x'], ['--batch=3'], ['--machine=x'], ['--devices=gpu', '--mesh=99'],"
+            " ['--compare=x'], ['--output_dir=/'], ['--print_config'])]\n"
+            "codes.append(main(['--help']))\n"
+            "heavy = {'tensorflow', 'matplotlib', 'numba', 'scipy', 'PIL', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+            "assert not heavy, heavy\n"
+            "sys.modules['matplotlib'] = None\n"
+            "codes.append(main(['--model=alexnet']))\n"
+            "from pase_mtf.launch.data import open_data; from pase_mtf.models import load_config\n"
+            "open_data(None, types.SimpleNamespace(data_kind='images'), load_config('alexnet', 'tiny'), 4, 0)\n"
+            "assert 'tensorflow' not in sys.modules\nprint(codes)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          env={"CUDA_VISIBLE_DEVICES": "", "PATH": ""})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str([2] * 7 + [0, 0, 2])
+    assert len(done.stderr.splitlines()) == 8
+
+
+@pytest.mark.parametrize(("module", "package"), [
+    ("matplotlib", "matplotlib"), ("PIL", "pillow"), ("tokenizers", "tokenizers"), ("jinja2", "jinja2")])
+def test_a_missing_package_is_named_at_once(module, package, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)  # what Python takes for "cannot be imported"
+    assert main([_MODEL, "--devices=cpu", "--machine=a100"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"error: the launcher needs {package}; pip install 'pase_mtf[launch]'\n"
+    assert list(tmp_path.iterdir()) == []
+    assert main([_MODEL, "--devices=cpu", "--machine=a100", "--print_config"]) == 0
+
+
+def test_help(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for flag in ("--model", "--mesh", "--compare", "--resume", "--[no]search_only", "Exit codes"):
+        assert flag in out
+
+
+def test_print_config(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model=transformer", "--mesh=rows:2;cols:2", "--devices=cpu", "--print_config", "--optimizer=sgd",
+                 "--seed=5"]) == 0
+    config = json.loads(capsys.readouterr().out)
+    options = config["options"]
+    assert options["preset"] == "tiny"
+    assert options["optimizer"] == "sgd"
+    assert options["learning_rate"] > 0
+    assert options["batch"] == config["model_config"]["batch"]
+    assert config["model_config"]["seed"] == 5
+    assert len(config["devices"]) == 4
+    assert options["output_dir"].startswith("outputs/transformer-rows2-cols2-")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_folders_do_not_collide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    first = Options(model="alexnet").resolved(_TINY, "tiny").output_dir
+    (tmp_path / first).mkdir(parents=True)
+    assert Options(model="alexnet").resolved(_TINY, "tiny").output_dir == f"{first}-2"
+
+
+def test_adafactor_keeps_its_own_schedule():
+    assert Options(model="alexnet", optimizer="adafactor").resolved(_TINY, "tiny").learning_rate is None
+    assert Options(model="alexnet").resolved(_TINY, "tiny").learning_rate == _TINY.learning_rate
+    given = Options(model="alexnet", optimizer="adafactor", learning_rate=0.5).resolved(_TINY, "tiny")
+    assert given.learning_rate == 0.5
+
+
+def test_a_batch_that_does_not_divide_is_fine_without_data_parallelism():
+    assert Options(model="alexnet", batch=6, mesh="4", compare="search").resolved(_TINY, "tiny").batch == 6

@@ -1,0 +1,117 @@
+import html
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from pase_mtf.launch.report import ArmRow, arm_rows, final_table, report_html, search_summary, size, summary_json
+from pase_mtf.launch.training import History, Record
+
+
+def _history(**milliseconds):
+    records = {arm: [Record(arm, step, 1 / (step + 1), value / 1e3, step > 0) for step, value in enumerate(values)]
+               for arm, values in milliseconds.items()}
+    return History(0, records)
+
+
+def _strategy(seconds, memory):
+    return SimpleNamespace(seconds=seconds, memory_bytes=memory)
+
+
+@pytest.fixture
+def rows():
+    history = _history(stock_data_parallel=[999, 80, 80, 80], data_parallel=[999, 40, 50, 60], search=[999, 20, 20, 26])
+    strategies = {"search": _strategy(0.019, 2**20), "data_parallel": _strategy(0.045, 2**21),
+                  "expert": _strategy(0.019, 2**20)}
+    names = ["search", "stock_data_parallel", "data_parallel", "expert"]
+    return arm_rows(names, history, strategies, {"expert": "search"}, {"search": 3 * 2**20}, batch=10)
+
+
+def test_numbers(rows):
+    search = rows["search"]
+    assert set(search) == set(ArmRow.__annotations__)
+    assert search["measured_ms"] == pytest.approx(20)
+    assert search["measured_ms_spread"] == pytest.approx(1.5)
+    assert search["examples_per_second"] == pytest.approx(500)
+    assert search["speedup_over_data_parallel"] == pytest.approx(2.5)
+    assert search["speedup_over_stock"] == pytest.approx(4)
+    assert search["predicted_ms"] == pytest.approx(19)
+    assert search["predicted_bytes"] == 2**20
+    assert search["measured_bytes"] == 3 * 2**20
+    assert search["final_loss"] == pytest.approx(0.25)
+    assert rows["stock_data_parallel"]["predicted_ms"] is None
+    assert rows["data_parallel"]["speedup_over_data_parallel"] == pytest.approx(1)
+
+
+def test_an_arm_with_the_same_strategy_shares_the_measurement(rows):
+    assert rows["expert"]["same_as"] == "search"
+    assert rows["expert"]["measured_ms"] == rows["search"]["measured_ms"]
+    assert rows["expert"]["measured_bytes"] == rows["search"]["measured_bytes"]
+    assert "expert (= search)" in final_table(rows)
+
+
+def test_without_baselines():
+    rows = arm_rows(["search"], _history(search=[999, 20]), {"search": _strategy(0.1, 1)}, {}, {}, 10)
+    assert rows["search"]["speedup_over_stock"] is None
+    assert rows["search"]["speedup_over_data_parallel"] is None
+
+
+def test_nothing_was_measured():
+    rows = arm_rows(["search", "stock_data_parallel"], History(0, {}), {"search": _strategy(0.1, 1)}, {}, {}, 10)
+    assert rows["search"]["measured_ms"] is None
+    assert rows["search"]["predicted_ms"] == pytest.approx(100)
+    assert json.loads(summary_json(rows))["arms"]["search"]["final_loss"] is None
+    final_table(rows)
+
+
+def test_json_has_no_nan(rows):
+    rows["search"]["final_loss"] = float("nan")
+    text = summary_json(rows, search={"seconds": 0.1, "optimal": True, "gap": float("inf")})
+    data = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert data["arms"]["search"]["final_loss"] is None
+    assert data["search"] == {"seconds": 0.1, "optimal": True, "gap": None}
+
+
+def test_table_is_aligned(rows):
+    lines = final_table(rows).splitlines()
+    assert len(lines) == 6
+    assert lines[0].startswith("arm")
+    assert "20.0 ± 1.5" in lines[2]
+    assert "4.00×" in lines[2]
+    assert "2.50×" in lines[2]
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (12, "12 B"), (2**20, "1.0 MiB"), (3 * 2**30, "3.00 GiB"),
+                                             (2**41, "2048.00 GiB")])
+def test_size(value, text):
+    assert size(value) == text
+
+
+def test_report_is_one_self_contained_file(rows):
+    history = _history(data_parallel=[9, 40], search=[9, 20])
+    text = report_html(title="net <8>", facts={"devices": "8 & more"}, rows=rows, history=history,
+                       strategy_table="layer | split <a>", layout="mesh_shape = all:8", notes={"Search": "3 layers"})
+    assert "net &lt;8&gt;" in text
+    assert "8 &amp; more" in text
+    assert "layer | split &lt;a&gt;" in text
+    assert final_table(rows) in html.unescape(text)
+    sources = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert len(sources) == 2
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    assert "<script" not in text
+
+
+def test_report_of_a_search_alone(rows):
+    text = report_html(title="net", facts={}, rows={}, history=None, strategy_table="table", layout="layout", notes={})
+    assert "table" in text
+    assert "<img" not in text
+
+
+@pytest.mark.parametrize(("search", "said"), [
+    ({"optimal": True, "gap": 0.0}, "optimal (proven)"), ({"optimal": False, "gap": 0.02}, "at most 2 % above"),
+    ({"optimal": False, "gap": 0.004, "simpler": "data_parallel"}, "data parallelism, predicted 0.4 % above"),
+    ({}, "no bound")])
+def test_what_the_search_proved_is_said(search, said):
+    strategy = SimpleNamespace(search=search, parts={"forward": 0.001}, seconds=0.001)
+    assert said in search_summary(strategy, SimpleNamespace(layers=(1, 2), edges=(1,)))

@@ -1,0 +1,152 @@
+"""What this process runs on: control groups as the kernel shows them (fake files), devices by flag, sessions."""
+
+import pytest
+
+from pase_mtf import runtime
+from pase_mtf.errors import UsageError
+from pase_mtf.runtime import (
+    Devices,
+    available_bytes,
+    choose_devices,
+    cores,
+    describe_host,
+    operation_threads,
+    session_config,
+)
+
+
+@pytest.fixture
+def kernel(monkeypatch, tmp_path):
+    """Writes files of /proc and /sys/fs/cgroup: a computer of 16 cores, until it is given others."""
+    def write(files):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    monkeypatch.setattr(runtime, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(runtime, "_CONTROL_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(runtime.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    write({"proc/cpuinfo": "processor : 0\nmodel name\t: Abacus 7\nprocessor : 1\nmodel name\t: Abacus 8\n",
+           "proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n"})
+    return write
+
+
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, 16.0),
+    ({"cgroup/cpu.max": "max 100000\n"}, 16.0),
+    ({"cgroup/cpu.max": "250000 100000\n"}, 2.5),
+    ({"cgroup/cpu.max": "6400000 100000\n"}, 16.0),
+    ({"cgroup/cpu.max": "nonsense"}, 16.0),
+    # A group of systemd's within another one that is smaller.
+    ({"proc/self/cgroup": "0::/jobs/this\n", "cgroup/jobs/this/cpu.max": "400000 100000",
+      "cgroup/jobs/cpu.max": "300000 100000"}, 3.0),
+    # Version 1, by the process's own group and, in a container, by the root.
+    ({"proc/self/cgroup": "4:cpuacct,cpu:/jobs\n1:memory:/\n", "cgroup/cpu/jobs/cpu.cfs_quota_us": "200000\n",
+      "cgroup/cpu/jobs/cpu.cfs_period_us": "100000\n"}, 2.0),
+    ({"proc/self/cgroup": "4:cpu:/docker/f00\n", "cgroup/cpu/cpu.cfs_quota_us": "50000",
+      "cgroup/cpu/cpu.cfs_period_us": "100000"}, 0.5),
+    ({"cgroup/cpu/cpu.cfs_quota_us": "-1", "cgroup/cpu/cpu.cfs_period_us": "100000"}, 16.0),
+])
+def test_cores(kernel, files, expected):
+    kernel(files)
+    assert cores() == expected
+
+
+def test_the_host_is_described_with_the_cores_of_its_quota(kernel):
+    assert describe_host() == "Abacus 7 (16 cores)"
+    kernel({"cgroup/cpu.max": "200000 100000"})
+    assert describe_host() == "Abacus 7 (2 cores)"
+    kernel({"cgroup/cpu.max": "100000 100000"})
+    assert describe_host() == "Abacus 7 (1 core)"
+    kernel({"cgroup/cpu.max": "150000 100000"})
+    assert describe_host() == "Abacus 7 (1.5 cores)"
+
+
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, 8000 * 1024),
+    ({"cgroup/memory.max": "max", "cgroup/memory.current": "1000"}, 8000 * 1024),
+    ({"cgroup/memory.max": "5000", "cgroup/memory.current": "1000"}, 4000),
+    ({"cgroup/memory.max": "5000", "cgroup/memory.current": "6000"}, 0),
+    ({"proc/self/cgroup": "4:memory:/jobs", "cgroup/memory/jobs/memory.limit_in_bytes": "7000",
+      "cgroup/memory/jobs/memory.usage_in_bytes": "500"}, 6500),
+])
+def test_available_bytes(kernel, files, expected):
+    kernel(files)
+    assert available_bytes() == expected
+
+
+def test_nothing_is_known_of_the_memory(kernel, monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime, "_PROC", tmp_path / "nowhere")
+    assert available_bytes() is None
+
+
+def test_this_computer():
+    assert cores() > 0
+    assert "core" in describe_host()
+    found = available_bytes()
+    assert found is None or 0 < found < 2**50
+
+
+def test_threads_of_an_operation(monkeypatch):
+    monkeypatch.setattr(runtime, "cores", lambda: 16.0)
+    assert [operation_threads(devices) for devices in (1, 4, 8, 64)] == [16, 4, 2, 1]
+
+
+def test_sessions(monkeypatch):
+    monkeypatch.setattr(runtime, "cores", lambda: 16.0)
+    config = session_config(Devices.first(4, "cpu"))
+    assert (config.device_count["CPU"], config.intra_op_parallelism_threads) == (4, 4)
+    assert config.graph_options.rewrite_options.disable_meta_optimizer
+    # Named devices: as many as there are numbers up to the last.
+    config = session_config(Devices("cpu", ("/device:CPU:5", "/device:CPU:1"), "here"))
+    assert (config.device_count["CPU"], config.intra_op_parallelism_threads) == (6, 8)
+    config = session_config(Devices.first(2, "gpu"))
+    assert (config.device_count["CPU"], config.intra_op_parallelism_threads) == (1, 0)
+    assert config.gpu_options.allow_growth
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def present(*names):
+        monkeypatch.setattr(runtime, "_gpus", lambda: list(names))
+    return present
+
+
+def test_auto_takes_gpus_where_there_are_enough(gpus):
+    gpus("A100", "A100")
+    assert choose_devices("auto", 2).names == ("/device:GPU:0", "/device:GPU:1")
+    assert choose_devices("auto", 2).models == "A100"
+    assert choose_devices("auto", 4).names == tuple(f"/device:CPU:{number}" for number in range(4))
+    assert choose_devices("cpu", 2).kind == "cpu"
+
+
+@pytest.mark.parametrize(("present", "count", "says"), [
+    ((), 8, r"--mesh=8: more GPUs than there are \(0\); use --devices=cpu"),
+    (("A100",), 8, r"--mesh=8: more GPUs than there are \(1\); use --mesh=1 or less"),
+])
+def test_more_gpus_than_there_are(gpus, present, count, says):
+    gpus(*present)
+    with pytest.raises(UsageError, match=says):
+        choose_devices("gpu", count)
+
+
+def test_a_list(gpus):
+    gpus("A100")
+    assert choose_devices("/device:CPU:3,/device:CPU:1", 2).names == ("/device:CPU:3", "/device:CPU:1")
+    assert choose_devices("/device:GPU:0", 1).kind == "gpu"
+
+
+@pytest.mark.parametrize(("flag", "count", "says"), [
+    ("/device:CPU:0", 2, "names 1 devices, --mesh wants 2"),
+    ("/device:CPU:0,/device:CPU:0", 2, "named twice"),
+    ("/device:TPU:0", 1, "no device name"),
+    ("/device:CPU:x", 1, "no device name"),
+    ("/device:GPU:7", 1, "more GPUs than there are"),
+    ("/device:CPU:0,/device:GPU:0", 2, "mixed"),
+    ("gpus", 2, "did you mean 'gpu'"),
+])
+def test_refuses(gpus, flag, count, says):
+    gpus("A100")
+    with pytest.raises(UsageError, match=says):
+        choose_devices(flag, count)
