@@ -218,8 +218,7 @@ def test_no_damage_but_a_format_error(tmp_path, version):
         (tmp_path / "bad.npz").write_bytes(damaged)
         try:
             found = CostNetwork.load(tmp_path / "bad.npz")
-        except FormatError as error:
-            assert "\n" not in str(error)
+        except FormatError:
             refused += 1
         else:  # a byte that says nothing of the network, such as a date
             assert_same(found, network)
