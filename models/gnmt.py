@@ -55,6 +55,7 @@ def _both_ways(sequence: mtf.Tensor, ahead: mtf.Tensor, back: mtf.Tensor, step: 
                 + tf.reshape(back, shape) * sequence[:, length.size - 1 - step])
 
     def gradient(operation: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
+        assert passed is not None  # a sequence without a gradient is not asked for one
         passed.append(dy)
         dsequence = None
         if step == 0:
@@ -90,7 +91,8 @@ def _bidirectional(sequence: mtf.Tensor, words: mtf.Tensor, units: mtf.Dimension
         stack = lstm.Recurrence(batch, directions, 2, inputs, units, config, mesh)
         ahead, back = (lstm.one_of(mesh, directions, [number], config, name)
                        for number, name in enumerate(("ahead", "back")))
-        outputs, passed = [], []
+        outputs: list[mtf.Tensor] = []
+        passed: list[mtf.Tensor] = []
         for step in range(length.size):
             x = drop(_both_ways(sequence, ahead, back, step, passed))
             # Backwards, padding comes first: the state stays zeros until there is a word.
@@ -183,7 +185,9 @@ def _decode(x: mtf.Tensor, memory: mtf.Tensor, visible: mtf.Tensor, keys: mtf.Te
         first = lstm.one_of(mesh, dim, [0], config, "first")
         last = lstm.one_of(mesh, dim, [dim.size - 1], config, "last")
         residuals = lstm.one_of(mesh, dim, range(2, dim.size), config, "residuals")
-        below, context, outputs, of_sequence = stack.h, stack.h, [], []
+        below, context = stack.h, stack.h
+        outputs: list[mtf.Tensor] = []
+        of_sequence: list[mtf.Tensor] = []
         for wave in range(length.size + dim.size - 1):
             # What the first layer attended to goes up with the time step it belongs to.
             context = mtf.shift(context, 1, dim, wrap=False, name="hand_on_context")
