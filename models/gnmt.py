@@ -55,7 +55,7 @@ def _both_ways(sequence: mtf.Tensor, ahead: mtf.Tensor, back: mtf.Tensor, step: 
                 + tf.reshape(back, shape) * sequence[:, length.size - 1 - step])
 
     def gradient(operation: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
-        assert passed is not None  # a sequence without a gradient is not asked for one
+        assert passed is not None  # the sequence has a gradient
         passed.append(dy)
         dsequence = None
         if step == 0:

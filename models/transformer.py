@@ -17,13 +17,12 @@ import numpy as np
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
 from pase_mtf.models.dropout import dropout
-from pase_mtf.models.presets import TransformerConfig
-from pase_mtf.models.recurrent_presets import GnmtConfig
+from pase_mtf.models.presets import TextConfig, TransformerConfig
 
 __all__ = ["MODEL", "features", "loss"]
 
 
-def features(config: TransformerConfig | GnmtConfig, batch: int) -> dict[str, tuple[mtf.Shape, tf.DType]]:
+def features(config: TextConfig, batch: int) -> dict[str, tuple[mtf.Shape, tf.DType]]:
     """Token ids: the source, what the decoder sees (the target moved right by one), and what it has to say."""
     batch_dim = mtf.Dimension("batch", batch)
     source = mtf.Shape([batch_dim, mtf.Dimension("length", config.length)])

@@ -10,7 +10,7 @@ from pase_mtf.errors import FormatError, UsageError
 __all__ = ["read_json", "write_atomically"]
 
 
-def write_atomically(path: str | os.PathLike, data: str | bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
     """Writes beside `path`, then renames: a reader sees the old file or the new one, never a part.
 
     Raises:
@@ -33,7 +33,7 @@ def write_atomically(path: str | os.PathLike, data: str | bytes) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}; free space or choose another place") from error
 
 
-def read_json(path: str | os.PathLike, expected: str, version: int) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], expected: str, version: int) -> dict[str, Any]:
     """Reads a JSON file of ours and checks that it says it is one.
 
     Args:

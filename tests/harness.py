@@ -77,16 +77,23 @@ def session(devices: int = 8) -> tf.Session:
 
 # Rules of lowering
 
-def stock(mesh_shape: str = "one:1", layout: str = "") -> LoweringRule:
+def stock(mesh_shape: str = "one:1", layout: str = "", autostack: bool = False) -> LoweringRule:
     """Mesh-TensorFlow's own lowering; by default on one device."""
-    return lambda program: stock_lowering(program.mesh, mesh_shape, layout)
+    return lambda program: stock_lowering(program.mesh, mesh_shape, layout, autostack)
 
 
-def stock_lowering(mesh: mtf.Mesh, mesh_shape: str = "one:1", layout: str = "") -> mtf.Lowering:
-    """Mesh-TensorFlow's own lowering of a mesh's graph; by default on one device."""
+def stock_lowering(mesh: mtf.Mesh, mesh_shape: str = "one:1", layout: str = "", autostack: bool = False,
+                   ) -> mtf.Lowering:
+    """Mesh-TensorFlow's own lowering of a mesh's graph; by default on one device.
+
+    Args:
+      mesh: of the graph.
+      mesh_shape, layout: as Mesh-TensorFlow takes them.
+      autostack: whether it may merge variables (as it does unless told otherwise); then they lose their names.
+    """
     shape = mtf.convert_to_shape(mesh_shape)
     return mtf.Lowering(mesh.graph, {mesh: placement_mesh_impl.PlacementMeshImpl(
-        shape, mtf.convert_to_layout_rules(layout), device_names(shape.size))})
+        shape, mtf.convert_to_layout_rules(layout), device_names(shape.size))}, autostack)
 
 
 def planned(plan_of: Callable[[mtf.Graph], Mapping[mtf.Operation, MeshSpec]], devices: int = DEVICES,
@@ -278,7 +285,7 @@ def model_batches(name: str, config: Any) -> Iterator[dict[str, Any]]:
     features = models.get(name).features(config, config.batch)
     for step in range(1, 1000):
         batch: dict[str, Any] = {}
-        for number, (key, (shape, dtype)) in enumerate(features.items()):
+        for key, (shape, dtype) in features.items():
             if key == "step":
                 batch[key] = step
             elif not dtype.is_integer:
@@ -287,9 +294,9 @@ def model_batches(name: str, config: Any) -> Iterator[dict[str, Any]]:
                 batch[key] = generator.integers(config.classes, size=shape.to_integer_list)
             else:
                 batch[key] = generator.integers(1, config.vocab, shape.to_integer_list)
-                if "target" in features:  # sentences: every row has another length
+                if "target" in features:  # sentences: every row has another length, its translation yet another
                     for row, line in enumerate(batch[key]):
-                        line[config.length - (row + number) % (config.length // 2 + 1):] = 0
+                        line[config.length - (row + (key == "source")) % (config.length // 2 + 1):] = 0
         yield batch
 
 

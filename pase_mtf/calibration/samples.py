@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -67,14 +68,15 @@ class Samples:
 
     def update(self, other: Samples) -> None:
         """Adds all samples of another measurement."""
-        for name, found in (*other.operations.items(), *other.collectives.items()):
-            for sample in found:
-                self.add(name, sample)
+        for name, operations in other.operations.items():
+            self.operations.setdefault(name, []).extend(operations)
+        for name, collectives in other.collectives.items():
+            self.collectives.setdefault(name, []).extend(collectives)
 
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
         """Name -> the samples' fields."""
-        return {name: [dataclasses.asdict(sample) for sample in found]
-                for name, found in (*self.operations.items(), *self.collectives.items())}
+        named: dict[str, Sequence[OperationSample | CollectiveSample]] = {**self.operations, **self.collectives}
+        return {name: [dataclasses.asdict(sample) for sample in found] for name, found in named.items()}
 
     @classmethod
     def from_json(cls, data: dict[str, list[dict[str, Any]]]) -> Samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -274,8 +275,16 @@ def _add_copies(bench: Bench) -> None:
                 with tf.device(device):
                     made.append(tf.raw_ops.Identity(input=block))
         # Every device splits once and joins once, and each time copies what it holds.
-        bench.add("copy", made, lambda seconds, n=elements, t=times: OperationSample(
-            n / devices, 8.0 * n / devices, 4.0 * n / devices, seconds / t / (2 * devices if bench.shared else 2)))
+        bench.add("copy", made, functools.partial(_copied, elements / devices,
+                                                  times * (2 * devices if bench.shared else 2)))
+
+
+def _copied(elements: float, times: int, seconds: float) -> OperationSample:
+    return OperationSample(elements, 8.0 * elements, 4.0 * elements, seconds / times)
+
+
+def _summed(group: int, elements: int, times: int, seconds: float) -> CollectiveSample:
+    return CollectiveSample(group, 4.0 * elements, seconds / times)
 
 
 def _add_allreduces(bench: Bench) -> None:
@@ -296,8 +305,7 @@ def _add_allreduces(bench: Bench) -> None:
                 for device, tensor in zip(bench.names, result.to_laid_out_tensor().tensor_list, strict=True):
                     with tf.device(device):
                         nodes.append(tf.raw_ops.Identity(input=tensor))
-            bench.add("all-reduce", nodes, lambda seconds, g=group, n=elements, t=times: CollectiveSample(
-                g, 4.0 * n, seconds / t))
+            bench.add("all-reduce", nodes, functools.partial(_summed, group, elements, times))
 
 
 def _add_rings(bench: Bench) -> None:
@@ -316,8 +324,7 @@ def _add_rings(bench: Bench) -> None:
                 for device, tensor in zip(bench.names, result.to_laid_out_tensor().tensor_list, strict=True):
                     with tf.device(device):
                         nodes.append(tf.raw_ops.Identity(input=tensor))
-            bench.add("ring", nodes, lambda seconds, g=group, n=elements: CollectiveSample(
-                g, 4.0 * n, seconds / 2))
+            bench.add("ring", nodes, functools.partial(_summed, group, elements, 2))
 
 
 def benches(devices: int, kind: str) -> Iterator[Bench]:

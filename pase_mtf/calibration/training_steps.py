@@ -155,7 +155,7 @@ def measure_step(devices: int, kind: str, number: int) -> Step | None:
 def _wall_seconds(session: tf.Session, step: tf.Operation, shared: bool) -> float:
     """Seconds of a step, the median. Between its operations cores wait for each other, which the work of the cores does
     not show; on a machine that others use as well, no more than a third of the work is taken for such waiting."""
-    run, walls = session.make_callable(step), []
+    run, walls = session.make_callable(step), list[float]()
     run()
     begin, work = time.perf_counter(), time.process_time()
     while len(walls) < _RUNS or time.perf_counter() - begin < _SECONDS:

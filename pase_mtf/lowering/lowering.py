@@ -114,9 +114,10 @@ class PlanLowering(mtf.Lowering):
         self.graph = graph
         self.emitter = Emitter(devices, shared_memory)
         self.current: DeviceMeshImpl | None = None
-        self.variables, self.operations = {}, {}
+        self.variables: dict[mtf.Variable, Any] = {}
+        self.operations: dict[mtf.Operation, tf.Operation] = {}
         self.tensors = _Tensors(self)
-        self._counters = []
+        self._counters: list[tuple[str, float]] = []
         self._step = step
         self._filled: tf.Operation | None = None
         self._stored: dict[mtf.Tensor, Any] = {}
@@ -128,7 +129,7 @@ class PlanLowering(mtf.Lowering):
         self._idle = {operation for operation, needed in zip(
             graph.operations, needed_for_updates(graph.operations), strict=True) if not needed}
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
-        self.mesh_to_impl = collections.defaultdict(lambda: everywhere)
+        self.mesh_to_impl: dict[mtf.Mesh, DeviceMeshImpl] = collections.defaultdict(lambda: everywhere)
         self._assign_impls(plan)
         for operation in graph.operations:
             self.lower_operation(operation)

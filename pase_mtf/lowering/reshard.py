@@ -109,8 +109,8 @@ def move(tensors: Sequence[tf.Tensor], source: Partition, target: Partition, sha
     cutter = _Cutter(tensors, source, shape, emitter)
     orders = []
     for parts, positions in target.holders.items():
-        counts, pieces = cover(source, target, shape, parts)
-        pieces = list(pieces)
+        counts, covering = cover(source, target, shape, parts)
+        pieces = list(covering)
         # Sharing memory, the block is made once, by a device that has some of it.
         makers = positions[:1] if emitter.shared else positions
         for maker in makers:
@@ -148,8 +148,8 @@ def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], d
         if size == 1:
             continue
         xs = [tensors[position] for position in group]
-        shape = xs[0].shape.as_list() if xs[0].shape.rank is not None else [None]
-        elements = math.prod(shape) if None not in shape else 0
+        shape: list[int] = xs[0].shape.as_list() if xs[0].shape.is_fully_defined() else []
+        elements = math.prod(shape) if xs[0].shape.is_fully_defined() else 0
         if emitter.shared or elements * xs[0].dtype.size < _SMALL:
             # Summed once; who needs it reads it there.
             device = devices[emitter.turn(group)]
@@ -210,8 +210,7 @@ def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Seque
     orders = []
     for parts, positions in target.holders.items():
         counts, pieces = cover(source, target, shape, parts)
-        home = emitter.turn(positions)
-        device = target.devices[home]
+        device = target.devices[emitter.turn(positions)]
         found = []
         for piece in pieces:
             group = group_of[nearest(source.holders[piece.parts], source.devices, device)]
@@ -220,11 +219,11 @@ def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Seque
                 cutter.want(position, piece)
         orders.append((positions, emitter.devices[device], counts, found))
     result: list[tf.Tensor | None] = [None] * len(target.devices)
-    for positions, device, counts, found in orders:
+    for positions, name, counts, found in orders:
         cells = [
-            emitter.combine(device, [cutter.get(position, piece) for position in group], "SUM")
+            emitter.combine(name, [cutter.get(position, piece) for position in group], "SUM")
             for group, piece in found]
-        total = assemble(cells, counts, device, emitter)
+        total = assemble(cells, counts, name, emitter)
         for position in positions:
             result[position] = total
     return result

@@ -176,7 +176,8 @@ def _holders(value: tf.Tensor, idle: Collection[str]) -> list[tf.Operation]:
     Those that merely see it in another shape are looked through; those in an idle name scope are none.
     """
     context = value.op._get_control_flow_context()
-    found, tensors = {}, [value]
+    found: dict[tf.Operation, None] = {}
+    tensors = [value]
     while tensors:
         for node in tensors.pop().consumers():
             if node.type in _VIEWS:

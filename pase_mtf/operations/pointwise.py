@@ -76,10 +76,10 @@ def _constant_demands(operation: mtf.ops.Constant, demands: StockDemands) -> Non
 
 
 def _added_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) -> dict[mtf.Tensor, PendingSum]:
-    output, found = operation.outputs[0], [sums.get(tensor) for tensor in operation.inputs]
-    if None in found or any(tensor.shape != output.shape for tensor in operation.inputs):
+    output, (one, other) = operation.outputs[0], operation.inputs
+    if one not in sums or other not in sums or not one.shape == other.shape == output.shape:
         return {}
-    return {output: found[0] if found[0] == found[1] else AddedSum(*found)}
+    return {output: sums[one] if sums[one] == sums[other] else AddedSum(sums[one], sums[other])}
 
 
 _BINARY = Rule(lower=_lower_binary)

@@ -31,7 +31,7 @@ def _demands(operation: mtf.Operation, demands: StockDemands) -> None:
                        "a function of slices cannot make or sum up a split dim")
 
 
-def _gradient_splittable(operation: mtf.Operation) -> set[str]:
+def _gradient_splittable(operation: mtf.Operation) -> frozenset[str]:
     """It differentiates the very tensors of its forward operation, slice by slice."""
     return splittable_dims(operation._forward_op) & names_of(operation)
 

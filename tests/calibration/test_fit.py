@@ -264,4 +264,4 @@ def test_one_disturbed_sample_of_every_kind_moves_little(recorded, found_of_reco
     before, after = relative_errors(recorded, found_of_recorded), relative_errors(recorded, found)
     moved = {kind: float(np.median(np.abs(after[kind] - before[kind]))) for kind in before}
     assert {kind: error for kind, error in moved.items() if error > LITTLE} == {}
-    assert found.overhead == pytest.approx(found_of_recorded.overhead, rel=0.5)
+    assert found.overhead < 2.5 * found_of_recorded.overhead  # of three samples that are far apart

@@ -7,13 +7,11 @@ import functools
 import itertools
 from collections.abc import Iterator
 
+import harness
 import numpy as np
-from harness import LoweringRule, device_names, stock, train
 
 from benchmarks import programs
 from pase_mtf.compat import mtf, tf
-
-__all__ = ["DEVICES", "STEPS", "TOLERANCE", "built", "device_names", "losses", "losses_of", "one_device", "stock"]
 
 DEVICES = 8
 STEPS = 3
@@ -21,12 +19,16 @@ STEPS = 3
 TOLERANCE = 2e-4
 
 
+# As programs lower themselves.
+stock = functools.partial(harness.stock, autostack=True)
+
+
 def losses(program: programs.Program, lowering: mtf.Lowering) -> np.ndarray:
     """The losses of a few steps of a lowered program; every step's update is in the next step's loss."""
-    return train(program, lowering, itertools.islice(program.batches(), STEPS)).losses
+    return harness.train(program, lowering, itertools.islice(program.batches(), STEPS)).losses
 
 
-def losses_of(name: str, rule: LoweringRule, mesh_shape: str = "", layout: str = "") -> np.ndarray:
+def losses_of(name: str, rule: harness.LoweringRule, mesh_shape: str = "", layout: str = "") -> np.ndarray:
     """The losses of a reduced program, in a graph of its own."""
     with tf.Graph().as_default():
         program = programs.build(name, "reduced", mesh_shape, layout)
