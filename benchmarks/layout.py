@@ -39,7 +39,7 @@ from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.facts import read_operations
 from pase_mtf.runtime import choose_devices, describe_host
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 __all__ = ["main"]
 

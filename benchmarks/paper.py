@@ -42,7 +42,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import describe_host
 from pase_mtf.search import solve
 from pase_mtf.search.network import CostNetwork
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 __all__ = ["main"]
 

@@ -15,7 +15,8 @@ from pase_mtf.launch.flag_values import ArmName, MeshFlag
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import configurations_of_layout
-from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 __all__ = ["SIMPLE_WITHIN", "changed_configurations", "duplicates", "find_strategies", "random_configurations"]
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pase_mtf.operations.registry import register_operation
     from pase_mtf.search import Solution, solve
     from pase_mtf.search.network import CostNetwork
-    from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
+    from pase_mtf.strategy.find import find_strategy
+    from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 _import_hook.register()
 
@@ -39,7 +40,7 @@ __all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Layout", "Machin
 _LATER = {"export_graph": "export.exporter", "lower": "lowering.lowering", "Layout": "layout.layout",
           "find_layout": "layout.find", "capture_graph": "layout.capture", "swap_lowering": "layout.capture",
           "register_operation": "operations.registry", "CostNetwork": "search.network",
-          "Strategy": "strategy.strategy", "find_strategy": "strategy.strategy",
+          "Strategy": "strategy.strategy", "find_strategy": "strategy.find",
           "evaluate_strategy": "strategy.strategy", "Solution": "search", "solve": "search"}
 
 

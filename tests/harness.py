@@ -30,7 +30,8 @@ from pase_mtf.lowering.lowering import PlanLowering, lower
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.runtime import Devices, session_config
-from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 DEVICES = 4
 """Of the gate's trainings: a TensorFlow node costs about 0.3 ms of a core, and every device has nodes of its own."""

@@ -10,7 +10,7 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.lowering.lowering import lower
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 
 def _config(name, devices=4, **changes):

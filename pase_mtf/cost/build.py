@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.cost.compute import PARTS, Collective, collectives_of, layer_parts
+from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.resharding import resharding_seconds
 from pase_mtf.cost.signature import OperationSignature, layer_signature
@@ -108,13 +108,6 @@ class PricedNetwork:
         """What it costs to move the tensor of an edge of the graph."""
         priced = self.edge_matrices[edge]
         return float(priced.matrix[priced.rows[source_choice], priced.columns[target_choice]])
-
-    def collectives(self, layer: int, choice: int) -> list[Collective]:
-        """Every all-reduce inside a layer under a configuration, with its seconds on the machine."""
-        found = self.graph.layers[layer]
-        table = ConfigurationTable.build(
-            [self.configurations[layer][choice]], dim_positions(found), len(found.dims))
-        return collectives_of(found, table, self.machine)
 
     def breakdown(self, assignment: Sequence[int]) -> Breakdown:
         """What a strategy costs, by part, given as a configuration index per layer."""

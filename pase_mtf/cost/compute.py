@@ -7,8 +7,6 @@ what fraction of each tensor a device holds under a configuration is then worked
 from __future__ import annotations
 
 import collections
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,11 +15,10 @@ import numpy as np
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import move_seconds
 from pase_mtf.cost.signature import FILTER_GRADIENT, PHASES, PRODUCTS, OperationSignature, TensorBytes
-from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph.computation_graph import Layer, Operand
+from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.machine.machine import Machine
 
-__all__ = ["PARTS", "Collective", "collectives_of", "layer_parts", "ordering_passes"]
+__all__ = ["PARTS", "layer_parts", "ordering_passes"]
 
 PARTS = (*PHASES, "overhead", *(f"all-reduce {phase}" for phase in PHASES),
          *(f"resharding {phase}" for phase in PHASES))
@@ -105,8 +102,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             result[PHASES.index(kernel.entry.phase)] += kernel.times * devices * row
             result[_OVERHEAD] += kernel.times * devices * _overhead(kernel.entry, machine)
     for entry, times in operations.items():
-        if entry.sums:
-            result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(entry, table, machine)
+        for columns, tensors in entry.sums:
+            result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(columns, tensors, table, machine)
         if entry.move:
             result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, machine)
     return result
@@ -118,8 +115,8 @@ def _kernels(entry: OperationSignature, times: int, machine: Machine) -> list[_K
     variables = max(_weights(entry), default=0)
     if not variables or not machine.cache_capacity or machine.cache_hit_cost_ratio == 1.0 or times <= variables:
         return [_Kernel(entry, times, entry.inputs)]
-    hits = tuple((columns, nbytes * (machine.cache_hit_cost_ratio if alike else 1.0))
-                 for (columns, nbytes), alike in zip(entry.inputs, entry.weights, strict=True))
+    hits = tuple((columns, nbytes * (machine.cache_hit_cost_ratio if weights else 1.0))
+                 for (columns, nbytes), weights in zip(entry.inputs, entry.weights, strict=True))
     return [_Kernel(entry, variables, entry.inputs), _Kernel(entry, times - variables, hits, cached=True)]
 
 
@@ -211,10 +208,10 @@ def _runs(entry: OperationSignature, machine: Machine, shares: _Shares) -> _Term
 def _exceeds_cache(operations: Mapping[OperationSignature, int], table: ConfigurationTable,
                    machine: Machine) -> np.ndarray:
     """Whether the weights that are read again are more than a cache holds, bool [K]."""
-    kept = {(tensor, alike) for entry, times in operations.items()
-            for tensor, alike in zip(entry.inputs, _weights(entry), strict=False) if alike and times > alike}
+    kept = {(tensor, count) for entry, times in operations.items()
+            for tensor, count in zip(entry.inputs, _weights(entry), strict=False) if count and times > count}
     devices = table.devices if machine.shared_cores else 1
-    held = sum((alike * nbytes * table.share(columns) for (columns, nbytes), alike in kept),
+    held = sum((count * nbytes * table.share(columns) for (columns, nbytes), count in kept),
                np.zeros(len(table.devices)))
     exceeds: np.ndarray = held * devices > machine.cache_capacity
     return exceeds
@@ -233,48 +230,8 @@ def _overhead(entry: OperationSignature, machine: Machine) -> float:
     return first + (entry.nodes - 1) * machine.overhead
 
 
-def _allreduce(entry: OperationSignature, table: ConfigurationTable, machine: Machine) -> np.ndarray:
-    """Combining the partial sums in the outputs, float64 [K]."""
-    seconds = np.zeros(len(table.devices))
-    for reduced, outputs in entry.sums:
-        nbytes = np.asarray(sum(size * table.share(columns) for columns, size in outputs))
-        seconds += allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine)
-    return seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """One all-reduce that a configuration costs.
-
-    Attributes:
-      operation: the name of the operation whose partial results it combines.
-      phase: of that operation.
-      devices: size of the group.
-      nbytes: what each device contributes.
-      seconds: of this all-reduce, in all groups.
-    """
-
-    operation: str
-    phase: str
-    devices: int
-    nbytes: float
-    seconds: float
-
-
-def collectives_of(layer: Layer, table: ConfigurationTable, machine: Machine) -> list[Collective]:
-    """Every all-reduce of a layer under one configuration (the table's first), in graph order."""
-    position = dim_positions(layer)
-    found = []
-    for operation in layer.operations:
-        for reduced, outputs in operation.sums:
-            groups = group_sizes(table, positions_of(reduced, position), machine)
-            size = round(float(groups[:, 0].prod()))
-            if size > 1:
-                nbytes = np.asarray(sum(_local_bytes(operand, table, position) for operand in outputs))
-                seconds = allreduce_seconds(nbytes, groups, table.devices, machine)
-                found.append(Collective(operation.name, operation.phase, size, float(nbytes[0]), float(seconds[0])))
-    return found
-
-
-def _local_bytes(operand: Operand, table: ConfigurationTable, position: dict[str, int]) -> np.ndarray:
-    return (math.prod(operand.shape) * operand.itemsize) * table.share(positions_of(operand.dims, position))
+def _allreduce(reduced: Sequence[int], tensors: Sequence[TensorBytes], table: ConfigurationTable,
+               machine: Machine) -> np.ndarray:
+    """Combining the partial sums of some tensors over the split of the dims at some columns, float64 [K]."""
+    nbytes = np.asarray(sum(size * table.share(columns) for columns, size in tensors))
+    return allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine)

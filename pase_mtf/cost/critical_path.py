@@ -66,8 +66,9 @@ def critical_path_powers(source_devices: np.ndarray, source_shards: np.ndarray, 
     result = np.zeros((len(source_devices), len(target_devices)))
     split = np.flatnonzero((source_shards > 1).any(axis=0) | (target_shards > 1).any(axis=0)).tolist()
     if len(split) > _MOST_DIMS:
-        return critical_path_devices(source_devices, source_shards, source_strides, target_devices, target_shards,
-                                     target_strides, domains, per_tensor, per_message)
+        result[:] = critical_path_devices(source_devices, source_shards, source_strides, target_devices, target_shards,
+                                          target_strides, domains, per_tensor, per_message)
+        return result
     ends = [(_distinct(source_shards[:, dim], source_strides[:, dim]),
              _distinct(target_shards[:, dim], target_strides[:, dim])) for dim in split]
     devices = (np.unique(source_devices, return_inverse=True), np.unique(target_devices, return_inverse=True))
@@ -102,32 +103,33 @@ def _code_tables(ends: list[tuple[np.ndarray, np.ndarray]], source_devices: np.n
     tables = [_dim_codes(source, target, domains) for source, target in ends]
     # The last device of the target may have no device of the source in its domain: a mismatch.
     far = target_devices[None, :, None] > np.maximum(domains, source_devices[:, None, None])
-    one_mismatch = np.int64(1) << _mismatch_place(np.arange(len(domains)))
-    return [*tables, (far * one_mismatch).sum(axis=2)]
+    return [*tables, (far * _one_mismatch(np.arange(len(domains)))).sum(axis=2)]
 
 
-def _mismatch_place(level: np.ndarray) -> np.ndarray:
-    """The bit of a code at which the number of dims that do not match at a level begins."""
-    return _NEED_BITS + _LEVEL_BITS * level + _HELD_BITS
+def _one_mismatch(levels: np.ndarray) -> np.ndarray:
+    """What one dim that does not match at a level adds to a code, for every level."""
+    one: np.ndarray = np.int64(1) << _NEED_BITS + _LEVEL_BITS * levels + _HELD_BITS
+    return one
 
 
 def _exponent(number: np.ndarray) -> np.ndarray:
-    return np.rint(np.log2(number)).astype(np.int64)
+    exponent: np.ndarray = np.rint(np.log2(number)).astype(np.int64)
+    return exponent
 
 
 def _dim_codes(source: np.ndarray, target: np.ndarray, domains: np.ndarray) -> np.ndarray:
     """What one dim adds to the code, int64 [source, target], of its (shards, stride) at either end."""
     shards, strides = source[:, 0, None], source[:, 1, None]
     wanted, wanted_strides = target[None, :, 0], target[None, :, 1]
-    code = _exponent(wanted) + (_exponent(np.maximum(shards // wanted, 1)) << _FIELD_BITS)
+    code: np.ndarray = _exponent(wanted) + (_exponent(np.maximum(shards // wanted, 1)) << _FIELD_BITS)
+    mismatches = _one_mismatch(np.arange(len(domains)))
     for level, domain in enumerate(domains):
         # The devices of a link domain differ in the low bits of their number: together they hold larger blocks.
         coarse = shards // (np.minimum(np.maximum(strides, domain), shards * strides) // strides)
         finer = np.maximum(coarse, wanted)
         match = (coarse == 1) | (wanted == 1) | (shards * strides == wanted * wanted_strides)
         held = _exponent(finer) + (_exponent(np.maximum(shards // finer, 1)) << _FIELD_BITS)
-        code = code + np.where(match, held << _NEED_BITS + _LEVEL_BITS * level,
-                               np.int64(1) << _mismatch_place(np.int64(level)))
+        code = code + np.where(match, held << _NEED_BITS + _LEVEL_BITS * level, mismatches[level])
     return code
 
 
@@ -160,7 +162,7 @@ def _cost_of(code: int, beyond: int, per_tensor: np.ndarray,
 
 
 @compiled
-def _place_of(code: int, keys: np.ndarray, bits: int) -> int:  # pragma: no cover (compiled)
+def _place_of(code: int, keys: np.ndarray, bits: int) -> np.int64:  # pragma: no cover (compiled)
     """Where a code stands in a hash table of 2 ** bits places, or the empty place where it would."""
     place = np.int64(np.uint64(code) * np.uint64(_HASH_FACTOR) >> np.uint64(64 - bits))
     while keys[place] != code and keys[place] != _EMPTY:

@@ -19,6 +19,7 @@ __all__ = ["MEMORY_PARTS", "layer_memory", "strategy_memory"]
 
 MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
 """What the bytes are for, in the order of the rows of `layer_memory`."""
+_WEIGHTS, _SLOTS, _GRADIENTS, _ACTIVATIONS, _BUFFERS = range(len(MEMORY_PARTS))
 
 
 def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.ndarray:
@@ -50,18 +51,19 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
     phases = {operation.phase for operation in layer.operations}
     for variable in layer.variables:
         nbytes = local(variable.operand)
-        result[0 if variable.trainable else 1] += nbytes
+        result[_WEIGHTS if variable.trainable else _SLOTS] += nbytes
         if variable.trainable and "update" in phases:
-            result[2] += local(_gradient_of(variable, layer))
+            result[_GRADIENTS] += local(_gradient_of(variable, layer))
     for operation in layer.operations:
         nbytes = sum((local(operand) for operand in operation.outputs), np.zeros(len(configurations)))
         if operation.phase == "forward" and operation.kind != "none":
-            result[3] = result[3] + nbytes if "backward" in phases else np.maximum(result[3], nbytes)
-        for reduced, outputs in operation.sums:
-            group = 1.0 / table.share(positions_of(tuple(dict.fromkeys(reduced)), position))
-            # The parts of the others arrive in pieces, as large together as the device's own.
-            arriving = sum((local(operand) for operand in outputs), np.zeros(len(configurations)))
-            result[4] = np.maximum(result[4], np.where(group > 1, arriving, 0.0))
+            kept = result[_ACTIVATIONS]
+            result[_ACTIVATIONS] = kept + nbytes if "backward" in phases else np.maximum(kept, nbytes)
+        for dims, outputs in operation.sums:
+            group = 1.0 / table.share(positions_of(dict.fromkeys(dims), position))
+            # The partial sums of the others arrive in pieces, as large together as the device's own.
+            reduced = sum(map(local, outputs), np.zeros(len(configurations)))
+            result[_BUFFERS] = np.maximum(result[_BUFFERS], np.where(group > 1, reduced, 0.0))
     return result
 
 

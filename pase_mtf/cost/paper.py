@@ -22,11 +22,13 @@ __all__ = ["PAPER_PARTS", "paper_edge", "paper_parts"]
 
 PAPER_PARTS = ("compute", "all-reduce output", "all-reduce gradients", "moves")
 """The parts of a layer's cost, in the order of the rows of `paper_parts`."""
+_COMPUTE, _OUTPUT, _GRADIENTS, _MOVES = range(len(PAPER_PARTS))
 
 
 def _words(size: float, share: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Words a device sends in an all-reduce of size * share words over a group: 2 (q - 1) w / q."""
-    return 2.0 * (group - 1.0) * (size * share) / group
+    words: np.ndarray = 2.0 * (group - 1.0) * (size * share) / group
+    return words
 
 
 def _group(table: ConfigurationTable, columns: Sequence[int]) -> np.ndarray:
@@ -51,27 +53,28 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
       float64 [len(PAPER_PARTS), K].
     """
     result = np.zeros((len(PAPER_PARTS), len(table.devices)))
-    read: collections.Counter = collections.Counter()  # (columns, bytes, dims absent, variables of this kind) -> times
+    # (columns, bytes, dims absent, variables of this kind) -> times
+    read: collections.Counter[tuple[tuple[int, ...], float, tuple[int, ...], int]] = collections.Counter()
     forward = collections.Counter(entry for entry in signature if entry.phase == "forward")
     only_pointwise = not any(entry.kind in (*PRODUCTS, "convolution") for entry in forward)
     for entry, count in forward.items():  # an unrolled recurrence does the same at every time step
         product = entry.kind in (*PRODUCTS, "convolution")
         # A multiply-add is one FLOP in the paper, two in ours.
         flops = entry.flops / 2.0 if product else entry.flops
-        result[0] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
+        result[_COMPUTE] += count * 3.0 * flops * table.share(sorted(set(entry.dims) - {-1}))
         for reduced, outputs in entry.sums:
             for columns, nbytes in outputs:
-                result[1] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
+                result[_OUTPUT] += count * machine.balance * _words(nbytes / 4.0, table.share(columns),
                                                               _group(table, reduced))
         for number, (columns, nbytes) in enumerate(entry.inputs):
-            alike = entry.weights[number] if number < len(entry.weights) else 0
+            variables = entry.weights[number] if number < len(entry.weights) else 0
             # Statistics can look like a scale or a bias; counting no more than there are variables leaves them out.
-            if product or (only_pointwise and alike):
-                read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), alike] += count
+            if product or (only_pointwise and variables):
+                read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), variables] += count
         if entry.move:
-            result[3] += count * 2.0 * machine.balance * move_elements(entry.move, table)
-    for (columns, nbytes, absent, alike), times in read.items():
-        result[2] += (min(times, alike) if alike else times) * machine.balance * _words(
+            result[_MOVES] += count * 2.0 * machine.balance * move_elements(entry.move, table)
+    for (columns, nbytes, absent, variables), times in read.items():
+        result[_GRADIENTS] += (min(times, variables) if variables else times) * machine.balance * _words(
             nbytes / 4.0, table.share(columns), _group(table, absent))
     return result
 
@@ -83,4 +86,6 @@ def paper_edge(source: DistinctShardings, target: DistinctShardings, shape: Sequ
     Returns:
       float64 [R, C].
     """
-    return machine.balance * (elements_moved(source, target, shape) + elements_moved(target, source, shape).T)
+    flop: np.ndarray = machine.balance * (
+        elements_moved(source, target, shape) + elements_moved(target, source, shape).T)
+    return flop

@@ -8,7 +8,7 @@ them, and a pair of shardings costs a handful of multiplications; otherwise all 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -65,9 +65,8 @@ def _critical_path(source: DistinctShardings, target: DistinctShardings, domains
     """What moving costs the critical-path device, float64 [R, C]; arguments as of `critical_path_powers`."""
     arrays = _arrays(source, target)
     powers = _powers_of_two((*arrays, domains))
-    cost: np.ndarray = (critical_path_powers if powers else critical_path_devices)(
-        *arrays, domains, per_tensor, per_message)
-    return cost
+    kernel: Callable[..., np.ndarray] = critical_path_powers if powers else critical_path_devices
+    return kernel(*arrays, domains, per_tensor, per_message)
 
 
 def _arrays(source: DistinctShardings, target: DistinctShardings) -> tuple[np.ndarray, ...]:

@@ -98,9 +98,9 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         sums=tuple((positions_of(dims, position), tuple(tensor(operand) for operand in outputs))
                    for dims, outputs in operation.sums),
         transposed=tuple(tensor(operand) for operand in transposed), move=move,
-        weights=weights if operation.phase != "update" else (), nodes=operation.nodes, traffic=operation.traffic,
-        channels=_output_channels(operation, position), stride_inflation=_stride_inflation(operation),
-        runs=_runs(operation, kind, position))
+        weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
+        traffic=operation.traffic, channels=_output_channels(operation, position),
+        stride_inflation=_stride_inflation(operation), runs=_runs(operation, kind, position))
 
 
 def _output_channels(operation: LayerOperation, position: dict[str, int]) -> tuple[int, int]:
@@ -124,13 +124,13 @@ def _runs(operation: LayerOperation, kind: str, position: dict[str, int]) -> tup
     if kind == "convolution" and operation.outputs:
         # Filters are [window..., in, out], the second input of a convolution and of the gradient of its image.
         made, window = operation.outputs[0], operation.inputs[1].shape[:-2]
-        count = math.prod(made.shape[:-1]) * math.prod(window)
+        count = float(math.prod(made.shape[:-1]) * math.prod(window))
     elif operation.broadcast_runs:
         made = max((*operation.outputs, *operation.inputs), key=lambda operand: math.prod(operand.shape))
         count = operation.broadcast_runs
     else:
         return (), 0.0
-    return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), float(count)
+    return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), count
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def dim_positions(layer: Layer) -> dict[str, int]:
     return position
 
 
-def positions_of(dims: Sequence[str], position: dict[str, int]) -> tuple[int, ...]:
+def positions_of(dims: Iterable[str], position: dict[str, int]) -> tuple[int, ...]:
     """The column of every dim of a tensor; -1, the column of ones, where the layer never splits it."""
     return tuple(position.get(name, -1) for name in dims)
 
@@ -106,7 +106,7 @@ class ConfigurationTable:
 
     def shardings(self, positions: Sequence[int]) -> DistinctShardings:
         """The different shardings that the configurations make of a tensor whose dims are at these columns."""
-        columns = [self.devices]
+        columns: list[np.ndarray] = [self.devices]
         for position in positions:
             if position >= 0:
                 columns += [self.shards[:, position], self.strides[:, position]]
@@ -116,5 +116,5 @@ class ConfigurationTable:
             code = code * (int(dense.max(initial=0)) + 1) + dense
             _, code = np.unique(code, return_inverse=True)
         _, first, index = np.unique(code, return_index=True, return_inverse=True)
-        rows = np.ix_(first, list(positions))
+        rows = np.ix_(first, np.array(positions, np.int64))
         return DistinctShardings(self.devices[first], self.shards[rows], self.strides[rows], index.astype(np.int32))

@@ -23,7 +23,8 @@ from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.machine.machine import LOCAL, Machine
-from pase_mtf.strategy.strategy import Strategy, find_strategy
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["CapturedGraph", "SwappedLowering", "capture_graph", "swap_lowering"]
 

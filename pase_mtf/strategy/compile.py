@@ -21,7 +21,7 @@ from pase_mtf.search import solve
 from pase_mtf.search.messages import improve, rounded_down
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 __all__ = ["compile_kernels", "main"]
 

@@ -14,7 +14,10 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["batch_dim", "configurations_of_layout", "data_parallel", "expert"]
+__all__ = ["BY_HAND", "batch_dim", "configurations_of_layout", "data_parallel", "expert"]
+
+BY_HAND = ("data_parallel", "expert")
+"""The strategies that are written down, not searched for."""
 
 # rows x columns of the Mesh-TensorFlow transformer's mesh, for the numbers of devices that the paper lists.
 _TRANSFORMER_MESHES = {2: (2, 1), 4: (4, 1), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8)}
@@ -55,7 +58,7 @@ def configurations_of_layout(graph: ComputationGraph, mesh: Sequence[tuple[str, 
     """
     result = []
     for layer in graph.layers:
-        axes = []
+        axes: list[tuple[str, int]] = []
         for axis, size in mesh:
             if size == 1:
                 continue
@@ -115,13 +118,13 @@ def _pipelines(graph: ComputationGraph, devices: int) -> tuple[Configuration, ..
     batch, result = batch_dim(graph), []
     for layer, by_batch in zip(graph.layers, data_parallel(graph, devices), strict=True):
         name = next((name for name in _RECURRENT if name in layer.splittable), "")
-        parts = math.gcd(layer.dims[name], devices) if name else 1
-        if parts == 1:
+        stages = math.gcd(layer.dims[name], devices) if name else 1
+        if stages == 1:
             result.append(by_batch)
             continue
         # The devices of one pipeline are neighbours.
-        copies = math.gcd(layer.dims[batch], devices // parts) if batch in layer.splittable else 1
-        axes = (("", devices // parts // copies), (batch, copies), (name, parts))
+        pipelines = math.gcd(layer.dims[batch], devices // stages) if batch in layer.splittable else 1
+        axes = (("", devices // stages // pipelines), (batch, pipelines), (name, stages))
         result.append(Configuration(tuple(axis for axis in axes if axis[1] > 1)))
     return tuple(result)
 
@@ -160,8 +163,8 @@ def _out_dim(layer: Layer) -> str:
 
 
 def _split_as_far_as_possible(layer: Layer, name: str, devices: int) -> Configuration:
-    parts = math.gcd(layer.dims[name], devices)
-    axes = [(name, parts)] if parts > 1 else []
-    if parts < devices:
-        axes.append(("", devices // parts))
+    shards = math.gcd(layer.dims[name], devices)
+    axes = [(name, shards)] if shards > 1 else []
+    if shards < devices:
+        axes.append(("", devices // shards))
     return Configuration(tuple(axes))

@@ -1,5 +1,7 @@
 """The cost network: sums of parts, each shape priced once, errors."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from small_graphs import dense, perceptron
@@ -96,23 +98,11 @@ def test_renamed_dims_are_followed():
 
 def test_bandwidth_and_speed_scale_costs():
     graph = perceptron()
-    import dataclasses
     fast = dataclasses.replace(REAL, links=tuple(
         dataclasses.replace(link, bandwidth=2 * link.bandwidth, latency=link.latency / 2) for link in REAL.links))
     slow, quick = build_network(graph, REAL, 16), build_network(graph, fast, 16)
     for one, other in zip(slow.edge_matrices, quick.edge_matrices, strict=True):
         np.testing.assert_allclose(one.matrix, 2 * other.matrix)
-
-
-def test_collectives_of_a_choice():
-    graph = perceptron()
-    priced = build_network(graph, REAL, 8)
-    choice = priced.index(0, Configuration((("batch", 8),)))
-    collective, = priced.collectives(0, choice)
-    assert collective.operation == "dense0/weight_gradient"
-    assert collective.devices == 8
-    assert collective.nbytes == 4 * 64 * 128
-    assert collective.seconds == pytest.approx(priced.layer_parts(0, choice)["all-reduce backward"])
 
 
 def test_errors():

@@ -7,7 +7,8 @@ import pytest
 from small_graphs import dense
 
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
-from pase_mtf.cost.compute import PARTS, collectives_of, layer_parts
+from pase_mtf.cost.compute import PARTS, layer_parts
+from pase_mtf.cost.memory import layer_memory
 from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand, Variable
@@ -109,7 +110,7 @@ def test_few_channels_do_not_fill_the_simd_width():
 def test_broadcast_runs_take_time_however_short():
     x, offset = Operand(("batch", "out"), (32, 64)), Operand(("out",), (64,))
     operation = LayerOperation(0, "add", "AddOperation", "forward", "pointwise", 2048.0, ("batch", "out"), (x, offset),
-                               (x,), rows=32.0)
+                               (x,), broadcast_runs=32.0)
     layer = Layer("add", "pointwise", {"batch": 32, "out": 64}, ("batch", "out"), (operation,), ())
     configurations = [WHOLE, BATCH, OUT]
     known, found = (_parts(layer, configurations, _machine(broadcast_run_seconds=seconds))["forward"]
@@ -200,18 +201,20 @@ def test_allreduces_follow_the_split_dims():
         np.testing.assert_allclose([parts[name][number] for name in names], values)
 
 
-def test_collectives_add_up_to_the_parts():
+def test_partial_sums_that_differ_are_reduced_each_over_its_own_dims():
+    """One operation that makes both gradients of a product, as a GenericGrad does."""
     layer = dense("dense", 32, 64, 128)
+    forward, image, weights, update = layer.operations
+    both = dataclasses.replace(image, outputs=(*image.outputs, *weights.outputs), reduced=(),
+                               partial_sums=(image.reduced, weights.reduced))
+    joined = dataclasses.replace(layer, operations=(forward, both, update))
+    configurations = [WHOLE, BATCH, OUT, Configuration((("batch", 2), ("out", 4)))]
     machine = _machine(links=(Link(4, 1e9, 1e-6), Link(64, 1e8, 1e-5)))
-    for configuration in enumerate_configurations(layer, 16):
-        parts = _parts(layer, [configuration], machine)
-        table = ConfigurationTable.build([configuration], dim_positions(layer), len(layer.dims))
-        found = collectives_of(layer, table, machine)
-        for phase in ("forward", "backward"):
-            total = sum(collective.seconds for collective in found if collective.phase == phase)
-            assert total == pytest.approx(parts[f"all-reduce {phase}"][0])
-        for collective in found:
-            assert 1 < collective.devices <= 16
+    apart, together = (_parts(each, configurations, machine)["all-reduce backward"] for each in (layer, joined))
+    assert apart.any()
+    np.testing.assert_allclose(together, apart)
+    buffers = [layer_memory(each, configurations)[-1] for each in (layer, joined)]
+    np.testing.assert_array_equal(*buffers)
 
 
 def test_group_levels_by_counting():

@@ -12,7 +12,7 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.capture import capture_graph, swap_lowering
 from pase_mtf.layout.find import find_layout
 from pase_mtf.lowering.lowering import PlanLowering
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 Lowering = mtf.Lowering  # as a program that imports the class by itself has it
 

@@ -10,7 +10,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.recurrent_presets import BiglstmConfig
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 CONFIG = BiglstmConfig(preset="test", layers=2, units=16, projection=8, length=3, vocab=16, batch=8, optimizer="sgd",
                        learning_rate=0.1, dtype="float64")

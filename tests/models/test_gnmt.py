@@ -14,7 +14,7 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.recurrent_presets import GnmtConfig
 from pase_mtf.strategy.experts import expert
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 # Two layers above the bidirectional one, four in the decoder: both have layers with and without residuals.
 CONFIG = GnmtConfig(preset="test", layers=4, units=8, length=5, vocab=16, batch=8, optimizer="sgd", learning_rate=0.1,

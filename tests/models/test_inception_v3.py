@@ -10,7 +10,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
 from pase_mtf.models.convolutional_presets import Convolution, InceptionConfig
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 # Every kind of module; 11x11 after the stem, 5x5 after module B, 2x2 after module D.
 SMALL = InceptionConfig(

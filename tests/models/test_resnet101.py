@@ -10,7 +10,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
 from pase_mtf.models.convolutional_presets import ResnetConfig
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 # Odd sizes: 19 and 5 do not divide by their strides.
 SMALL = ResnetConfig(

@@ -11,7 +11,7 @@ from pase_mtf.compat import tf
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.recurrent_presets import RnnlmConfig
-from pase_mtf.strategy.strategy import find_strategy
+from pase_mtf.strategy.find import find_strategy
 
 CONFIG = RnnlmConfig(preset="test", layers=2, units=8, length=3, vocab=16, batch=8, optimizer="sgd",
                      learning_rate=0.1, dtype="float64")

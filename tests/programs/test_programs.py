@@ -15,7 +15,8 @@ from pase_mtf.export.phases import phases_of
 from pase_mtf.launch.strategies import random_configurations
 from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.facts import read_operations
-from pase_mtf.strategy.strategy import evaluate_strategy, find_strategy
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import evaluate_strategy
 
 MACHINE = Machine.load("2080ti")
 

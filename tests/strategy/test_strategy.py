@@ -7,14 +7,16 @@ import sys
 import numpy as np
 import pytest
 
-from pase_mtf.cost.build import build_network
+from pase_mtf.cost.build import build_network, price_strategy
 from pase_mtf.cost.memory import layer_memory
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy import find, strategy
 from pase_mtf.strategy.experts import batch_dim, configurations_of_layout, data_parallel, expert
-from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, find_strategy
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 
 def _product(index, phase, flops, inputs, output, reduced):
@@ -187,10 +189,67 @@ def test_diff_lists_what_differs(graph):
     differing = [layer.name for layer, mine, theirs in
                  zip(graph.layers, best.configurations, other.configurations, strict=True) if mine != theirs]
     assert differing
-    assert [line.split()[0] for line in text.splitlines()[3:]] == differing
+    assert [line.split()[0] for line in text.splitlines()[3:3 + len(differing)]] == differing
     assert "3 of 3 layers are split alike" in best.diff(best)
     with pytest.raises(MismatchError, match="different graphs"):
         best.diff(find_strategy(_chain(batch=32), 8, "1080ti"))
+
+
+def _lopsided():
+    """fc0 feeds fc1 feeds fc2, in the forward pass only; the middle one is split so that both its edges cost."""
+    graph = _chain(batch=64, widths=(64, 128, 128, 64))
+    graph = ComputationGraph("lopsided", graph.layers, tuple(edge for edge in graph.edges if edge.phase == "forward"),
+                             graph.operations)
+    by_batch = Configuration((("batch", 4),))
+    return graph, [by_batch, by_batch, by_batch], [by_batch, Configuration((("d2", 4),)), by_batch]
+
+
+def test_resharding_is_charged_half_to_either_end():
+    graph, _, crossed = _lopsided()
+    found = evaluate_strategy(graph, crossed, 4, "1080ti")
+    first, second = price_strategy(graph, Machine.load("1080ti"), 4, crossed).edges
+    assert first > 0
+    assert second > 0
+    assert found.edge_parts == pytest.approx((first / 2, (first + second) / 2, second / 2))
+    assert sum(layer.total for layer in found.layer_seconds) == pytest.approx(found.seconds)
+
+
+def test_the_rows_of_a_diff_add_up_to_the_difference():
+    graph, alike, crossed = _lopsided()
+    before, after = (evaluate_strategy(graph, chosen, 4, "1080ti") for chosen in (alike, crossed))
+    lines = before.diff(after).splitlines()[3:]
+    # What the neighbours of the layer that differs pay is in a row of its own.
+    assert [line.split("  ")[0] for line in lines] == ["fc1", "(layers split alike)"]
+    differences = [float(line.split()[-1]) for line in lines]
+    assert differences[1] > 0
+    assert sum(differences) == pytest.approx(1e3 * (after.seconds - before.seconds), abs=2e-3)
+
+
+def test_what_moves_within_a_layer_is_resharding_in_every_table():
+    """A shift along a split dim, and no other communication."""
+    x = Operand(("rows", "d"), (64, 256))
+    shift = LayerOperation(0, "shift", "AnyName", "forward", "gather", 64.0 * 256, ("rows", "d"), (x,), (x,),
+                           shift=("rows", 1), role="shift")
+    layer = Layer("shift", "other", {"rows": 64, "d": 256}, ("rows", "d"), (shift,), ())
+    graph = ComputationGraph("shifted", (layer,), (), 1)
+    found = evaluate_strategy(graph, [Configuration((("rows", 4),))], 4, "1080ti")
+    moved = found.parts["resharding forward"]
+    assert moved > 0
+    cost, = found.layer_seconds
+    assert cost == (pytest.approx(found.seconds - moved), 0.0, pytest.approx(moved))
+    row = next(line.split() for line in found.table().splitlines() if line.startswith("shift "))
+    assert row[-2:] == ["0.000", f"{1e3 * moved:.3f}"]
+    chosen = next(line.split() for line in found.explain("shift").splitlines() if line.endswith("chosen"))
+    assert chosen[3:5] == ["0.0000", f"{1e3 * moved:.4f}"]
+
+
+def test_files_of_the_first_version_load(graph, tmp_path):
+    best = find_strategy(graph, 8, "1080ti")
+    best.save(tmp_path / "strategy.json")
+    data = json.loads((tmp_path / "strategy.json").read_text())
+    assert data["version"] == 2
+    (tmp_path / "strategy.json").write_text(json.dumps({**data, "version": 1}))
+    assert Strategy.load(tmp_path / "strategy.json", graph) == best
 
 
 def test_round_trip(graph, tmp_path):
@@ -223,7 +282,7 @@ def test_broken_files_are_refused(graph, tmp_path):
         Strategy.load(path)
     data = json.loads(text)
     for change in ({"configurations": [[["batch", 1]]] * 3}, {"configurations": data["configurations"][:1]},
-                   {"version": 99}, {"seconds": None, "layer_parts": 3}):
+                   {"version": 99}, {"seconds": None, "layer_parts": 3}, {"edge_parts": data["edge_parts"][:1]}):
         path.write_text(json.dumps({**data, **change}))
         with pytest.raises(FormatError):
             Strategy.load(path)
@@ -231,6 +290,20 @@ def test_broken_files_are_refused(graph, tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="parts"):
         Strategy.load(path)
+
+
+def test_without_a_name_the_machine_is_the_one_at_hand(graph, monkeypatch):
+    asked = []
+
+    def load(machine, devices):
+        asked.append((machine, devices))
+        return machine if isinstance(machine, Machine) else Machine.load("h100")
+
+    monkeypatch.setattr(find, "load_machine", load)
+    monkeypatch.setattr(strategy, "load_machine", load)
+    assert find_strategy(graph, 8).machine_name == "h100"
+    assert evaluate_strategy(graph, data_parallel(graph, 4), 4).machine_name == "h100"
+    assert asked == [("local", 8), ("local", 4)]
 
 
 def test_bad_arguments(graph):

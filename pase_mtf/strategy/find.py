@@ -1,0 +1,106 @@
+"""Finds the cheapest strategy for a graph, or makes one that experts would write."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pase_mtf.calibration.load import load_machine
+from pase_mtf.cost.build import PricedNetwork, build_network
+from pase_mtf.cost.memory import layer_memory
+from pase_mtf.errors import InfeasibleError, UsageError, nearest
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.search import methods, solve
+from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
+
+__all__ = ["find_strategy"]
+
+
+def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Machine | str = LOCAL,
+                  method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
+                  start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
+                  **options: Any) -> Strategy:
+    """Finds the cheapest strategy for a graph on p devices.
+
+    Args:
+      graph: a ComputationGraph, or an mtf.Graph (then it is exported first).
+      devices: p.
+      machine: a Machine, the name of one, or the path of its file; by default the devices at hand, which are measured
+        once (`pase_mtf.calibration.load`).
+      method: a search method ("exact" by default), "data_parallel" or "expert".
+      mesh: axes (name, size) for "expert" (default: what the paper's experts used).
+      idle: let layers run on fewer than p devices while the rest idle.
+      start_from: "data_parallel" or "expert": where a search that improves a strategy ("mcmc") begins.
+      memory_limit: bytes that a device may hold (weights, optimizer slots, gradients, kept activations, communication
+        buffers), for "exact".
+      simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
+        fraction: predictions do not tell such strategies apart, and people do not have to read the other. Then the
+        strategy's search says "simpler": "data_parallel", and how far it is from the optimum.
+      **options: passed to the search (time_limit, gap, progress, ...).
+
+    Returns:
+      The strategy, with its predicted cost by part.
+
+    Raises:
+      UsageError: an unknown method or machine, fewer than one device, or a `simple_within` below 0.
+      InfeasibleError: no strategy satisfies the constraints.
+    """
+    if devices < 1:
+        raise UsageError(f"devices={devices}: there must be at least one device")
+    if not simple_within >= 0.0:
+        raise UsageError(f"simple_within={simple_within}: give a fraction of at least 0, such as 0.01")
+    if method not in (*methods(), *BY_HAND):
+        raise UsageError(f"unknown method {method!r}: {nearest(method, [*methods(), *BY_HAND])}")
+    if start_from is not None and start_from not in BY_HAND:
+        raise UsageError(f"unknown start {start_from!r}: {nearest(start_from, BY_HAND)}")
+    if not isinstance(graph, ComputationGraph):
+        # Exporting needs TensorFlow, which a search alone does not.
+        from pase_mtf.export.exporter import export_graph
+        graph = export_graph(graph)
+    machine = load_machine(machine, devices)
+    if method in BY_HAND:
+        return evaluate_strategy(graph, _by_hand(graph, devices, method, mesh), devices, machine, name=method)
+    if not graph.layers:
+        raise InfeasibleError(f"{graph.name}: the graph has no layers; build the model before searching")
+    start = time.perf_counter()
+    priced = build_network(graph, machine, devices, idle=idle)
+    built = time.perf_counter()
+    if start_from is not None:
+        priced, options["initial"] = with_configurations(priced, _by_hand(graph, devices, start_from, mesh))
+    if memory_limit is not None:
+        options["memory"] = [layer_memory(layer, choices).sum(axis=0)
+                             for layer, choices in zip(graph.layers, priced.configurations, strict=True)]
+        options["memory_limit"] = memory_limit
+    if method == "exact":
+        options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
+    solution = solve(priced.network, method, **options)
+    found = price_assignment(method, priced, solution.assignment, {
+        "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
+        "gap": solution.gap, "lower_bound": solution.lower_bound, "layers": len(graph.layers),
+        "configurations": sum(map(len, priced.configurations)), "method": method})
+    return _simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
+
+
+def _by_hand(graph: ComputationGraph, devices: int, name: str,
+             mesh: Sequence[tuple[str, int]] | None) -> tuple[Configuration, ...]:
+    """One of `BY_HAND`, a configuration per layer."""
+    return data_parallel(graph, devices) if name == "data_parallel" else expert(graph, devices, mesh)
+
+
+def _simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
+    """Data parallelism if it is as good within a fraction and keeps the limit, else what was found."""
+    by_hand = data_parallel(priced.graph, priced.devices)
+    simple = price_assignment(found.name, *with_configurations(priced, by_hand), found.search)
+    if simple.configurations == found.configurations or simple.seconds > (1.0 + within) * found.seconds or (
+            memory_limit is not None and simple.memory_bytes > memory_limit):
+        return found
+    bound = found.search["lower_bound"]
+    return dataclasses.replace(simple, search={
+        **found.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
+        "simpler": "data_parallel", "best_seconds": found.seconds})
