@@ -61,7 +61,7 @@ def test_equal_layers_and_edges_are_priced_once(monkeypatch):
     # Names differ from layer to layer; shapes do not. Forward and backward edges cut the same tensor in the same ways.
     assert calls == {"layer": 1, "edge": 1}
     assert priced.network.distinct_matrices == 1
-    assert len({id(vector) for vector in priced.network.vectors}) == 1
+    assert len({id(parts) for parts in priced.parts}) == 1
 
 
 def test_only_sizes_that_matter_are_distinguished():
