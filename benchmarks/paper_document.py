@@ -58,7 +58,7 @@ def _times(found: dict[str, Any]) -> str:
         "it, the search alone in a process of its own, which begins by loading compiled code, a quarter of a second; a "
         "dynamic program whose tables would need more than 4 GB is not run, and says what it would need. “Paper's "
         "configurations”: parts per dim, in one order, on at most p devices, as in the paper; ours also tell the "
-        "orders of the axes over the devices apart, and copies. K is the most configurations of a layer.\n\n"
+        "orders of the axes over the devices apart, and replication. K is the most configurations of a layer.\n\n"
         + markdown.table(["model", "p", "K", "network", "`exact`", "`pase`", "paper's configurations: K", "`exact`",
                          "`pase`", "PaSE, paper", "FlexFlow, paper", "times faster"], rows) + "\n\n" + _slower(found)]
     instances = [[model, devices, f"{row['instance']['cost']:.6g}", f"{row['cost']:.6g}",

@@ -37,7 +37,7 @@ def wheel(repository, tmp_path_factory):
 def test_wheel_holds_every_file_of_the_folders(repository, wheel):
     expected = {f"{package}/{file.relative_to(repository / folder).as_posix()}"
                 for folder, package in _FOLDERS.items() for file in (repository / folder).rglob("*")
-                if file.is_file() and file.name != "BUILD.bazel" and "__pycache__" not in file.parts}
+                if file.is_file() and file.suffix not in (".bazel", ".pth") and "__pycache__" not in file.parts}
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"pase_mtf/cost/build.py", "pase_mtf/models/alexnet.py", "pase_mtf/configs/machines/h100.json"} <= expected
     assert expected - names == set()

@@ -61,8 +61,6 @@ def _load(text: str | None) -> Callable[..., Any]:
     elif os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
-        import pase_mtf.compat  # noqa: F401 (Mesh-TF can be imported from here on)
         found: Any = importlib.import_module(place)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
@@ -135,7 +133,7 @@ def _run() -> str:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
     fixed = _fixed(_FLAGS.fix)
     build_graph = _reporting(_load(_FLAGS.graph))
-    # Here and not above: it brings TensorFlow.
+    # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
     from pase_mtf.layout.find import find_layout
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
                         memory_limit=memory_limit, fixed=fixed, compare=_FLAGS.compare,

@@ -18,7 +18,7 @@ import numpy as np
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
-from pase_mtf.search.messages import rounded_down
+from pase_mtf.search.messages import improve, rounded_down
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
 from pase_mtf.strategy.find import find_strategy
@@ -69,7 +69,9 @@ def compile_kernels() -> None:
     for method in ("exact", "pase", "mcmc", "k_best"):
         solve(network, method)
     solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
-    rounded_down(pack(network.normalized()))
+    packed = pack(network.normalized())
+    rounded_down(packed)
+    improve(packed, np.zeros(packed.vertices, np.int64), 1)
 
 
 def main() -> int:

@@ -33,9 +33,10 @@ def test_instances(path):
     check_certificate(network, solve(network))
 
 
-def test_random_networks():
+@pytest.mark.parametrize("step", [31, pytest.param(3, marks=pytest.mark.slow)])
+def test_random_networks(step):
     checked = 0
-    for seed in range(0, 3000, 3):
+    for seed in range(0, 3000, step):
         network = random_network(seed, 3000)
         try:
             solution = solve(network)
@@ -43,7 +44,7 @@ def test_random_networks():
             continue
         check_certificate(network, solution)
         checked += 1
-    assert checked > 900
+    assert checked > 0.9 * 3000 / step
 
 
 def test_cut_domains(monkeypatch):

@@ -7,10 +7,10 @@ import zipfile
 
 import numpy as np
 import pytest
+from numpy.lib import format as npy
 from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
-from pase_mtf.search import network as network_module
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
@@ -27,8 +27,9 @@ def test_cost_of_what_does_not_fit(assignment):
         CostNetwork([[1.0], [1.0, 2.0]], []).cost(assignment)
 
 
-def test_normal_form_keeps_every_cost():
-    for seed in range(0, 900, 2):
+@pytest.mark.parametrize("step", [11, pytest.param(2, marks=pytest.mark.slow)])
+def test_normal_form_keeps_every_cost(step):
+    for seed in range(0, 900, step):
         network = random_network(seed, 60)
         normal = network.normalized()
         try:
@@ -55,6 +56,20 @@ def test_parallel_edges_are_summed_only_where_that_is_small():
     assert CostNetwork(vectors, small).normalized().edges[0].matrix.shape == (3, 3)
 
 
+def test_what_edges_share_is_held_once():
+    """Whether they were given one object or equal ones."""
+    matrix, ends = np.arange(4.0).reshape(2, 2), np.array([0, 1])
+    edges = [NetworkEdge(0, 1, matrix, ends, ends), NetworkEdge(1, 2, matrix, ends, ends.copy()),
+             NetworkEdge(0, 2, matrix.tolist(), ends, [1, 1]), NetworkEdge(2, 0, matrix + 1, ends, ends)]
+    network = CostNetwork([[0, 0]] * 3, edges)
+    assert network.arrays.edge_matrix.tolist() == [0, 0, 0, 1]
+    assert network.arrays.edge_classes.tolist() == [[0, 0, 0, 0], [0, 0, 1, 0]]
+    assert network.edges[0].matrix is network.edges[2].matrix
+    for array in (network.vectors[0], network.edges[0].matrix, network.edges[0].rows):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
 def test_equal_matrices_share_memory():
     network = CostNetwork.load(INSTANCES / "transformer_8.npz")
     assert len(network.edges) == 256
@@ -62,35 +77,152 @@ def test_equal_matrices_share_memory():
     assert network.normalized().distinct_matrices == 7
 
 
-@pytest.mark.parametrize("share_above", [1 << 28, 0])
-def test_save_and_load(tmp_path, monkeypatch, share_above):
-    monkeypatch.setattr(network_module, "_SHARE_ABOVE", share_above)
-    for name in ("transformer_8", "alexnet_8"):
-        network = CostNetwork.load(INSTANCES / f"{name}.npz")
-        network.save(tmp_path / "copy.npz")
-        copy = CostNetwork.load(tmp_path / "copy.npz")
-        assert copy.kinds == network.kinds
-        assert len(copy.edges) == len(network.edges)
-        assert copy.distinct_matrices == network.distinct_matrices
-        for ours, theirs in zip(copy.vectors, network.vectors, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        for ours, theirs in zip(copy.edges, network.edges, strict=True):
-            assert (ours.source, ours.target) == (theirs.source, theirs.target)
-            for field in ("matrix", "rows", "columns"):
-                np.testing.assert_array_equal(getattr(ours, field), getattr(theirs, field))
-        first = (tmp_path / "copy.npz").read_bytes()
-        network.save(tmp_path / "copy.npz")
-        assert (tmp_path / "copy.npz").read_bytes() == first
+@pytest.mark.parametrize("name", ["transformer_8", "alexnet_8"])
+def test_save_and_load(tmp_path, name):
+    network = CostNetwork.load(INSTANCES / f"{name}.npz")
+    network.save(tmp_path / "copy.npz")
+    copy = CostNetwork.load(tmp_path / "copy.npz")
+    assert_same(copy, network)
+    first = (tmp_path / "copy.npz").read_bytes()
+    copy.save(tmp_path / "copy.npz")
+    assert (tmp_path / "copy.npz").read_bytes() == first
     assert [path.name for path in tmp_path.iterdir()] == ["copy.npz"]
+    normal = network.normalized()  # whose matrices lie between others, no longer used
+    normal.save(tmp_path / "copy.npz")
+    assert_same(CostNetwork.load(tmp_path / "copy.npz"), normal)
+
+
+def assert_same(ours, theirs):
+    """Equal in all that a user can see."""
+    assert ours.kinds == theirs.kinds
+    assert len(ours.edges) == len(theirs.edges)
+    assert ours.distinct_matrices == theirs.distinct_matrices
+    for one, other in zip(ours.vectors, theirs.vectors, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(ours.edges, theirs.edges, strict=True):
+        assert (one.source, one.target) == (other.source, other.target)
+        for field in ("matrix", "rows", "columns"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+
+
+def version_1(network, shared):
+    """The arrays that a file of version 1 held."""
+    first = {number: edge for edge, number in reversed(list(enumerate(network.arrays.edge_matrix.tolist())))}
+    owner = [first[number] if shared else edge for edge, number in enumerate(network.arrays.edge_matrix.tolist())]
+    members = {"n": np.int64(len(network.vectors)), "src": network.arrays.ends[0].astype(np.int64),
+               "tgt": network.arrays.ends[1].astype(np.int64), "types": np.array(network.kinds, np.str_)}
+    if shared:
+        members["shared"] = np.array(owner, np.int64)
+    members |= {f"u{layer}": vector for layer, vector in enumerate(network.vectors)}
+    for number, edge in enumerate(network.edges):
+        members |= {f"rc{number}": edge.rows, f"cc{number}": edge.columns}
+        if owner[number] == number:
+            members[f"C{number}"] = edge.matrix
+    return members
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_files_of_version_1(tmp_path, shared):
+    network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
+    members = version_1(network, shared)
+    with np.load(INSTANCES / "alexnet_8.npz") as committed:
+        assert set(committed.files) == set(version_1(network, False))
+    np.savez_compressed(tmp_path / "old.npz", **members)
+    assert_same(CostNetwork.load(tmp_path / "old.npz"), network)
+    # Matrices that may be read through `shared` only where they are.
+    members.pop("C0")
+    np.savez_compressed(tmp_path / "old.npz", **members)
+    with pytest.raises(FormatError, match="C0"):
+        CostNetwork.load(tmp_path / "old.npz")
 
 
 def test_numpy_reads_what_we_write(tmp_path):
     network = CostNetwork.load(INSTANCES / "rnnlm_8.npz")
     network.save(tmp_path / "copy.npz")
-    with np.load(tmp_path / "copy.npz") as ours, np.load(INSTANCES / "rnnlm_8.npz") as theirs:
-        assert set(ours.files) == set(theirs.files)
-        for name in ours.files:
-            np.testing.assert_array_equal(ours[name], theirs[name])
+    with np.load(tmp_path / "copy.npz", allow_pickle=False) as file:
+        members = dict(file)
+    assert (str(members.pop("format")), int(members.pop("version"))) == ("pase_mtf.network", 2)
+    np.testing.assert_array_equal(members["unary"], np.concatenate(network.vectors))
+    np.testing.assert_array_equal(members["sizes"], network.sizes)
+    assert members["kinds"].tolist() == list(network.kinds)
+    assert len(members["values"]) == members["shapes"].prod(axis=1).sum()
+    assert set(members) == {"unary", "sizes", "values", "shapes", "classes", "lengths", "ends", "edge_matrix",
+                            "edge_classes", "kinds"}
+
+
+def members_of(path):
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize(("name", "change", "match"), [
+    ("version", lambda old: old + 1, "version 3, .*upgrade"),
+    ("format", lambda old: np.array("pase_mtf.other"), "another format"),
+    ("unary", lambda old: old[:-1], "unary has"),
+    ("unary", lambda old: old.astype(str), "unary of shape"),
+    ("values", lambda old: np.append(old, 0.0), "values has"),
+    ("shapes", lambda old: -old, "shapes has an entry"),
+    ("shapes", lambda old: old * 2 ** 30, "shapes has an entry"),
+    ("shapes", lambda old: old.ravel(), "shapes of shape"),
+    ("sizes", lambda old: old.astype(float), "sizes of shape"),
+    ("lengths", lambda old: old[1:], "classes has"),
+    ("ends", lambda old: old + 1, "ends has an entry"),
+    ("edge_matrix", lambda old: old - 1, "edge_matrix has an entry"),
+    ("edge_classes", lambda old: old[:, 1:], "edge_classes of shape"),
+    ("kinds", lambda old: old[1:], "kinds of shape"),
+    ("classes", lambda old: old + 1000, "has class"),
+])
+def test_arrays_that_do_not_fit(tmp_path, name, change, match):
+    CostNetwork.load(INSTANCES / "alexnet_8.npz").save(tmp_path / "bad.npz")
+    members = members_of(tmp_path / "bad.npz")
+    np.savez(tmp_path / "bad.npz", **{**members, name: change(members[name])})
+    with pytest.raises(FormatError, match=match):
+        CostNetwork.load(tmp_path / "bad.npz")
+    del members[name]
+    np.savez(tmp_path / "bad.npz", **members)
+    with pytest.raises(FormatError):
+        CostNetwork.load(tmp_path / "bad.npz")
+
+
+def test_sizes_are_checked_before_room_is_made(tmp_path):
+    """A file of a few bytes that says it holds terabytes."""
+    content = io.BytesIO()
+    npy.write_array_header_1_0(content, {"descr": "<f8", "fortran_order": False, "shape": (10 ** 12,)})
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        archive.writestr("n.npy", content.getvalue())
+    with pytest.raises(FormatError, match="bytes for shape"):
+        CostNetwork.load(tmp_path / "bad.npz")
+    raw = bytearray((INSTANCES / "rnnlm_8.npz").read_bytes())
+    place = raw.rindex(b"PK\x01\x02")
+    raw[place + 24:place + 28] = (2 ** 31).to_bytes(4, "little")  # the last member's size, in the directory
+    (tmp_path / "bad.npz").write_bytes(raw)
+    with pytest.raises(FormatError, match="of 2147483648 bytes"):
+        CostNetwork.load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_damage_but_a_format_error(tmp_path, version):
+    good = INSTANCES / "rnnlm_8.npz"
+    if version == 2:
+        CostNetwork.load(good).save(tmp_path / "good.npz")
+        good = tmp_path / "good.npz"
+    network, raw = CostNetwork.load(good), good.read_bytes()
+    rng, refused = np.random.default_rng(version), 0
+    for trial in range(150):
+        damaged = bytearray(raw)
+        if trial % 3 == 0:
+            damaged = damaged[:int(rng.integers(len(raw)))]
+        else:
+            for place in rng.integers(0, len(raw), trial % 3):
+                damaged[place] ^= int(rng.integers(1, 256))
+        (tmp_path / "bad.npz").write_bytes(damaged)
+        try:
+            found = CostNetwork.load(tmp_path / "bad.npz")
+        except FormatError:
+            refused += 1
+        else:  # a byte that says nothing of the network, such as a date
+            assert_same(found, network)
+    assert refused > 100
 
 
 def test_files_that_are_no_networks(tmp_path):

@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -28,15 +29,16 @@ def feasible(seeds, most_assignments=2000):
         yield network, solution.cost, 1e-12 * sum(parts)
 
 
+@pytest.mark.parametrize("step", [37, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["pase", "breadth_first"])
-def test_dynamic_programs_against_brute_force(method):
+def test_dynamic_programs_against_brute_force(method, step):
     count = 0
-    for network, cost, rounding in feasible(range(1, 2000, 4)):
+    for network, cost, rounding in feasible(range(1, 2000, step)):
         solution = solve(network, method)
         assert solution.cost == network.cost(solution.assignment)
         assert abs(solution.cost - cost) <= rounding
         count += 1
-    assert count > 450
+    assert count > 0.9 * 2000 / step
 
 
 @pytest.mark.parametrize("method", ["exact", "pase", "breadth_first"])
@@ -116,9 +118,10 @@ def test_mcmc_starts_where_told():
             solve(network, "mcmc", **options)
 
 
-def test_k_best_against_enumeration():
+@pytest.mark.parametrize("step", [31, pytest.param(5, marks=pytest.mark.slow)])
+def test_k_best_against_enumeration(step):
     count = 0
-    for network, _, rounding in feasible(range(0, 1200, 5), 300):
+    for network, _, rounding in feasible(range(0, 1200, step), 300):
         costs = sorted(network.cost(choice) for choice in itertools.product(*map(range, network.sizes)))
         costs = [cost for cost in costs if cost < np.inf][:7]
         found = solve(network, "k_best", k=7).statistics["strategies"]
@@ -129,7 +132,7 @@ def test_k_best_against_enumeration():
             assert cost == network.cost(assignment)
             assert abs(cost - expected) <= 2 * rounding
         count += 1
-    assert count > 200
+    assert count > 0.8 * 1200 / step
 
 
 def test_k_best_is_exact_on_integers():
@@ -185,7 +188,7 @@ def test_own_search_can_be_registered(monkeypatch):
         register("first")(first)
 
 
-def test_progress_bar_appears_after_a_second(capsys):
+def test_progress_bar_appears_after_a_second(capsys, monkeypatch):
     def slow(network, *, time_limit=None, gap=0.0, progress=None):
         for seconds, cost, bound in ((0.5, 9.0, 1.0), (1.5, np.inf, -np.inf), (2.0, 5.0, 4.0)):
             if progress is not None:
@@ -203,5 +206,6 @@ def test_progress_bar_appears_after_a_second(capsys):
         assert "cost 9" not in shown  # after half a second
     finally:
         del registry._METHODS["slow"]
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)  # a machine on which no search takes any time
     solve(network, progress=True)
     assert capsys.readouterr().err == ""

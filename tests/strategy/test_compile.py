@@ -1,0 +1,84 @@
+"""python -m pase_mtf.strategy.compile: after it, a first search compiles nothing."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# Prints, per kernel, the types it was compiled for or loaded with, and how often it was compiled.
+KERNELS = """
+import importlib, json, pkgutil, pase_mtf.cost, pase_mtf.search
+
+def kernels():
+    found = {}
+    for package in (pase_mtf.cost, pase_mtf.search):
+        for entry in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            if not entry.name.endswith("__main__"):
+                for name, value in vars(importlib.import_module(entry.name)).items():
+                    if hasattr(value, "py_func") and value.__module__ == entry.name:
+                        found[entry.name + "." + name] = (sorted(map(str, value.signatures)),
+                                                          sum(value.stats.cache_misses.values()))
+    return found
+"""
+
+# Searches of all kinds, of other graphs and machines than those that are compiled with.
+SEARCHES = """
+import dataclasses, itertools, sys
+sys.path.insert(0, "tests")
+import numpy as np
+from small_graphs import perceptron
+from pase_mtf import Machine, find_strategy, solve
+from pase_mtf.search.network import CostNetwork, NetworkEdge
+
+graph = perceptron((64, 128, 32, 64, 16), batch=48)
+for machine, devices in itertools.product(("1080ti", "h100"), (2, 8, 12)):
+    for shared in (False, True):
+        linked = dataclasses.replace(Machine.load(machine), shared_cores=shared)
+        found = find_strategy(graph, devices=devices, machine=linked)
+        find_strategy(graph, devices=devices, machine=linked, memory_limit=0.9 * found.memory_bytes + 1e5)
+for method in ("pase", "breadth_first", "mcmc", "k_best", "data_parallel", "expert"):
+    find_strategy(graph, devices=8, machine="h100", method=method)
+network = CostNetwork.load("tests/data/instances/transformer_4.npz")
+solve(network)
+solve(CostNetwork(network.vectors, network.edges))  # whose arrays cannot be written to
+every, costs = np.arange(800), np.random.default_rng(0).random((800, 800))
+solve(CostNetwork([costs[0]] * 3, [NetworkEdge(i, j, costs, every, every) for i, j in ((0, 1), (1, 2), (0, 2))]))
+"""
+
+
+def run(script, **environment):
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT,
+                           env={**os.environ, **environment})
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_all_types_of_all_kernels():
+    """What searches call is what was called before, kernel by kernel and type by type (a kernel that only kernels call
+    has none of its own where those are loaded)."""
+    out = run(KERNELS + """
+from pase_mtf.strategy.compile import compile_kernels
+compile_kernels()
+before = kernels()
+""" + SEARCHES + """
+print(json.dumps([before, kernels()]))
+""")
+    before, after = json.loads(out)
+    assert sum(bool(types) for types, _ in before.values()) > 10
+    assert {name: types for name, (types, _) in after.items()} == {name: types for name, (types, _) in before.items()}
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_after_it(tmp_path):
+    """In a new environment: one process compiles and keeps it, the next finds everything there."""
+    done = subprocess.run([sys.executable, "-m", "pase_mtf.strategy.compile"], capture_output=True, text=True,
+                          check=False, cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = json.loads(run(KERNELS + SEARCHES + "print(json.dumps(kernels()))", NUMBA_CACHE_DIR=str(tmp_path)))
+    assert sum(bool(types) for types, _ in found.values()) > 10
+    assert {name: misses for name, (_, misses) in found.items() if misses} == {}
