@@ -44,7 +44,7 @@ setup(
         "scipy>=1.11,<2",
         "absl-py>=2,<3",
         "tqdm>=4.66,<5",
-        "tabulate>=0.9,<1",
+        "tabulate>=0.10,<1",
         "platformdirs>=4,<5",
     ],
     extras_require={
@@ -53,7 +53,7 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         # What the launcher reads and draws with: plots of its report, images, text.
         "launch": ["matplotlib>=3.8,<4", "pillow>=10,<14", "tokenizers>=0.19,<1", "jinja2>=3.1,<4"],
-        "lint": ["ruff>=0.6,<1", "import-linter>=2.1,<3", "mypy>=1.11,<2", "types-tabulate>=0.9,<1"],
+        "lint": ["ruff>=0.6,<1", "import-linter>=2.1,<3", "mypy>=1.11,<2", "types-tabulate>=0.10,<1"],
         # The last three serve Mesh-TensorFlow's own tests; setuptools stands in for distutils, gone since Python 3.12,
         # and builds the wheel that is tested. tf-keras, which tensorflow-probability imports, is left to the Makefile:
         # its dependency would install one build of TensorFlow over the other.

@@ -19,4 +19,4 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], left: Collectio
     """
     body = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     alignment = ["left" if column in left else "right" for column in range(len(head))]
-    return tabulate(body, head, tablefmt="pipe", disable_numparse=True, colalign=alignment if body else None)
+    return tabulate(body, head, tablefmt="pipe", disable_numparse=True, colalign=alignment)

@@ -69,10 +69,8 @@ def _critical_path(source: DistinctShardings, target: DistinctShardings, domains
     return kernel(*arrays, domains, per_tensor, per_message)
 
 
-_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
-def _arrays(source: DistinctShardings, target: DistinctShardings) -> _Arrays:
+def _arrays(source: DistinctShardings, target: DistinctShardings,
+            ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return source.devices, source.shards, source.strides, target.devices, target.shards, target.strides
 
 

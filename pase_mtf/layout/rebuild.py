@@ -52,6 +52,7 @@ class _SearchedGraph:
     """A graph that the program built, searched; it stands for all of its structure.
 
     Attributes:
+      built: the graph.
       search: the layouts of the graph as it is.
       problem: why it has no candidates; "" where it may have some.
     """
@@ -62,7 +63,7 @@ class _SearchedGraph:
         Raises:
           UsageError: of the first graph only: what is fixed is no dim of it. Another graph may well have other dims.
         """
-        self.problem = ""
+        self.built, self.problem = built, ""
         self._proposing: list[GraphSearch] = []
         try:
             self.search = GraphSearch(built.graph, built.outputs, request)
@@ -148,7 +149,8 @@ class _Trials:
         try:
             with tf.Graph().as_default():
                 built, graph = self._build(layout)
-                cost = graph.search.judge("", *layout.parsed(), Verifier(built.graph, built.outputs))
+                verifier = None if graph.built is built else Verifier(built.graph, built.outputs)
+                cost = graph.search.judge("", *layout.parsed(), verifier)
                 self.trials[layout] = _Trial(cost, graph)
         except InfeasibleError as error:
             self.trials[layout] = _Trial(LayoutCost("", *layout, 0.0, {}, {}, str(error)), None)

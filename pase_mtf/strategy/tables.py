@@ -127,8 +127,8 @@ def difference_table(names: Sequence[str], mine: Sequence[tuple[Configuration, L
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]], columns: str) -> str:
     """Cells as they are, in columns that are flush left ("l") or right ("r")."""
-    sides = ["left" if side == "l" else "right" for side in columns]
-    return tabulate(body, head, disable_numparse=True, colalign=sides)
+    return tabulate(body, head, disable_numparse=True,
+                    colalign=["left" if side == "l" else "right" for side in columns])
 
 
 def _signed(seconds: float) -> str:

@@ -107,7 +107,7 @@ def _shallow(name):
     return dataclasses.replace(CONFIGS[name], dropout=0.2, **few)
 
 
-@pytest.mark.parametrize("seed", harness.some_slow([0, 1], [2, 3, 4]))
+@pytest.mark.parametrize("seed", harness.some_slow([0], [1, 2, 3, 4]))
 @pytest.mark.parametrize("name", ["transformer", "alexnet"])
 def test_any_mesh_trains_as_one_device(name, seed):
     dims = np.random.default_rng(seed).permutation(SPLITTABLE[name])[:2]
