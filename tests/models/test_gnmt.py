@@ -21,7 +21,7 @@ CONFIG = GnmtConfig(preset="test", layers=4, units=8, length=5, vocab=16, batch=
                     dtype="float64")
 FLAT = dataclasses.replace(CONFIG, layers=2, length=3)
 # Two layers in the encoder's stack, three in the decoder.
-SMALL = dataclasses.replace(CONFIG, layers=3, length=2)
+SMALL = dataclasses.replace(CONFIG, layers=3, length=3)
 
 
 def plain(features, parameters, config):
