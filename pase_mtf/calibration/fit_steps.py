@@ -58,7 +58,7 @@ def fit_steps(machine: Machine, devices: int, steps: Sequence[Step]) -> Machine:
     found = lsq_linear(np.vstack([per_unit / seconds[:, None], held]) * units,
                        np.append((seconds - known) / seconds, [0.0, 0.0]),
                        bounds=([0.0, 0.0, 0.0], [_MOST - 1.0, np.inf, np.inf]), method="bvls").x * units
-    return at(1.0 + found[0], float(found[1]), float(found[2]))
+    return at(1.0 + float(found[0]), float(found[1]), float(found[2]))
 
 
 def slow_down(machine: Machine, times: float) -> Machine:

@@ -2,7 +2,7 @@
 
 Operations that read the same variable are one layer without saying so. What stands between them in an unrolled
 recurrence (the cell, the handing on of states, attention in the loop) is not: without a word, every time step would
-leave its own crumbs in the computation graph.
+leave its own fragments in the computation graph.
 """
 
 from __future__ import annotations

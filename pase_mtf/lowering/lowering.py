@@ -246,7 +246,7 @@ class PlanLowering(mtf.Lowering):
                 stored.add_counter_fn()
         if result is None:
             result = move(stored.to_laid_out_tensor().tensor_list, source, target, shape, self.emitter)
-        # The entry keeps `stored` alive: its id stays its own.
+        # The entry holds on to `stored`: its id stays its own.
         self._moved[here[0], id(stored), target] = stored, result
         return result
 
