@@ -1,11 +1,8 @@
-"""What holds for every test: a quiet TensorFlow that makes its nodes fast, a cache of its own, and hypothesis that
-repeats itself."""
+"""What holds for every test: a quiet TensorFlow, a cache of its own, and hypothesis that repeats itself."""
 
-import functools
 import gc
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -29,12 +26,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 _COLLECTOR = gc.get_threshold()
-_patches = pytest.MonkeyPatch()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Removes the cache of this run, and what was patched."""
-    _patches.undo()
+    """Removes the cache of this run."""
     gc.unfreeze()
     gc.set_threshold(*_COLLECTOR)
     if not _IS_WORKER:
@@ -46,26 +41,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Patches TensorFlow before the first test that finds it imported, whichever that is."""
-    if "tensorflow" in sys.modules:
-        _make_nodes_faster()
-
-
-@functools.cache
-def _make_nodes_faster() -> None:
-    """Half of the time of all tests goes into making TensorFlow nodes, a tenth of that into a text per allowed type of
-    every input, which only an error needs."""
-    from tensorflow.python.framework import op_def_library  # private to TensorFlow, so it may move
-    check = op_def_library._SatisfiesTypeConstraint
-
-    def check_fast(dtype, attr_def, param_name):
-        if attr_def.HasField("allowed_values") and dtype not in attr_def.allowed_values.list.type:
-            check(dtype, attr_def, param_name)  # raises
-
-    _patches.setattr(op_def_library, "_SatisfiesTypeConstraint", check_fast)
 
 
 @pytest.fixture
