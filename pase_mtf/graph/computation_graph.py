@@ -166,7 +166,7 @@ class ComputationGraph:
       layers: in the order of the operations that found them.
       edges: every (tensor, target layer, target_dims) once.
       operations: number of operations of the Mesh-TF graph that was exported.
-      meta: what the exporter wants to hand on (optimizer, batch, preset, ...); not part of the hash.
+      meta: what the exporter wants to pass on (optimizer, batch, preset, ...); not part of the hash.
     """
 
     name: str

@@ -37,7 +37,7 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
 
     Returns:
       (reason, moved): the reason is "" where values come out right; moved: slices were cut, exchanged or joined, so
-      that an unfinished sum is finished first.
+      that a pending sum is reduced first.
     """
     before, after = _cumprods(old), _cumprods(new)
     place_old: dict[int, int] = {}  # axis -> the place of what it splits, before and after
