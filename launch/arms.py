@@ -122,7 +122,7 @@ class Arm:
         """Frees what the arm holds."""
         self._session.close()
 
-    def _run(self, *arguments: Any) -> Any:
+    def _run(self, *arguments: object) -> Any:
         try:
             return self._session.run(*arguments)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.models.presets import CONFIGS, load_config, presets
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "get", "load_config", "names", "placeholders", "presets"]
 
+_Config = TypeVar("_Config")
+
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Model(Generic[_Config]):
     """A model of the registry.
 
     Attributes:
@@ -34,8 +36,8 @@ class Model:
 
     name: str
     data_kind: str
-    features: Callable[[Any, int], dict[str, tuple[mtf.Shape, tf.DType]]]
-    loss: Callable[[mtf.Mesh, dict[str, mtf.Tensor], Any], mtf.Tensor]
+    features: Callable[[_Config, int], dict[str, tuple[mtf.Shape, tf.DType]]]
+    loss: Callable[[mtf.Mesh, dict[str, mtf.Tensor], _Config], mtf.Tensor]
 
 
 def names() -> list[str]:
@@ -43,7 +45,7 @@ def names() -> list[str]:
     return sorted(CONFIGS)
 
 
-def get(name: str) -> Model:
+def get(name: str) -> Model[Any]:
     """The model of that name.
 
     Raises:

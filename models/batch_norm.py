@@ -9,16 +9,15 @@ Training statistics only: moving averages, which nothing but evaluation reads, a
 
 from __future__ import annotations
 
-from typing import Any
-
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import layers
+from pase_mtf.models.presets import ModelConfig
 
 __all__ = ["batch_norm"]
 
 
-def batch_norm(x: mtf.Tensor, config: Any, name: str = "norm", relu: bool = False, residual: mtf.Tensor | None = None,
-               epsilon: float = 1e-5) -> mtf.Tensor:
+def batch_norm(x: mtf.Tensor, config: ModelConfig, name: str = "norm", relu: bool = False,
+               residual: mtf.Tensor | None = None, epsilon: float = 1e-5) -> mtf.Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + offset, per channel, and what usually follows it.
 
     The gradient is written out, in five operations: every one becomes at least p TensorFlow nodes, and those of the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 from pase_mtf.errors import UsageError, nearest
 
@@ -13,7 +13,19 @@ OPTIMIZERS = ("adafactor", "adam", "sgd")
 DTYPES = ("float32", "float64")
 
 
-def positive(config: Any, *names: str) -> None:
+class _RunConfig(Protocol):
+    """What is read here of the sizes of every model."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the optimizer."""
+
+    @property
+    def dropout(self) -> float:
+        """A rate; 0: none."""
+
+
+def positive(config: object, *names: str) -> None:
     """Refuses attributes below 1; of a tuple, any element (UsageError)."""
     for name in names:
         value = getattr(config, name)
@@ -26,13 +38,13 @@ def positive(config: Any, *names: str) -> None:
             raise UsageError(f"{name}={value}: it has to be at least 1")
 
 
-def among(config: Any, name: str, choices: Sequence[str]) -> None:
+def among(config: object, name: str, choices: Sequence[str]) -> None:
     """Refuses an attribute that is none of the choices (UsageError)."""
     if getattr(config, name) not in choices:
         raise UsageError(f"{name}={getattr(config, name)!r}: {nearest(getattr(config, name), choices)}")
 
 
-def check_run(config: Any) -> None:
+def check_run(config: _RunConfig) -> None:
     """Checks what every model has: batch, optimizer, learning rate, type and dropout (UsageError)."""
     positive(config, "batch")
     among(config, "optimizer", OPTIMIZERS)

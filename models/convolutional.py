@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import layers
 from pase_mtf.models.batch_norm import batch_norm
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.pooling import global_average_pool, windows
+from pase_mtf.models.presets import ImageConfig
 
 __all__ = ["classify", "concatenate", "convolve", "convolve_norm", "image_features"]
 
 
-def image_features(config: Any, batch: int) -> dict[str, tuple[mtf.Shape, tf.DType]]:
+def image_features(config: ImageConfig, batch: int) -> dict[str, tuple[mtf.Shape, tf.DType]]:
     """Images with channels last, and a label for each (`Model.features`)."""
     batch_dim = mtf.Dimension("batch", batch)
     found = {
@@ -40,8 +40,8 @@ class _Convolution(mtf.Conv2dOperation):
         self._outputs = [mtf.Tensor(self, shape, x.dtype)]
 
 
-def convolve(x: mtf.Tensor, channels: mtf.Dimension, kernel: int | tuple[int, int], config: Any, stride: int = 1,
-             padding: str = "SAME", name: str = "conv") -> mtf.Tensor:
+def convolve(x: mtf.Tensor, channels: mtf.Dimension, kernel: int | tuple[int, int], config: ImageConfig,
+             stride: int = 1, padding: str = "SAME", name: str = "conv") -> mtf.Tensor:
     """A convolution without a bias.
 
     Args:
@@ -64,7 +64,7 @@ def convolve(x: mtf.Tensor, channels: mtf.Dimension, kernel: int | tuple[int, in
     return _Convolution(x, filters, stride, padding, name).outputs[0]
 
 
-def convolve_norm(x: mtf.Tensor, channels: mtf.Dimension, kernel: int | tuple[int, int], config: Any, name: str,
+def convolve_norm(x: mtf.Tensor, channels: mtf.Dimension, kernel: int | tuple[int, int], config: ImageConfig, name: str,
                   stride: int = 1, padding: str = "SAME", relu: bool = True, residual: mtf.Tensor | None = None,
                   epsilon: float = 1e-5) -> mtf.Tensor:
     """Convolution, batch normalisation, and a rectifier if wanted, in a variable scope of that name.
@@ -100,7 +100,7 @@ def concatenate(xs: Sequence[mtf.Tensor], name: str) -> mtf.Tensor:
     return layers.local(lambda *xs: tf.concat(xs, -1), xs, shape, whole, gradient, "concat")
 
 
-def classify(x: mtf.Tensor, features: dict[str, mtf.Tensor], config: Any) -> mtf.Tensor:
+def classify(x: mtf.Tensor, features: dict[str, mtf.Tensor], config: ImageConfig) -> mtf.Tensor:
     """The end of a network: the mean over the image, dropout, one fully connected layer, cross-entropy.
 
     Args:

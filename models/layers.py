@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.models.presets import ModelConfig
 
 __all__ = ["cross_entropy", "layer_norm", "local", "masked_softmax", "ones", "relu", "variable", "zeros"]
 
 
-def variable(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: Any,
+def variable(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: ModelConfig,
              stddev: float | None = None, fill: float = 0.0) -> mtf.Tensor:
     """A trainable variable whose initial value depends on its name, its shape and `config.seed` only.
 
@@ -33,7 +33,7 @@ def variable(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: A
     scope = tf.get_variable_scope().name
     key = zlib.crc32(f"{scope}/{name}".encode())
 
-    def initializer(shape: Sequence[int], dtype: tf.DType = tf.float32, **_: Any) -> tf.Tensor:
+    def initializer(shape: Sequence[int], dtype: tf.DType = tf.float32, **_: object) -> tf.Tensor:
         if stddev is None:
             return tf.fill(shape, tf.constant(fill, dtype))
         # Drawn in float32 so that a float64 run starts from the same values.
@@ -44,12 +44,12 @@ def variable(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: A
                             initializer=initializer)
 
 
-def zeros(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: Any) -> mtf.Tensor:
+def zeros(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: ModelConfig) -> mtf.Tensor:
     """A trainable variable that starts as zeros."""
     return variable(mesh, name, dims, config)
 
 
-def ones(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: Any) -> mtf.Tensor:
+def ones(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: ModelConfig) -> mtf.Tensor:
     """A trainable variable that starts as ones."""
     return variable(mesh, name, dims, config, fill=1.0)
 
@@ -120,7 +120,7 @@ def masked_softmax(logits: mtf.Tensor, visible: mtf.Tensor, dim: mtf.Dimension, 
     return local(forward, [logits, visible], logits.shape, (dim.name,), gradient, name)
 
 
-def layer_norm(x: mtf.Tensor, dim: mtf.Dimension, config: Any, name: str, epsilon: float = 1e-6) -> mtf.Tensor:
+def layer_norm(x: mtf.Tensor, dim: mtf.Dimension, config: ModelConfig, name: str, epsilon: float = 1e-6) -> mtf.Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale over `dim`, which may be split.
 
     No bias: what follows is linear and has none either. (With Adam on 8 devices every variable, however small, costs

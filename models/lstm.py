@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.models import layers as _layers
+from pase_mtf.models.presets import TextConfig
 
 __all__ = ["Recurrence", "begun", "fill", "last_outputs", "local", "lstm_stack", "one_of", "residual", "stacked",
            "weighted"]
@@ -131,7 +131,7 @@ class Recurrence:
     """
 
     def __init__(self, batch: mtf.Dimension, dim: mtf.Dimension, sources: int, inputs: mtf.Dimension,
-                 units: mtf.Dimension, config: Any, mesh: mtf.Mesh, projected: bool = False) -> None:
+                 units: mtf.Dimension, config: TextConfig, mesh: mtf.Mesh, projected: bool = False) -> None:
         """Makes the variables in the current variable scope; all states are zeros.
 
         Args:
@@ -205,7 +205,7 @@ class Recurrence:
         return h
 
 
-def one_of(mesh: mtf.Mesh, dim: mtf.Dimension, chosen: Sequence[int], config: Any, name: str) -> mtf.Tensor:
+def one_of(mesh: mtf.Mesh, dim: mtf.Dimension, chosen: Sequence[int], config: TextConfig, name: str) -> mtf.Tensor:
     """[dim], 1 at the chosen places and 0 elsewhere."""
     values = [float(number in chosen) for number in range(dim.size)]
     return mtf.import_tf_tensor(mesh, tf.constant(values, tf.as_dtype(config.dtype)), mtf.Shape([dim]), name=name)
@@ -265,9 +265,9 @@ def residual(h: mtf.Tensor, x: mtf.Tensor, passing: mtf.Tensor) -> mtf.Tensor:
                  "residual")[0]
 
 
-def lstm_stack(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, config: Any, *, projected: bool = False,
-               drop: Callable[[mtf.Tensor], mtf.Tensor] = lambda x: x, residuals: Sequence[int] | None = None,
-               gates: mtf.Tensor | None = None) -> mtf.Tensor:
+def lstm_stack(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, config: TextConfig, *,
+               projected: bool = False, drop: Callable[[mtf.Tensor], mtf.Tensor] = lambda x: x,
+               residuals: Sequence[int] | None = None, gates: mtf.Tensor | None = None) -> mtf.Tensor:
     """LSTM layers on top of each other, run over a sequence from a state of zeros.
 
     Args:
@@ -289,7 +289,7 @@ def lstm_stack(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, c
         return _unrolled(sequence, dim, units, config, projected, drop, residuals, gates)
 
 
-def _unrolled(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, config: Any, projected: bool,
+def _unrolled(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, config: TextConfig, projected: bool,
               drop: Callable[[mtf.Tensor], mtf.Tensor], residuals: Sequence[int] | None,
               gates: mtf.Tensor | None) -> mtf.Tensor:
     mesh, (batch, length, inputs) = sequence.mesh, sequence.shape.dims
@@ -318,6 +318,6 @@ def _unrolled(sequence: mtf.Tensor, dim: mtf.Dimension, units: mtf.Dimension, co
     return last_outputs(outputs, last, length)
 
 
-def begun(mesh: mtf.Mesh, dim: mtf.Dimension, wave: int, config: Any) -> mtf.Tensor | None:
+def begun(mesh: mtf.Mesh, dim: mtf.Dimension, wave: int, config: TextConfig) -> mtf.Tensor | None:
     """[dim], 1 for the layers that have begun by this wave; None when all have."""
     return one_of(mesh, dim, range(wave + 1), config, "begun") if wave < dim.size - 1 else None

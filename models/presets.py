@@ -9,7 +9,8 @@ import dataclasses
 import importlib.resources
 import json
 import os
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, cast
 
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.models.checks import check_run, positive
@@ -26,6 +27,8 @@ __all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "ImageConfig", "ModelConfi
            "load_config", "presets"]
 
 FORMAT = "pase_mtf.model"
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +80,7 @@ TextConfig: TypeAlias = TransformerConfig | BiglstmConfig | GnmtConfig | RnnlmCo
 ModelConfig: TypeAlias = ImageConfig | TextConfig
 """Sizes of any model; all have batch, optimizer, learning_rate, dropout, dtype and seed."""
 
-CONFIGS: dict[str, type] = {
+CONFIGS: dict[str, type[ModelConfig]] = {
     "alexnet": AlexnetConfig,
     "biglstm": BiglstmConfig,
     "densenet121": DensenetConfig,
@@ -101,7 +104,7 @@ def presets(model: str) -> dict[str, dict[str, Any]]:
     return json.loads(text)["presets"]
 
 
-def load_config(model: str, preset_or_path: str, **overrides: Any) -> Any:
+def load_config(model: str, preset_or_path: str, **overrides: object) -> ModelConfig:
     """The sizes of a model.
 
     Args:
@@ -145,18 +148,18 @@ def _read(path: str) -> dict[str, Any]:
     return values
 
 
-def _checked(model: str, values: dict[str, Any], where: str) -> Any:
+def _checked(model: str, values: dict[str, Any], where: str) -> ModelConfig:
     try:
-        config = _typed(CONFIGS[model], values)
+        config = cast(ModelConfig, _typed(CONFIGS[model], values))
         config._check()
     except UsageError as error:
         raise UsageError(f"{where}{error}") from None
     return config
 
 
-def _typed(cls: type, values: dict[str, Any]) -> Any:
+def _typed(cls: Callable[..., _T], values: dict[str, Any]) -> _T:
     """`cls(**values)`, with every key known and every value of the declared type."""
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
     for key in values:
         if key not in fields:
             raise UsageError(f"unknown key {key!r}: {nearest(key, fields)}")
@@ -167,7 +170,7 @@ def _typed(cls: type, values: dict[str, Any]) -> Any:
     return cls(**{key: _convert(key, str(fields[key].type), value) for key, value in values.items()})
 
 
-def _convert(key: str, kind: str, value: Any) -> Any:
+def _convert(key: str, kind: str, value: object) -> object:
     if kind == "tuple[Convolution, ...]" and isinstance(value, (list, tuple)):
         return tuple(item if isinstance(item, Convolution) else _typed(Convolution, _object(key, item))
                      for item in value)
@@ -183,7 +186,7 @@ def _convert(key: str, kind: str, value: Any) -> Any:
     raise UsageError(f"{key}={value!r}: it has to be {wanted}")
 
 
-def _object(key: str, value: Any) -> dict[str, Any]:
+def _object(key: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"{key}: {value!r} has to be an object such as {{\"channels\": 64, \"kernel\": 3}}")
     return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from pase_mtf.errors import UsageError
 from pase_mtf.models.checks import check_run, positive
@@ -119,6 +118,6 @@ class GnmtConfig:
         check_run(self)
 
 
-def _check_vocab(config: Any) -> None:
+def _check_vocab(config: RnnlmConfig | BiglstmConfig | GnmtConfig) -> None:
     if config.vocab < 8:
         raise UsageError(f"vocab={config.vocab}: it has to be at least 8 (four tokens are reserved)")

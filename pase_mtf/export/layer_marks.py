@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pase_mtf.compat import mtf
 
 __all__ = ["layer_mark", "one_layer"]
 
@@ -17,7 +20,7 @@ _ATTRIBUTE = "_pase_mtf_layer"
 
 
 @contextlib.contextmanager
-def one_layer(graph: Any) -> Iterator[None]:
+def one_layer(graph: mtf.Graph) -> Iterator[None]:
     """Everything that is added to the graph within the context is one layer of the exported computation graph.
 
     The layer can split what all of these operations can. Their gradients follow them, as everywhere. Of contexts within
@@ -38,6 +41,6 @@ def one_layer(graph: Any) -> Iterator[None]:
         setattr(operation, _ATTRIBUTE, mark)
 
 
-def layer_mark(operation: Any) -> object | None:
+def layer_mark(operation: mtf.Operation) -> object | None:
     """What the operations of one layer have in common; None for those that no `one_layer` holds."""
     return getattr(operation, _ATTRIBUTE, None)

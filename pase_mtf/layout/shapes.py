@@ -110,7 +110,7 @@ class ShapeMeshImpl(mtf.MeshImpl):
             self._shapes[key] = super().slice_shape(tensor_shape)
         return list(self._shapes[key])
 
-    def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Slices | tuple[Slices, ...]:
+    def slicewise(self, fn: Callable[..., Any], *inputs: _LaidOut | tf.Tensor | float) -> Slices | tuple[Slices, ...]:
         """Calls the function on the one slice."""
         result = fn(*(x.tensor_list[0] if isinstance(x, Slices) else x
                       for x in mtf.ops.convert_args_to_laid_out_tensors(inputs)))
@@ -118,7 +118,7 @@ class ShapeMeshImpl(mtf.MeshImpl):
             return tuple(Slices([value]) for value in result)
         return Slices([result])
 
-    def Print(self, x: _LaidOut, data: Any, message: str, **kwargs: Any) -> Slices:  # noqa: N802 (Mesh-TF's name)
+    def Print(self, x: _LaidOut, data: object, message: str, **kwargs: object) -> Slices:  # noqa: N802 (Mesh-TF's name)
         """Prints nothing."""
         del data, message, kwargs
         return x.to_laid_out_tensor()

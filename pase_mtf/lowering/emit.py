@@ -10,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from pase_mtf.compat import tf
 
-__all__ = ["Emitter", "scopes"]
+__all__ = ["Emitter", "Scope", "scopes"]
+
+Scope: TypeAlias = "tuple[tf.Graph, object | None]"
+"""Where a node is made: the graph, and the control-flow context (of a loop) in it."""
 
 _SHORT_ROW = 32  # elements; a longer one is copied as fast as any
 _MANY_ROWS = 1 << 12  # in all: the pass in one go takes a dozen nodes more
 
 
-def scopes() -> Iterator[tuple[Any, Any]]:
+def scopes() -> Iterator[Scope]:
     """Where nodes are being made now, then what encloses it: (graph, control-flow context) pairs, inside out.
 
     A tensor made in one of them may be used here; a tensor made elsewhere (in the body of a finished loop) may not.
@@ -55,7 +58,7 @@ class Emitter:
             shared = all((spec.device_type or "CPU").upper() == "CPU" for spec in specs) and len(
                 {(spec.job, spec.replica, spec.task) for spec in specs}) <= 1
         self.shared = shared
-        self._constants: dict[Any, tf.Tensor] = {}
+        self._constants: dict[Hashable, tf.Tensor] = {}
         self._turn = itertools.count()
         self._extended: dict[str, Emitter] = {}
 
@@ -71,8 +74,8 @@ class Emitter:
         """One of the members, each in its turn: spreads the work that one of several has to do."""
         return members[next(self._turn) % len(members)]
 
-    def constant(self, device: str, value: Any, dtype: tf.DType = tf.int32, shape: Sequence[int] | None = None,
-                 ) -> tf.Tensor:
+    def constant(self, device: str, value: float | tuple[float, ...], dtype: tf.DType = tf.int32,
+                 shape: Sequence[int] | None = None) -> tf.Tensor:
         """A constant on a device, made once: a scalar (repeated to `shape`) or a tuple of numbers."""
         scope = next(scopes())
         key = (scope, device, dtype, value, type(value), shape and tuple(shape))

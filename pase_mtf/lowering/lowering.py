@@ -7,24 +7,27 @@ tensor that another made under another layout, the tensor is moved; nothing is r
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Protocol, TypeAlias
 
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter, scopes
 from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
-from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.lowering.mesh_spec import Layout, MeshShape, MeshSpec
 from pase_mtf.lowering.reshard import assemble, move, reduce_and_move
+from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.operations.facts import needed_for_updates
+from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of, splittable_dims
 
 __all__ = ["PlanLowering", "lower", "plan_from_configurations", "uniform_plan"]
 
 _ops = mtf.ops
+_Mesh: TypeAlias = MeshSpec | placement_mesh_impl.PlacementMeshImpl
 
 
 def _legal(spec: MeshSpec, operation: mtf.Operation) -> MeshSpec:
@@ -54,10 +57,10 @@ class _Tensors(MutableMapping):
     def __init__(self, lowering: PlanLowering):
         self._lowering = lowering
 
-    def __getitem__(self, tensor: mtf.Tensor) -> Any:
+    def __getitem__(self, tensor: mtf.Tensor) -> LaidOut:
         return self._lowering.read(tensor, self._lowering.current or self._lowering.mesh_impl(tensor))
 
-    def __setitem__(self, tensor: mtf.Tensor, laid_out: Any) -> None:
+    def __setitem__(self, tensor: mtf.Tensor, laid_out: LaidOut) -> None:
         self._lowering._stored[tensor] = laid_out
 
     def __delitem__(self, tensor: mtf.Tensor) -> None:
@@ -91,7 +94,7 @@ class PlanLowering(mtf.Lowering):
         them for that alone.
     """
 
-    def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, MeshSpec | Any], devices: Sequence[str],
+    def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
                  step: tf.Tensor | None = None, shared_memory: bool | None = None):
         """Lowers the graph.
 
@@ -114,17 +117,17 @@ class PlanLowering(mtf.Lowering):
         self.graph = graph
         self.emitter = Emitter(devices, shared_memory)
         self.current: DeviceMeshImpl | None = None
-        self.variables: dict[mtf.Variable, Any] = {}
+        self.variables: dict[mtf.Variable, LaidOutVariable] = {}
         self.operations: dict[mtf.Operation, tf.Operation] = {}
         self.tensors = _Tensors(self)
         self._counters: list[tuple[str, float]] = []
         self._step = step
         self._filled: tf.Operation | None = None
-        self._stored: dict[mtf.Tensor, Any] = {}
+        self._stored: dict[mtf.Tensor, LaidOut] = {}
         self._impls: dict[MeshSpec, DeviceMeshImpl] = {}
         self._impl_of: dict[mtf.Operation, DeviceMeshImpl] = {}
-        self._moved: dict[Any, tuple[Any, list[tf.Tensor]]] = {}
-        self._seeds: dict[Any, tf.Tensor] = {}
+        self._moved: dict[Hashable, tuple[object, list[tf.Tensor]]] = {}
+        self._seeds: dict[Hashable, tf.Tensor] = {}
         self.idle_scopes: set[str] = set()
         self._idle = {operation for operation, needed in zip(
             graph.operations, needed_for_updates(graph.operations), strict=True) if not needed}
@@ -147,7 +150,7 @@ class PlanLowering(mtf.Lowering):
             self._impls[spec] = DeviceMeshImpl(spec, self.emitter)
         return self._impls[spec]
 
-    def _assign_impls(self, plan: Mapping[mtf.Operation, MeshSpec | Any]) -> None:
+    def _assign_impls(self, plan: Mapping[mtf.Operation, _Mesh]) -> None:
         def inner(operation: mtf.Operation, impl: DeviceMeshImpl) -> None:
             self._impl_of[operation] = impl
             for op in rule_of(operation).body(operation):
@@ -169,7 +172,7 @@ class PlanLowering(mtf.Lowering):
         for operation, leader in later:
             self._impl_of[operation] = self._impl_of[leader]
 
-    def mesh_impl(self, m: Any) -> DeviceMeshImpl:
+    def mesh_impl(self, m: mtf.Mesh | mtf.Operation | mtf.Tensor) -> DeviceMeshImpl:
         """The mesh implementation of an operation, or of the operation that makes a tensor.
 
         For a Mesh: that of the operation being lowered, otherwise one that splits nothing.
@@ -195,11 +198,11 @@ class PlanLowering(mtf.Lowering):
         finally:
             self.current = before
 
-    def stored(self, tensor: mtf.Tensor) -> Any:
+    def stored(self, tensor: mtf.Tensor) -> LaidOut:
         """A tensor as it was made, in the layout of the operation that made it."""
         return self._stored[tensor]
 
-    def read(self, tensor: mtf.Tensor, impl: DeviceMeshImpl) -> Any:
+    def read(self, tensor: mtf.Tensor, impl: DeviceMeshImpl) -> LaidOut:
         """A tensor in the layout of a mesh implementation; a sum that nobody needed yet stays lazy if it can.
 
         Args:
@@ -328,7 +331,8 @@ def plan_from_configurations(graph: mtf.Graph, computation_graph: ComputationGra
     return plan
 
 
-def uniform_plan(graph: mtf.Graph, mesh_shape: Any, layout: Any, devices: Sequence[str]) -> dict[Any, MeshSpec]:
+def uniform_plan(graph: mtf.Graph, mesh_shape: MeshShape, layout: Layout, devices: Sequence[str],
+                 ) -> dict[mtf.Operation, MeshSpec]:
     """The plan that gives every operation the same layout: what mtf.Lowering does.
 
     Args:
@@ -341,7 +345,19 @@ def uniform_plan(graph: mtf.Graph, mesh_shape: Any, layout: Any, devices: Sequen
     return dict.fromkeys(graph.operations, spec)
 
 
-def lower(graph: mtf.Graph, strategy: Any, devices: Sequence[str], step: tf.Tensor | None = None) -> PlanLowering:
+class _Strategy(Protocol):
+    """What the lowering asks of a `strategy.Strategy`, which stands beside it."""
+
+    @property
+    def graph_hash(self) -> str:
+        """Of the computation graph that it was found for."""
+
+    @property
+    def configurations(self) -> Sequence[Configuration]:
+        """One per layer."""
+
+
+def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: tf.Tensor | None = None) -> PlanLowering:
     """Lowers a graph under a strategy, in place of `mtf.Lowering(graph, {mesh: mesh_impl})`.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition, groups, of_mesh, whole
@@ -12,8 +12,12 @@ from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.reshard import all_reduce, move
 from pase_mtf.lowering.variables import LaidOutVariable
+from pase_mtf.operations.protocols import LaidOut
 
 __all__ = ["DeviceMeshImpl", "PendingSum"]
+
+_Input: TypeAlias = LaidOut | tf.Tensor | float
+_Output: TypeAlias = LaidOut | tuple[LaidOut, ...]  # where the function returns several tensors
 
 
 class PendingSum(mtf.ops.LazyAllreduceSum):
@@ -27,14 +31,14 @@ class PendingSum(mtf.ops.LazyAllreduceSum):
         super().__init__(mesh_impl, lazy.laid_out_input, list(mesh_axes), lazy.add_counter_fn)
 
     @property
-    def _reduced(self) -> Any:
+    def _reduced(self) -> LaidOut | None:
         return self._lazy._reduced
 
     @_reduced.setter
-    def _reduced(self, value: Any) -> None:
+    def _reduced(self, value: LaidOut | None) -> None:
         """The sum is kept where it came from."""
 
-    def to_laid_out_tensor(self) -> Any:
+    def to_laid_out_tensor(self) -> LaidOut:
         """The sum itself."""
         return self._lazy.to_laid_out_tensor()
 
@@ -66,7 +70,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         """The mesh axis that a dim is laid out on, or None."""
         return self._axis_of.get(tensor_dimension.name)
 
-    def tensor_layout(self, arg: Any) -> mtf.TensorLayout:
+    def tensor_layout(self, arg: mtf.Tensor | mtf.Shape) -> mtf.TensorLayout:
         """The mesh axis of every dim of a Tensor or Shape."""
         shape = arg.shape if isinstance(arg, mtf.Tensor) else arg
         key = tuple(shape.dims)
@@ -100,7 +104,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
             return None
         return sorted(own[stride] for stride in strides)
 
-    def slicewise(self, fn: Callable, *inputs: Any) -> Any:
+    def slicewise(self, fn: Callable, *inputs: _Input) -> _Output:
         """Calls fn once per processor, on its device."""
         columns = []
         for x in inputs:
@@ -109,7 +113,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
             columns.append(x.tensor_list if isinstance(x, self.LaidOutTensor) else [x] * self.size)
         return self.per_device(lambda _, *row: fn(*row), *columns)
 
-    def per_device(self, fn: Callable, *columns: Sequence[Any]) -> Any:
+    def per_device(self, fn: Callable, *columns: Sequence[object]) -> _Output:
         """Calls fn(device, ...) once per processor, on its device, with its row of the columns."""
         results = []
         for position, device in enumerate(self.devices):
@@ -119,7 +123,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
             return tuple(self.LaidOutTensor(list(column)) for column in zip(*results, strict=True))
         return self.LaidOutTensor(results)
 
-    def slicewise_delay_allreduce(self, fn: Callable, *inputs: Any) -> Any:
+    def slicewise_delay_allreduce(self, fn: Callable, *inputs: LaidOut) -> _Output:
         """Slicewise; where all inputs are sums still spread over the same axes, so is the output."""
         lazy = mtf.ops.LazyAllreduceSum
         if inputs and all(isinstance(x, lazy) and x.mesh_impl is self for x in inputs) and len(
@@ -128,7 +132,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
                         add_counter_fn=inputs[0].add_counter_fn)
         return self.slicewise(fn, *inputs)
 
-    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> Any:
+    def allreduce(self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOut:
         """Combines over mesh axes: "SUM", "MAX" or "MIN"."""
         if not mesh_axes:
             return x
@@ -136,7 +140,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         return self.LaidOutTensor(all_reduce(
             x.to_laid_out_tensor().tensor_list, members, self.devices, self.emitter, reduction_fn_string))
 
-    def allconcat(self, x: Any, mesh_axis: int, concat_axis: int) -> Any:
+    def allconcat(self, x: LaidOut, mesh_axis: int, concat_axis: int) -> LaidOut:
         """Concatenates the slices along a mesh axis, for every processor."""
         tensors = x.to_laid_out_tensor().tensor_list
         result = list(tensors)
@@ -148,7 +152,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
                 result[position] = made[min(k, len(made) - 1)]
         return self.LaidOutTensor(result)
 
-    def allsplit(self, x: Any, mesh_axis: int, split_axis: int, which: Any = None) -> Any:
+    def allsplit(self, x: LaidOut, mesh_axis: int, split_axis: int, which: LaidOut | None = None) -> LaidOut:
         """Keeps one part of every slice: the one whose number is the coordinate along the mesh axis."""
         if which is not None:
             return super().allsplit(x, mesh_axis, split_axis, which)
@@ -164,7 +168,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
 
         return self.LaidOutTensor([part(position, tensor) for position, tensor in enumerate(tensors)])
 
-    def alltoall(self, x: Any, mesh_axis: int, split_axis: int, concat_axis: int) -> Any:
+    def alltoall(self, x: LaidOut, mesh_axis: int, split_axis: int, concat_axis: int) -> LaidOut:
         """Splits along one tensor axis and concatenates along another, within groups along a mesh axis."""
         tensors = x.to_laid_out_tensor().tensor_list
         result = list(tensors)
@@ -175,13 +179,13 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
                     self.devices[position], [piece[k] for piece in pieces], concat_axis)
         return self.LaidOutTensor(result)
 
-    def laid_out_pcoord(self, mesh_axis: int) -> Any:
+    def laid_out_pcoord(self, mesh_axis: int) -> LaidOut:
         """The coordinate of every processor along a mesh axis, as int32 scalars."""
         (size, stride), = self.strides([mesh_axis])
         return self.LaidOutTensor([
             self.emitter.constant(device, position // stride % size) for position, device in enumerate(self.devices)])
 
-    def import_tf_tensor(self, x: Any, tf_x: tf.Tensor) -> Any:
+    def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> LaidOut:
         """Slices of a tf.Tensor, cut where it lies."""
         return self.LaidOutTensor(self.make_slices(tf_x, x.shape))
 
@@ -200,7 +204,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         emitter, target = self.emitter.with_device(device) if device else (self.emitter, source.devices[0])
         return move(slices, source, whole(target, len(tensor_shape)), tensor_shape.to_integer_list, emitter)[0]
 
-    def broadcast_impl(self, old_slices: Any, old_shape: mtf.Shape, new_shape: mtf.Shape) -> Any:
+    def broadcast_impl(self, old_slices: LaidOut, old_shape: mtf.Shape, new_shape: mtf.Shape) -> LaidOut:
         """Repeats a tensor along the dims it lacks."""
         sizes = self.slice_shape(new_shape)
         return self.per_device(

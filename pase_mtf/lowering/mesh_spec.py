@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
-from pase_mtf.compat import mtf
+from pase_mtf.compat import mtf, placement_mesh_impl
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["MeshSpec"]
+__all__ = ["Layout", "MeshShape", "MeshSpec"]
+
+MeshShape: TypeAlias = "str | mtf.Shape | Sequence[mtf.Dimension]"
+"""What Mesh-TF takes for the shape of a mesh, such as "rows:2;cols:4"."""
+
+Layout: TypeAlias = "str | mtf.LayoutRules | Sequence[tuple[str, str]]"
+"""What Mesh-TF takes for layout rules, such as "batch:rows;d_ff:cols"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +46,7 @@ class MeshSpec:
         return cls(tuple(axes), tuple(range(configuration.devices)))
 
     @classmethod
-    def of_layout(cls, mesh_shape: Any, layout: Any, devices: Sequence[int]) -> MeshSpec:
+    def of_layout(cls, mesh_shape: MeshShape, layout: Layout, devices: Sequence[int]) -> MeshSpec:
         """What Mesh-TF users write: mesh shape ("rows:2;cols:4") and layout rules ("batch:rows;d_ff:cols").
 
         Args:
@@ -59,7 +65,7 @@ class MeshSpec:
         return cls(axes, tuple(devices))
 
     @classmethod
-    def of_mesh_impl(cls, mesh_impl: Any, devices: Sequence[str]) -> MeshSpec:
+    def of_mesh_impl(cls, mesh_impl: placement_mesh_impl.PlacementMeshImpl, devices: Sequence[str]) -> MeshSpec:
         """The spec of a placement mesh implementation of anybody's, its devices found by name.
 
         Raises:

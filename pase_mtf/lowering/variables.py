@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from pase_mtf.compat import mtf, resource_variable_ops, tf
-from pase_mtf.lowering.emit import scopes
+from pase_mtf.lowering.emit import Scope, scopes
+from pase_mtf.operations.protocols import LaidOut
 
 __all__ = ["LaidOutVariable"]
 
@@ -19,7 +20,7 @@ class _Mesh(Protocol):
 
     devices: Sequence[str]
     size: int
-    LaidOutTensor: Any
+    LaidOutTensor: type
 
     def slice_shape(self, tensor_shape: mtf.Shape) -> list[int]:
         """The shape of every slice of a tensor."""
@@ -31,7 +32,7 @@ class _Mesh(Protocol):
                        ) -> tf.Tensor:
         """One tf.Tensor of the slices."""
 
-    def per_device(self, fn: Callable[..., Any], *columns: Sequence[Any]) -> Any:
+    def per_device(self, fn: Callable, *columns: Sequence[object]) -> LaidOut:
         """Calls fn(device, ...) once per processor, with its row of the columns."""
 
 
@@ -45,7 +46,7 @@ class LaidOutVariable:
     def __init__(self, variable: mtf.Variable, mesh_impl: _Mesh):
         self._variable = variable
         self._mesh_impl = mesh_impl
-        self._reads: dict[Any, list[tf.Tensor]] = {}
+        self._reads: dict[Scope, list[tf.Tensor]] = {}
         self._copy_master_to_slices = self._copy_slices_to_master = None
         self._graph = tf.get_default_graph()
         if self.slice_is_master:
@@ -90,7 +91,7 @@ class LaidOutVariable:
                 values.append(_value(variable))
         return values
 
-    def activation(self, values: Sequence[tf.Tensor]) -> Any:
+    def activation(self, values: Sequence[tf.Tensor]) -> LaidOut:
         """What was read, in the type that the model computes with."""
         dtype = self._variable.activation_dtype
         return self._mesh_impl.per_device(lambda _, value: tf.cast(value, dtype), values)
@@ -104,7 +105,8 @@ class LaidOutVariable:
         """
         return tf.group(self.updates(assign_fn, values))
 
-    def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor], idle: Collection[str] = ()) -> list[Any]:
+    def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor], idle: Collection[str] = (),
+                ) -> list[tf.Operation]:
         """The assignments of `assign_to_slices`, for the caller to group with others.
 
         TensorFlow assigns in place, but where somebody still holds the value it copies the variable first: a large
@@ -123,7 +125,7 @@ class LaidOutVariable:
         return result
 
     @property
-    def laid_out_tensor(self) -> Any:
+    def laid_out_tensor(self) -> LaidOut:
         """The slice variables."""
         return self._laid_out_tensor
 
@@ -134,12 +136,12 @@ class LaidOutVariable:
             self._copy_master_to_slices = tf.group(self.fills())
         return self._copy_master_to_slices
 
-    def fills(self) -> list[Any]:
+    def fills(self) -> list[tf.Operation]:
         """The assignments of `copy_master_to_slices`, for the caller to group with others."""
         with self._graph.as_default(), tf.control_dependencies(None):
             return self._fills()
 
-    def _fills(self) -> list[Any]:
+    def _fills(self) -> list[tf.Operation]:
         if self.slice_is_master:
             return []
         variable, mesh_impl = self._variable, self._mesh_impl
@@ -194,7 +196,7 @@ def _within(name: str, scopes: Collection[str]) -> bool:
     return any(name[:position + 1] in scopes for position, letter in enumerate(name) if letter == "/")
 
 
-def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> Any:
+def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> tf.Variable:
     """A variable without an initializer: slices are only ever filled from the master."""
     with tf.device(device):
         variable = resource_variable_ops.UninitializedVariable(trainable=False, dtype=dtype, shape=shape, name=name)
@@ -205,7 +207,7 @@ def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: st
     return variable
 
 
-def _value(variable: Any) -> tf.Tensor:
+def _value(variable: tf.Variable) -> tf.Tensor:
     """A read of a variable of its own (a fresh node)."""
     if hasattr(variable, "handle"):
         read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype.base_dtype)
@@ -214,7 +216,7 @@ def _value(variable: Any) -> tf.Tensor:
     return tf.identity(variable)
 
 
-def _assign(variable: mtf.Variable, target: Any, value: tf.Tensor, assign_fn: Callable) -> tf.Operation:
+def _assign(variable: mtf.Variable, target: tf.Variable, value: tf.Tensor, assign_fn: Callable) -> tf.Operation:
     """One node where Mesh-TF's own assignments make three."""
     ops = mtf.ops
     lean = {

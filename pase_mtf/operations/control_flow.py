@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes
@@ -90,9 +89,10 @@ class _LoopLowering:
         for t in captured:
             if t not in self.values:
                 lowering.tensors[t].to_laid_out_tensor()  # moved into the loop's layout before it starts
-        self.pending: dict[int, Any] = {}
+        self.pending: dict[int, mtf.ops.LazyAllreduceSum] = {}
 
-    def _enter(self, placeholders: list[mtf.Tensor], tf_inputs: Any, inner: list[mtf.Operation]) -> None:
+    def _enter(self, placeholders: list[mtf.Tensor], tf_inputs: Sequence[Sequence[tf.Tensor]],
+               inner: list[mtf.Operation]) -> None:
         lowering = self.lowering
         for t, slices in zip(placeholders, tf_inputs, strict=False):
             lowering.tensors[t] = self.impl.LaidOutTensor(list(slices))
@@ -104,12 +104,12 @@ class _LoopLowering:
         for operation in inner:
             lowering.lower_operation(operation)
 
-    def tf_cond(self, *tf_inputs: Any) -> tf.Tensor:
+    def tf_cond(self, *tf_inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         """Whether to go on, as a TensorFlow tensor."""
         self._enter(self.op._cond_inputs, tf_inputs, self.op._cond_ops)
         return self.lowering.tensors[self.op._cond_output].to_laid_out_tensor().tensor_list[0]
 
-    def tf_body(self, *tf_inputs: Any) -> list[list[tf.Tensor]]:
+    def tf_body(self, *tf_inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
         """The slices of the loop variables and accumulators after an iteration."""
         self._enter(self.op._body_inputs, tf_inputs, self.op._body_ops)
         result = []

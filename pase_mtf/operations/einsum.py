@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.compat import mtf, tf
@@ -49,7 +49,7 @@ def _splittable(operation: mtf.Operation) -> set[str]:
     return names_of(operation) - {name for name, count in counts.items() if count > 1}
 
 
-def _nodes(operation: mtf.Operation, _: dict[Any, Nodes]) -> Nodes:
+def _nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     if _kind(operation) == "pointwise":
         return Nodes(broadcast_runs=broadcast_runs(operation.outputs[0], operation.inputs))
     if _kind(operation) == "matmul":
@@ -116,7 +116,8 @@ def _lower_einsum(op: mtf.ops.EinsumOperation, lowering: Lowering) -> None:
     lowering.add_counter("einsum_unique", space.size)
 
 
-def _matrix_product(shapes: list[mtf.Shape], columns: list[Any], inner: mtf.Shape) -> tuple[Callable, list[Any]]:
+def _matrix_product(shapes: list[mtf.Shape], columns: list[Sequence[tf.Tensor]], inner: mtf.Shape,
+                    ) -> tuple[Callable, list[Sequence[tf.Tensor]]]:
     """A function (device, slices...) that calls TensorFlow's einsum, and the slices in the order in which it takes
     them.
 

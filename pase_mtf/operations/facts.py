@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
@@ -44,7 +43,7 @@ class OperationFacts:
     splittable: frozenset[str]
     layer: str
     is_anchor: bool
-    traced: dict[Any, Nodes] = dataclasses.field(repr=False)
+    traced: dict[Hashable, Nodes] = dataclasses.field(repr=False)
 
     @property
     def name(self) -> str:
@@ -83,13 +82,13 @@ class OperationFacts:
 
 def read_operations(graph: mtf.Graph) -> list[OperationFacts]:
     """Reads every operation of a graph, in its order."""
-    traced: dict[Any, Nodes] = {}
+    traced: dict[Hashable, Nodes] = {}
     needed = needed_for_updates(graph.operations)
     return [_read(operation, index, is_needed, traced)
             for index, (operation, is_needed) in enumerate(zip(graph.operations, needed, strict=True))]
 
 
-def _read(operation: mtf.Operation, index: int, is_needed: bool, traced: dict[Any, Nodes]) -> OperationFacts:
+def _read(operation: mtf.Operation, index: int, is_needed: bool, traced: dict[Hashable, Nodes]) -> OperationFacts:
     rule = rule_of(operation)
     kind, reads = rule.kind(operation), tuple(rule.reads(operation))
     dims = {(dim.name, dim.size): dim for tensor in (*operation.outputs, *reads) for dim in tensor.shape.dims

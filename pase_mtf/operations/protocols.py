@@ -6,16 +6,19 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition
 
-__all__ = ["Dims", "Lowering", "StockDemands", "dims_of"]
+__all__ = ["Dims", "LaidOut", "Lowering", "StockDemands", "dims_of"]
 
 Dims = tuple[tuple[str, int], ...]
 """(name, size) of the dims of a tensor."""
+
+LaidOut: TypeAlias = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor | mtf.ops.LazyAllreduceSum
+"""What a tensor is lowered to: a slice per device, or a partial sum per device that nobody has needed the sum of."""
 
 
 def dims_of(shape: mtf.Shape) -> Dims:
@@ -34,25 +37,25 @@ class Lowering(Protocol):
       idle_scopes: name scopes of the nodes that nothing should wait for.
     """
 
-    tensors: Any
+    tensors: MutableMapping[mtf.Tensor, LaidOut]
     variables: dict[mtf.Operation, Any]
     operations: dict[mtf.Operation, tf.Operation]
     emitter: Any
     idle_scopes: Collection[str]
 
-    def mesh_impl(self, m: Any) -> Any:
+    def mesh_impl(self, m: mtf.Mesh | mtf.Operation | mtf.Tensor) -> Any:
         """The mesh implementation of an operation, or of the operation that makes a tensor."""
 
     def lower_operation(self, operation: mtf.Operation) -> None:
         """Lowers an operation within this one."""
 
-    def set_tensor_lowering(self, tensor: mtf.Tensor, laid_out: Any) -> None:
+    def set_tensor_lowering(self, tensor: mtf.Tensor, laid_out: LaidOut) -> None:
         """Sets what an output became."""
 
-    def stored(self, tensor: mtf.Tensor) -> Any:
+    def stored(self, tensor: mtf.Tensor) -> LaidOut:
         """A tensor as it was made, in the layout of the operation that made it."""
 
-    def read(self, tensor: mtf.Tensor, impl: Any) -> Any:
+    def read(self, tensor: mtf.Tensor, impl: Any) -> LaidOut:
         """A tensor in the layout of a mesh implementation."""
 
     def read_partition(self, tensor: mtf.Tensor, target: Partition) -> list[tf.Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.compat import mtf
@@ -121,14 +121,14 @@ class Rule:
     assigns: Callable[[mtf.Operation], Sequence[tuple[mtf.Operation, mtf.Tensor]]] = always(())
     is_variable: bool = False
     shift: Callable[[mtf.Operation], tuple[str, int] | None] = always(None)
-    nodes: Callable[[mtf.Operation, dict[Any, Nodes]], Nodes] | None = None
+    nodes: Callable[[mtf.Operation, dict[Hashable, Nodes]], Nodes] | None = None
     leader: Callable[[mtf.Operation], mtf.Operation] = _itself
     lower: Callable[[mtf.Operation, Lowering], None] | None = None
     stock_demands: Callable[[mtf.Operation, StockDemands], None] = _demand_nothing
     stock_sums: Callable[[mtf.Operation, Mapping[mtf.Tensor, PendingSum]], dict[mtf.Tensor, PendingSum]] = always({})
 
 
-_RULES: dict[Any, Rule] = {}
+_RULES: dict[type[mtf.Operation], Rule] = {}
 _UNKNOWN = Rule(splittable=always(()))
 
 
@@ -137,7 +137,7 @@ def add_rules(rules: Mapping[type, Rule]) -> None:
     _RULES.update(rules)
 
 
-def _nearest(operation_class: Any) -> tuple[Any, Rule] | None:
+def _nearest(operation_class: type[mtf.Operation]) -> tuple[type[mtf.Operation], Rule] | None:
     for cls in operation_class.__mro__:
         if cls in _RULES:
             return cls, _RULES[cls]
@@ -194,7 +194,7 @@ def register_operation(operation_class: type[mtf.Operation], *,
                        splittable: Callable[[mtf.Operation], Iterable[str]] | Sequence[str],
                        kind: str | None = None, flops: Callable[[mtf.Operation], float] | None = None,
                        contracted: Callable[[mtf.Operation], Sequence[tuple[str, ...]]] | None = None,
-                       lower: Callable[[mtf.Operation, Any], None] | None = None) -> None:
+                       lower: Callable[[mtf.Operation, Lowering], None] | None = None) -> None:
     """Tells all that has to be known of an Operation class of your own.
 
     What is left out is as for the nearest parent class that is known, mtf.Operation itself counting as an elementwise

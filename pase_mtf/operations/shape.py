@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.partition import Partition, translate, volume
@@ -49,7 +48,7 @@ def _lower_one_hot(op: mtf.ops.OneHotOperation, lowering: Lowering) -> None:
             indices=value, depth=emitter.constant(device, depth), on_value=scalar(device, op._on_value),
             off_value=scalar(device, op._off_value), axis=-1)
 
-    def scalar(device: str, value: Any) -> tf.Tensor:
+    def scalar(device: str, value: float) -> tf.Tensor:
         if isinstance(value, (numbers.Real, bool)):
             return emitter.constant(device, value, op._dtype)
         return tf.cast(value, op._dtype)

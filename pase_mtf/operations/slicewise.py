@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
@@ -18,7 +18,7 @@ def _splittable(operation: mtf.Operation) -> set[str]:
     return names_of(operation) & set(operation.splittable_dims)
 
 
-def _nodes(operation: mtf.Operation, known: dict[Any, Nodes]) -> Nodes:
+def _nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> Nodes:
     return traced_nodes(operation, (), known)
 
 
@@ -36,7 +36,7 @@ def _gradient_splittable(operation: mtf.Operation) -> frozenset[str]:
     return splittable_dims(operation._forward_op) & names_of(operation)
 
 
-def _gradient_nodes(operation: mtf.Operation, known: dict[Any, Nodes]) -> Nodes:
+def _gradient_nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> Nodes:
     if isinstance(operation._forward_op, mtf.SlicewiseOperation):
         return traced_nodes(operation._forward_op, operation._grad_ys, known)
     return Nodes(broadcast_runs=broadcast_runs(operation.outputs[0], operation.inputs))
@@ -57,7 +57,8 @@ def _lower_gradient(op: mtf.ops.GenericGradOperation, lowering: Lowering) -> Non
     def lists(tensors: list[mtf.Tensor]) -> list[tuple[tf.Tensor, ...]]:
         return list(zip(*(lowering.tensors[t].to_laid_out_tensor().tensor_list for t in tensors), strict=True))
 
-    def gradient(_: str, ys: Any, xs: Any, grad_ys: Any) -> tuple[tf.Tensor, ...]:
+    def gradient(_: str, ys: Sequence[tf.Tensor], xs: Sequence[tf.Tensor], grad_ys: Sequence[tf.Tensor],
+                 ) -> tuple[tf.Tensor, ...]:
         return tuple(tf.gradients(
             ys=list(ys), xs=list(xs), grad_ys=list(grad_ys), stop_gradients=list(xs),
             unconnected_gradients=tf.UnconnectedGradients.ZERO))

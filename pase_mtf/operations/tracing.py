@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes, run_count
@@ -28,7 +27,8 @@ _BROADCASTING = frozenset({
     "LogicalAnd", "LogicalOr", "SelectV2", "Xdivy", "Xlogy"})
 
 
-def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor], known: dict[Any, Nodes]) -> Nodes:
+def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor], known: dict[Hashable, Nodes],
+                 ) -> Nodes:
     """What a function of slices becomes or, given gradients of its outputs, TensorFlow's gradient of it.
 
     A function that cannot be called in a graph of its own counts as one node that reads its inputs and writes its
@@ -54,7 +54,7 @@ def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tens
     return known[key]
 
 
-def _text(function: object, depth: int = 4) -> tuple[Any, ...]:
+def _text(function: object, depth: int = 4) -> tuple[Hashable, ...]:
     """Equal for functions of one text that call the same functions: made anew for every operation, they differ in
     constants only. TensorFlow's own are wrapped, and have the text of their wrapper."""
     code = getattr(function, "__code__", None)
@@ -67,7 +67,7 @@ def _text(function: object, depth: int = 4) -> tuple[Any, ...]:
     return code, *(_text(inner, depth - 1) for inner in held if callable(inner) and inner is not function)
 
 
-def _trace(function: Callable[..., Any], operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor]) -> Nodes:
+def _trace(function: Callable, operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tensor]) -> Nodes:
     with tf.Graph().as_default() as graph:
         inputs = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in operation.inputs]
         outputs = function(*inputs)

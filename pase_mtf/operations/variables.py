@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
@@ -22,7 +22,7 @@ def _assign_flops(operation: mtf.Operation) -> float:
     return 0.0 if _takes_over(operation) else float(sum(value.size for value in operation.inputs))
 
 
-def _assign_nodes(operation: mtf.Operation, _: dict[Any, Nodes]) -> Nodes:
+def _assign_nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     # A value becomes the variable as it is; what is added is added in place: the variable is read and written, too.
     # (The traffic is a multiple of the value's bytes: an Assign has no output.)
     return Nodes(1, 0.0 if _takes_over(operation) else 3.0)
