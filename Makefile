@@ -13,6 +13,10 @@ ARGS ?=
 ENVIRONMENT := .venv/.installed-$(TENSORFLOW)
 BIN := .venv/bin
 
+# Numba compiles a kernel again once its file is newer than what it has kept: then here, not in somebody's first search.
+COMPILED := .venv/.compiled
+KERNELS := $(shell grep -rlE "import compiled|njit" pase_mtf --include=*.py 2>/dev/null)
+
 # The C++ core of TensorFlow opens with a page of notes unless told before it is loaded.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -31,12 +35,12 @@ help:
 	@echo "make environment  install everything into .venv, which all of these do on first use"
 	@echo "make clean        remove the environment and every cache"
 
-launch: $(ENVIRONMENT)
+launch: $(COMPILED)
 	@$(BIN)/python -m pase_mtf.launch --model=transformer --mesh=8 $(ARGS)
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-test: lint
+test: lint $(COMPILED)
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 # What `make test` leaves out; pytest comes last, so that its summary is the last line.
@@ -49,13 +53,13 @@ lint: $(ENVIRONMENT)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/python tools/lint.py
 
-benchmark: $(ENVIRONMENT)
+benchmark: $(COMPILED)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 bazel: $(ENVIRONMENT)
 	@bazel test //... $(ARGS)
 
-environment: $(ENVIRONMENT)
+environment: $(COMPILED)
 
 $(ENVIRONMENT): setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
@@ -71,6 +75,9 @@ $(ENVIRONMENT): setup.py
 # TensorFlow Probability, for one of Mesh-TF's own tests, imports tf-keras. Its dependency is the package `tensorflow`,
 # which would overwrite the files of `tensorflow-cpu`; TensorFlow is there already, so it goes in by itself.
 	@$(BIN)/python -m pip install -qq --no-deps 'tf-keras>=2.21,<2.22'
+	@touch $@
+
+$(COMPILED): $(ENVIRONMENT) $(KERNELS)
 	@echo "compiling the kernels of cost model and search (once)"
 	@$(BIN)/python -m pase_mtf.strategy.compile
 	@touch $@

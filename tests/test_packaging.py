@@ -111,6 +111,26 @@ def test_make_help_names_every_target(repository):
     subprocess.run(["make", "--dry-run", *targets], cwd=repository, check=True, capture_output=True)
 
 
+def test_make_compiles_the_kernels_again_once_their_file_changed(repository, tmp_path):
+    shutil.copy(repository / "Makefile", tmp_path)
+    kernel, other = tmp_path / "pase_mtf" / "kernel.py", tmp_path / "pase_mtf" / "other.py"
+    for path, text in ((tmp_path / "setup.py", ""), (kernel, "from numba import njit\n"), (other, "import math\n"),
+                       (tmp_path / ".venv" / ".installed-cpu", ""), (tmp_path / ".venv" / ".compiled", "")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    def commands():
+        return subprocess.run(["make", "--no-print-directory", "--dry-run", "environment", "TENSORFLOW=cpu"],
+                              cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    compiled_at = (tmp_path / ".venv" / ".compiled").stat().st_mtime
+    os.utime(other, (compiled_at + 10, compiled_at + 10))
+    assert "strategy.compile" not in commands()
+    os.utime(kernel, (compiled_at + 10, compiled_at + 10))
+    assert "strategy.compile" in commands()
+    assert "pip" not in commands()
+
+
 @pytest.mark.skipif("TEST_SRCDIR" in os.environ, reason="Bazel lays out only the files that a target names")
 def test_links_of_the_documents_lead_somewhere(repository):
     pages = [*repository.glob("*.md"), *(repository / "docs").rglob("*.md")]
