@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.calibration.load import load_machine
-from pase_mtf.compat import mtf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
@@ -145,7 +145,8 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
         exported = export_graph(graph)
         chosen = strategy
         if chosen is None:
-            chosen = find_strategy(exported, len(names), load_machine(machine, len(names)), method, **options)
+            chosen = find_strategy(exported, len(names), load_machine(machine, len(names), _kind_of(names)), method,
+                                   **options)
         else:
             chosen.check_graph(exported)
         plan = plan_from_configurations(graph, exported, chosen.configurations, len(names))
@@ -157,6 +158,12 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
 
     with _lowering_becomes(lower):
         yield swapped
+
+
+def _kind_of(devices: Sequence[str]) -> str:
+    """Of devices with these names: "gpu" where every one says so, otherwise "cpu"."""
+    kinds = {tf.DeviceSpec.from_string(name).device_type for name in devices}
+    return "gpu" if kinds == {"GPU"} else "cpu"
 
 
 def _devices_of(mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl]) -> list[str]:

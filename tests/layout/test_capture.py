@@ -112,6 +112,21 @@ def test_swapping_needs_devices():
         assert isinstance(made[0], PlanLowering)
 
 
+@pytest.mark.parametrize(("devices", "kind"), [(["/device:GPU:0", "/gpu:1"], "gpu"), (device_names(2), "cpu"),
+                                               (["/job:worker/task:1/device:GPU:0", "/device:CPU:0"], "cpu")])
+def test_the_machine_is_of_the_kind_of_the_devices(monkeypatch, devices, kind):
+    asked = []
+
+    def load(machine, count, of_kind):
+        asked.append((machine, count, of_kind))
+        raise UsageError("seen")
+
+    monkeypatch.setattr("pase_mtf.layout.capture.load_machine", load)
+    with tf.Graph().as_default(), swap_lowering(devices=devices), pytest.raises(AssertionError):
+        model_fn(devices=[""] * 4)
+    assert asked == [("local", 2, kind)]
+
+
 def test_blocks_nest_and_restore():
     before = mtf.Lowering.__init__
     with tf.Graph().as_default(), swap_lowering(machine="h100"):
