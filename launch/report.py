@@ -10,7 +10,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import jinja2
 from matplotlib.axes import Axes
@@ -145,13 +145,13 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, St
     return rows
 
 
-def summary_json(rows: Mapping[str, ArmRow], **more: Any) -> str:
+def summary_json(rows: Mapping[str, ArmRow], **more: object) -> str:
     """The text of summary.json; numbers that are not finite become null."""
     data = {"format": "pase_mtf.summary", "version": 1, **more, "arms": rows}
     return json.dumps(_finite(data), indent=2) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -213,10 +213,12 @@ img { max-width: 100%; } .note { color: #666; }
 <h2>Arms</h2>
 <pre>{{ measured.arms }}</pre>
 <img alt="Predicted and measured time of a step, per arm" src="{{ measured.times }}">
+{% if measured.losses %}
 <h2>Losses</h2>
 <img alt="Loss per step, per arm" src="{{ measured.losses }}">
 <p class="note">All arms start from the same values and see the same batches: curves that lie on each other are what
 correct strategies give.</p>
+{% endif %}
 {% endif %}
 {% for heading, text in notes.items() %}
 <h2>{{ heading }}</h2>
@@ -237,15 +239,17 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
     Args:
       title: of the page.
       facts: the header of the run.
-      rows: the numbers of every arm; empty where nothing was trained.
-      history: losses and times; None where nothing was trained.
+      rows: the numbers of every arm, predicted and, where it was trained, measured.
+      history: losses and times; None, or without records, where nothing was trained.
       strategy_table: the strategy as text.
       layout: layout.txt.
       notes: heading -> text, shown as they are.
     """
     measured: dict[str, str] = {}
-    if rows and history:
-        measured = {"arms": final_table(rows), "times": _image(_bars(rows)), "losses": _image(_losses(history))}
+    if rows:
+        measured = {"arms": final_table(rows), "times": _image(_bars(rows))}
+    if history is not None and history.records:
+        measured["losses"] = _image(_losses(history))
     return _PAGE.render(title=title, facts=facts, measured=measured, notes=notes, strategy_table=strategy_table,
                         layout=layout)
 
@@ -280,7 +284,7 @@ def _bars(rows: Mapping[str, ArmRow]) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("ms per step")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False)
+        figure.legend(loc="outside upper left", ncols=2, frameon=False)  # beside the bars, never on them
     return figure
 
 

@@ -133,6 +133,9 @@ def test_search_only(launch):
     assert summary["status"] == "search only"
     assert summary["arms"]["search"]["predicted_ms"] > 0
     assert summary["arms"]["search"]["measured_ms"] is None
+    report = (folder / "report.html").read_text()
+    assert "<h2>Arms</h2>" in report
+    assert "Losses" not in report
 
 
 def test_a_strategy_file(launch, tmp_path):
