@@ -46,6 +46,7 @@ setup(
         "tqdm>=4.66,<5",
         "tabulate>=0.10,<1",
         "platformdirs>=4,<5",
+        "filelock>=3.15,<5",
     ],
     extras_require={
         # TensorFlow comes in two builds of the same package; pip cannot choose by hardware, so the user does.

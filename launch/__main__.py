@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.console import INTERRUPTED, LOSSES_DISAGREE, exit_code_of
+from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import Options, parse_command_line
 from pase_mtf.launch.plan import Plan, check_packages, resolve
 from pase_mtf.launch.training import History, train
@@ -17,27 +18,28 @@ from pase_mtf.launch.training import History, train
 __all__ = ["main"]
 
 
-def run(options: Options) -> int:
+def run(options: Options, interrupts: Interrupts) -> int:
     """One run, from its options to its exit code.
 
     Raises:
       PaseError: what a user can cause; its exit code says of which kind.
+      KeyboardInterrupt: interrupted before anything was measured.
     """
     if options.print_config:
         print(resolve(options).config_json(), end="")
         return 0
     check_packages()
-    return execute(resolve(options))
+    return execute(resolve(options), interrupts)
 
 
-def execute(plan: Plan) -> int:
+def execute(plan: Plan, interrupts: Interrupts) -> int:
     """Finds the strategies of a plan, trains with them, and writes down what came of it.
 
     Returns:
       The exit code.
 
     Raises:
-      PaseError: as in `run`.
+      PaseError, KeyboardInterrupt: as in `run`.
     """
     # TensorFlow is loaded here and not before: what words and files can answer is answered in a fraction of a second.
     from pase_mtf import models
@@ -45,7 +47,8 @@ def execute(plan: Plan) -> int:
     from pase_mtf.launch.arms import build_arms
     from pase_mtf.launch.console import Progress, print_header
     from pase_mtf.launch.data import open_data
-    from pase_mtf.launch.files import RunFiles, write_checkpoint, write_outcome, write_strategy
+    from pase_mtf.launch.files import RunFiles, write_outcome, write_strategy
+    from pase_mtf.launch.keeping import Keeper
     from pase_mtf.launch.memory import check_memory
     from pase_mtf.launch.program import export_program
     from pase_mtf.launch.report import describe_run, final_table, search_summary
@@ -75,31 +78,43 @@ def execute(plan: Plan) -> int:
         trained = [arm.name for arm in options.arms if arm.name not in same]
         check_memory(plan, strategies, trained, machine)
         arms = build_arms(plan, graph, strategies, trained)
+        keeper = Keeper(files.path("checkpoint"), arms[0], data, graph.hash, first_step=plan.first_step,
+                        every=options.checkpoint_every)
+        interrupts.hold()  # what is measured from here on is written down whatever happens
         with Progress(options, len(arms), plan.first_step) as progress:
-            history = train(arms, data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
-                            first_step=plan.first_step, watchers=(files.metric, progress.step))
+            history = train(
+                arms, data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
+                first_step=plan.first_step, asked=lambda: interrupts.asked,
+                watchers=(files.metric, progress.step, *([keeper.watch] if options.checkpoint else ())))
+        if not history.measured:
+            raise KeyboardInterrupt
+        unwritten = None
+        if options.checkpoint and not history.disagreement and history.diverged is None:
+            unwritten = keeper.finish()
         rows = write_outcome(files, plan, facts, graph, strategies, same, arms, history)
         print("", final_table(rows), "", f"files: {options.output_dir}", sep="\n")
-        if not history.disagreement and history.diverged is None:
-            write_checkpoint(files, plan, graph, arms)
         for arm in arms:
             arm.close()
-    return _exit_code(history, options)
+    if unwritten:
+        raise unwritten
+    return _exit_code(history, options, interrupts)
 
 
-def _exit_code(history: History, options: Options) -> int:
+def _exit_code(history: History, options: Options, interrupts: Interrupts) -> int:
     if history.disagreement:
         print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE
     if history.diverged is not None:
         raise UsageError(f"--learning_rate={options.learning_rate}: the loss of every arm is not finite at step "
                          f"{history.diverged}; take a smaller one")
-    return INTERRUPTED if history.interrupted else 0
+    return (interrupts.exit_code or INTERRUPTED) if history.interrupted else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
-    return exit_code_of(lambda: run(parse_command_line(sys.argv[1:] if arguments is None else arguments)))
+    with Interrupts() as interrupts:
+        return exit_code_of(
+            lambda: run(parse_command_line(sys.argv[1:] if arguments is None else arguments), interrupts), interrupts)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,11 @@ class Arm:
             loss, _ = self._run([self._loss, self._train], feed)
         return float(loss), time.perf_counter() - start
 
+    def loss(self, batch: Batch) -> float:
+        """The loss of a batch, without a training step."""
+        return float(self._run(self._loss, {placeholder: batch[name]
+                                            for name, placeholder in self._placeholders.items()}))
+
     def save(self, prefix: str) -> None:
         """Writes the master variables, brought up to date, to files that begin with `prefix`."""
         self._run(self._to_masters)

@@ -1,99 +1,150 @@
-"""checkpoint/: the master variables of the trained arm, whole or not there at all.
+"""checkpoint/: the master variables of the trained arm, the last two that were written, each whole or not there.
 
-Masters do not depend on the strategy, so a training can be resumed on another mesh, or under another strategy.
+Masters do not depend on the strategy, so a training can be resumed on another mesh, or under another strategy. A
+checkpoint is written beside the others, brought to the disk and renamed; its manifest holds the size and the SHA-256 of
+every file, and one of itself. What is found is checked against it without TensorFlow.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import json
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import filelock
 
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import read_json, write_atomically
 from pase_mtf.launch.console import summarize_error
 
-__all__ = ["CheckpointInfo", "find_checkpoint", "restore", "save_checkpoint"]
+__all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "find_checkpoint", "restore", "save_checkpoint"]
 
 FORMAT = "pase_mtf.checkpoint"
-VERSION = 1
+VERSION = 2
+"""Version 1, which is still read, had one checkpoint, and of its files the sizes only."""
+
+KEPT = 2
+"""So many checkpoints are kept: where the disk damages the last, there is the one before."""
+
+MAX_STEP = 2**31 - 1
+"""Steps are fed to the models (dropout draws by them) as 32-bit integers."""
+
 _MANIFEST = "checkpoint.json"
 _PREFIX = "model"
+_PARTIAL = ".partial-"
+_LOCK = ".writing.lock"
+_CHUNK = 1 << 22
 
 
+@dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint that was checked: complete and ours.
+    """A checkpoint that was checked: complete, undamaged and ours.
 
     Attributes:
-      prefix: what tf.train.Saver restores from.
+      folder: where its files lie.
       step: training steps done.
       graph_hash: of the program whose variables it holds.
+      next_loss: the loss of that step, the first that is not done, under the strategy it was trained with; None where
+        that is not known.
     """
 
-    def __init__(self, folder: str, manifest: dict[str, Any]):
-        self.folder = folder
-        self.prefix = os.path.join(folder, _PREFIX)
-        self.step: int = manifest["step"]
-        self.graph_hash: str = manifest["graph_hash"]
+    folder: str
+    step: int
+    graph_hash: str
+    next_loss: float | None = None
+
+    @property
+    def prefix(self) -> str:
+        """What tf.train.Saver restores from."""
+        return os.path.join(self.folder, _PREFIX)
 
 
-def save_checkpoint(folder: str, save: Callable[[str], object], *, step: int, graph_hash: str) -> None:
-    """Writes a checkpoint beside `folder`, then renames it into place.
+def save_checkpoint(folder: str, save: Callable[[str], object], *, step: int, graph_hash: str,
+                    next_loss: float | None = None) -> None:
+    """Writes a checkpoint beside the others, renames it into place, and removes all but the last two.
+
+    Killed at any moment, it leaves the earlier ones as they were.
 
     Args:
-      folder: must not exist.
+      folder: of all checkpoints of a run.
       save: writes the variables to files with the prefix it is given.
-      step: training steps done.
+      step: training steps done; a checkpoint of that step that is there already is kept as it is.
       graph_hash: of the program.
+      next_loss: see CheckpointInfo.
 
     Raises:
       UsageError: it cannot be written (disk full, no permission).
     """
-    temporary = None
-    try:
-        with _as_usage_errors(folder):
-            temporary = tempfile.mkdtemp(prefix=".checkpoint.", dir=os.path.dirname(folder) or ".")
+    place = os.path.join(folder, f"step-{step}")
+    if os.path.isdir(place):
+        return
+    with _as_usage_errors(place), _removed_where_empty(folder), contextlib.ExitStack() as stack:
+        os.makedirs(folder, exist_ok=True)
+        stack.enter_context(_write_lock(folder, wait=True))
+        temporary = tempfile.mkdtemp(prefix=_PARTIAL, dir=folder)
+        try:
             save(os.path.join(temporary, _PREFIX))
             # The Saver's own index of checkpoints names absolute paths, wrong after the renaming.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(temporary, "checkpoint"))
-            files = {name: os.path.getsize(os.path.join(temporary, name)) for name in sorted(os.listdir(temporary))}
-            manifest = {"format": FORMAT, "version": VERSION, "step": step, "graph_hash": graph_hash, "files": files}
+            files = {}
+            for name in sorted(os.listdir(temporary)):
+                path = os.path.join(temporary, name)
+                _to_disk(path)
+                files[name] = {"bytes": os.path.getsize(path), "sha256": _sha256(path)}
+            manifest = {"format": FORMAT, "version": VERSION, "step": step, "graph_hash": graph_hash,
+                        "next_loss": next_loss, "files": files}
+            manifest["sha256"] = _own_hash(manifest)
             write_atomically(os.path.join(temporary, _MANIFEST), json.dumps(manifest, indent=2) + "\n")
             os.chmod(temporary, 0o755)
-            os.rename(temporary, folder)
-    except BaseException:
-        if temporary:
+            _to_disk(temporary)
+            os.rename(temporary, place)
+            _to_disk(folder)
+        except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            raise
+        for old in _steps(folder)[KEPT:]:
+            _remove(folder, f"step-{old}")
 
 
 def find_checkpoint(run_folder: str) -> CheckpointInfo:
-    """Finds and checks the checkpoint of an earlier run, without TensorFlow.
+    """Finds the last whole checkpoint of an earlier run, without TensorFlow, and removes what a kill left half written.
+
+    A damaged one is passed over, with a line on stderr, where there is a whole one before it.
 
     Raises:
-      FormatError: there is none, or it is truncated or foreign.
+      FormatError: there is none, or none that is whole; names the file and what is wrong with it.
     """
     folder = os.path.join(run_folder, "checkpoint")
     if not os.path.isdir(folder):
-        raise FormatError(f"--resume={run_folder}: holds no checkpoint; name the output directory of a finished run")
-    path = os.path.join(folder, _MANIFEST)
-    manifest = read_json(path, FORMAT, VERSION)
-    files = manifest.get("files")
-    if (not isinstance(files, dict) or not isinstance(manifest.get("step"), int)
-            or not isinstance(manifest.get("graph_hash"), str)):
-        raise FormatError(f"{path}: not a complete checkpoint; it is truncated or foreign")
-    for name, size in files.items():
-        file = os.path.join(folder, name)
-        found = os.path.getsize(file) if os.path.isfile(file) else None
-        if found != size:
-            state = "is missing" if found is None else f"has {found} bytes of {size}"
-            raise FormatError(f"{file}: {state}; the checkpoint is truncated, resume from another")
-    return CheckpointInfo(folder, manifest)
+        raise FormatError(f"--resume={run_folder}: holds no checkpoint; name the output directory of a run that lived "
+                          "to write one (--checkpoint_every)")
+    _clean(folder)
+    places = [(os.path.join(folder, f"step-{step}"), step) for step in _steps(folder)]
+    if not places and os.path.exists(os.path.join(folder, _MANIFEST)):
+        return _checked(folder, None)  # of version 1
+    damages = []
+    for place, step in places:
+        try:
+            found = _checked(place, step)
+        except FormatError as error:
+            damages.append(error)
+            continue
+        for damage in damages:
+            print(f"warning: {damage}; going on from step {found.step}", file=sys.stderr)
+        return found
+    if damages:
+        raise FormatError(f"{damages[0]}; there is no whole checkpoint in {folder}, start anew")
+    raise FormatError(f"--resume={run_folder}: holds no checkpoint; the run was ended before its first was written, "
+                      "start anew")
 
 
 def restore(info: CheckpointInfo, load: Callable[[str], object]) -> None:
@@ -114,6 +165,121 @@ def restore(info: CheckpointInfo, load: Callable[[str], object]) -> None:
     except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError) as error:
         raise FormatError(f"{info.folder}: holds the variables of another program ({summarize_error(error)}); "
                           "resume with the model it was made with") from error
+
+
+def _steps(folder: str) -> list[int]:
+    """Steps of the checkpoints in a folder, the last one first."""
+    found = (re.fullmatch(r"step-(\d{1,12})", name) for name in os.listdir(folder))
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def _checked(folder: str, named: int | None) -> CheckpointInfo:
+    """The checkpoint in a folder, all of it compared with its manifest.
+
+    Args:
+      folder: of this one checkpoint.
+      named: the step in the folder's name; None: a checkpoint of version 1.
+
+    Raises:
+      FormatError: names the file and what is wrong with it.
+    """
+    path = os.path.join(folder, _MANIFEST)
+    manifest = read_json(path, FORMAT, VERSION)
+    step, files, graph_hash = (manifest.get(name) for name in ("step", "files", "graph_hash"))
+    if not isinstance(files, dict) or not isinstance(graph_hash, str) or type(step) is not int:
+        raise FormatError(f"{path}: not a complete checkpoint; it is truncated or foreign")
+    if not 0 <= step <= MAX_STEP:
+        raise FormatError(f"{path}: step {str(step)[:24]}, it has to be 0 to {MAX_STEP}; it was changed")
+    if manifest["version"] > 1 and manifest.get("sha256") != _own_hash(manifest):
+        raise FormatError(f"{path}: contents do not match their own SHA-256; it was damaged or changed")
+    if named is not None and step != named:
+        raise FormatError(f"{path}: is of step {step}, its folder says {named}; it was moved or changed")
+    for name, entry in files.items():
+        _check_file(os.path.join(folder, name), entry if isinstance(entry, dict) else {"bytes": entry})
+    loss = manifest.get("next_loss")
+    return CheckpointInfo(folder, step, graph_hash, float(loss) if isinstance(loss, (int, float)) else None)
+
+
+def _check_file(file: str, entry: dict[str, Any]) -> None:
+    found = os.path.getsize(file) if os.path.isfile(file) else None
+    if found is None:
+        raise FormatError(f"{file}: is missing, the checkpoint is not whole")
+    if found != entry.get("bytes"):
+        raise FormatError(f"{file}: has {found} bytes of {entry.get('bytes')}, it is truncated or changed")
+    try:
+        damaged = "sha256" in entry and _sha256(file) != entry["sha256"]
+    except OSError as error:
+        raise FormatError(f"{file}: cannot be read ({error.strerror})") from error
+    if damaged:
+        raise FormatError(f"{file}: its SHA-256 is not the one of {_MANIFEST}, it was damaged or changed")
+
+
+def _own_hash(manifest: dict[str, Any]) -> str:
+    """SHA-256 of a manifest without its own."""
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _to_disk(path: str) -> None:
+    """Brings a file, or the names in a folder, to the disk: a rename must not overtake what it names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove(folder: str, name: str) -> None:
+    """Removes a checkpoint: renamed first, so that a half of it is never taken for one."""
+    gone = os.path.join(folder, f"{_PARTIAL}{name}")
+    with contextlib.suppress(OSError):
+        os.rename(os.path.join(folder, name), gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _clean(folder: str) -> None:
+    """Removes what a killed run left half written; nothing while somebody writes."""
+    if not any(name.startswith(_PARTIAL) for name in os.listdir(folder)):
+        return
+    with contextlib.suppress(OSError, filelock.Timeout), _write_lock(folder, wait=False):
+        for name in os.listdir(folder):
+            if name.startswith(_PARTIAL):
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _write_lock(folder: str, wait: bool) -> Iterator[None]:
+    """Held while a checkpoint is written; the system takes it from a process that dies.
+
+    Raises:
+      filelock.Timeout: somebody else holds it, and `wait` is false.
+    """
+    path = os.path.join(folder, _LOCK)
+    lock = filelock.FileLock(path, timeout=-1 if wait else 0)
+    with lock:
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+@contextlib.contextmanager
+def _removed_where_empty(folder: str) -> Iterator[None]:
+    """A folder without a checkpoint is none: it goes where the first could not be written."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
 
 
 @contextlib.contextmanager

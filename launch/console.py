@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from tqdm import tqdm
 
 from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
+from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import HelpRequested, ResolvedOptions
 from pase_mtf.launch.training import Record
 
@@ -48,7 +49,8 @@ class Stage:
 
     def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
         seconds = time.perf_counter() - self._start
-        print(f"{self._what}: " + ("failed" if kind else f"{seconds:.1f} s"), flush=True)
+        ended = "interrupted" if kind is KeyboardInterrupt else "failed" if kind else f"{seconds:.1f} s"
+        print(f"{self._what}: {ended}", flush=True)
 
 
 class Progress:
@@ -84,7 +86,7 @@ class Progress:
             sys.stdout.flush()
 
 
-def exit_code_of(run: Callable[[], int]) -> int:
+def exit_code_of(run: Callable[[], int], interrupts: Interrupts | None = None) -> int:
     """Calls `run` and returns its exit code, or that of the error it ended with."""
     try:
         return run()
@@ -93,7 +95,7 @@ def exit_code_of(run: Callable[[], int]) -> int:
         return 0
     except KeyboardInterrupt:
         print("interrupted before anything was measured", file=sys.stderr)
-        return INTERRUPTED
+        return (interrupts and interrupts.exit_code) or INTERRUPTED
     except BrokenPipeError:  # whoever read our output went away (`| head`); Python would complain once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

@@ -16,7 +16,6 @@ from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms import Arm
-from pase_mtf.launch.checkpoint import save_checkpoint
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.memory import MEMORY_METHOD
 from pase_mtf.launch.plan import Plan
@@ -24,7 +23,7 @@ from pase_mtf.launch.report import ArmRow, arm_rows, report_html, search_summary
 from pase_mtf.launch.training import History, Record
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["RunFiles", "layout_text", "single_mesh", "write_checkpoint", "write_outcome", "write_strategy"]
+__all__ = ["RunFiles", "layout_text", "single_mesh", "write_outcome", "write_strategy"]
 
 _Mesh = list[tuple[str, int]]
 
@@ -116,12 +115,6 @@ def write_strategy(files: RunFiles, graph: ComputationGraph, strategy: Strategy)
     """Writes strategy.json and layout.txt."""
     strategy.save(files.path("strategy.json"))
     files.write("layout.txt", _layout(graph, strategy))
-
-
-def write_checkpoint(files: RunFiles, plan: Plan, graph: ComputationGraph, arms: Sequence[Arm]) -> None:
-    """Writes checkpoint/ of the arm of --strategy, the first."""
-    if plan.options.checkpoint and arms:
-        save_checkpoint(files.path("checkpoint"), arms[0].save, step=arms[0].steps_done, graph_hash=graph.hash)
 
 
 def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: ComputationGraph,

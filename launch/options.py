@@ -54,6 +54,7 @@ class Options:
     print_config: bool = False
     log_every: int = 5
     checkpoint: bool = True
+    checkpoint_every: int | None = None
 
     @property
     def model_name(self) -> str:
@@ -83,7 +84,8 @@ class Options:
             raise UsageError(f"--optimizer={self.optimizer}: unknown; {nearest(self.optimizer, OPTIMIZERS)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"--learning_rate={self.learning_rate}: give a positive number, such as 0.01")
-        for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("log_every", 1), ("seed", 0)):
+        for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("log_every", 1), ("seed", 0),
+                            ("checkpoint_every", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name}={value}: must be at least {least}")
@@ -139,7 +141,9 @@ class Options:
             if name in given and getattr(self, name) != earlier.get(name):
                 raise UsageError(f"--{name}={getattr(self, name)}: the run in {self.resume} was trained with "
                                  f"{earlier.get(name)}; leave the flag out to continue it, or start anew")
-        inherited = (*_TRAINING, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup", "log_every")
+        inherited = (*_TRAINING, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup", "log_every",
+                     "checkpoint_every")
+        earlier.setdefault("checkpoint_every", None)  # which runs of earlier versions did not have
         try:
             return dataclasses.replace(
                 self, **{name: earlier[name] for name in inherited if name not in given})
@@ -189,7 +193,7 @@ measured speedup over data parallelism.
   python -m pase_mtf.launch --model=transformer --mesh=8
 
 Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 5 the strategy does not fit the graph;
-6 the losses of the arms disagree; 130 interrupted (what was measured so far is written).
+6 the losses of the arms disagree; 130 (Ctrl-C) and 143 (SIGTERM) interrupted: what was measured so far is written.
 """
 
 
@@ -239,7 +243,9 @@ def _flag_values() -> flags.FlagValues:
     number("seed", "Of initial values, synthetic data, dropout, and strategies that are drawn.")
     switch("print_config", "Print the resolved configuration as JSON and exit.")
     number("log_every", "Print a line every so many steps.")
-    switch("checkpoint", "Write checkpoint/ at the end.")
+    switch("checkpoint", "Write checkpoint/, every now and then and at the end.")
+    number("checkpoint_every", "Write a checkpoint every so many steps; default: every five minutes. The last two are "
+           "kept.")
     flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=values)
     return values
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -95,7 +91,7 @@ class History:
       records: arm -> its steps in order.
       disagreement: set when the losses of two arms differ.
       diverged: a step at which the loss is not finite, in every arm.
-      interrupted: the user pressed Ctrl-C.
+      interrupted: somebody wanted the run to end (Ctrl-C, SIGTERM).
     """
 
     first_step: int
@@ -108,41 +104,25 @@ class History:
         """Statistics of the timed steps; None before the first."""
         return Timing.of([record.seconds for record in self.records.get(arm, ()) if record.timed])
 
+    @property
+    def measured(self) -> bool:
+        """Whether any arm has done a step."""
+        return any(self.records.values())
+
     def losses(self, arm: str) -> list[float]:
         """Loss per step."""
         return [record.loss for record in self.records.get(arm, ())]
 
 
-@contextlib.contextmanager
-def _lasting_interrupts() -> Iterator[list[int]]:
-    """Within the block Ctrl-C raises as always, and is remembered in the list as well.
-
-    Python drops a KeyboardInterrupt that strikes within a destructor or a callback of the C++ library; remembered, it
-    ends the training at the next step all the same.
-    """
-    asked: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked  # only the main thread may set handlers, and only it is interrupted
-        return
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, remember)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, steps: int, first_step: int = 0,
-          watchers: Sequence[Callable[[Record], object]] = (), block: int = BLOCK) -> History:
+          watchers: Sequence[Callable[[Record], object]] = (), asked: Callable[[], bool] = lambda: False,
+          block: int = BLOCK) -> History:
     """Trains every arm for warmup + steps steps.
 
     The warm-up is a block of its own; then the arms take turns, `block` steps each, the turn starting with another arm
     every time. After every turn the losses are compared, and training ends where they disagree or are not finite any
-    more. Ctrl-C ends it with what was measured so far.
+    more. Between two steps it ends where that is asked for, with what was measured so far: a step that was done was
+    recorded and told to all watchers.
 
     Args:
       arms: things with a name and `step(batch, trace) -> (loss, seconds)`.
@@ -150,32 +130,30 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
       warmup, steps: untimed and timed steps; the very first is traced for its memory.
       first_step: number of the first step.
       watchers: called after every step of every arm.
+      asked: whether somebody wants the training to end.
       block: steps per turn.
     """
     history = History(first_step, {arm.name: [] for arm in arms})
     source = iter(batches)
     sizes = [warmup, *(min(block, steps - done) for done in range(0, steps, block))]
     start = 0
-    try:
-        with _lasting_interrupts() as asked:
-            for turn, size in enumerate(sizes):
-                held = list(itertools.islice(source, size))
-                for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
-                    for number, batch in enumerate(held):
-                        if asked:
-                            raise KeyboardInterrupt
-                        loss, seconds = arm.step(batch, trace=turn == 0 and number == 0)
-                        record = Record(arm.name, first_step + start + number, loss, seconds, timed=turn > 0)
-                        history.records[arm.name].append(record)
-                        for watcher in watchers:
-                            watcher(record)
-                start += size
-                history.disagreement = first_disagreement(
-                    {arm.name: history.losses(arm.name) for arm in arms}, first_step)
-                last = history.records[arms[0].name][-1]
-                history.diverged = None if math.isfinite(last.loss) else last.step
-                if history.disagreement or history.diverged is not None:
-                    break
-    except KeyboardInterrupt:
-        history.interrupted = True
+    for turn, size in enumerate(sizes):
+        held = list(itertools.islice(source, size))
+        for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
+            for number, batch in enumerate(held):
+                if asked():
+                    history.interrupted = True
+                    return history
+                loss, seconds = arm.step(batch, trace=turn == 0 and number == 0)
+                record = Record(arm.name, first_step + start + number, loss, seconds, timed=turn > 0)
+                history.records[arm.name].append(record)
+                for watcher in watchers:
+                    watcher(record)
+        start += size
+        history.disagreement = first_disagreement(
+            {arm.name: history.losses(arm.name) for arm in arms}, first_step)
+        last = history.records[arms[0].name][-1]
+        history.diverged = None if math.isfinite(last.loss) else last.step
+        if history.disagreement or history.diverged is not None:
+            break
     return history

@@ -12,7 +12,7 @@ second.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pase_mtf import _import_hook
+from pase_mtf import _early_signals, _import_hook  # noqa: F401 - the first takes the signals when it is imported
 from pase_mtf.errors import PaseError
 from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.graph.computation_graph import ComputationGraph

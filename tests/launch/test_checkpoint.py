@@ -2,11 +2,16 @@ import errno
 import json
 import os
 import pathlib
+import random
+import subprocess
+import sys
+import time
 
 import pytest
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.launch import checkpoint
 from pase_mtf.launch.checkpoint import find_checkpoint, restore, save_checkpoint
 
 
@@ -17,14 +22,101 @@ def _save(text="weights"):
     return save
 
 
-def test_round_trip(tmp_path):
-    save_checkpoint(str(tmp_path / "checkpoint"), _save(), step=7, graph_hash="abc")
-    info = find_checkpoint(str(tmp_path))
-    assert (info.step, info.graph_hash) == (7, "abc")
+def _write(folder, step, text="weights", **more):
+    save_checkpoint(str(folder / "checkpoint"), _save(text), step=step, graph_hash="abc", **more)
+
+
+def _read(info):
     seen = []
     restore(info, lambda prefix: seen.append(pathlib.Path(f"{prefix}.data").read_text()))
-    assert seen == ["weights"]
+    return seen[0]
+
+
+def test_round_trip(tmp_path):
+    _write(tmp_path, 7, next_loss=1.25)
+    info = find_checkpoint(str(tmp_path))
+    assert (info.step, info.graph_hash, info.next_loss) == (7, "abc", 1.25)
+    assert _read(info) == "weights"
     assert os.listdir(tmp_path) == ["checkpoint"]
+    assert os.listdir(tmp_path / "checkpoint") == ["step-7"]
+
+
+def test_the_last_two_are_kept(tmp_path):
+    for step in (8, 9, 10, 100):
+        _write(tmp_path, step, f"weights of {step}")
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == ["step-10", "step-100"]
+    assert _read(find_checkpoint(str(tmp_path))) == "weights of 100"
+
+
+def test_one_of_that_step_stays_as_it_is(tmp_path):
+    _write(tmp_path, 7)
+    _write(tmp_path, 7, "others")
+    assert _read(find_checkpoint(str(tmp_path))) == "weights"
+
+
+def test_a_damaged_one_is_passed_over_with_a_word(tmp_path, capsys):
+    _write(tmp_path, 7)
+    _write(tmp_path, 9)
+    _flip(tmp_path / "checkpoint" / "step-9" / "model.data")
+    assert find_checkpoint(str(tmp_path)).step == 7
+    err = capsys.readouterr().err
+    assert "step-9/model.data: its SHA-256" in err
+    assert "going on from step 7" in err
+    assert err.count("\n") == 1
+
+
+def test_what_a_kill_left_is_removed(tmp_path):
+    _write(tmp_path, 7)
+    partial = tmp_path / "checkpoint" / ".partial-abc"
+    partial.mkdir()
+    (partial / "model.data").write_text("wei")
+    assert find_checkpoint(str(tmp_path)).step == 7
+    assert os.listdir(tmp_path / "checkpoint") == ["step-7"]
+
+
+def test_what_somebody_writes_is_left_alone(tmp_path):
+    _write(tmp_path, 7)
+
+    def meanwhile(prefix):
+        _save()(prefix)
+        assert find_checkpoint(str(tmp_path)).step == 7
+    save_checkpoint(str(tmp_path / "checkpoint"), meanwhile, step=8, graph_hash="abc")
+    assert find_checkpoint(str(tmp_path)).step == 8
+
+
+def test_one_of_version_1_is_read(tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    _save()(str(folder / "model"))
+    (folder / "checkpoint.json").write_text(json.dumps({
+        "format": "pase_mtf.checkpoint", "version": 1, "step": 3, "graph_hash": "abc", "files": {"model.data": 7}}))
+    info = find_checkpoint(str(tmp_path))
+    assert (info.step, info.next_loss, _read(info)) == (3, None, "weights")
+    (folder / "model.data").write_text("wei")
+    with pytest.raises(FormatError, match="has 3 bytes of 7"):
+        find_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_killed_while_writing(tmp_path, seed):
+    """kill -9 at any moment of one checkpoint after another: the last whole one is found, and all else removed."""
+    code = ("import sys, time; from pase_mtf.launch import checkpoint\n"
+            "checkpoint._as_usage_errors = checkpoint.contextlib.nullcontext\n"  # which loads TensorFlow
+            "def save(prefix):\n"
+            "    for name in ('data', 'index'):\n"
+            "        open(f'{prefix}.{name}', 'wb').write(bytes(2_000_000))\n"
+            "for step in range(1000):\n"
+            "    checkpoint.save_checkpoint(sys.argv[1], save, step=step, graph_hash='abc')\n"
+            "    print(step, flush=True)\n")
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "checkpoint")], stdout=subprocess.PIPE)
+    written = int(process.stdout.readline())
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    process.kill()
+    written = int((process.communicate()[0].split() or [written])[-1])
+    assert find_checkpoint(str(tmp_path)).step in (written, written + 1)
+    left = os.listdir(tmp_path / "checkpoint")
+    assert all(name.startswith("step-") for name in left if name != ".writing.lock")
+    assert len(left) <= 4
 
 
 def test_is_whole_or_not_there(tmp_path):
@@ -49,6 +141,28 @@ def test_full_disk_is_one_line(tmp_path, kind):
         save_checkpoint(str(tmp_path / "checkpoint"), fails, step=1, graph_hash="abc")
     assert "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == []
+
+
+def _flip(path, byte=2):
+    raw = bytearray(path.read_bytes())
+    raw[byte] ^= 1
+    path.write_bytes(raw)
+
+
+def _with(**changes):
+    """The manifest with other values, and the hash that goes with them."""
+    def change(folder):
+        manifest = json.loads((folder / "checkpoint.json").read_text())
+        manifest.update(changes)
+        manifest["sha256"] = checkpoint._own_hash(manifest)
+        (folder / "checkpoint.json").write_text(json.dumps(manifest))
+    change.__name__ = "_".join(changes)
+    return change
+
+
+def _flip_manifest(folder):
+    text = (folder / "checkpoint.json").read_text()
+    (folder / "checkpoint.json").write_text(text.replace('"abc"', '"abd"'))
 
 
 def _damage_manifest(folder):
@@ -78,10 +192,14 @@ def _remove(folder):
 @pytest.mark.parametrize(("damage", "says"), [
     (_damage_manifest, "truncated"), (_foreign_manifest, "foreign"), (_incomplete_manifest, "not a complete"),
     (_newer_manifest, "upgrade"), (_truncate, "has 3 bytes of 7"), (_remove, "is missing"),
+    (lambda folder: _flip(folder / "model.data"), "model.data: its SHA-256"), (_flip_manifest, "their own SHA-256"),
+    (_with(step=-5), "checkpoint.json: step -5, it has to be 0 to"), (_with(step=10**20), "step 1000"),
+    (_with(step=2**31), "step 2147483648"), (_with(step=10**400), "step 1000"), (_with(step=True), "not a complete"),
+    (_with(step=8), "is of step 8, its folder says 7"),
 ])
 def test_refuses_damaged_checkpoints(tmp_path, damage, says):
     save_checkpoint(str(tmp_path / "checkpoint"), _save(), step=7, graph_hash="abc")
-    damage(tmp_path / "checkpoint")
+    damage(tmp_path / "checkpoint" / "step-7")
     with pytest.raises(FormatError, match=says) as caught:
         find_checkpoint(str(tmp_path))
     assert "\n" not in str(caught.value)
@@ -89,6 +207,9 @@ def test_refuses_damaged_checkpoints(tmp_path, damage, says):
 
 def test_refuses_a_folder_without_one(tmp_path):
     with pytest.raises(FormatError, match="holds no checkpoint"):
+        find_checkpoint(str(tmp_path))
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(FormatError, match="before its first was written"):
         find_checkpoint(str(tmp_path))
 
 
@@ -116,13 +237,11 @@ def test_variables_of_another_program(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_flipped_bits(tmp_path):
+def test_bits_that_flip_after_the_check(tmp_path):
     save, load = _saver_of("weights", 10000)
     save_checkpoint(str(tmp_path / "checkpoint"), save, step=7, graph_hash="abc")
-    restore(find_checkpoint(str(tmp_path)), load)
-    path = next((tmp_path / "checkpoint").glob("model.data*"))
-    raw = bytearray(path.read_bytes())
-    raw[2000] ^= 255
-    path.write_bytes(raw)
+    info = find_checkpoint(str(tmp_path))
+    restore(info, load)
+    _flip(next((tmp_path / "checkpoint" / "step-7").glob("model.data*")), 2000)
     with pytest.raises(FormatError, match="damaged"):
-        restore(find_checkpoint(str(tmp_path)), load)
+        restore(info, load)

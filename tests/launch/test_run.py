@@ -11,11 +11,13 @@ import sys
 
 import pytest
 
+from pase_mtf.calibration import load
 from pase_mtf.compat import tf
-from pase_mtf.errors import OutOfMemoryError
+from pase_mtf.errors import OutOfMemoryError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch import program
+from pase_mtf.launch import arms, keeping, memory, program, strategies
 from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.checkpoint import find_checkpoint
 from pase_mtf.launch.report import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
@@ -242,25 +244,36 @@ def test_a_loss_that_is_not_finite(launch):
     assert not (folder / "checkpoint").exists()
 
 
-def test_ctrl_c_keeps_what_was_measured(launch, monkeypatch):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_keeps_what_was_measured(launch, monkeypatch, tmp_path, number, expected):
     step, done = Arm.step, []
 
     def interrupted(self, batch, trace=False):
         done.append(self.name)
         if len(done) == 6:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return step(self, batch, trace)
     monkeypatch.setattr(Arm, "step", interrupted)
+    before = signal.getsignal(number)
     code, folder, out, _ = launch("--compare=stock_data_parallel", "--steps=20")
-    assert code == 130
+    assert signal.getsignal(number) is before
+    assert code == expected
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    assert summary["arms"]["stock_data_parallel"]["measured_steps"] == 3
+    assert summary["arms"]["stock_data_parallel"]["measured_steps"] == 4
     assert "measured ms" in out
-    assert (folder / "checkpoint").exists()
+    # Every step is in one of the two runs' metrics, and in one only.
+    monkeypatch.setattr(Arm, "step", step)
+    code, second, _, _ = launch(f"--resume={folder}", "--steps=1", "--warmup=1", output="second")
+    assert code == 0
+    for arm in ("search", "stock_data_parallel"):
+        done = list(_metrics(folder, arm))
+        assert done == list(range(len(done)))
+    assert min(_metrics(second)) == 1 + max(_metrics(folder))
 
 
-def test_ctrl_c_for_real(tmp_path, preset):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_for_real(tmp_path, preset, number, expected):
     """The signal itself, to the process as a user starts it."""
     folder = tmp_path / "run"
     process = subprocess.Popen(
@@ -270,17 +283,113 @@ def test_ctrl_c_for_real(tmp_path, preset):
     try:
         while process.poll() is None and not process.stdout.readline().startswith("step    10"):
             pass
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=600)
     finally:
         process.kill()
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (expected, "")
     assert "measured ms" in out
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["arms"]["search"]["measured_steps"] >= 8
     assert (folder / "report.html").exists()
-    assert json.loads((folder / "checkpoint" / "checkpoint.json").read_text())["step"] >= 11
+    assert find_checkpoint(str(folder)).step == 1 + max(_metrics(folder)) >= 11
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
+    """The program sends it to itself when it asks for the first module after `pase_mtf`."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        if name == 'pase_mtf.errors': os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Finder)\n")
+    ended = subprocess.run([sys.executable, "-m", "pase_mtf.launch", "--model=alexnet"], capture_output=True, text=True,
+                           env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (
+        expected, "", "interrupted before anything was measured\n")
+
+
+@pytest.mark.parametrize("stage", ["export_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
+def test_sigterm_before_the_training_leaves_nothing(launch, monkeypatch, stage):
+    module = {"export_program": program, "load_machine": load, "find_strategies": strategies, "build_arms": arms,
+              "check_memory": memory}[stage]
+    work = getattr(module, stage)
+
+    def struck(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return work(*arguments)
+    monkeypatch.setattr(module, stage, struck)
+    code, folder, _, err = launch("--compare=none")
+    assert (code, err) == (143, "interrupted before anything was measured\n")
+    assert not folder.exists()
+
+
+def test_sigterm_while_lowering_leaves_nothing(launch, monkeypatch):
+    """In the midst of it, and once more while the first cleans up."""
+    def struck(*arguments, **more):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+    monkeypatch.setattr(arms, "lower", struck)
+    code, folder, _, err = launch("--compare=none")
+    assert (code, err) == (143, "interrupted before anything was measured\n")
+    assert not folder.exists()
+
+
+def test_sigterm_while_the_files_are_written(launch, monkeypatch):
+    """All are written to the end."""
+    def struck(*arguments, **more):
+        signal.raise_signal(signal.SIGTERM)
+        return save(*arguments, **more)
+    save = keeping.save_checkpoint
+    monkeypatch.setattr(keeping, "save_checkpoint", struck)
+    code, folder, _, err = launch("--compare=none")
+    assert (code, err) == (0, "")
+    assert find_checkpoint(str(folder)).step == 5
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+
+
+def test_killed_in_training(tmp_path, preset, launch):
+    """kill -9: the next run goes on from the last checkpoint, with the losses that would have come."""
+    folder = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
+         "--machine=a100", "--steps=1000000", "--compare=none", "--checkpoint_every=4", f"--output_dir={folder}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while process.poll() is None and not process.stdout.readline().startswith("step    15"):
+            pass
+    finally:
+        process.kill()
+    process.communicate()
+    code, second, _, err = launch(f"--resume={folder}", "--steps=3", "--warmup=1", "--compare=none", output="second")
+    assert (code, err) == (0, "")
+    first, then = _metrics(folder), _metrics(second)
+    assert min(then) >= 12
+    assert min(then) % 4 == 0
+    assert min(then) <= max(first) + 1
+    both = first.keys() & then.keys()
+    assert {step: then[step] for step in both} == pytest.approx({step: first[step] for step in both}, rel=1e-6)
+
+
+def test_a_full_disk_ends_no_training(launch, monkeypatch):
+    """A checkpoint on the way that cannot be written is a line; the one at the end the error of the run."""
+    def full(folder, save, **more):
+        raise UsageError(f"cannot write {folder}: No space left on device; free space or choose another place")
+    monkeypatch.setattr(keeping, "save_checkpoint", full)
+    code, folder, out, err = launch("--compare=none", "--checkpoint_every=2")
+    assert code == 2
+    assert [line.split(":")[0] for line in err.splitlines()] == ["warning", "warning", "error"]
+    assert "no checkpoint at step 2: cannot write" in err
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert "measured ms" in out
+
+
+def test_a_diverged_training_drives_no_checkpoint_out(launch):
+    assert launch("--compare=none", "--learning_rate=1e30", "--steps=50", "--checkpoint_every=1")[0] == 2
 
 
 def test_ctrl_c_before_anything_was_measured(launch, monkeypatch):
@@ -310,7 +419,7 @@ def test_bad_data(launch):
 
 def test_a_truncated_checkpoint(launch, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "first")
-    data = tmp_path / "first" / "checkpoint" / "model.data-00000-of-00001"
+    data, = (tmp_path / "first" / "checkpoint").glob("*/model.data-00000-of-00001")
     data.write_bytes(data.read_bytes()[:100])
     code, folder, _, err = launch(f"--resume={tmp_path / 'first'}", output="second")
     assert code == 2

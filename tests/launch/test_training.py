@@ -1,6 +1,4 @@
-import contextlib
 import itertools
-import signal
 
 import pytest
 
@@ -10,12 +8,10 @@ from pase_mtf.launch.training import Timing, train
 class _Arm:
     """Counts as an arm; writes down in which order the arms are stepped."""
 
-    def __init__(self, name, diary, loss=lambda batch: float(batch), raises=None):
-        self.name, self._diary, self._loss, self._raises = name, diary, loss, raises
+    def __init__(self, name, diary, loss=lambda batch: float(batch)):
+        self.name, self._diary, self._loss = name, diary, loss
 
     def step(self, batch, trace=False):
-        if self._raises and batch >= self._raises[0]:
-            raise self._raises[1]
         self._diary.append((self.name, batch, trace))
         return self._loss(batch), 0.001 * (1 + batch)
 
@@ -45,14 +41,17 @@ def test_ends_where_losses_disagree():
     assert len(history.records["a"]) == 6
 
 
-def test_ctrl_c_keeps_what_was_measured():
-    diary = []
-    arms = [_Arm("a", diary), _Arm("b", diary, raises=(7, KeyboardInterrupt()))]
-    history = train(arms, itertools.count(), warmup=1, steps=10, block=5)
+def test_ends_between_two_steps_where_that_is_asked_for():
+    """A step that was done is recorded and told to the watchers, whenever the wish came."""
+    diary, seen, asked = [], [], []
+    arms = [_Arm("a", diary), _Arm("b", diary, lambda batch: asked.append(batch) or 1.0)]
+    arms[0]._loss = lambda batch: 1.0
+    history = train(arms, itertools.count(), warmup=1, steps=10, block=5, watchers=[seen.append],
+                    asked=lambda: 7 in asked)
     assert history.interrupted
     assert history.disagreement is None
-    assert history.timing("a").steps == 10
-    assert history.timing("b").steps == 6
+    assert [(record.arm, record.step) for record in seen] == [(name, batch) for name, batch, _ in diary]
+    assert [len(records) for records in history.records.values()] == [11, 8]
 
 
 def test_calls_back_after_every_step():
@@ -60,25 +59,6 @@ def test_calls_back_after_every_step():
     train([_Arm("a", [])], itertools.count(), warmup=1, steps=3, first_step=7, watchers=[seen.append])
     assert [(record.arm, record.step, record.timed) for record in seen] == [
         ("a", 7, False), ("a", 8, True), ("a", 9, True), ("a", 10, True)]
-
-
-def test_ctrl_c_that_strikes_where_python_drops_it_ends_the_training_all_the_same():
-    class Swallowing:
-        name = "swallowing"
-        steps = 0
-
-        def step(self, batch, trace=False):
-            self.steps += 1
-            if self.steps == 3:
-                with contextlib.suppress(KeyboardInterrupt):  # as in a destructor
-                    signal.raise_signal(signal.SIGINT)
-            return 1.0, 0.1
-
-    arm, before = Swallowing(), signal.getsignal(signal.SIGINT)
-    history = train([arm], range(100), warmup=1, steps=50)
-    assert history.interrupted
-    assert arm.steps == 3
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_timing():

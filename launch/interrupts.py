@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM: at once while nothing is measured, between two steps afterwards, and never in the middle of a
+file."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+from pase_mtf._early_signals import SIGNALS
+
+__all__ = ["Interrupts"]
+
+
+
+class Interrupts:
+    """Takes both signals while it is entered (in the main thread; others are never interrupted).
+
+    The first signal raises KeyboardInterrupt; after `hold` it is only remembered. Remembered it is either way: Python
+    drops a KeyboardInterrupt that strikes within a destructor or a callback of the C++ library.
+    """
+
+    def __init__(self) -> None:
+        self._asked: list[int] = []
+        self._held = False
+        self._before: list[object] = []
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = [signal.signal(number, self._strike) for number in SIGNALS]
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for number, handler in zip(SIGNALS, self._before, strict=False):
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody wants the run to end."""
+        return bool(self._asked)
+
+    @property
+    def exit_code(self) -> int | None:
+        """What a shell expects of a process that the first of the signals ended: 130 or 143; None without any."""
+        return 128 + self._asked[0] if self._asked else None
+
+    def hold(self) -> None:
+        """From here on a signal is only remembered: whoever holds looks at `asked` between two steps.
+
+        Raises:
+          KeyboardInterrupt: there was one already, and it was dropped.
+        """
+        if self._asked:
+            raise KeyboardInterrupt
+        self._held = True
+
+    def _strike(self, number: int, frame: FrameType | None) -> None:
+        self._asked.append(number)
+        if not self._held:
+            self._held = True  # the next must not strike while this one cleans up
+            raise KeyboardInterrupt

@@ -1,0 +1,93 @@
+"""When a run writes a checkpoint: every so many steps or minutes, and at its end."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from pase_mtf.errors import UsageError
+from pase_mtf.launch.checkpoint import save_checkpoint
+from pase_mtf.launch.data import Batch, Data
+from pase_mtf.launch.training import Record
+
+__all__ = ["EVERY_SECONDS", "Keeper"]
+
+EVERY_SECONDS = 300.0
+"""Between two checkpoints, where --checkpoint_every does not count steps."""
+
+
+class _Kept(Protocol):
+    """What is asked of the arm that is kept (`arms.Arm`)."""
+
+    name: str
+
+    def loss(self, batch: Batch) -> float:
+        """The loss of a batch, without a training step."""
+        ...
+
+    def save(self, prefix: str) -> None:
+        """Writes the variables to files that begin with `prefix`."""
+        ...
+
+
+class Keeper:
+    """Writes the checkpoints of one arm.
+
+    Beside the variables it keeps the loss of the first step that is not done: a run that goes on from there, on other
+    devices perhaps, must find the same.
+    """
+
+    def __init__(self, folder: str, arm: _Kept, data: Data, graph_hash: str, *, first_step: int = 0,
+                 every: int | None = None, clock: Callable[[], float] = time.monotonic):
+        """Writes nothing yet.
+
+        Args:
+          folder: of the checkpoints.
+          arm: the one that is kept.
+          data: what it is trained on.
+          graph_hash: of its program.
+          first_step: training steps done before this run.
+          every: steps between two checkpoints; None: `EVERY_SECONDS` between two.
+          clock: seconds.
+        """
+        self._folder, self._arm, self._data, self._graph_hash = folder, arm, data, graph_hash
+        self._every, self._clock = every, clock
+        self._done, self._finite = first_step, True
+        self._last = clock()
+
+    def watch(self, record: Record) -> None:
+        """To be told of every step; writes a checkpoint where one is due.
+
+        One that cannot be written ends no training: a line on stderr, and the next is tried in its turn.
+        """
+        if record.arm != self._arm.name:
+            return
+        self._done, self._finite = record.step + 1, math.isfinite(record.loss)
+        due = (self._done % self._every == 0 if self._every else self._clock() - self._last >= EVERY_SECONDS)
+        if due and self._finite:
+            try:
+                self.write()
+            except UsageError as error:
+                print(f"warning: no checkpoint at step {self._done}: {error}", file=sys.stderr)
+            self._last = self._clock()
+
+    def finish(self) -> UsageError | None:
+        """Writes the last checkpoint of a run; returns why it could not, as there is more to write."""
+        try:
+            self.write()
+        except UsageError as error:
+            return error
+        return None
+
+    def write(self) -> None:
+        """Writes a checkpoint now; nothing of variables that have diverged, which would drive out an earlier one.
+
+        Raises:
+          UsageError: it cannot be written.
+        """
+        loss = self._arm.loss(next(self._data.batches(self._done)))
+        if self._finite and math.isfinite(loss):
+            save_checkpoint(self._folder, self._arm.save, step=self._done, graph_hash=self._graph_hash, next_loss=loss)
