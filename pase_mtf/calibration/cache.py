@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import filelock
 import platformdirs
 
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import cores, operation_threads, processor_name
 
-__all__ = ["BACKENDS", "VERSION", "cache_path", "check_request", "fingerprint", "memory_bytes", "read_cached",
-           "tensorflow_version", "write_cached"]
+__all__ = ["BACKENDS", "VERSION", "cache_path", "check_request", "fingerprint", "measuring_alone", "memory_bytes",
+           "read_cached", "tensorflow_version", "write_cached"]
 
 VERSION = 18
 """Of the way of measuring; cached numbers of another version are measured again."""
@@ -70,6 +73,36 @@ def read_cached(devices: int, kind: str = "cpu") -> Machine | None:
     except (FormatError, OSError):
         return None  # a damaged cache is no reason to fail: it is measured again
     return machine if machine and machine.measured.get("on") == fingerprint(devices, kind) else None
+
+
+@contextlib.contextmanager
+def measuring_alone(wait: Callable[[], object]) -> Iterator[bool]:
+    """Within the block no other process of this user measures this host, for however many devices.
+
+    The system takes the lock from a process that dies. Where nothing can be locked, the block is entered all the same.
+
+    Args:
+      wait: called once if another process measures and has to be waited for.
+
+    Yields:
+      whether one had to wait.
+    """
+    path = platformdirs.user_cache_path("pase_mtf", appauthor=False) / f"measuring-{platform.node()}.lock"
+    lock, waited = filelock.FileLock(path), False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            waited = True
+            wait()
+            lock.acquire(poll_interval=0.2)
+    except (OSError, NotImplementedError):
+        pass  # a cache that cannot be written to, or a file system without locks
+    try:
+        yield waited
+    finally:
+        lock.release()
 
 
 def write_cached(machine: Machine, devices: int, kind: str = "cpu") -> pathlib.Path | None:

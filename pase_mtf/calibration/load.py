@@ -9,7 +9,14 @@ import os
 import pathlib
 import sys
 
-from pase_mtf.calibration.cache import cache_path, check_request, read_cached, tensorflow_version, write_cached
+from pase_mtf.calibration.cache import (
+    cache_path,
+    check_request,
+    measuring_alone,
+    read_cached,
+    tensorflow_version,
+    write_cached,
+)
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.machine import LOCAL, Machine
 
@@ -24,7 +31,7 @@ def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devic
     """The machine whose numbers a search takes.
 
     Where that is "local", one line on stderr says where its numbers come from: a measurement that was kept, or one that
-    is made now (about two minutes, once).
+    is made now (about two minutes, once). Two runs on one host never measure at once, each other's load: one waits.
 
     Args:
       machine: a Machine; a name of configs/machines; the path of a file that `Machine.save` wrote; or "local" (None is
@@ -44,14 +51,26 @@ def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devic
     if machine is not None and os.fspath(machine) != LOCAL:
         return Machine.load(machine)
     check_request(devices, kind)
-    cached = None if again else read_cached(devices, kind)
+    cached = None if again else _kept(devices, kind)
     if cached is not None:
-        _announce(f"machine: local, {cached.source}, kept in {_short(cache_path(devices, kind))}")
         return cached
     if tensorflow_version() is None:
         sheets = ", ".join(name for name in Machine.names() if name != LOCAL)
         raise UsageError("machine 'local' is measured, which needs TensorFlow, and it is not installed; "
                          f"install it, or choose a data sheet: {sheets}")
+    with measuring_alone(lambda: _announce("machine: local is measured by another run, which is waited for")) as waited:
+        found = _kept(devices, kind) if waited and not again else None  # the other measured the same, perhaps
+        return found or _measure(devices, kind, progress)
+
+
+def _kept(devices: int, kind: str) -> Machine | None:
+    cached = read_cached(devices, kind)
+    if cached is not None:
+        _announce(f"machine: local, {cached.source}, kept in {_short(cache_path(devices, kind))}")
+    return cached
+
+
+def _measure(devices: int, kind: str, progress: bool) -> Machine:
     # Measuring runs TensorFlow, which takes seconds to import.
     from pase_mtf.calibration.calibrate import calibrate
     _announce(f"machine: local is measured first, for {devices} {kind} devices (about two minutes, once)")

@@ -128,3 +128,47 @@ def test_a_kept_measurement_is_read_without_tensorflow(calls):
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout == "measured here\n"
     assert found.stderr == f"machine: local, measured here, kept in {cache_path(8)}\n"
+
+
+_MEASURES = """
+import sys, time
+from pase_mtf.calibration import cache
+with cache.measuring_alone(lambda: None):
+    print("measures", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("ends", ["finished", "killed"])
+def test_one_waits_while_another_measures(calls, capsys, ends):
+    """A word on the console, and then the other's numbers; the machine is measured anew where the other was killed."""
+    other = subprocess.Popen([sys.executable, "-c", _MEASURES], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             text=True)
+    try:
+        assert other.stdout.readline() == "measures\n"
+
+        def announced(line, announce=load._announce):
+            announce(line)
+            if "waited for" in line:
+                assert calls == []
+                if ends == "finished":
+                    cache.write_cached(dataclasses.replace(MEASURED, measured={"on": fingerprint(4, "cpu")}), 4)
+                    other.stdin.close()
+                else:
+                    other.kill()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(load, "_announce", announced)
+            assert load_machine("local", 4).measured["on"]["devices"] == 4
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()
+    assert calls == ([] if ends == "finished" else [4])
+    assert "machine: local is measured by another run, which is waited for\n" in capsys.readouterr().err
+
+
+def test_measures_where_nothing_can_be_locked(calls, cache_dir):
+    cache_dir.rmdir()
+    cache_dir.write_text("no folder")
+    assert load_machine("local", 4)
+    assert calls == [4]
