@@ -117,12 +117,12 @@ class Groups:
     def put(self, index: int, group: int) -> None:
         """Puts an operation into a group, whose iteration space grows by its dims."""
         self._group_of[index] = group
-        self._groups[group].add(self._facts[index])
+        self[group].add(self._facts[index])
 
     def put_as_is(self, index: int, group: int) -> None:
         """Puts an operation into a group without a say in the group's dims."""
         self._group_of[index] = group
-        self._groups[group].members.append(index)
+        self[group].members.append(index)
 
     def merge(self, one: int, other: int) -> None:
         """Makes two groups one."""

@@ -74,7 +74,19 @@ def _odd(mesh):
         mtf.einsum([x, _variable(mesh, "w3", D, V)], output_shape=[B, V]))
 
 
-_NETS = {"mlp": _mlp, "attention": _attention, "convolutional": _convolutional, "odd": _odd}
+def _two_gathers(mesh):
+    """Encoder and decoder gather from one table, each with positions of its own: the table makes two layers one."""
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 4, 16]), mtf.Shape([B, L, D]))
+    table = _variable(mesh, "positions", V, D)
+    hidden = mtf.einsum([x + mtf.gather(table, mtf.range(mesh, L, tf.int32), V), _variable(mesh, "w1", D, F)],
+                        output_shape=[B, L, F])
+    x = mtf.einsum([mtf.relu(hidden), _variable(mesh, "w2", F, D)], output_shape=[B, L, D])
+    x += mtf.gather(table, mtf.range(mesh, L, tf.int32), V)
+    return mtf.reduce_mean(mtf.square(mtf.einsum([x, _variable(mesh, "w3", D, F)], output_shape=[B, L, F])))
+
+
+_NETS = {"mlp": _mlp, "attention": _attention, "convolutional": _convolutional, "odd": _odd,
+         "two_gathers": _two_gathers}
 
 
 def _training(build, optimizer="adam", scope=""):
