@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.operations.protocols import HasDims, dims_in
 
 __all__ = ["ShapeMeshImpl", "ShapeVariable", "Slices"]
 
@@ -96,16 +97,16 @@ class ShapeMeshImpl(mtf.MeshImpl):
             self._axes[name] = self.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0))
         return self._axes[name]
 
-    def tensor_layout(self, arg: mtf.Tensor | mtf.Shape) -> mtf.TensorLayout:
+    def tensor_layout(self, arg: HasDims) -> mtf.TensorLayout:
         """As the parent's, remembered."""
-        key = tuple((arg.shape if isinstance(arg, mtf.Tensor) else arg).dims)
+        key = dims_in(arg)
         if key not in self._layouts:
             self._layouts[key] = super().tensor_layout(arg)
         return self._layouts[key]
 
-    def slice_shape(self, tensor_shape: mtf.Shape) -> list[int]:
+    def slice_shape(self, tensor_shape: HasDims) -> list[int]:
         """As the parent's, remembered."""
-        key = tuple(tensor_shape.dims)
+        key = dims_in(tensor_shape)
         if key not in self._shapes:
             self._shapes[key] = super().slice_shape(tensor_shape)
         return list(self._shapes[key])

@@ -12,7 +12,7 @@ from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.reshard import all_reduce, move
 from pase_mtf.lowering.variables import LaidOutVariable
-from pase_mtf.operations.protocols import LaidOut
+from pase_mtf.operations.protocols import HasDims, LaidOut, dims_in
 
 __all__ = ["DeviceMeshImpl", "PendingSum"]
 
@@ -70,17 +70,16 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         """The mesh axis that a dim is laid out on, or None."""
         return self._axis_of.get(tensor_dimension.name)
 
-    def tensor_layout(self, arg: mtf.Tensor | mtf.Shape) -> mtf.TensorLayout:
-        """The mesh axis of every dim of a Tensor or Shape."""
-        shape = arg.shape if isinstance(arg, mtf.Tensor) else arg
-        key = tuple(shape.dims)
+    def tensor_layout(self, arg: HasDims) -> mtf.TensorLayout:
+        """The mesh axis of every dim of a tensor, a shape, or a list of dims."""
+        key = dims_in(arg)
         if key not in self._layouts:
-            self._layouts[key] = super().tensor_layout(shape)
+            self._layouts[key] = super().tensor_layout(arg)
         return self._layouts[key]
 
-    def slice_shape(self, tensor_shape: mtf.Shape) -> list[int]:
-        """The shape of every slice of a tensor."""
-        key = tuple(tensor_shape.dims)
+    def slice_shape(self, tensor_shape: HasDims) -> list[int]:
+        """The shape of every slice of a tensor, given its shape or a list of its dims."""
+        key = dims_in(tensor_shape)
         if key not in self._slice_shapes:
             self._slice_shapes[key] = tuple(super().slice_shape(tensor_shape))
         return list(self._slice_shapes[key])

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition
 
-__all__ = ["Dims", "LaidOut", "Lowering", "StockDemands", "dims_of"]
+__all__ = ["Dims", "HasDims", "LaidOut", "Lowering", "StockDemands", "dims_in", "dims_of"]
 
 Dims = tuple[tuple[str, int], ...]
 """(name, size) of the dims of a tensor."""
@@ -24,6 +24,17 @@ LaidOut: TypeAlias = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor | mtf.o
 def dims_of(shape: mtf.Shape) -> Dims:
     """A shape as plain names and sizes."""
     return tuple((dim.name, dim.size) for dim in shape.dims)
+
+
+HasDims: TypeAlias = mtf.Tensor | mtf.Shape | Sequence[mtf.Dimension]
+"""What the methods of a mesh implementation take for a shape, as stock Mesh-TF's do."""
+
+
+def dims_in(arg: HasDims) -> tuple[mtf.Dimension, ...]:
+    """The dims of a tensor or a shape, or those given one by one."""
+    if isinstance(arg, mtf.Tensor):
+        arg = arg.shape
+    return tuple(arg.dims if isinstance(arg, mtf.Shape) else arg)
 
 
 class Lowering(Protocol):

@@ -11,7 +11,10 @@ from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.layout.shapes import ShapeMeshImpl
+from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.lowering import PlanLowering, lower, plan_from_configurations, uniform_plan
+from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.operations.registry import register_operation, splittable_dims
 
@@ -226,6 +229,17 @@ def test_plans_accept_mesh_implementations_and_other_devices(builder):
         PlanLowering(builder.graph, {}, _DEVICES)
     with pytest.raises(UsageError, match=r"device 7.*only 4"):
         PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 8})), _DEVICES[:4])
+
+
+@pytest.mark.parametrize("given", [list, tuple, mtf.Shape])
+def test_shapes_may_be_lists_of_dims_as_in_stock(given):
+    dims = [dim("a", 8), dim("b", 4), dim("c", 3)]
+    stock = placement_mesh_impl.PlacementMeshImpl("rows:2;cols:2", "a:rows;b:cols", _DEVICES[:4])
+    spec = MeshSpec.of_layout("rows:2;cols:2", "a:rows;b:cols", range(4))
+    for ours in (DeviceMeshImpl(spec, Emitter(_DEVICES[:4])), ShapeMeshImpl(stock.shape, stock.layout_rules)):
+        assert ours.slice_shape(given(dims)) == stock.slice_shape(given(dims)) == [4, 2, 3]
+        assert ours.tensor_layout(given(dims)) == stock.tensor_layout(given(dims))
+        assert ours.laid_out_size(given(dims)) == stock.laid_out_size(given(dims))
 
 
 def test_dims_that_cannot_be_split_stay_whole(builder):
