@@ -2,16 +2,14 @@
 
     python -m benchmarks.auto_mtf bert full "a:2;b:4"
 
-It minimises memory by integer programming (ortools' CP-SAT). Wants `pip install ortools`, imported before TensorFlow,
-and `fractions.gcd`, which left Python in 3.9. Prints a line of JSON.
+It minimises memory by integer programming (ortools' CP-SAT). Wants `pip install ortools`, which `compat`
+loads before TensorFlow. Prints a line of JSON.
 """
 
 from __future__ import annotations
 
-import fractions
 import importlib
 import json
-import math
 import subprocess
 import sys
 import time
@@ -45,8 +43,6 @@ def solve(name: str, size: str, mesh_shape: str, limit: float) -> dict[str, Any]
 
 
 def _main(name: str, size: str, mesh_shape: str) -> None:
-    import ortools.sat.python.cp_model  # noqa: F401  # before TensorFlow, or the process crashes
-    fractions.gcd = math.gcd
     # These load TensorFlow.
     from benchmarks import programs
     from pase_mtf.compat import mtf, tf

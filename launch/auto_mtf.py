@@ -1,7 +1,7 @@
 """The layout that Mesh-TensorFlow's own optimiser, `mesh_tensorflow.auto_mtf`, chooses for a program of the launcher.
 
 It looks for the layout of least memory by integer programming. It wants ortools (`pip install 'pase_mtf[auto_mtf]'`),
-imported before TensorFlow, so it runs in a process of its own:
+which has to be loaded before TensorFlow (`compat` does so), and it runs in a process of its own, which can be stopped:
 
     python -m pase_mtf.launch.auto_mtf PROGRAM.json
 """
@@ -9,11 +9,9 @@ imported before TensorFlow, so it runs in a process of its own:
 from __future__ import annotations
 
 import dataclasses
-import fractions
 import importlib
 import importlib.util
 import json
-import math
 import os
 import pathlib
 import subprocess
@@ -25,7 +23,7 @@ from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.models.presets import ModelConfig
 
-if TYPE_CHECKING:  # loads TensorFlow, which ortools has to precede
+if TYPE_CHECKING:  # loads TensorFlow
     from pase_mtf.compat import mtf
 
 __all__ = ["auto_mtf_layout", "auto_mtf_mesh"]
@@ -99,8 +97,6 @@ def _make_names_unique(graph: mtf.Graph) -> None:
 
 
 def _main(path: str) -> None:
-    import ortools.sat.python.cp_model  # noqa: F401  # before TensorFlow, or the process crashes
-    vars(fractions)["gcd"] = math.gcd  # gone since Python 3.9
     # These load TensorFlow.
     from pase_mtf import models
     from pase_mtf.compat import mtf, tf

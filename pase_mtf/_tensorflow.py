@@ -1,39 +1,53 @@
 """The names that Mesh-TensorFlow reads of TensorFlow while it is imported, put back where they have gone.
 
-mesh-tensorflow 0.1.21 was written for TensorFlow 2.12 and older. Two names are put back and nothing else is changed.
-To import this module is to do it; `compat` does so, and `_import_hook` for programs that import Mesh-TensorFlow
-themselves.
+mesh-tensorflow 0.1.21 was written for TensorFlow 2.12 and older, and so were the programs that use it. What they name
+and has gone is put back; nothing that is there is changed. To import this module is to do it: `compat` does so, and
+`_import_hook` for programs that import Mesh-TensorFlow themselves.
 """
 
+import fractions
+import importlib
+import importlib.util
+import math
 import sys
-import types
 from typing import Any
 
+# mesh_tensorflow.auto_mtf solves by ortools, whose library crashes the process where it is loaded after TensorFlow's.
+if "tensorflow" not in sys.modules and importlib.util.find_spec("ortools") is not None:
+    importlib.import_module("ortools.sat.python.cp_model_helper")
+
 import tensorflow.compat.v1 as tf
+
+from pase_mtf._estimator import estimator_modules
 
 __all__ = ["tf"]
 
 
 def _restore_estimator() -> None:
-    """`tf.estimator` left TensorFlow in 2.16; Mesh-TF subclasses two of its names, and its models read a third."""
+    """`tf.estimator` left TensorFlow in 2.16; Mesh-TF subclasses two of its names, and programs read a few more."""
     try:
         from tensorflow.compat.v1 import estimator  # noqa: F401
         return
     except ImportError:
         pass
-    module: Any = types.ModuleType("tensorflow.compat.v1.estimator")
-    module.CheckpointSaverListener = tf.train.CheckpointSaverListener
-    module.SessionRunHook = tf.train.SessionRunHook
-    module.ModeKeys = types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer")
-    sys.modules["tensorflow.compat.v1.estimator"] = module
-    tf.estimator = module
-    # `import tensorflow.compat.v1 as tf` may give a lazily loading wrapper: the real module needs it as well.
-    real: Any = sys.modules["tensorflow.compat.v1"]
-    real.estimator = module
+    modules = estimator_modules(tf)
+    for name, module in modules.items():
+        sys.modules.setdefault(name, module)
+        parent, _, last = name.rpartition(".")
+        if parent in sys.modules and not hasattr(sys.modules[parent], last):
+            setattr(sys.modules[parent], last, module)
+    # `import tensorflow.compat.v1 as tf` may give a lazily loading wrapper beside the real module.
+    tf.estimator = modules["tensorflow.compat.v1.estimator"]
     # gin, by which Mesh-TF's transformer is configured, reads it there.
     newest: Any = sys.modules["tensorflow"]
     if not hasattr(newest, "estimator"):
-        newest.estimator = module
+        newest.estimator = tf.estimator
+
+
+def _restore_gcd() -> None:
+    """`fractions.gcd` left Python in 3.9; programs of Mesh-TF's time read it there."""
+    if not hasattr(fractions, "gcd"):
+        vars(fractions)["gcd"] = math.gcd
 
 
 def _restore_conversion_function() -> None:
@@ -46,4 +60,5 @@ def _restore_conversion_function() -> None:
 
 
 _restore_estimator()
+_restore_gcd()
 _restore_conversion_function()

@@ -68,6 +68,45 @@ def test_a_program_imports_mesh_tensorflow_by_itself(code):
     assert (result.returncode, result.stdout, _without_notes(result.stderr)) == (0, "Graph\n", "")
 
 
+def test_names_that_old_programs_read_are_back():
+    code = """
+import mesh_tensorflow as mtf
+import tensorflow
+import tensorflow.compat.v1 as tf
+from fractions import gcd
+from tensorflow.compat.v1 import estimator
+from tensorflow.compat.v1.estimator import tpu
+from tensorflow.python.tpu import tpu_config, tpu_estimator
+assert gcd(12, 18) == 6
+spec = tf.estimator.EstimatorSpec(tf.estimator.ModeKeys.TRAIN, loss=1, train_op=2)
+assert (spec.mode, spec.loss, spec.train_op, spec.predictions) == ("train", 1, 2, None)
+assert tpu_estimator.TPUEstimatorSpec is tpu.TPUEstimatorSpec
+assert tf.estimator.tpu.TPUEstimatorSpec("eval", eval_metrics=3).eval_metrics == 3
+config = tpu_config.RunConfig(tpu_config=tpu_config.TPUConfig(iterations_per_loop=10))
+assert (config.tpu_config.iterations_per_loop, config.model_dir) == (10, None)
+assert tensorflow.estimator is estimator
+assert issubclass(estimator.StopAtStepHook, estimator.SessionRunHook)
+try:
+    tf.estimator.Estimator
+except AttributeError as error:
+    print(error)
+"""
+    result = _run("-c", code)
+    assert result.returncode == 0, result.stderr
+    assert "'Estimator': it left TensorFlow in 2.16" in result.stdout
+
+
+def test_ortools_is_loaded_before_tensorflow_where_it_is_installed(tmp_path):
+    """Loaded after TensorFlow, its solver crashes the process."""
+    package = tmp_path / "ortools" / "sat" / "python"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "cp_model_helper.py").write_text("import sys\nprint('tensorflow' in sys.modules)\n")
+    result = _run("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import pase_mtf.compat")
+    assert (result.returncode, result.stdout) == (0, "False\n")
+
+
 def test_an_installation_lets_mesh_tensorflow_be_imported_first(repository):
     line = (repository / "pase_mtf" / _PATH_FILE).read_text()
     code = f"{_NOT_INSTALLED}exec({line!r})\nassert 'pase_mtf' not in sys.modules\n"
