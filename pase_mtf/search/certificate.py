@@ -3,33 +3,49 @@
 A certificate holds numbers (potentials) for the two ends of every pair of layers that edges join. Taking the potential
 of a configuration from the pair and adding it to the layer changes no assignment's cost, so the sum of the minima of
 what remains at every layer and pair is a lower bound, whatever the numbers are: a wrong certificate can only prove too
-little. Where that bound falls short of the cost, configurations that it excludes are pruned and the checker
+little. Where that bound falls short of the cost, the checker leaves out the configurations that it excludes and
 minimises over the rest itself; where that would be too large, the certificate cuts the domain of a layer in two and
-proves both parts. All sums are formed in numpy's longdouble (64 bits of mantissa on x86).
+proves both parts.
+
+Costs and potentials are taken for the real numbers that their float64 stand for, and every number that the checker
+forms is at most the one it stands for: checked_network.py lays the network out, checked_bounds.py adds, and this file
+decides. What is handed in is checked before it is used, so that damage ends in CertificateError.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from pase_mtf.errors import PaseError
+from pase_mtf.search.checked_bounds import (
+    HUGE,
+    MOST,
+    FlatNetwork,
+    add_potentials,
+    at_layers,
+    at_pairs,
+    exclude,
+    open_table,
+    reparametrised,
+)
+from pase_mtf.search.checked_network import CertificateError, flatten
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution
 
 __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
 
-# Table entries the checker is willing to minimise over at once.
-_MOST_ENTRIES = 1 << 22
-# Longdouble has eleven bits more than the costs: what its own rounding can amount to, relative to all it adds up.
-_ROUNDING = 1e-15
-
-
-class CertificateError(PaseError):
-    """A certificate that does not prove what it claims."""
+# What the checker is willing to do by itself: sums of table entries, and rounds of leaving configurations out.
+_MOST_SUMS = 1 << 22
+_MOST_ROUNDS = 30
+# Of the sum of the absolute values of a solution's parts: what a bound may fall short of its cost.
+_TOLERANCE = 1e-12
+# Integers that add up to less are told apart exactly.
+_MOST_WHOLE = 2e12
+_TOO_LITTLE = "certificate: proves too little; what it leaves open is too large to search"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,7 +54,7 @@ class Potential:
 
     Attributes:
       source, target: the layers, source < target. Several potentials of one pair add up.
-      row_classes, column_classes: int [configurations] of source and target.
+      row_classes, column_classes: int32 [configurations] of source and target.
       rows, columns: float64 per class, the amounts.
     """
 
@@ -67,196 +83,250 @@ class Certificate:
     proofs: tuple[Certificate, ...] = ()
 
 
-class _Pairs:
-    """The network as the checker sees it: per pair of layers the sum of its edges, over groups of configurations that
-    all of these edges treat alike."""
-
-    def __init__(self, network: CostNetwork) -> None:
-        self.vectors = [vector.astype(np.longdouble) for vector in network.vectors]
-        together: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
-        for edge in network.edges:
-            if edge.source == edge.target:
-                self.vectors[edge.source] = self.vectors[edge.source] + edge.matrix[edge.rows, edge.columns]
-            elif edge.source < edge.target:
-                together.setdefault((edge.source, edge.target), []).append((edge.matrix, edge.rows, edge.columns))
-            else:
-                together.setdefault((edge.target, edge.source), []).append((edge.matrix.T, edge.columns, edge.rows))
-        self.pairs = {}
-        for ends, edges in together.items():
-            rows, row_group = np.unique(np.stack([row for _, row, _ in edges]), axis=1, return_inverse=True)
-            columns, column_group = np.unique(np.stack([column for _, _, column in edges]), axis=1,
-                                              return_inverse=True)
-            total = np.zeros((rows.shape[1], columns.shape[1]), np.longdouble)
-            for number, (matrix, _, _) in enumerate(edges):
-                total += matrix[np.ix_(rows[number], columns[number])]
-            self.pairs[ends] = total, row_group.reshape(-1), column_group.reshape(-1)
+def _surely(total: float, additions: int) -> float:
+    """At most the true sum of so many numbers of at least 0 (each rounded down or exact) whose rounded sum this is."""
+    return max(0.0, total * (1 - (additions + 8) * 2.0 ** -52))
 
 
-def _grouped(values: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
-    """The least value per group; inf for a group without values."""
-    least = np.full(count, np.inf, np.longdouble)
-    np.minimum.at(least, groups, values)
-    return least
-
-
-class _Part:
-    """One part of the search space under one set of potentials."""
-
-    def __init__(self, pairs: _Pairs, potentials: Sequence[Potential], active: list[np.ndarray]) -> None:
-        self.active = [mask.copy() for mask in active]
-        self.theta = [vector.copy() for vector in pairs.vectors]
-        moved = {ends: (np.zeros(len(self.theta[ends[0]]), np.longdouble),
-                        np.zeros(len(self.theta[ends[1]]), np.longdouble)) for ends in pairs.pairs}
-        for entry in potentials:
-            ends = entry.source, entry.target
-            if ends not in moved:
-                raise CertificateError(f"certificate: layers {ends} have no edge; it belongs to another network")
-            try:
-                amounts = entry.rows[entry.row_classes], entry.columns[entry.column_classes]
-            except (IndexError, TypeError) as error:
-                raise CertificateError(f"certificate: potentials of {ends}: {error}; it is damaged") from error
-            for side in (0, 1):
-                if amounts[side].shape != moved[ends][side].shape or not np.isfinite(amounts[side]).all():
-                    raise CertificateError(f"certificate: potentials of {ends} do not fit; it is damaged")
-                moved[ends][side][:] += amounts[side]
-                self.theta[ends[side]] += amounts[side]
-        # What remains on a pair is never less than this, group by group: the largest potential of a group counts.
-        self.left = {}
-        for ends, (cost, rows, columns) in pairs.pairs.items():
-            row, column = moved[ends]
-            self.left[ends] = (cost + _grouped(-row, rows, cost.shape[0])[:, None]
-                               + _grouped(-column, columns, cost.shape[1])[None, :]), rows, columns
-
-    def bound(self) -> np.longdouble:
-        """A lower bound for the assignments of active configurations."""
-        total = np.longdouble(0)
-        for theta, active in zip(self.theta, self.active, strict=True):
-            total += theta[active].min()
-        for ends in self.left:
-            total += self._active_matrix(ends).min()
-        return total
-
-    def _active_matrix(self, ends: tuple[int, int]) -> np.ndarray:
-        cost, rows, columns = self.left[ends]
-        found: np.ndarray = cost[np.ix_(np.unique(rows[self.active[ends[0]]]),
-                                        np.unique(columns[self.active[ends[1]]]))]
-        return found
-
-    def prune(self, limit: np.longdouble) -> bool:
-        """Removes configurations whose own bound is at least the limit: the total bound, with the minima at the layer,
-        its pairs and the layers next to it taken under this configuration. Whether there were any."""
-        spare = limit - self.bound()
-        reduced = [theta - theta[active].min() for theta, active in zip(self.theta, self.active, strict=True)]
-        extra = [entry.copy() for entry in reduced]
-        for (u, v), (cost, rows, columns) in self.left.items():
-            least = self._active_matrix((u, v)).min()
-            above = _grouped(reduced[u][self.active[u]], rows[self.active[u]], cost.shape[0])
-            right = _grouped(reduced[v][self.active[v]], columns[self.active[v]], cost.shape[1])
-            if not np.isfinite(least):
-                raise CertificateError(f"certificate: layers {u} and {v} cannot be combined; it is damaged")
-            extra[u] += (cost - least + right[None, :]).min(axis=1)[rows]
-            extra[v] += (cost - least + above[:, None]).min(axis=0)[columns]
-        changed = False
-        for active, entry in zip(self.active, extra, strict=True):
-            pruned = active & ~(entry < spare)
-            active &= ~pruned
-            changed |= bool(pruned.any())
-        return changed
-
-
-def _least_of_rest(pairs: _Pairs, active: list[np.ndarray]) -> np.longdouble:
-    """The least cost of active configurations, by eliminating one layer after another (numpy broadcasting, nothing
-    clever).
+def _given(flat: FlatNetwork, potentials: Any) -> np.ndarray:
+    """The potential of every slot.
 
     Raises:
-      CertificateError: that would take too large a table.
+      CertificateError: they are not potentials of this network.
     """
-    tables: list[tuple[tuple[int, ...], np.ndarray]] = []
-    for v, vector in enumerate(pairs.vectors):
-        tables.append(((v,), vector[active[v]]))
-    for (u, v), (cost, rows, columns) in pairs.pairs.items():
-        tables.append(((u, v), cost[np.ix_(rows[active[u]], columns[active[v]])]))
-    size = [int(mask.sum()) for mask in active]
-    left, total = set(range(len(size))), np.longdouble(0)
-    # Layers with one configuration first: they join nothing together.
-    scope = {v: {v} for v in left}
-    for own, _ in tables:
-        for name in own:
-            scope[name].update(own)
-    while left:
-        v = min(left, key=lambda u: (math.prod(size[w] for w in scope[u]), u))
+    if type(potentials) not in (tuple, list):
+        raise CertificateError(f"certificate: potentials of type {type(potentials).__name__}; it is damaged")
+    number_of = {ends: number for number, ends in enumerate(zip(*flat.ends.tolist(), strict=True))}
+    sizes = np.diff(flat.first).tolist()
+    pairs, turned, values, classes = [], [], [np.zeros(0)], [np.zeros(0, np.int32)]
+    for entry in potentials:
+        if type(entry) is not Potential or type(entry.source) is not int or type(entry.target) is not int:
+            raise CertificateError("certificate: something else in place of a potential; it is damaged")
+        ends = entry.source, entry.target
+        if (ends not in number_of and ends[::-1] not in number_of) or ends[0] > ends[1]:
+            raise CertificateError(f"certificate: layers {ends} have no edge; it belongs to another network")
+        turned.append(ends not in number_of)
+        pairs.append(number_of[ends[::-1] if turned[-1] else ends])
+        for amounts, kinds, layer in ((entry.rows, entry.row_classes, ends[0]),
+                                      (entry.columns, entry.column_classes, ends[1])):
+            if not (type(amounts) is np.ndarray and type(kinds) is np.ndarray and amounts.dtype == np.float64
+                    and kinds.dtype == np.int32 and amounts.ndim == 1 and kinds.shape == (sizes[layer],)):
+                raise CertificateError(f"certificate: potentials of layers {ends} do not fit; it is damaged")
+            values.append(amounts)
+            classes.append(kinds)
+    given = np.zeros(flat.slots[-1, -1])
+    lengths = np.array([len(amounts) for amounts in values[1:]], np.int64).reshape(-1, 2)
+    wrong = add_potentials(flat, np.array(pairs, np.int64), np.array(turned, np.int64), lengths,
+                           np.concatenate(values), np.concatenate(classes), given)
+    if wrong >= 0:
+        raise CertificateError(f"certificate: potentials of layers {potentials[wrong].source} and "
+                               f"{potentials[wrong].target} have a class or an amount out of range; it is damaged")
+    return given
+
+
+def _alike(flat: FlatNetwork, given: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """For every pair the first one of equal costs, potentials and neighbours: often a pair of layers is repeated."""
+    same = np.arange(len(flat.kinds))
+    repeated = (np.bincount(flat.kinds) > 1)[flat.kinds] if len(same) else np.zeros(0, bool)
+    begins, ends = flat.slots[0].tolist(), flat.slots[0, 1:].tolist()
+    first: dict[tuple[int, bytes, bytes], int] = {}
+    for e in np.flatnonzero(repeated).tolist():
+        own = slice(begins[e], ends[e])
+        same[e] = first.setdefault((int(flat.kinds[e]), given[own].tobytes(), near[own].tobytes()), e)
+    return same
+
+
+def _tables(flat: FlatNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: np.ndarray
+            ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """What active configurations cost above the bound: a table per layer and pair, each with the layers of its axes.
+    Layers with one configuration have no axis.
+
+    Raises:
+      CertificateError: one is too large.
+    """
+    chosen = [begin + np.flatnonzero(active[begin:end])
+              for begin, end in zip(flat.first[:-1].tolist(), flat.first[1:].tolist(), strict=True)]
+    tables: list[tuple[tuple[int, ...], np.ndarray]] = [((v,), reduced[own]) for v, own in enumerate(chosen)]
+    for e, ends in enumerate(zip(*flat.ends.tolist(), strict=True)):
+        rows, columns = (flat.groups[chosen[v] - flat.first[v] + flat.groups_at[side, e]].astype(np.int64)
+                         for side, v in enumerate(ends))
+        if len(rows) * len(columns) > _MOST_SUMS:
+            raise CertificateError(_TOO_LITTLE)
+        table = np.empty((len(rows), len(columns)))
+        open_table(flat, given, e, rows, columns, least[e], table)
+        tables.append((ends, table))
+    return [(tuple(v for v in own if len(chosen[v]) > 1), table.squeeze()) for own, table in tables]
+
+
+def _least_sum(tables: list[tuple[tuple[int, ...], np.ndarray]]) -> float:
+    """The least sum of an entry of each table, by eliminating one layer after another (nothing clever).
+
+    Raises:
+      CertificateError: that would take too many sums.
+    """
+    at: dict[int, list[tuple[tuple[int, ...], np.ndarray]]] = {}
+    size: dict[int, int] = {}
+    for entry in tables:
+        size.update(zip(entry[0], entry[1].shape, strict=True))
+    scope = {v: {v} for v in size}
+    total, additions = math.fsum(float(table) for own, table in tables if not own), 2 * len(tables)
+    for own, table in tables:
+        for v in own:
+            scope[v].update(own)
+            at.setdefault(v, []).append((own, table))
+    sums, queue = 0, [(math.prod(size[w] for w in scope[v]), v) for v in size]
+    heapq.heapify(queue)
+    while queue:
+        product, v = heapq.heappop(queue)
+        if v not in scope or product != math.prod(size[w] for w in scope[v]):
+            continue  # eliminated already, or there is a later entry
+        sums += product * len(at[v])
+        if sums > _MOST_SUMS:
+            raise CertificateError(_TOO_LITTLE)
         names = [*sorted(scope[v] - {v}), v]
-        if math.prod(size[w] for w in names) > _MOST_ENTRIES:
-            raise CertificateError("certificate: proves too little; what it leaves open is too large to search")
-        joined = np.zeros([size[w] for w in names], np.longdouble)
-        for own, table in tables:
-            if v in own:
-                order = sorted(range(len(own)), key=lambda axis: names.index(own[axis]))
-                joined = joined + table.transpose(order).reshape([size[w] if w in own else 1 for w in names])
-        tables = [entry for entry in tables if v not in entry[0]]
-        tables.append((tuple(names[:-1]), joined.min(axis=-1)))
-        left.discard(v)
-        for w in names[:-1]:
+        joined = np.zeros([size[w] for w in names])
+        for own, table in at[v]:
+            order = sorted(range(len(own)), key=lambda axis: names.index(own[axis]))
+            joined += table.transpose(order).reshape([size[w] if w in own else 1 for w in names])
+            for w in own:
+                at[w] = [entry for entry in at[w] if entry[1] is not table]
+        rest = tuple(names[:-1]), joined.min(axis=-1)
+        if not rest[0]:
+            total += float(rest[1])
+        for w in rest[0]:
+            at[w].append(rest)
             scope[w] = (scope[w] | scope[v]) - {v}
-    for _, table in tables:
-        total += table.sum()
-    return total
+            heapq.heappush(queue, (math.prod(size[u] for u in scope[w]), w))
+        del scope[v]
+    return _surely(total, additions)
 
 
-def _check(pairs: _Pairs, certificate: Certificate, active: list[np.ndarray], limit: np.longdouble) -> None:
-    if certificate.layer >= 0:
-        if certificate.layer >= len(active) or len(certificate.proofs) != 2:
-            raise CertificateError(f"certificate: cannot cut layer {certificate.layer} in two; it is damaged")
-        inside = np.zeros(len(active[certificate.layer]), bool)
-        if any(not 0 <= choice < len(inside) for choice in certificate.part):
-            raise CertificateError(f"certificate: layer {certificate.layer} has no such part; it is damaged")
-        inside[list(certificate.part)] = True
-        for proof, mask in zip(certificate.proofs, (inside, ~inside), strict=True):
-            half = list(active)
-            half[certificate.layer] = active[certificate.layer] & mask
-            if half[certificate.layer].any():
-                _check(pairs, proof, half, limit)
-        return
-    part = _Part(pairs, certificate.potentials, active)
-    while not part.bound() >= limit:
-        if not part.prune(limit):
-            if _least_of_rest(pairs, part.active) >= limit:
-                return
-            raise CertificateError("certificate: a cheaper assignment exists; the solution is not optimal")
-        if not all(mask.any() for mask in part.active):
+def _prove(flat: FlatNetwork, potentials: Any, active: np.ndarray, limit: float) -> None:
+    """Verifies that no assignment of active configurations costs less than the limit; clears some that do not.
+
+    Raises:
+      CertificateError: the potentials do not show it.
+    """
+    given = _given(flat, potentials)
+    theta = reparametrised(flat, given)
+    near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
+    for rounds in range(_MOST_ROUNDS):
+        least = at_layers(flat, theta, active, reduced, near)
+        between = at_pairs(flat, given, near, _alike(flat, given, near), beyond)
+        bound = math.nextafter(math.fsum([*least.tolist(), *between.tolist()]), -math.inf)
+        if bound >= limit:
             return
+        missing = math.nextafter(limit - bound, math.inf)
+        left = active.copy()
+        excluded = exclude(flat, reduced, beyond, missing * (1 + (2 * len(between) + 16) * 2.0 ** -51), left)
+        if not np.logical_or.reduceat(left, flat.first[:-1]).all():
+            return  # every assignment has a configuration that is excluded
+        if not excluded or rounds == _MOST_ROUNDS - 1:
+            break
+        active = left
+    if _least_sum(_tables(flat, given, active, reduced, between)) < missing:
+        raise CertificateError("certificate: does not exclude that a cheaper assignment exists")
 
 
-def check_certificate(network: CostNetwork, solution: Solution) -> None:
-    """Verifies that a solution costs what it says and that no assignment is cheaper.
+def _halves(certificate: Certificate, first: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The active configurations inside and outside of the part that a certificate cuts off.
 
-    "Cheaper" means by more than 1e-12 of the sum of the absolute values of the solution's parts; in a network of
-    integers (below 2**50) it means cheaper at all.
+    Raises:
+      CertificateError: it does not cut a layer in two.
+    """
+    layer, part = certificate.layer, certificate.part
+    if not 0 <= layer < len(first) - 1 or type(part) not in (tuple, list):
+        raise CertificateError("certificate: cuts something else than a layer; it is damaged")
+    begin, end = first[layer:layer + 2].tolist()
+    inside = np.zeros(len(active), bool)
+    for choice in part:
+        if type(choice) is not int or not 0 <= choice < end - begin:
+            raise CertificateError(f"certificate: layer {layer} has no such part; it is damaged")
+        inside[begin + choice] = True
+    one, other = active.copy(), active & ~inside
+    one[begin:end] &= inside[begin:end]
+    if not one[begin:end].any() or not other[begin:end].any():
+        raise CertificateError(f"certificate: does not cut layer {layer} in two; it is damaged")
+    return one, other
+
+
+def _claimed_cost(network: CostNetwork, solution: Any) -> tuple[float, float]:
+    """The cost of a solution, rounded once, and the sum of the absolute values of its parts.
+
+    Raises:
+      CertificateError: the assignment is none, or costs something else than the solution says.
+    """
+    if not isinstance(network, CostNetwork) or type(solution) is not Solution:
+        raise CertificateError("something else in place of a network and its solution; give a CostNetwork and what "
+                               "`solve` returned")
+    assignment, sizes = solution.assignment, network.sizes
+    if type(assignment) not in (tuple, list) or len(assignment) != len(sizes) or not all(
+            type(choice) is int and 0 <= choice < size for choice, size in zip(assignment, sizes, strict=True)):
+        raise CertificateError("the assignment is no configuration index per layer; the solution is damaged")
+    terms = [float(vector[choice]) for vector, choice in zip(network.vectors, assignment, strict=True)]
+    try:
+        terms += [float(edge.matrix[edge.rows[assignment[edge.source]], edge.columns[assignment[edge.target]]])
+                  for edge in network.edges]
+    except (IndexError, ValueError) as error:
+        raise CertificateError("the edges do not fit the layers; the network is damaged") from error
+    if not all(abs(term) <= MOST for term in terms):
+        raise CertificateError(f"the assignment has a part that is forbidden, or above {MOST:g}; nothing is proven")
+    cost = math.fsum(terms)
+    if type(solution.cost) is not float or solution.cost != cost:
+        raise CertificateError(f"the assignment costs {cost}, not {solution.cost}; the solution is damaged")
+    return cost, math.fsum(map(abs, terms))
+
+
+def _whole(network: CostNetwork) -> bool:
+    """Whether all costs are integers (or infinite)."""
+    return all(np.array_equal(np.floor(array), array) for array in (network.arrays.unary, *network.arrays.matrices()))
+
+
+def _check(network: Any, solution: Any) -> float:
+    """See check_certificate."""
+    cost, parts = _claimed_cost(network, solution)
+    if solution.certificate is None:
+        raise CertificateError("the solution has no certificate; search with certificate=True")
+    exact = parts <= _MOST_WHOLE and _whole(network)
+    tolerance = 0.0 if exact else _TOLERANCE * parts
+    # Another integer is smaller by 1 at least. The sum is rounded by less than to the next number.
+    limit = cost - 0.75 if exact else math.nextafter(math.nextafter(cost, math.inf) - tolerance, math.inf)
+    flat = flatten(network)
+    active = flat.unary < HUGE
+    seen: set[int] = set()
+    todo = [(solution.certificate, active)]
+    while todo:
+        certificate, active = todo.pop()
+        if type(certificate) is not Certificate or type(certificate.layer) is not int or id(certificate) in seen:
+            raise CertificateError("certificate: something else in place of a proof, or one twice; it is damaged")
+        seen.add(id(certificate))
+        if certificate.layer < 0:
+            _prove(flat, certificate.potentials, active, limit)
+            continue
+        if type(certificate.proofs) not in (tuple, list) or len(certificate.proofs) != 2:
+            raise CertificateError(f"certificate: no two proofs for a cut of layer {certificate.layer}; it is damaged")
+        todo += zip(certificate.proofs, _halves(certificate, flat.first, active), strict=True)
+    return tolerance
+
+
+def check_certificate(network: CostNetwork, solution: Solution) -> float:
+    """Verifies that a solution costs what it says, and that no assignment costs less by more than a tolerance.
+
+    This is meant of the real numbers that the network's float64 stand for, added exactly; the solution's cost is that
+    sum, rounded once. The tolerance is 0 where all costs are integers and the absolute values of the solution's parts
+    add up to at most 2e12; else it is 1e-12 of that sum.
 
     Args:
       network: the network as it was given to the search.
-      solution: with its certificate.
+      solution: with its certificate. Whatever this holds, nothing that is not so is verified.
+
+    Returns:
+      the tolerance.
 
     Raises:
       CertificateError: the cost is wrong, there is no certificate, or it does not prove the claim.
     """
-    terms = [np.longdouble(vector[choice])
-             for vector, choice in zip(network.vectors, solution.assignment, strict=True)]
-    terms += [np.longdouble(edge.matrix[edge.rows[solution.assignment[edge.source]],
-                                        edge.columns[solution.assignment[edge.target]]]) for edge in network.edges]
-    cost = sum(terms, np.longdouble(0))
-    parts = sum((abs(term) for term in terms), np.longdouble(0))
-    if not abs(cost - solution.cost) <= 1e-15 * parts:
-        raise CertificateError(f"the assignment costs {cost}, not {solution.cost}; the solution is damaged")
-    if solution.certificate is None:
-        raise CertificateError("the solution has no certificate; search with certificate=True")
-    arrays = [*network.vectors, *(edge.matrix for edge in network.edges)]
-    whole = all(not array.size or (np.abs(array[np.isfinite(array)]).max(initial=0) < 2.0 ** 50
-                                   and np.array_equal(array, np.rint(array))) for array in arrays)
-    # Any cheaper assignment of integers is cheaper by 1; half of that leaves room for the rounding of the bound.
-    slack = np.longdouble(0.5) if whole and parts * _ROUNDING < 0.25 else np.longdouble(1e-12) * parts
-    pairs = _Pairs(network)
-    active = [np.isfinite(vector) for vector in pairs.vectors]
-    if not all(mask.any() for mask in active):
-        raise CertificateError("certificate: a layer has no finite configuration; it belongs to another network")
-    _check(pairs, solution.certificate, active, cost - slack)
+    try:
+        return _check(network, solution)
+    except AttributeError as error:
+        raise CertificateError(f"{error}; the solution or its certificate is damaged") from error

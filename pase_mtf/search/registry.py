@@ -34,7 +34,7 @@ class Solution:
       lower_bound: no assignment costs less (up to rounding: see `optimal`); -inf from a search that has no bound.
       gap: (cost - lower_bound) / |cost|; 0 if optimal, inf without a bound.
       optimal: proven: no assignment is cheaper by more than 1e-12 of the sum of the absolute values of its parts; in a
-        network of integers, none is cheaper at all.
+        network of integers where that sum is at most 2e12, none is cheaper at all.
       seconds: wall time of the search.
       statistics: sizes and counts of this search, by name.
       certificate: what proves the bound, for `check_certificate`; None from a search that proves nothing.

@@ -17,7 +17,7 @@ import numpy as np
 
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.machine.machine import Machine
-from pase_mtf.search import solve
+from pase_mtf.search import check_certificate, solve
 from pase_mtf.search.messages import improve, rounded_down
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
@@ -53,7 +53,8 @@ def _forbidding() -> CostNetwork:
     equal = np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 2.0], [2.0, 2.0, 2.0]])
     return CostNetwork([np.array([0.0, 0.0, math.inf])] * 3, [
         NetworkEdge(0, 1, unequal, ends, ends), NetworkEdge(1, 2, unequal, ends, ends),
-        NetworkEdge(2, 1, equal, ends, ends), NetworkEdge(0, 2, equal, ends, ends)])
+        NetworkEdge(2, 1, equal, ends, ends), NetworkEdge(0, 2, equal, ends, ends),
+        NetworkEdge(1, 1, equal, ends, ends)])
 
 
 def compile_kernels() -> None:
@@ -67,7 +68,9 @@ def compile_kernels() -> None:
         find_strategy(graph, devices=4, machine=machine, method=method)
     network = _forbidding()
     for method in ("exact", "pase", "mcmc", "k_best"):
-        solve(network, method)
+        solution = solve(network, method)
+        if solution.certificate is not None:
+            check_certificate(network, solution)
     solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
     packed = pack(network.normalized())
     rounded_down(packed)

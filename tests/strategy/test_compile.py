@@ -33,6 +33,7 @@ sys.path.insert(0, "tests")
 import numpy as np
 from small_graphs import perceptron
 from pase_mtf import Machine, find_strategy, solve
+from pase_mtf.search import check_certificate
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 graph = perceptron((64, 128, 32, 64, 16), batch=48)
@@ -44,8 +45,9 @@ for machine, devices in itertools.product(("1080ti", "h100"), (2, 8, 12)):
 for method in ("pase", "breadth_first", "mcmc", "k_best", "data_parallel", "expert"):
     find_strategy(graph, devices=8, machine="h100", method=method)
 network = CostNetwork.load("tests/data/instances/transformer_4.npz")
-solve(network)
-solve(CostNetwork(network.vectors, network.edges))  # whose arrays cannot be written to
+check_certificate(network, solve(network))
+network = CostNetwork(network.vectors, network.edges)  # whose arrays cannot be written to
+check_certificate(network, solve(network))
 every, costs = np.arange(800), np.random.default_rng(0).random((800, 800))
 solve(CostNetwork([costs[0]] * 3, [NetworkEdge(i, j, costs, every, every) for i, j in ((0, 1), (1, 2), (0, 2))]))
 """
