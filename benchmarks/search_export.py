@@ -14,7 +14,7 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.program import build_program
+from pase_mtf.launch.program import build_program, variables_by_name
 
 __all__ = ["export", "main"]
 
@@ -31,7 +31,7 @@ def export(model: str, preset: str, batch: int, layers: int | None = None) -> Co
       PaseError: no such model or preset, or sizes that make no sense.
     """
     config = models.load_config(model, preset, batch=batch, layers=layers)
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         program = build_program(models.get(model), config, batch, config.optimizer, config.learning_rate, 0)
         depth = "" if layers is None else f"-{layers}+{layers}"
         return export_graph(program.graph, name=f"{model}-{preset}{depth}",

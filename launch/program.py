@@ -5,8 +5,11 @@ Nothing here knows of a strategy; all arms build it alike, with the same seeds, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from pase_mtf import models
 from pase_mtf.compat import mtf, tf
@@ -18,7 +21,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.models import Model
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program", "export_program", "program_of"]
+__all__ = ["Program", "build_program", "export_program", "program_of", "variables_by_name"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,29 @@ def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str,
     return Program(graph, mesh, placeholders, loss, updates, global_step)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """What stands for a TensorFlow variable where nothing but its name is asked for."""
+
+    name: str
+
+
+@contextlib.contextmanager
+def variables_by_name() -> Iterator[None]:
+    """Programs that are built in this context are for the export alone: their variables have a name and nothing else.
+
+    To make the TensorFlow variables, which an export never looks at, takes most of the time that a deep model's
+    program takes.
+    """
+    def name_only(getter: Any, name: str, collections: Collection[str] | None = None, **settings: Any) -> Any:
+        if tf.GraphKeys.GLOBAL_STEP in (collections or ()):  # which optimizers compute with
+            return getter(name, collections=collections, **settings)
+        return _Named(f"{name}:0")
+
+    with tf.variable_scope(tf.get_variable_scope(), custom_getter=name_only, auxiliary_name_scope=False):
+        yield
+
+
 def _optimizer(name: str, learning_rate: float | None) -> mtf.optimize.Optimizer:
     if name == "sgd":
         return mtf.optimize.SgdOptimizer(learning_rate)
@@ -91,7 +117,7 @@ def export_program(plan: Plan) -> ComputationGraph:
       MismatchError: the checkpoint to resume from is of another program.
     """
     options = plan.options
-    with Stage("export"), tf.Graph().as_default():
+    with Stage("export"), tf.Graph().as_default(), variables_by_name():
         graph = export_graph(program_of(plan).graph, name=f"{options.model}-{options.preset}",
                              meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset})
     if plan.checkpoint and plan.checkpoint.graph_hash != graph.hash:

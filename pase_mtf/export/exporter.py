@@ -50,6 +50,9 @@ class _Exporter:
         self._splittable = [
             tuple(dim for dim, size in dims.items() if dim in group.legal and size > 1)
             for group, dims in zip(groups, self._dims, strict=True)]
+        # Most tensors of a layer have a shape that the layer has seen before: they are one object.
+        self._operands: dict[tuple[int, tuple[mtf.Dimension, ...], int], Operand] = {}
+        self._assigned = self._assigned_values()
         # Gradients that no assignment needs (that of the input image, say): TensorFlow never runs them.
         self._unused = {fact.index for fact, phase in zip(facts, phases, strict=True)
                         if phase != FORWARD and not fact.is_needed}
@@ -61,20 +64,23 @@ class _Exporter:
         found = map(self._groups[group].resolve, names)
         return tuple(name for name in found if name in self._splittable[group])
 
-    def _names(self, group: int, tensor: mtf.Tensor) -> tuple[str, ...]:
-        """The layer's names for the tensor's dims; "" for what it never splits."""
-        splittable = self._splittable[group]
-        names = (self._groups[group].resolve(dim.name) for dim in tensor.shape.dims)
-        return tuple(name if name in splittable else "" for name in names)
-
     def _operand(self, group: int, tensor: mtf.Tensor) -> Operand:
-        return Operand(self._names(group, tensor), tuple(tensor.shape.to_integer_list), tensor.dtype.size)
+        """The tensor by the layer's names for its dims; "" for what the layer never splits."""
+        dims, itemsize = tuple(tensor.shape.dims), tensor.dtype.size
+        if (group, dims, itemsize) not in self._operands:
+            splittable, resolve = self._splittable[group], self._groups[group].resolve
+            names = (resolve(dim.name) for dim in dims)
+            self._operands[group, dims, itemsize] = Operand(
+                tuple(name if name in splittable else "" for name in names), tuple(dim.size for dim in dims), itemsize)
+        return self._operands[group, dims, itemsize]
 
     def layers(self) -> tuple[Layer, ...]:
         """A Layer per group, with unique names."""
         used: set[str] = set()
         result = []
-        assignments = self._assignments()
+        assignments: dict[int, set[int]] = {}
+        for index, owner in self._assigned:
+            assignments.setdefault(owner, set()).add(index)
         for number, group in enumerate(self._groups):
             base = self._facts[group.anchor].name
             name, suffix = base, 1
@@ -91,13 +97,13 @@ class _Exporter:
                 aliases={other: dim for other, dim in group.aliases.items() if dim in splittable}))
         return tuple(result)
 
-    def _assignments(self) -> dict[int, set[int]]:
-        """Group -> the assignments that set a variable of it: a grouped Assign sets those of many layers."""
-        found: dict[int, set[int]] = {}
+    def _assigned_values(self) -> dict[tuple[int, int], list[mtf.Tensor]]:
+        """(assignment, layer) -> its values for the layer's variables: a grouped Assign sets those of many layers."""
+        found: dict[tuple[int, int], list[mtf.Tensor]] = {}
         for fact in self._facts:
-            for variable, _ in fact.assigns:
+            for variable, value in fact.assigns:
                 if id(variable) in self._group_of:
-                    found.setdefault(self._group_of[id(variable)], set()).add(fact.index)
+                    found.setdefault((fact.index, self._group_of[id(variable)]), []).append(value)
         return found
 
     def _operation(self, group: int, fact: OperationFacts) -> LayerOperation:
@@ -128,7 +134,7 @@ class _Exporter:
     def _reads_in(self, group: int, fact: OperationFacts) -> list[mtf.Tensor]:
         """What the operation reads as part of this layer: of an assignment, the values for the layer's variables."""
         if fact.assigns:
-            return [value for variable, value in fact.assigns if self._group_of.get(id(variable)) == group]
+            return self._assigned.get((fact.index, group), [])
         return list(fact.reads)
 
     def _variable(self, group: int, variable: mtf.Variable) -> Variable:
@@ -146,13 +152,13 @@ class _Exporter:
                 source = self._group_of.get(id(tensor.operation))
                 if source is None or source == group or tensor.size <= 1:
                     continue
-                names = self._names(group, tensor)
+                names = self._operand(group, tensor).dims
                 key = (id(tensor), group, names)
                 if key not in found:
                     found[key] = Edge(
                         source=source, target=group, tensor=tensor.name, phase=self._phases[fact.index],
                         shape=tuple(tensor.shape.to_integer_list), itemsize=tensor.dtype.size,
-                        source_dims=self._names(source, tensor), target_dims=names)
+                        source_dims=self._operand(source, tensor).dims, target_dims=names)
         return tuple(found.values())
 
     def _reads(self, fact: OperationFacts) -> list[tuple[int, mtf.Tensor]]:

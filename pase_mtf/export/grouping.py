@@ -23,10 +23,11 @@ class _Grouping:
         self.groups = Groups(facts)
         self.normalizing: dict[int, int] = {}  # id(tensor) -> the group that was opened to reduce it
         self.marked: dict[object, int] = {}  # what `one_layer` holds together -> its group
+        self.sources = [self._sources(fact) for fact in facts]
 
-    def _sources(self, index: int) -> list[int]:
+    def _sources(self, fact: OperationFacts) -> list[int]:
         """The operations whose outputs this one reads, biggest tensor first."""
-        tensors = sorted(self.facts[index].reads, key=lambda tensor: -tensor.size)
+        tensors = sorted(fact.reads, key=lambda tensor: -tensor.size) if len(fact.reads) > 1 else fact.reads
         return [self.number[id(tensor.operation)] for tensor in tensors if id(tensor.operation) in self.number]
 
     # -- forward -----------------------------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ class _Grouping:
                 self.groups.put(fact.index, self._marked_group(fact))
                 self._absorb(fact.index)
                 continue
-            placed = [source for source in self._sources(fact.index) if self.groups.has(source)]
+            placed = [source for source in self.sources[fact.index] if self.groups.has(source)]
             if not placed and not fact.is_anchor:
                 continue  # waits, see _absorb
             group = self._forward_group(fact, placed)
@@ -125,7 +126,7 @@ class _Grouping:
         while stack:
             current = stack.pop()
             owner = self.groups.owner(current)
-            for source in self._sources(current):
+            for source in self.sources[current]:
                 fact = self.facts[source]
                 if self.phases[source] != FORWARD:
                     continue
@@ -179,14 +180,14 @@ class _Grouping:
         """Each operation goes to the layer of the biggest tensor it reads, else to its first consumer's."""
         after: dict[int, list[int]] = collections.defaultdict(list)  # consumers, and variables that are assigned
         for fact in self.facts:
-            for source in self._sources(fact.index):
+            for source in self.sources[fact.index]:
                 after[source].append(fact.index)
         for fact in self.facts:
             for variable, value in fact.assigns:
                 if id(variable) in self.number:
                     after[self.number[id(value.operation)]].append(self.number[id(variable)])
         while rest:
-            left = self._join_some(rest, self._sources)
+            left = self._join_some(rest, self.sources.__getitem__)
             if len(left) == len(rest):
                 left = self._join_some(left, lambda index: after[index])
                 if len(left) == len(rest):

@@ -200,7 +200,9 @@ class ComputationGraph:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as JSON, whole or not at all."""
-        data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **_to_plain(self)}
+        plain = _to_plain(self)
+        vars(self).setdefault("hash", _hash(plain))  # where the property keeps it: to ask that would convert all anew
+        data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **plain}
         write_atomically(path, json.dumps(data))
 
     @classmethod
@@ -249,6 +251,9 @@ def _hash(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
 
 
+_SCALARS = frozenset({str, int, float, bool})
+
+
 @functools.cache
 def _fields(cls: Any) -> dict[str, str]:
     """Name of every field of a dataclass -> the key it has in files, which stays where a field is renamed."""
@@ -260,15 +265,27 @@ def _unhashed(cls: type[Any]) -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(cls) if not field.metadata.get("hashed", True))
 
 
-def _to_plain(value: Any) -> Any:
-    """`dataclasses.asdict` without its deep copies (tens of thousands of operations)."""
+def _to_plain(value: Any, known: dict[int, Any] | None = None) -> Any:
+    """`dataclasses.asdict` without its deep copies (tens of thousands of operations).
+
+    Args:
+      value: anything JSON can hold, with dataclasses, all alive until this returns.
+      known: id of an operand that has been met -> what became of it: operations share most of theirs.
+    """
+    known = {} if known is None else known
     cls: Any = type(value)
-    names = _fields(cls) if hasattr(cls, "__dataclass_fields__") else {}
-    if names:
-        return {key: _to_plain(getattr(value, name)) for name, key in names.items()}
+    if cls in _SCALARS:
+        return value
     if isinstance(value, (tuple, list)):
-        return [_to_plain(item) for item in value]
-    return value
+        return [item if type(item) in _SCALARS else _to_plain(item, known) for item in value]
+    if not hasattr(cls, "__dataclass_fields__"):
+        return value
+    plain = known.get(id(value))
+    if plain is None:
+        plain = {key: _to_plain(getattr(value, name), known) for name, key in _fields(cls).items()}
+        if cls is Operand:
+            known[id(value)] = plain
+    return plain
 
 
 def _once(value: Any, known: dict[Any, Any]) -> Any:

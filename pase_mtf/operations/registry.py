@@ -8,7 +8,6 @@ an Operation class.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -182,10 +181,11 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
     Returns:
       A subset of the dim names of its inputs and outputs (and, for a while loop, of its body).
     """
-    twice = set()
+    twice: set[str] = set()
     for tensor in tensors_of(operation):
-        counts = Counter(tensor.shape.dimension_names)
-        twice |= {name for name, count in counts.items() if count > 1}  # would put two dims on one axis
+        names = tensor.shape.dimension_names
+        if len(set(names)) < len(names):
+            twice |= {name for name in names if names.count(name) > 1}  # would put two dims on one axis
     return frozenset(name for name in rule_of(operation).splittable(operation)
                      if name not in twice and not name.startswith(_ANONYMOUS))
 
