@@ -247,9 +247,8 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
     """
     measured: dict[str, str] = {}
     if rows:
-        measured = {"arms": final_table(rows), "times": _image(_bars(rows))}
-    if history is not None and history.records:
-        measured["losses"] = _image(_losses(history))
+        curves = _image(_losses(history)) if history is not None and history.records else ""
+        measured = {"arms": final_table(rows), "times": _image(_bars(rows)), "losses": curves}
     return _PAGE.render(title=title, facts=facts, measured=measured, notes=notes, strategy_table=strategy_table,
                         layout=layout)
 
