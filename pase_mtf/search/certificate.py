@@ -14,6 +14,7 @@ decides. What is handed in is checked before it is used, so that damage ends in 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import heapq
 import math
@@ -27,12 +28,12 @@ from pase_mtf.search.checked_bounds import (
     FlatNetwork,
     add_potentials,
     at_layers,
-    at_pairs,
+    at_pair,
     exclude,
     open_table,
     reparametrised,
 )
-from pase_mtf.search.checked_network import CertificateError, flatten
+from pase_mtf.search.checked_network import CertificateError, CheckedNetwork, checked
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution
 
@@ -124,19 +125,36 @@ def _given(flat: FlatNetwork, potentials: Any) -> np.ndarray:
     return given
 
 
-def _alike(flat: FlatNetwork, given: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """For every pair the first one of equal costs, potentials and neighbours: often a pair of layers is repeated."""
-    same = np.arange(len(flat.kinds))
-    repeated = (np.bincount(flat.kinds) > 1)[flat.kinds] if len(same) else np.zeros(0, bool)
-    begins, ends = flat.slots[0].tolist(), flat.slots[0, 1:].tolist()
-    first: dict[tuple[int, bytes, bytes], int] = {}
-    for e in np.flatnonzero(repeated).tolist():
-        own = slice(begins[e], ends[e])
-        same[e] = first.setdefault((int(flat.kinds[e]), given[own].tobytes(), near[own].tobytes()), e)
-    return same
+def _halves_of(flat: FlatNetwork, numbers: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Per pair the numbers of the groups of its two sides, of those in all slots."""
+    parts = np.split(numbers, np.stack([flat.slots[0, :-1], flat.slots[1, :-1]], axis=1).ravel()[1:])
+    return list(zip(parts[::2], parts[1::2], strict=False))
 
 
-def _tables(flat: FlatNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: np.ndarray
+def _at_pairs(network: CheckedNetwork, given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
+              least_only: bool) -> list[float]:
+    """`at_pair` for every pair; of pairs with equal costs, potentials and neighbours (repeated layers) once."""
+    known: dict[tuple[object, ...], tuple[float, tuple[np.ndarray, np.ndarray]]] = {}
+    repeated = collections.Counter(map(id, network.tables))
+    least = []
+    for table, amounts, nearby, rises in zip(network.tables, *(_halves_of(network.flat, numbers)
+                                                               for numbers in (given, near, beyond)), strict=True):
+        key: tuple[object, ...] = ()
+        if repeated[id(table)] > 1:
+            key = id(table), *(numbers.tobytes() for numbers in (*amounts, *nearby))
+        if key in known:
+            found, like = known[key]
+            for own, other in zip(rises, like, strict=True):
+                own[:] = other
+        else:
+            found = at_pair(table, amounts, nearby, rises, least_only)
+            if key:
+                known[key] = found, rises
+        least.append(found)
+    return least
+
+
+def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: list[float]
             ) -> list[tuple[tuple[int, ...], np.ndarray]]:
     """What active configurations cost above the bound: a table per layer and pair, each with the layers of its axes.
     Layers with one configuration have no axis.
@@ -144,16 +162,18 @@ def _tables(flat: FlatNetwork, given: np.ndarray, active: np.ndarray, reduced: n
     Raises:
       CertificateError: one is too large.
     """
+    flat = network.flat
     chosen = [begin + np.flatnonzero(active[begin:end])
               for begin, end in zip(flat.first[:-1].tolist(), flat.first[1:].tolist(), strict=True)]
     tables: list[tuple[tuple[int, ...], np.ndarray]] = [((v,), reduced[own]) for v, own in enumerate(chosen)]
+    halves = _halves_of(flat, given)
     for e, ends in enumerate(zip(*flat.ends.tolist(), strict=True)):
         rows, columns = (flat.groups[chosen[v] - flat.first[v] + flat.groups_at[side, e]].astype(np.int64)
                          for side, v in enumerate(ends))
         if len(rows) * len(columns) > _MOST_SUMS:
             raise CertificateError(_TOO_LITTLE)
         table = np.empty((len(rows), len(columns)))
-        open_table(flat, given, e, rows, columns, least[e], table)
+        open_table(network.tables[e], halves[e], rows, columns, least[e], table)
         tables.append((ends, table))
     return [(tuple(v for v in own if len(chosen[v]) > 1), table.squeeze()) for own, table in tables]
 
@@ -201,30 +221,33 @@ def _least_sum(tables: list[tuple[tuple[int, ...], np.ndarray]]) -> float:
     return _surely(total, additions)
 
 
-def _prove(flat: FlatNetwork, potentials: Any, active: np.ndarray, limit: float) -> None:
+def _prove(network: CheckedNetwork, potentials: Any, active: np.ndarray, limit: float) -> None:
     """Verifies that no assignment of active configurations costs less than the limit; clears some that do not.
 
     Raises:
       CertificateError: the potentials do not show it.
     """
+    flat = network.flat
     given = _given(flat, potentials)
     theta = reparametrised(flat, given)
     near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
-    for rounds in range(_MOST_ROUNDS):
+    for rounds in range(1 + _MOST_ROUNDS):  # the first does nothing but the bound, which often is proof enough
         least = at_layers(flat, theta, active, reduced, near)
-        between = at_pairs(flat, given, near, _alike(flat, given, near), beyond)
-        bound = math.nextafter(math.fsum([*least.tolist(), *between.tolist()]), -math.inf)
+        between = _at_pairs(network, given, near, beyond, rounds == 0)
+        bound = math.nextafter(math.fsum([*least.tolist(), *between]), -math.inf)
         if bound >= limit:
             return
+        if rounds == 0:
+            continue
         missing = math.nextafter(limit - bound, math.inf)
         left = active.copy()
         excluded = exclude(flat, reduced, beyond, missing * (1 + (2 * len(between) + 16) * 2.0 ** -51), left)
         if not np.logical_or.reduceat(left, flat.first[:-1]).all():
             return  # every assignment has a configuration that is excluded
-        if not excluded or rounds == _MOST_ROUNDS - 1:
+        if not excluded or rounds == _MOST_ROUNDS:
             break
         active = left
-    if _least_sum(_tables(flat, given, active, reduced, between)) < missing:
+    if _least_sum(_tables(network, given, active, reduced, between)) < missing:
         raise CertificateError("certificate: does not exclude that a cheaper assignment exists")
 
 
@@ -291,8 +314,8 @@ def _check(network: Any, solution: Any) -> float:
     tolerance = 0.0 if exact else _TOLERANCE * parts
     # Another integer is smaller by 1 at least. The sum is rounded by less than to the next number.
     limit = cost - 0.75 if exact else math.nextafter(math.nextafter(cost, math.inf) - tolerance, math.inf)
-    flat = flatten(network)
-    active = flat.unary < HUGE
+    prepared = checked(network)
+    active = prepared.flat.unary < HUGE
     seen: set[int] = set()
     todo = [(solution.certificate, active)]
     while todo:
@@ -301,11 +324,11 @@ def _check(network: Any, solution: Any) -> float:
             raise CertificateError("certificate: something else in place of a proof, or one twice; it is damaged")
         seen.add(id(certificate))
         if certificate.layer < 0:
-            _prove(flat, certificate.potentials, active, limit)
+            _prove(prepared, certificate.potentials, active, limit)
             continue
         if type(certificate.proofs) not in (tuple, list) or len(certificate.proofs) != 2:
             raise CertificateError(f"certificate: no two proofs for a cut of layer {certificate.layer}; it is damaged")
-        todo += zip(certificate.proofs, _halves(certificate, flat.first, active), strict=True)
+        todo += zip(certificate.proofs, _halves(certificate, prepared.flat.first, active), strict=True)
     return tolerance
 
 

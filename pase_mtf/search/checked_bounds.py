@@ -12,7 +12,7 @@ import numpy as np
 
 from pase_mtf.search.compiled import compiled
 
-__all__ = ["HUGE", "MOST", "FlatNetwork", "add_down", "add_potentials", "at_layers", "at_pairs", "exclude",
+__all__ = ["HUGE", "MOST", "FlatNetwork", "add_down", "add_potentials", "add_table", "at_layers", "at_pair", "exclude",
            "open_table", "reparametrised"]
 
 HUGE = 1e300
@@ -28,34 +28,20 @@ class FlatNetwork(NamedTuple):
     Attributes:
       first: int64 [layers + 1], where the configurations of a layer begin.
       unary: float64 [configurations], at most their costs, loops included.
-      values: float64, all matrices.
       ends: int64 [2, pairs], the layers.
       groups: int32, of every configuration of a side, its group.
       groups_at: int64 [2, pairs], where those of a side begin in `groups`.
       slots: int64 [2, pairs + 1], where numbers per group of a side begin; and, in the last column, their number.
       counts: int64 [2, pairs], how many groups a side has.
-      edges_at: int64 [pairs + 1], which of the edges (in the order of their pairs) belong to a pair.
-      begins: int64 [edges], where the matrix of an edge begins in `values`.
-      strides: int64 [2, edges], how far two classes of a side lie apart in it.
-      classes: int64, of every group of a side, its class under an edge.
-      classes_at: int64 [2, edges], where those begin in `classes`.
-      kinds: int64 [pairs]; equal for pairs of equal costs.
     """
 
     first: np.ndarray
     unary: np.ndarray
-    values: np.ndarray
     ends: np.ndarray
     groups: np.ndarray
     groups_at: np.ndarray
     slots: np.ndarray
     counts: np.ndarray
-    edges_at: np.ndarray
-    begins: np.ndarray
-    strides: np.ndarray
-    classes: np.ndarray
-    classes_at: np.ndarray
-    kinds: np.ndarray
 
 
 @compiled
@@ -72,6 +58,19 @@ def add_down(one: np.ndarray, other: np.ndarray) -> np.ndarray:  # pragma: no co
     for k in range(len(total)):
         total[k] = _down(total[k])
     return total
+
+
+@compiled
+def add_table(total: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool
+              ) -> None:  # pragma: no cover (compiled)
+    """Adds matrix[rows, columns], or with `turned` matrix[columns, rows], rounded down; in blocks that fit a cache."""
+    block = 32  # what fits a cache, whichever way it is read
+    for top in range(0, len(rows), block):
+        for left in range(0, len(columns), block):
+            for r in range(top, min(top + block, len(rows))):
+                for c in range(left, min(left + block, len(columns))):
+                    cost = matrix[columns[c], rows[r]] if turned else matrix[rows[r], columns[c]]
+                    total[r, c] = _down(total[r, c] + min(cost, HUGE))
 
 
 @compiled
@@ -149,60 +148,57 @@ def at_layers(flat: FlatNetwork, theta: np.ndarray, active: np.ndarray, reduced:
 
 
 @compiled(fastmath={"nnan", "nsz"})
-def _line(flat: FlatNetwork, given: np.ndarray, e: int, group: int, others: np.ndarray, line: np.ndarray
-          ) -> None:  # pragma: no cover (compiled)
-    """At most what is left on a pair, for one group of side 0 and the groups listed of side 1."""
-    for edge in range(flat.edges_at[e], flat.edges_at[e + 1]):
-        begin = flat.begins[edge] + flat.classes[flat.classes_at[0, edge] + group] * flat.strides[0, edge]
-        for c in range(len(others)):
-            place = begin + flat.classes[flat.classes_at[1, edge] + others[c]] * flat.strides[1, edge]
-            cost = min(flat.values[place], HUGE)
-            line[c] = cost if edge == flat.edges_at[e] else _down(line[c] + cost)
-    amount = given[flat.slots[0, e] + group]
-    for c in range(len(others)):
-        line[c] = _down(_down(line[c] - amount) - given[flat.slots[1, e] + others[c]])
+def _left(costs: np.ndarray, amount: float, given: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """At most what is left of these costs of one group of side 0, without its potential and those of side 1."""
+    for c in range(len(out)):
+        out[c] = _down(_down(min(costs[c], HUGE) - amount) - given[c])
 
 
 @compiled(fastmath={"nnan", "nsz"})
-def _at_pair(flat: FlatNetwork, given: np.ndarray, near: np.ndarray, e: int, beyond: np.ndarray
-             ) -> float:  # pragma: no cover (compiled)
-    """The least that is left on a pair, over its active groups. Fills in, for every group, by how much that rises with
-    this group, at least, what the layer at the other end then costs above its least included."""
-    rows, columns = flat.slots[0, e], flat.slots[1, e]
-    others = np.flatnonzero(near[columns:columns + flat.counts[1, e]] >= 0)
-    line, ahead = np.empty(len(others)), near[columns:columns + flat.counts[1, e]][others]
+def at_pair(table: np.ndarray, given: tuple[np.ndarray, np.ndarray], near: tuple[np.ndarray, np.ndarray],
+            beyond: tuple[np.ndarray, np.ndarray], least_only: bool) -> float:  # pragma: no cover (compiled)
+    """The least that is left on a pair, over its active groups.
+
+    Args:
+      table: float64 [groups of side 0, of side 1], what the pair costs.
+      given, near: of the groups of either side; see `at_layers`.
+      beyond: filled in: by how much that rises with this group, at least, what the layer at the other end then costs
+        above its least included.
+      least_only: leave `beyond` as it is.
+    """
+    others = np.flatnonzero(near[1] >= 0)
+    taken, ahead, whole = given[1][others], near[1][others], len(others) == len(near[1])
+    costs, line = np.empty(len(others)), np.empty(len(others))
     least, back = np.inf, np.full(len(others), np.inf)
-    for group in range(flat.counts[0, e]):
-        if near[rows + group] < 0:
+    for group in range(len(near[0])):
+        if near[0][group] < 0:
             continue
-        _line(flat, given, e, group, others, line)
-        own, lowest, with_ahead = near[rows + group], np.inf, np.inf
+        if whole:
+            _left(table[group], given[0][group], taken, line)
+        else:
+            for c in range(len(others)):
+                costs[c] = table[group, others[c]]
+            _left(costs, given[0][group], taken, line)
+        if least_only:
+            for c in range(len(others)):
+                back[c] = min(back[c], line[c])
+            continue
+        own, lowest, with_ahead = near[0][group], np.inf, np.inf
         for c in range(len(others)):
             lowest = min(lowest, line[c])
             with_ahead = min(with_ahead, line[c] + ahead[c])
             back[c] = min(back[c], line[c] + own)
         least = min(least, lowest)
-        beyond[rows + group] = with_ahead
-    for group in range(flat.counts[0, e]):
-        beyond[rows + group] = max(0.0, _down(_down(beyond[rows + group]) - least))
+        beyond[0][group] = with_ahead
+    if least_only:
+        for c in range(len(others)):
+            least = min(least, back[c])
+        return least
+    for group in range(len(near[0])):
+        if near[0][group] >= 0:
+            beyond[0][group] = max(0.0, _down(_down(beyond[0][group]) - least))
     for c in range(len(others)):
-        beyond[columns + others[c]] = max(0.0, _down(_down(back[c]) - least))
-    return least
-
-
-@compiled
-def at_pairs(flat: FlatNetwork, given: np.ndarray, near: np.ndarray, same: np.ndarray, beyond: np.ndarray
-              ) -> np.ndarray:  # pragma: no cover (compiled)
-    """`_at_pair` for every pair; what `same` says is like an earlier pair is copied from that."""
-    least = np.zeros(len(same))
-    for e in range(len(same)):
-        if same[e] == e:
-            least[e] = _at_pair(flat, given, near, e, beyond)
-            continue
-        least[e] = least[same[e]]
-        for side in range(2):
-            for group in range(flat.counts[side, e]):
-                beyond[flat.slots[side, e] + group] = beyond[flat.slots[side, same[e]] + group]
+        beyond[1][others[c]] = max(0.0, _down(_down(back[c]) - least))
     return least
 
 
@@ -226,10 +222,13 @@ def exclude(flat: FlatNetwork, reduced: np.ndarray, beyond: np.ndarray, above: f
 
 
 @compiled
-def open_table(flat: FlatNetwork, given: np.ndarray, e: int, rows: np.ndarray, columns: np.ndarray, least: float,
-                table: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """By how much what is left on a pair exceeds its least, at least, for these groups."""
+def open_table(table: np.ndarray, given: tuple[np.ndarray, np.ndarray], rows: np.ndarray, columns: np.ndarray,
+               least: float, out: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """By how much what is left on a pair exceeds its least, at least, for these groups of either side."""
+    costs, taken = np.empty(len(columns)), given[1][columns]
     for r in range(len(rows)):
-        _line(flat, given, e, rows[r], columns, table[r])
         for c in range(len(columns)):
-            table[r, c] = max(0.0, _down(table[r, c] - least))
+            costs[c] = table[rows[r], columns[c]]
+        _left(costs, given[0][rows[r]], taken, out[r])
+        for c in range(len(columns)):
+            out[r, c] = max(0.0, _down(out[r, c] - least))
