@@ -28,6 +28,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", default="exact", help="which search (default: %(default)s)")
     parser.add_argument("--time_limit", type=float, help="seconds after which to stop with what is known")
     parser.add_argument("--gap", type=float, default=0.0, help="relative gap at which to stop (default: prove it)")
+    parser.add_argument("--search_memory", type=float,
+                        help="bytes that the search may hold beside the network (exact, k_best; default: 2 GiB)")
     parser.add_argument("--seed", type=int, help="of the random numbers (mcmc)")
     parser.add_argument("--proposals", type=int, help="budget in proposals (mcmc)")
     parser.add_argument("--k", type=int, help="how many strategies (k_best)")
@@ -67,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if flags.file is None:
             raise UsageError("no network named; give the npz file to search")
-        options = {name: value for name in ("seed", "proposals", "k") if (value := getattr(flags, name)) is not None}
+        options = {name: value for name in ("search_memory", "seed", "proposals", "k")
+                   if (value := getattr(flags, name)) is not None}
         network = CostNetwork.load(flags.file)
         solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
         if flags.check:

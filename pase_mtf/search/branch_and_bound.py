@@ -4,7 +4,10 @@
    real models the two meet within a dozen passes.
 2. Configurations that can be in no better assignment are pruned; vertices with one configuration left are folded away.
 3. What remains is eliminated exactly (elimination.py) as soon as its tables are small.
-4. Where even that is too large, the domain of one vertex is cut in two, best bound first, diving.
+4. Where even that is too large, the domain of one vertex is cut in two, best bound first, diving. Parts that wait take
+   a share of the memory at most: once they fill it, the newest are explored first, so that they get fewer.
+
+Nothing here calls itself but the search among a few promising configurations, and that one does not do so again.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError
+from pase_mtf.search.budget import Budget
+from pase_mtf.search.compiled import compiled
 from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
 from pase_mtf.search.messages import EXACTLY, PassState, improve, message_passes, rounded_down
-from pase_mtf.search.packed import Packed, lift, quantum, reduce
+from pase_mtf.search.packed import Packed, Reduction, lift, quantum, reduce
 from pase_mtf.search.registry import Progress, relative_gap
 
 __all__ = ["Minimiser"]
@@ -29,9 +34,14 @@ __all__ = ["Minimiser"]
 _TOLERANCE = 1e-12
 # Sums that may be formed, and table entries kept, where elimination replaces further passes at once ...
 _CHEAP_OPERATIONS = 1 << 20
-# ... and where it replaces branching. An entry takes 12 bytes.
+# ... and where it replaces branching.
 _MOST_OPERATIONS = 1 << 30
 _MOST_ENTRIES = 1 << 25
+# Of an entry of a table: its value, which configuration attains it, and once more while tables are added up.
+_BYTES_PER_ENTRY = 24
+# Of the memory, what parts that wait may take; and what one takes besides its bits.
+_WAITING = 0.25
+_BYTES_PER_NODE = 256
 # What elimination manages on a slow core, with many tables to be added up.
 _OPERATIONS_PER_SECOND = 5e7
 # Matrix entries that a reduced network may have, whatever the network had.
@@ -90,21 +100,21 @@ class _Part:
     stalled: int = 0
 
     @classmethod
-    def of(cls, p: Packed, messages: np.ndarray, bound: float) -> _Part:
-        return cls(p, PassState.start(p, messages), bound, _rounded_down(p), _work(p),
+    def of(cls, p: Packed, messages: np.ndarray, bound: float, room: float) -> _Part:
+        """The whole of a network, with so many bytes of room for a copy of its matrices."""
+        return cls(p, PassState.start(p, messages), bound, _rounded_down(p, room), _work(p),
                    not (p.domains == 1)[p.ends].any())
 
     def domains(self) -> np.ndarray:
         """Active configurations per vertex."""
-        # One by one: summed in one call, millions of configurations would be copied as integers first.
-        return np.array([np.count_nonzero(self.state.active[begin:end])
-                         for begin, end in itertools.pairwise(self.p.first.tolist())], np.int64)
+        return _count(self.p.first, self.state.active)
 
     def elimination(self, domains: np.ndarray, anew: bool) -> Plan:
         """How to eliminate what is undecided; found anew if asked to."""
         if self.plan is None or anew:
             undecided = (domains > 1)[self.p.ends].all(axis=0)
-            self.plan = plan_elimination(domains.tolist(), self.p.ends[:, undecided].T.tolist())
+            self.plan = plan_elimination(domains, self.p.ends[:, undecided].T, most_operations=_MOST_OPERATIONS,
+                                         most_entries=_MOST_ENTRIES)
         return self.plan
 
     def notice_progress(self, cost: float) -> None:
@@ -118,15 +128,55 @@ class _Part:
         return (affordable and not (self.folded and everything)) or (
             not everything and _worth_reducing(self.p, domains))
 
-    def reduce(self) -> None:
-        """Goes on with the active configurations alone."""
+    def reduce(self, budget: Budget, room: float) -> bool:
+        """Goes on with the active configurations alone if they and what there is now fit so many bytes."""
         self.rough = EXACTLY  # may be as large as everything else: let go of it before the next is made
         active = self.state.active
-        self.p, messages, *_ = reduce(self.p, active, self.state.messages)
+        try:
+            self.p, messages, *_ = reduce(self.p, active, self.state.messages,
+                                          budget=Budget(budget.deadline, room - self.p.bytes))
+        except MemoryError:
+            return False
         self.state = PassState(messages, np.ones(len(self.p.unary), bool), self.state.reduced_costs[active],
                                self.state.bounds, self.state.best)
         self.folded, self.work = True, _work(self.p)
-        self.rough = _rounded_down(self.p)
+        self.rough = _rounded_down(self.p, room - self.p.bytes)
+        return True
+
+
+class _Waiting:
+    """Parts that wait to be explored: the one with the lowest bound comes first, or once they fill their room the one
+    that came last, so that there are never more than that and those along one path."""
+
+    def __init__(self, configurations: int, room: float) -> None:
+        self._configurations = configurations
+        self._most = room / (configurations / 8 + _BYTES_PER_NODE)
+        self._ordered: list[tuple[float, int, np.ndarray]] = []  # a heap; the number makes the order definite
+        self._last: list[tuple[float, np.ndarray]] = []
+        self._number = 0
+
+    @property
+    def bound(self) -> float:
+        """The lowest of them; inf if there are none."""
+        return min(self._ordered[0][0] if self._ordered else np.inf,
+                   min((bound for bound, _ in self._last), default=np.inf))
+
+    def add(self, bound: float, active: np.ndarray) -> None:
+        """Takes a part: bool [configurations]."""
+        bits = np.packbits(active)
+        if len(self._ordered) < self._most:
+            self._number += 1
+            heapq.heappush(self._ordered, (bound, self._number, bits))
+        else:
+            self._last.append((bound, bits))
+
+    def next(self, below: float) -> tuple[float, np.ndarray] | None:
+        """Takes out the next one whose bound is below that; None if there is none."""
+        while self._last or self._ordered:
+            bound, *_, bits = self._last.pop() if self._last else heapq.heappop(self._ordered)
+            if bound < below:
+                return bound, np.unpackbits(bits, count=self._configurations).astype(bool)
+        return None
 
 
 class Minimiser:
@@ -142,30 +192,34 @@ class Minimiser:
       potentials: float64 [packed.potentials], those that prove `cost` by themselves; None if it took more.
     """
 
-    def __init__(self, packed: Packed, *, deadline: float = np.inf, gap: float = 0.0, cutoff: float = np.inf,
-                 unit: float | None = None, progress: Progress | None = None) -> None:
+    def __init__(self, packed: Packed, *, budget: Budget | None = None, gap: float = 0.0, cutoff: float = np.inf,
+                 unit: float | None = None, progress: Progress | None = None, thorough: bool = True) -> None:
         """Prepares.
 
         Args:
           packed: the network.
-          deadline: time.perf_counter() value at which to stop.
+          budget: time, and memory beside the network; the usual memory and no end if not given.
           gap: relative gap at which to stop.
           cutoff: only assignments cheaper than this are of interest; if there is none, `best` stays None.
           unit: what all costs are multiples of, if known (see packed.quantum).
           progress: called after every step.
+          thorough: search among a few promising configurations first where the network is large.
 
         Raises:
           InfeasibleError: no finite assignment can exist.
+          TimeoutError: the time is over before anything is known.
+          UsageError: the search needs more memory.
         """
         self._packed, self._active = packed, np.ones(len(packed.unary), bool)
-        self._reduction = reduce(packed, self._active, keep_large=True)
+        self._budget, self._thorough = budget or Budget(), thorough
+        self._reduction = self._reduced()
         self.root = self._reduction.network
         self.cost, self.bound, self.proven = cutoff, -np.inf, False
         self.best: np.ndarray | None = None
         self.statistics: dict[str, Any] = {"passes": 0, "nodes": 0, "eliminations": 0, "largest_table": 0,
                                            "configurations_left": len(self.root.unary)}
-        self._deadline, self._gap, self._progress = deadline, gap, progress
-        self._unit = quantum(packed) if unit is None else unit
+        self._gap, self._progress = gap, progress
+        self._unit = quantum(packed, self._budget) if unit is None else unit
         self._scale = 0.0
         self.potentials: np.ndarray | None = None
         self._start = time.perf_counter()
@@ -178,30 +232,41 @@ class Minimiser:
             owner = np.repeat(np.arange(self.root.vertices), self.root.domains)
             self._place[packed.first[owner] + self.root.original] = np.arange(len(self.root.unary))
 
+    def _reduced(self) -> Reduction:
+        """The network without what can never be finite; sets what memory is left beside it."""
+        packed, budget = self._packed, self._budget
+        state = 40 * len(packed.unary) + 16 * packed.potentials  # of the first passes
+        budget.require(state)
+        try:
+            found = reduce(packed, self._active, keep_large=True,
+                           budget=budget.less(state))
+        except MemoryError:
+            budget.require(state + packed.bytes)
+            raise
+        self._room = budget.memory - state - (found.network.bytes if found.network.values is not packed.values else 0)
+        return found
+
     def run(self, most_nodes: float = np.inf) -> None:
         """Searches until proven, or the deadline or gap is reached, or so many nodes have been looked at."""
-        # (bound, number, active configurations of the root as bits); the number makes the order definite.
-        open_nodes: list[tuple[float, int, np.ndarray]] = []
+        waiting = _Waiting(len(self.root.unary), _WAITING * self._room)
         node: tuple[float, np.ndarray | None] | None = (-np.inf, None)
-        number = 0
         while node is not None:
-            others = open_nodes[0][0] if open_nodes else np.inf
+            others = waiting.bound
             self.statistics["nodes"] += 1
             outcome = self._explore(*node, others)
             if outcome.stopped:
                 self.bound = max(self.bound, min(outcome.bound, others))
+                if self.bound == -np.inf:  # not even one pass was finished
+                    self.bound = _simple_bound(self.root)
                 return
             node = None
             if outcome.halves:
-                number += 1
-                heapq.heappush(open_nodes, (outcome.bound, number, np.packbits(outcome.halves[1])))
+                waiting.add(outcome.bound, outcome.halves[1])
                 node = outcome.bound, outcome.halves[0]
-            while open_nodes and node is None:
-                bound, _, bits = heapq.heappop(open_nodes)
-                if bound < self.cost - self._target():
-                    node = bound, np.unpackbits(bits, count=len(self.root.unary)).astype(bool)
+            if node is None:
+                node = waiting.next(self.cost - self._target())
             if node is not None:
-                self.bound = max(self.bound, min(node[0], open_nodes[0][0] if open_nodes else np.inf))
+                self.bound = max(self.bound, min(node[0], waiting.bound))
                 if self._enough(self.bound) or self.statistics["nodes"] >= most_nodes:
                     return
         self.bound, self.proven = self.cost, True
@@ -248,7 +313,7 @@ class Minimiser:
           active: bool [configurations of the root].
           others: the bound of all other parts.
         """
-        top = active is None
+        top, part = active is None, None
         try:
             part = self._part(bound, active)
             passes = 1  # the first pass finds the scale of costs
@@ -259,7 +324,7 @@ class Minimiser:
                 if self.cost - part.bound <= self._target():
                     self._keep_potentials(part)
                     return _NOTHING_LEFT
-                if self._enough(min(part.bound, others)) or time.perf_counter() > self._deadline:
+                if self._enough(min(part.bound, others)) or self._budget.over:
                     return _Outcome(part.bound, stopped=True)
                 domains = part.domains()
                 if top:
@@ -270,7 +335,7 @@ class Minimiser:
                 part.notice_progress(self.cost)
                 affordable = self._affordable(part, plan, domains)
                 if part.worth_reducing(domains, affordable):
-                    part.reduce()
+                    affordable &= part.reduce(self._budget, self._room * (1 - _WAITING))
                 if affordable:
                     self._eliminate(part.p, plan)
                     return _NOTHING_LEFT
@@ -283,22 +348,30 @@ class Minimiser:
             if top and self.best is None and self.cost == np.inf:
                 raise
             return _NOTHING_LEFT
+        except TimeoutError:
+            return _Outcome(part.bound if part else bound, stopped=True)
+        except MemoryError:
+            self.statistics["stopped"] = "memory"
+            return _Outcome(bound, stopped=True)
 
     def _part(self, bound: float, active: np.ndarray | None) -> _Part:
         if active is None:
-            return _Part.of(self.root, self._root_messages, bound)
-        p, messages, *_ = reduce(self.root, active, self._root_messages)
-        return _Part.of(p, messages, bound)
+            return _Part.of(self.root, self._root_messages, bound, self._room * (1 - _WAITING))
+        room = self._room * (1 - _WAITING)
+        p, messages, *_ = reduce(self.root, active, self._root_messages, budget=Budget(self._budget.deadline, room))
+        return _Part.of(p, messages, bound, room - p.bytes)
 
     def _pass(self, part: _Part, passes: int) -> None:
         """Passes messages in a part, and takes the assignments met on the way."""
         p, target = part.p, self._target()
         part.state = part.state._replace(best=np.zeros(p.vertices, np.int64))
-        found = message_passes(p, part.rough, part.state, self.cost, -target, target, passes)
+        found = message_passes(p, part.rough, part.state, self.cost, -target, target, passes,
+                               self._budget.seconds)
         self.statistics["passes"] += found.passes
         self._offer(p, part.state.best, found.cost)
         if part.rough is not EXACTLY:
-            self._look_for_better(p, part.state)
+            if self._thorough:
+                self._look_for_better(p, part.state)
             room = self.cost - self._target() - part.state.bounds
             for v, (begin, end) in enumerate(itertools.pairwise(p.first.tolist())):  # there may be millions
                 part.state.active[begin:end] &= part.state.reduced_costs[begin:end] <= room[v]
@@ -313,9 +386,10 @@ class Minimiser:
     def _affordable(self, part: _Part, plan: Plan, domains: np.ndarray) -> bool:
         """Whether elimination is quicker than what passes, or else branching, would take."""
         cheap = max(_CHEAP_OPERATIONS, 4 * _entries_left(part.p, domains))
-        in_time = _OPERATIONS_PER_SECOND * (self._deadline - time.perf_counter())
-        return plan.entries <= _MOST_ENTRIES and plan.operations <= min(
-            cheap if part.stalled < 2 else _MOST_OPERATIONS, in_time)
+        in_time = _OPERATIONS_PER_SECOND * self._budget.seconds
+        room = self._room * (1 - _WAITING) - part.p.bytes
+        return (plan.complete and plan.entries <= min(_MOST_ENTRIES, room / _BYTES_PER_ENTRY)
+                and plan.operations <= min(cheap if part.stalled < 2 else _MOST_OPERATIONS, in_time))
 
     def _look_for_better(self, p: Packed, state: PassState) -> None:
         """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
@@ -330,7 +404,8 @@ class Minimiser:
         part = reduce(p, few).network
         own = part.original
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
-        search = Minimiser(part, deadline=self._deadline, cutoff=self.cost, unit=self._unit)
+        search = Minimiser(part, budget=Budget(self._budget.deadline, self._room * (1 - _WAITING)), cutoff=self.cost,
+                           unit=self._unit, thorough=False)
         search.run(most_nodes=1)
         if search.best is not None:
             choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
@@ -346,13 +421,7 @@ class Minimiser:
         """Cuts the domain of one vertex: the one that makes the largest tables. The first half holds the more
         promising configurations. Both as active configurations of the root."""
         p, active = part.p, part.state.active
-        domains = np.add.reduceat(active, p.first[:-1], dtype=np.int64)
-        weight = np.zeros(p.vertices)
-        for vertex, scope in zip(plan.order, plan.scopes, strict=True):
-            members = [*scope, vertex]
-            weight[members] += float(np.prod(domains[members].astype(float)))
-        weight[domains < 2] = -1
-        v = int(np.argmax(weight))
+        v = plan.widest(part.domains())
         owner = np.repeat(np.arange(p.vertices), p.domains)
         place = self._places(self._offset[owner] + p.original)
         first = np.zeros(len(self.root.unary), bool)
@@ -366,12 +435,33 @@ class Minimiser:
         return first, second
 
 
-def _rounded_down(p: Packed) -> np.ndarray:
-    """The matrices in single precision where that pays, else EXACTLY."""
-    if _work(p) < _LARGE or not all(array.max(initial=0.0) < _MOST_COST and array.min(initial=0.0) > -_MOST_COST
-                                    for array in (p.unary, p.values)) or p.values.max() < _LEAST_COST:
+@compiled
+def _count(first: np.ndarray, active: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """Active configurations per vertex."""
+    found = np.zeros(len(first) - 1, np.int64)
+    for v in range(len(found)):
+        for position in range(first[v], first[v + 1]):
+            if active[position]:
+                found[v] += 1
+    return found
+
+
+def _rounded_down(p: Packed, room: float) -> np.ndarray:
+    """The matrices in single precision where that pays and fits so many bytes, else EXACTLY."""
+    if _work(p) < _LARGE or p.values.nbytes > room:
         return EXACTLY
-    return rounded_down(p)
+    fits = all(array.max(initial=0.0) < _MOST_COST and array.min(initial=0.0) > -_MOST_COST
+               for array in (p.unary, p.values)) and p.values.max(initial=0.0) >= _LEAST_COST
+    return rounded_down(p) if fits else EXACTLY
+
+
+def _simple_bound(p: Packed) -> float:
+    """The least cost of every vertex and of every matrix, added up."""
+    matrix, first, number = np.unique(p.matrix, return_index=True, return_inverse=True)
+    sizes = p.extents[:, first].prod(axis=0)
+    least = np.array([p.values[begin:begin + size].min() for begin, size in zip(
+        matrix.tolist(), sizes.tolist(), strict=True)])
+    return float(p.constant + np.minimum.reduceat(p.unary, p.first[:-1]).sum() + least[number].sum())
 
 
 def _work(p: Packed) -> int:

@@ -33,7 +33,9 @@ def brute_force(network: CostNetwork, *, time_limit: float | None = None, gap: f
     start = time.perf_counter()
     total = math.prod(network.sizes)
     if total > _MOST_ASSIGNMENTS:
-        raise UsageError(f"brute_force: {total:.3g} assignments, at most {_MOST_ASSIGNMENTS:.0e}; use method exact")
+        # In powers of ten: there may be more than a float can say.
+        raise UsageError(f"brute_force: about 1e{math.log10(total):.0f} assignments, at most "
+                         f"{_MOST_ASSIGNMENTS:.0e}; use method exact")
     best, best_cost, done = None, math.inf, 0
     assignments = itertools.product(*map(range, network.sizes))
     while done < total:
@@ -57,7 +59,7 @@ def brute_force(network: CostNetwork, *, time_limit: float | None = None, gap: f
             break
     if best is None:
         raise InfeasibleError("no finite assignment exists" if done >= total else
-                              f"no finite assignment found in {time_limit} seconds; raise the time limit")
+                              f"no finite assignment found in {time_limit:.3g} seconds; raise the time limit")
     bound = best_cost if done >= total else -math.inf
     return Solution(best, best_cost, bound, relative_gap(best_cost, bound), done >= total,
                     time.perf_counter() - start, {"assignments": done})

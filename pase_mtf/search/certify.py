@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.certificate import Certificate, Potential
 from pase_mtf.search.elimination import plan_elimination
 from pase_mtf.search.messages import EXACTLY, PassState, message_passes
@@ -17,16 +20,60 @@ _MOST_OPERATIONS = 1 << 20
 _MOST_PASSES = 60
 
 
-def certify(packed: Packed, cost: float, slack: float) -> Certificate:
+class _Cut(NamedTuple):
+    """A cut of one vertex's domain.
+
+    Attributes:
+      vertex: which.
+      part: its configurations in the first part.
+      parts: bool [configurations], what is active in either part.
+      messages: those that were reached before it.
+    """
+
+    vertex: int
+    part: tuple[int, ...]
+    parts: tuple[np.ndarray, np.ndarray]
+    messages: np.ndarray
+
+
+def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certificate | None:
     """Proves that no assignment is cheaper than cost - slack, with all the passes and cuts that takes.
 
     Args:
       packed: the network.
       cost: of an optimal assignment.
       slack: how far the bound may stay below it.
+      budget: time and memory that it may take; None comes back where they are not enough.
     """
-    active = np.ones(len(packed.unary), bool)
-    return _prove(packed, active, np.zeros(packed.potentials), cost, slack)
+    # Cuts and proofs by number; the two parts of a cut come after it, and are put together from the last on.
+    found: list[Certificate | _Cut] = []
+    parts: list[tuple[int, int]] = []
+    todo = [(np.ones(len(packed.unary), bool), np.zeros(packed.potentials), -1)]
+    room = budget.memory - packed.bytes
+    while todo:
+        active, messages, above = todo.pop()
+        try:
+            step = _prove(packed, active, messages, cost, slack, Budget(budget.deadline, room))
+        except (TimeoutError, MemoryError):
+            return None
+        # What a proof holds, or a cut that waits.
+        room -= 8 * packed.potentials + (2 * len(packed.unary) if isinstance(step, _Cut) else 0)
+        if room < 0:
+            return None
+        if above >= 0:
+            parts.append((above, len(found)))
+        if isinstance(step, _Cut):
+            todo += [(half, step.messages, len(found)) for half in reversed(step.parts)]
+        found.append(step)
+    proofs: dict[int, Certificate] = {}
+    below: dict[int, list[int]] = {}
+    for above, number in parts:
+        below.setdefault(above, []).append(number)
+    for number in range(len(found) - 1, -1, -1):
+        step = found[number]
+        proofs[number] = step if isinstance(step, Certificate) else Certificate(
+            (), step.vertex, step.part, tuple(proofs.pop(part) for part in below[number]))
+    return proofs[0]
 
 
 def potentials_of(packed: Packed, messages: np.ndarray) -> tuple[Potential, ...]:
@@ -42,24 +89,27 @@ def potentials_of(packed: Packed, messages: np.ndarray) -> tuple[Potential, ...]
                  for e, (source, target) in enumerate(packed.pairs))
 
 
-def _prove(packed: Packed, active: np.ndarray, messages: np.ndarray, cost: float, slack: float) -> Certificate:
+def _prove(packed: Packed, active: np.ndarray, messages: np.ndarray, cost: float, slack: float, budget: Budget
+           ) -> Certificate | _Cut:
+    """A proof for the active part of a network, or the cut that it takes."""
     try:
-        reduction = reduce(packed, active, messages)
+        reduction = reduce(packed, active, messages, budget=budget)
     except InfeasibleError:  # nothing finite is left: the checker finds that by pruning
         return Certificate(potentials_of(packed, messages))
     p = reduction.network
     state = PassState.start(p, reduction.messages)
     previous, passes, chunk = -np.inf, 0, 4
     while True:
-        bound = message_passes(p, EXACTLY, state, cost, -slack, slack / 2, chunk).bound
+        bound = message_passes(p, EXACTLY, state, cost, -slack, slack / 2, chunk, budget.seconds).bound
+        budget.check_time()
         passes += chunk
         # By the reduced costs of the last pass, not by what could be pruned at any time: the checker sees the
         # potentials as they are in the end.
         undecided = state.reduced_costs < cost - slack - bound
         domains = np.add.reduceat(undecided, p.first[:-1], dtype=np.int64)
-        pairs = p.ends[:, (domains > 1)[p.ends].all(axis=0)].T.tolist()
-        plan = plan_elimination(np.maximum(domains, 1).tolist(), pairs)
-        done = cost - bound <= slack / 2 or plan.operations <= _MOST_OPERATIONS
+        pairs = p.ends[:, (domains > 1)[p.ends].all(axis=0)].T
+        plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=_MOST_OPERATIONS)
+        done = cost - bound <= slack / 2 or plan.complete
         stalled = bound - previous < 0.02 * (cost - bound)
         if done or stalled or passes >= _MOST_PASSES:
             break
@@ -67,19 +117,12 @@ def _prove(packed: Packed, active: np.ndarray, messages: np.ndarray, cost: float
     messages = lift(packed, active, messages, reduction)
     if done:
         return Certificate(potentials_of(packed, messages))
-    weight = np.zeros(p.vertices)
-    for vertex, scope in zip(plan.order, plan.scopes, strict=True):
-        members = [*scope, vertex]
-        weight[members] += float(np.prod(domains[members].astype(float)))
-    weight[p.domains < 2] = -1
-    v = int(np.argmax(weight))
+    v = plan.widest(domains)
     rank = np.argsort(state.reduced_costs[p.first[v]:p.first[v + 1]], kind="stable")
     part = p.original[p.first[v] + rank[:max(1, min(int(domains[v]), len(rank)) // 2)]]
     inside = np.zeros(int(packed.first[v + 1] - packed.first[v]), bool)
     inside[part] = True
-    proofs = []
-    for mask in (inside, ~inside):
-        half = active.copy()
+    halves = active.copy(), active.copy()
+    for half, mask in zip(halves, (inside, ~inside), strict=True):
         half[packed.first[v]:packed.first[v + 1]] &= mask
-        proofs.append(_prove(packed, half, messages, cost, slack))
-    return Certificate((), v, tuple(part.tolist()), tuple(proofs))
+    return _Cut(v, tuple(part.tolist()), halves, messages)

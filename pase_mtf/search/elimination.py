@@ -7,6 +7,8 @@ least at that moment.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -43,6 +45,7 @@ class Plan(NamedTuple):
       operations: sums to be formed in all.
       largest: entries of the largest table.
       entries: entries of all tables together (they are all kept for reading off the solution).
+      complete: all vertices are in `order`; else the last of them is the first whose table asks for too much.
     """
 
     order: tuple[int, ...]
@@ -50,57 +53,141 @@ class Plan(NamedTuple):
     operations: float
     largest: float
     entries: float
+    complete: bool
+
+    def widest(self, domains: np.ndarray) -> int:
+        """The vertex that makes the largest tables, with more than one configuration.
+
+        Args:
+          domains: int [vertices], configurations of each, as the plan was made for.
+        """
+        weight = np.zeros(len(domains))
+        with np.errstate(over="ignore"):
+            for vertex, scope in zip(self.order, self.scopes, strict=True):
+                members = [*scope, vertex]
+                weight[members] += float(np.prod(domains[members].astype(float)))
+        weight[domains < 2] = -1
+        return int(np.argmax(weight))
 
 
-def plan_elimination(domains: Sequence[int], edges: Sequence[tuple[int, int]],
-                     order: Sequence[int] | None = None) -> Plan:
-    """Simulates an elimination.
+def plan_elimination(domains: Sequence[int] | np.ndarray, edges: Sequence[tuple[int, int]] | np.ndarray,
+                     order: Sequence[int] | None = None, *, most_operations: float = math.inf,
+                     most_entries: float = math.inf) -> Plan:
+    """Simulates an elimination, as far as it stays within limits.
 
     Args:
       domains: configurations per vertex.
       edges: pairs of vertices.
       order: the order to follow; without it, the vertex with the fewest sums next (ties: the lower index).
+      most_operations, most_entries: where it would take more in all, the plan ends there.
     """
-    import heapq
-    neighbours: list[set[int]] = [set() for _ in domains]
-    for u, v in edges:
-        if u != v:
-            neighbours[u].add(v)
-            neighbours[v].add(u)
-    sizes = [int(size) for size in domains]
+    sizes = np.asarray(domains, np.int64)
+    ends = np.sort(np.asarray(edges, np.int64).reshape(-1, 2), axis=1)
+    keys = np.unique(ends[:, 0] * len(sizes) + ends[:, 1])
+    ends = np.stack([keys // max(len(sizes), 1), keys % max(len(sizes), 1)])
+    sequence, scopes_at, scopes, totals = _simulate(
+        sizes, ends[:, ends[0] < ends[1]], np.asarray(() if order is None else order, np.int64),
+        float(most_operations), float(most_entries))
+    places, flat = scopes_at.tolist(), scopes.tolist()
+    operations, largest, entries = totals.tolist()
+    return Plan(tuple(sequence.tolist()), tuple(tuple(flat[begin:end]) for begin, end in itertools.pairwise(places)),
+                operations, largest, entries,
+                len(sequence) == len(sizes) and operations <= most_operations and entries <= most_entries)
 
-    def price(v: int) -> int:
-        return math.prod([sizes[u] for u in neighbours[v]]) * sizes[v]
-    heap = [(price(v), v) for v in range(len(sizes))] if order is None else []
+
+@compiled
+def _grown(array: np.ndarray, size: int) -> np.ndarray:  # pragma: no cover (compiled)
+    """The array with room for so many entries."""
+    if size <= len(array):
+        return array
+    larger = np.empty(2 * size, array.dtype)
+    larger[:len(array)] = array
+    return larger
+
+
+@compiled
+def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_operations: float, most_entries: float
+              ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
+    """plan_elimination in arrays.
+
+    Args:
+      ends: int64 [2, edges], every pair of vertices once.
+      given: the order to follow; empty: the cheapest vertex next.
+
+    Returns:
+      (the order, where the scope of each of it begins among the scopes, the scopes, [operations, largest, entries]).
+    """
+    vertices = len(sizes)
+    # What eliminating a vertex takes, as a logarithm to base 2 in fixed point: sums and differences stay exact.
+    share = np.empty(vertices, np.int64)
+    for v in range(vertices):
+        share[v] = np.int64(np.rint(np.log2(float(sizes[v])) * 2.0 ** 32))
+    price = share.copy()
+    # The neighbours of every vertex, a linked list; those eliminated are taken out when a list is walked.
+    head, link, target, used = np.full(vertices, -1, np.int64), np.empty(64, np.int64), np.empty(64, np.int64), 0
+    link, target = _grown(link, 2 * ends.shape[1]), _grown(target, 2 * ends.shape[1])
+    for e in range(ends.shape[1]):
+        for side in range(2):
+            u, v = ends[side, e], ends[1 - side, e]
+            link[used], target[used], head[u] = head[u], v, used
+            price[u] += share[v]
+            used += 1
+    heap = [(price[v], v) for v in range(vertices)]
     heapq.heapify(heap)
-    current = [entry for entry, _ in sorted(heap, key=lambda item: item[1])]
-    done = [False] * len(sizes)
-    sequence, scopes = [], []
+    done, seen = np.zeros(vertices, np.bool_), np.full(vertices, -1, np.int64)
+    order, scopes_at = np.empty(vertices, np.int64), np.zeros(vertices + 1, np.int64)
+    scopes, end = np.empty(64, np.int64), 0
     operations = largest = entries = 0.0
-    for step in range(len(sizes)):
-        if order is not None:
-            v = order[step]
+    steps = 0
+    while steps < vertices and operations <= most_operations and entries <= most_entries:
+        if len(given):
+            v = given[steps]
         else:
-            while True:
+            value, v = heapq.heappop(heap)
+            while done[v] or value != price[v]:
                 value, v = heapq.heappop(heap)
-                if not done[v] and value == current[v]:
-                    break
         done[v] = True
-        scope = neighbours[v]
-        table = math.prod([sizes[u] for u in scope])
-        operations += float(table) * sizes[v]
-        entries += float(table)
-        largest = max(largest, float(table))
-        sequence.append(v)
-        scopes.append(tuple(sorted(scope)))
-        for u in scope:
-            neighbours[u] |= scope
-            neighbours[u] -= {u, v}
-        if order is None:
-            for u in scope:
-                current[u] = price(u)
-                heapq.heappush(heap, (current[u], u))
-    return Plan(tuple(sequence), tuple(scopes), operations, largest, entries)
+        begin, table, place = end, 1.0, head[v]
+        while place >= 0:
+            u = target[place]
+            if not done[u]:
+                scopes = _grown(scopes, end + 1)
+                scopes[end] = u
+                table *= sizes[u]
+                end += 1
+            place = link[place]
+        scopes[begin:end].sort()
+        order[steps] = v
+        steps += 1
+        scopes_at[steps] = end
+        operations += table * sizes[v]
+        entries += table
+        largest = max(largest, table)
+        for position in range(begin, end):
+            u = scopes[position]
+            price[u] -= share[v]
+            if end - begin > 1:
+                before, place = -1, head[u]
+                while place >= 0:
+                    if not done[target[place]]:
+                        seen[target[place]] = u
+                        before = place
+                    elif before < 0:
+                        head[u] = link[place]
+                    else:
+                        link[before] = link[place]
+                    place = link[place]
+                link, target = _grown(link, used + end - begin), _grown(target, used + end - begin)
+                for other in range(begin, end):
+                    w = scopes[other]
+                    if w != u and seen[w] != u:
+                        link[used], target[used], head[u] = head[u], w, used
+                        used += 1
+                        price[u] += share[w]
+            # What was seen counts for this step alone: in a later one it may have been eliminated, never added twice.
+            if not len(given):
+                heapq.heappush(heap, (price[u], u))
+    return order[:steps], scopes_at[:steps + 1], scopes[:end], np.array([operations, largest, entries])
 
 
 @compiled

@@ -9,6 +9,7 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.branch_and_bound import Minimiser
+from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.certificate import Certificate
 from pase_mtf.search.certify import certify, potentials_of
 from pase_mtf.search.memory import minimise_within
@@ -19,10 +20,24 @@ from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 __all__ = ["exact"]
 
 
+_NONE_IN_TIME = "no finite assignment found in {:.3g} seconds; raise the time limit"
+
+
+def _unsearched(network: CostNetwork, time_limit: float | None, start: float) -> Solution:
+    """Every layer's own cheapest configuration, where the time was over before the network was in its normal form."""
+    assignment = tuple(int(np.argmin(vector)) for vector in network.vectors)
+    cost = network.cost(assignment)
+    if cost == np.inf:
+        raise InfeasibleError(_NONE_IN_TIME.format(time_limit))
+    statistics = {"layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes)}
+    return Solution(assignment, cost, -np.inf, np.inf, False, time.perf_counter() - start, statistics)
+
+
 @register("exact")
 def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
           progress: Progress | None = None, certificate: bool = True,
-          memory: Sequence[np.ndarray] | None = None, memory_limit: float | None = None) -> Solution:
+          memory: Sequence[np.ndarray] | None = None, memory_limit: float | None = None,
+          search_memory: float = SEARCH_MEMORY) -> Solution:
     """The cheapest assignment, proven.
 
     Args:
@@ -30,9 +45,12 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
       time_limit, gap: stop early, with an assignment and a proven bound.
       progress: called after every few passes.
       certificate: attach the proof; where the bound of the first passes is not proof enough, that takes about as long
-        as the search itself. Only an optimal solution has one, and none under a memory limit.
+        as the search itself. Only an optimal solution has one, where time and memory are left for it, and none under a
+        memory limit.
       memory, memory_limit: consider only assignments that need at most so many bytes per device; see
         memory.minimise_within.
+      search_memory: bytes that the search itself may hold beside the network; branching goes on within them, and stops
+        where not even one part of the network fits (`statistics["stopped"]` is then "memory").
 
     Returns:
       the solution; `optimal` unless stopped early. `statistics`: layers, edges, configurations, passes of message
@@ -46,22 +64,26 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     if memory is not None or memory_limit is not None:
         if memory is None or memory_limit is None:
             raise UsageError("memory and memory_limit belong together; give both, or none")
-        return minimise_within(network, memory, memory_limit, time_limit=time_limit, gap=gap, progress=progress)
-    start = time.perf_counter()
-    packed = pack(network.normalized())
-    search = Minimiser(packed, deadline=start + (time_limit or np.inf), gap=gap, progress=progress)
+        return minimise_within(network, memory, memory_limit, time_limit=time_limit, gap=gap, progress=progress,
+                               search_memory=search_memory)
+    start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
+    try:
+        packed = pack(network.normalized(budget=budget))
+        search = Minimiser(packed, budget=budget.less(packed.bytes), gap=gap,
+                           progress=progress)
+    except TimeoutError:
+        return _unsearched(network, time_limit, start)
     search.run()
     statistics = {"layers": len(network.vectors), "edges": len(network.edges),
                   "configurations": sum(network.sizes), **search.statistics}
     if search.best is None:
-        raise InfeasibleError("no finite assignment exists" if search.proven else
-                              f"no finite assignment found in {time_limit} seconds; raise the time limit")
+        raise InfeasibleError("no finite assignment exists" if search.proven else _NONE_IN_TIME.format(time_limit))
     assignment = tuple(int(choice) for choice in search.best)
     cost = network.cost(assignment)
     bound = cost if search.proven else min(cost, search.bound)
     proof = None
     if certificate and search.proven:
-        proof = (certify(packed, cost, search.slack) if search.potentials is None
+        proof = (certify(packed, cost, search.slack, budget) if search.potentials is None
                  else Certificate(potentials_of(packed, search.potentials)))
     return Solution(assignment, cost, bound, relative_gap(cost, bound), search.proven, time.perf_counter() - start,
                     statistics, proof)

@@ -8,6 +8,7 @@ searched only once no set with a lower bound is left: few of them ever are.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.branch_and_bound import Minimiser
+from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.messages import reduced_costs
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import pack, quantum
@@ -24,72 +26,141 @@ from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 
 __all__ = ["cheapest", "search_k_best"]
 
+# Of the memory: what the assignments that are returned may take, and of the rest the sets that wait.
+_RESULTS = 0.5
+_WAITING = 0.5
+# Of a set, besides its arrays.
+_BYTES_PER_SET = 1000
+
+
+class _Solved(NamedTuple):
+    """A set of assignments, and the best of them.
+
+    Attributes:
+      active: bool [configurations] as bits: those that its assignments may hold.
+      best: int32 [vertices], the best one.
+      order: int32 [vertices]: by which of them the rest of the set is cut up.
+      bounds: float64, per entry of `order` with a configuration to change to, what every assignment costs at least
+        that differs from the best one there; ascending.
+    """
+
+    active: np.ndarray
+    best: np.ndarray
+    order: np.ndarray
+    bounds: np.ndarray
+
 
 class _Set(NamedTuple):
-    """Assignments whose configurations are active: with the best one if `best` is not None, else with a bound only."""
+    """Assignments still to come: the best one of a set, or what differs from it first at one place of its order."""
 
     bound: float
     number: int
-    active: np.ndarray
-    best: np.ndarray | None
+    of: _Solved
+    place: int
 
 
-def cheapest(network: CostNetwork, deadline: float = math.inf) -> Iterator[tuple[float, tuple[int, ...]]]:
+class _Sets:
+    """Cuts the assignments of a network into sets, and searches them."""
+
+    def __init__(self, network: CostNetwork, budget: Budget) -> None:
+        self._p = pack(network.normalized(budget=budget))
+        self._waiting = _WAITING * (budget.memory - self._p.bytes)
+        self._search_budget = budget.less(self._p.bytes + self._waiting)
+        self._unit = quantum(self._p, budget)
+        self._numbers = itertools.count()
+        self._held = 0.0
+
+    def solve(self, active: np.ndarray) -> _Set | None:
+        """The best of the assignments whose configurations are active; None if none is finite.
+
+        Raises:
+          TimeoutError, MemoryError: the time is over, or the memory used up.
+        """
+        p = self._p
+        if self._held > self._waiting:
+            raise MemoryError
+        part = p._replace(unary=np.where(active, p.unary, np.inf))
+        try:
+            search = Minimiser(part, budget=self._search_budget, unit=self._unit)
+            search.run()
+        except InfeasibleError:
+            return None
+        if not search.proven:
+            raise MemoryError if "stopped" in search.statistics else TimeoutError
+        if search.best is None:
+            return None
+        nothing = np.zeros(0)
+        solved = _Solved(np.packbits(active), search.best.astype(np.int32), nothing, nothing)
+        self._held += solved.active.nbytes + 16 * p.vertices + _BYTES_PER_SET
+        return _Set(search.cost, next(self._numbers), solved, -1)
+
+    def first_left(self, entry: _Set) -> _Set | None:
+        """What is left of a set without its best assignment, up to the first place of an order made for it."""
+        p, best = self._p, entry.of.best
+        active = self._active(entry.of)
+        bound, costs = reduced_costs(p._replace(unary=np.where(active, p.unary, np.inf)), budget=self._search_budget)
+        costs[p.first[:-1] + best] = np.inf
+        costs[~active] = np.inf
+        # Layers where another configuration is cheapest to take come first: the sets after them are smaller for it.
+        least = np.minimum.reduceat(costs, p.first[:-1]) if p.vertices else np.zeros(0)
+        order = np.argsort(least, kind="stable")[:np.count_nonzero(least < np.inf)]
+        return self.at(entry.of._replace(order=order.astype(np.int32),
+                                         bounds=np.maximum(entry.bound, bound + least[order])), 0)
+
+    def at(self, solved: _Solved, place: int) -> _Set | None:
+        """The set at one place of the order; None behind its end."""
+        if place >= len(solved.order):
+            return None
+        return _Set(float(solved.bounds[place]), next(self._numbers), solved, place)
+
+    def search(self, entry: _Set) -> _Set | None:
+        """The best of a set at a place: as the best one before that place, different from it there."""
+        p, best, active = self._p, entry.of.best, self._active(entry.of)
+        for v in entry.of.order[:entry.place].tolist():
+            active[p.first[v]:p.first[v + 1]] = False
+            active[p.first[v] + best[v]] = True
+        v = entry.of.order[entry.place]
+        active[p.first[v] + best[v]] = False
+        return self.solve(active)
+
+    def everything(self) -> np.ndarray:
+        """Every configuration that is not forbidden: bool."""
+        return np.asarray(np.isfinite(self._p.unary))
+
+    def _active(self, solved: _Solved) -> np.ndarray:
+        return np.unpackbits(solved.active, count=len(self._p.unary)).astype(bool)
+
+
+def cheapest(network: CostNetwork, budget: Budget | None = None) -> Iterator[tuple[float, tuple[int, ...]]]:
     """All assignments of finite cost, cheapest first, as (cost, assignment); as far as they are asked for.
 
     Two whose costs differ by less than 1e-12 of their parts may come in either order (never in a network of integers).
 
     Raises:
-      TimeoutError: the deadline (a time.perf_counter() value) passed before the next one was certain.
+      TimeoutError: the time was over before the next one was certain.
+      MemoryError: the sets that are left take more than the memory.
     """
-    p = pack(network.normalized())
-    unit = quantum(p)
+    sets = _Sets(network, budget or Budget())
+    heap: list[_Set] = []
 
-    def solve(active: np.ndarray, number: int) -> _Set | None:
-        part = p._replace(unary=np.where(active, p.unary, np.inf))
-        try:
-            search = Minimiser(part, deadline=deadline, unit=unit)
-            search.run()
-        except InfeasibleError:
-            return None
-        if not search.proven:
-            raise TimeoutError
-        return None if search.best is None else _Set(search.cost, number, active, search.best)
-    first = solve(np.isfinite(p.unary), 0)
-    heap = [] if first is None else [first]
-    number = 0
+    def add(entry: _Set | None) -> None:
+        if entry is not None:
+            heapq.heappush(heap, entry)
+    add(sets.solve(sets.everything()))
     while heap:
         entry = heapq.heappop(heap)
-        if entry.best is None:
-            solved = solve(entry.active, entry.number)
-            if solved is not None:
-                heapq.heappush(heap, solved)
-            continue
-        assignment = tuple(entry.best.tolist())
-        yield network.cost(assignment), assignment
-        bound, costs = reduced_costs(p._replace(unary=np.where(entry.active, p.unary, np.inf)))
-        # Layers where another configuration is cheapest to take come first: the sets after them are smaller for it.
-        places = p.first[:-1] + entry.best
-        other = costs.copy()
-        other[places] = np.inf
-        other[~entry.active] = np.inf
-        least = np.minimum.reduceat(other, p.first[:-1]) if p.vertices else np.zeros(0)
-        active = entry.active
-        for v in np.argsort(least, kind="stable").tolist():
-            if least[v] == np.inf:
-                break
-            part = active.copy()
-            part[places[v]] = False
-            number += 1
-            heapq.heappush(heap, _Set(max(entry.bound, bound + float(least[v])), number, part, None))
-            active = active.copy()
-            active[p.first[v]:p.first[v + 1]] = False
-            active[places[v]] = True
+        if entry.place < 0:
+            assignment = tuple(entry.of.best.tolist())
+            yield network.cost(assignment), assignment
+            add(sets.first_left(entry))
+        else:
+            add(sets.at(entry.of, entry.place + 1))
+            add(sets.search(entry))
 
 
 @register("k_best")
 def search_k_best(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
-                  progress: Progress | None = None, k: int = 10) -> Solution:
+                  progress: Progress | None = None, k: int = 10, search_memory: float = SEARCH_MEMORY) -> Solution:
     """The k cheapest distinct assignments.
 
     Args:
@@ -98,31 +169,43 @@ def search_k_best(network: CostNetwork, *, time_limit: float | None = None, gap:
       gap: not used.
       progress: called after each.
       k: how many; fewer come back where fewer are finite.
+      search_memory: bytes for the search and what it returns; once they are used up, those found so far are returned.
 
     Returns:
-      the cheapest; all of them in `statistics["strategies"]`: (cost, assignment) in order.
+      the cheapest; all of them in `statistics["strategies"]`: (cost, assignment) in order. `statistics["complete"]`:
+      whether they are as many as asked for, or all there are.
 
     Raises:
-      UsageError: k is below one.
+      UsageError: k is below one, or so many do not fit the memory.
       InfeasibleError: no assignment is finite, or none was found within the time limit.
     """
-    if not isinstance(k, (int, np.integer)) or k < 1:
+    if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
         raise UsageError(f"k of {k}; ask for at least one, and a whole number")
-    start = time.perf_counter()
+    start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
+    results = float(_result_bytes(network)) * min(k, math.prod(network.sizes))
+    if results > _RESULTS * budget.memory:
+        raise UsageError(f"k of {k}: that many strategies take {results:.3g} bytes, and {_RESULTS:.0%} of the search "
+                         f"memory of {budget.memory:.4g} are for them; ask for fewer, or raise search_memory")
     found: list[tuple[float, tuple[int, ...]]] = []
-    finished = True
+    reason = ""
     try:
-        for entry in cheapest(network, start + (time_limit or math.inf)):
+        for entry in cheapest(network, budget.less(results)):
             found.append(entry)
             if progress is not None:
                 progress(time.perf_counter() - start, found[0][0], found[0][0])
             if len(found) == k:
                 break
     except TimeoutError:
-        finished = False
+        reason = f"in {time_limit:.3g} seconds; raise the time limit"
+    except MemoryError:
+        reason = f"within {budget.memory:.4g} bytes; raise search_memory"
     if not found:
-        raise InfeasibleError("no finite assignment exists" if finished else
-                              f"no assignment found in {time_limit} seconds; raise the time limit")
+        raise InfeasibleError(f"no assignment found {reason}" if reason else "no finite assignment exists")
     cost, assignment = found[0]
     return Solution(assignment, cost, cost, relative_gap(cost, cost), True, time.perf_counter() - start,
-                    {"strategies": tuple(found), "complete": finished})
+                    {"strategies": tuple(found), "complete": not reason})
+
+
+def _result_bytes(network: CostNetwork) -> int:
+    """What an assignment takes that is returned: a tuple, its integers where they are not small, and its cost."""
+    return 160 + sum(8 if size <= 256 else 40 for size in network.sizes)

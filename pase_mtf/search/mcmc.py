@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 from numbers import Real
@@ -10,12 +11,14 @@ from numbers import Real
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled
+from pase_mtf.search.neighbourhood import cost_at, total_cost
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack
 from pase_mtf.search.registry import Progress, Solution, register
 
-__all__ = ["cost_at", "search_mcmc"]
+__all__ = ["search_mcmc"]
 
 _BLOCK = 4096
 
@@ -29,20 +32,6 @@ def _next(state: np.ndarray) -> float:  # pragma: no cover (compiled)
     x ^= x >> np.uint64(27)
     state[0] = x
     return float((x * np.uint64(2685821657736338717)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
-
-
-@compiled
-def cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
-    """What depends on the configuration of one vertex."""
-    cost: float = p.unary[p.first[v] + k]
-    for side in range(2):
-        for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
-            e = p.adjacent[side, position]
-            own = p.classes[p.classes_at[side, e] + k]
-            other = p.classes[p.classes_at[1 - side, e] + choice[p.ends[1 - side, e]]]
-            r, c = (own, other) if side == 0 else (other, own)
-            cost += p.values[p.matrix[e] + r * p.extents[1, e] + c]
-    return cost
 
 
 @compiled
@@ -64,22 +53,47 @@ def _walk(p: Packed, choice: np.ndarray, best: np.ndarray, cost: float, best_cos
         if then < now or (now == np.inf) or chance < math.exp(beta * (now - then)):
             choice[v] = k
             # From or to infinity no difference exists: count anew.
-            cost = cost + then - now if now < np.inf and cost < np.inf else _total(p, choice)
+            cost = cost + then - now if now < np.inf and cost < np.inf else total_cost(p, choice)
             if cost < best_cost:
                 best_cost, improved = cost, step
                 best[:] = choice
     return cost, best_cost, improved
 
 
-@compiled
-def _total(p: Packed, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
-    cost = p.constant
-    for v in range(len(p.first) - 1):
-        cost += p.unary[p.first[v] + choice[v]]
-    for e in range(len(p.matrix)):
-        r = p.classes[p.classes_at[0, e] + choice[p.ends[0, e]]]
-        cost += p.values[p.matrix[e] + r * p.extents[1, e] + p.classes[p.classes_at[1, e] + choice[p.ends[1, e]]]]
-    return cost
+class _Chain:
+    """The walk, and the best assignment that it has met.
+
+    Attributes:
+      best, best_cost: that assignment, int64 [vertices], and its cost (inf: none that is finite).
+      done: proposals so far.
+    """
+
+    def __init__(self, packed: Packed, choice: np.ndarray, seed: int, beta: float) -> None:
+        self._packed, self._choice, self._beta = packed, choice, beta
+        self._state = np.array([(seed + 1) * 0x9E3779B97F4A7C15 % 2 ** 64 or 1], np.uint64)
+        self.best = choice.copy()
+        self._cost = self.best_cost = float(total_cost(packed, choice))
+        self._scale = self._relative(self._cost)
+        self.done = 0
+
+    def _relative(self, cost: float) -> float | None:
+        """The inverse temperature for costs like this; None while none is finite."""
+        scale = self._beta / abs(cost) if 0 < abs(cost) < math.inf else None
+        return min(scale, sys.float_info.max) if scale is not None else None
+
+    def walk(self, steps: int) -> int:
+        """So many proposals. Returns at which of all proposals the best was last improved; -1: at none of these."""
+        packed, scale = self._packed, self._beta if self._scale is None else self._scale
+        # The sum that the walk keeps up to date drifts by rounding: every block starts from a fresh one.
+        _, _, improved = _walk(packed, self._choice, self.best, self._cost, self.best_cost, scale, steps, self._state)
+        self._cost = float(total_cost(packed, self._choice))
+        before, self.done = self.done, self.done + steps
+        if improved < 0:
+            return -1
+        self.best_cost = float(total_cost(packed, self.best))
+        if self._scale is None:
+            self._scale = self._relative(self.best_cost)
+        return before + int(improved)
 
 
 @register("mcmc")
@@ -110,49 +124,57 @@ def search_mcmc(network: CostNetwork, *, time_limit: float | None = None, gap: f
       UsageError: an argument out of range.
       InfeasibleError: no finite assignment was met.
     """
-    start = time.perf_counter()
+    start, budget = time.perf_counter(), Budget.of(time_limit)
     for name, value, least in (("seed", seed, 0), ("proposals", 1 if proposals is None else proposals, 1)):
         if not (isinstance(value, (int, np.integer)) and value >= least):
             raise UsageError(f"mcmc: {name} of {value!r}; give a whole number, {least} or more")
     if not (isinstance(beta, Real) and beta >= 0):
         raise UsageError(f"mcmc: beta of {beta!r}; give a number, 0 or more")
-    packed = pack(network.normalized())
-    if initial is not None:
-        if len(initial) and np.asarray(initial).dtype.kind not in "iu":
-            raise UsageError(f"mcmc: initial {initial!r}; give a configuration index per layer")
-        network.cost(initial)  # checks that it fits
-        choice = np.array(initial, np.int64)
+    choice = _start(network, initial)
+    try:
+        chain = _Chain(pack(network.normalized(budget=budget)), choice, seed, float(beta))
+    except TimeoutError:  # nothing was proposed
+        cost, best, done, history = network.cost(choice.tolist()), choice, 0, []
     else:
-        choice = np.array([int(np.argmin(vector)) for vector in network.vectors], np.int64)
-    best = choice.copy()
-    cost = best_cost = float(_total(packed, choice))
-    state = np.array([(seed + 1) * 0x9E3779B97F4A7C15 % 2 ** 64 or 1], np.uint64)
-    total = proposals if proposals is not None else 1_000_000 if time_limit is None else None
-    history = [(time.perf_counter() - start, best_cost)]
-    scale = beta / abs(cost) if 0 < abs(cost) < math.inf else beta
-    done, last, last_seconds = 0, 0, 0.0
-    while packed.vertices:
-        steps = _BLOCK if total is None else min(_BLOCK, total - done, max(1, last + (total + 1) // 2 - done))
-        # The sum that the walk keeps up to date drifts by rounding: every block starts from a fresh one.
-        _, best_cost, improved = _walk(packed, choice, best, cost, best_cost, scale, steps, state)
-        cost = float(_total(packed, choice))
-        seconds = time.perf_counter() - start
-        if improved >= 0:
-            last, last_seconds = done + improved + 1, seconds
-            best_cost = float(_total(packed, best))
-            history.append((seconds, best_cost))
-            if scale == beta and 0 < abs(best_cost) < math.inf:
-                scale = beta / abs(best_cost)
-        done += steps
-        if progress is not None:
-            progress(seconds, best_cost, -math.inf)
-        if total is not None and (done >= total or done - last >= total / 2):
-            break
-        if time_limit is not None and (seconds >= time_limit or (
-                total is None and seconds - last_seconds >= time_limit / 2)):
-            break
-    if not best_cost < math.inf:
+        history = _run(chain, start, time_limit, proposals, progress)
+        cost, best, done = chain.best_cost, chain.best, chain.done
+    if not cost < math.inf:
         raise InfeasibleError("mcmc: met no finite assignment; give a finite one as initial, or use method exact")
     assignment = tuple(best.tolist())
     return Solution(assignment, network.cost(assignment), -math.inf, math.inf, False, time.perf_counter() - start,
                     {"proposals": done, "history": tuple(history)})
+
+
+def _start(network: CostNetwork, initial: Sequence[int] | None) -> np.ndarray:
+    """The assignment that the walk starts from."""
+    if initial is None:
+        return np.array([int(np.argmin(vector)) for vector in network.vectors], np.int64)
+    if len(initial) and np.asarray(initial).dtype.kind not in "iu":
+        raise UsageError(f"mcmc: initial {initial!r}; give a configuration index per layer")
+    network.cost(initial)  # checks that it fits
+    return np.array(initial, np.int64)
+
+
+def _run(chain: _Chain, start: float, time_limit: float | None, proposals: int | None, progress: Progress | None
+         ) -> list[tuple[float, float]]:
+    """Walks until the budget is used up, or half of it has brought no improvement. Returns (seconds, cost) of the best
+    whenever it had become better."""
+    total = proposals if proposals is not None else 1_000_000 if time_limit is None else None
+    history = [(time.perf_counter() - start, chain.best_cost)]
+    last, last_seconds = 0, 0.0
+    while len(chain.best):
+        steps = _BLOCK if total is None else min(_BLOCK, total - chain.done,
+                                                 max(1, last + (total + 1) // 2 - chain.done))
+        improved = chain.walk(steps)
+        seconds = time.perf_counter() - start
+        if improved >= 0:
+            last, last_seconds = improved + 1, seconds
+            history.append((seconds, chain.best_cost))
+        if progress is not None:
+            progress(seconds, chain.best_cost, -math.inf)
+        if total is not None and (chain.done >= total or chain.done - last >= total / 2):
+            break
+        if time_limit is not None and (seconds >= time_limit or (
+                total is None and seconds - last_seconds >= time_limit / 2)):
+            break
+    return history

@@ -10,6 +10,7 @@ configurations cut into light and heavy ones.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import time
 from collections import deque
@@ -20,9 +21,10 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.branch_and_bound import Minimiser
+from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.compiled import compiled
-from pase_mtf.search.mcmc import cost_at
 from pase_mtf.search.messages import reduced_costs
+from pase_mtf.search.neighbourhood import cost_at
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack, quantum
 from pase_mtf.search.registry import Progress, Solution, relative_gap
@@ -37,6 +39,9 @@ _TOLERANCE = 1e-10
 _MOST_POINTS = 100
 # Nodes that the search at one multiplier may look at: where that does not prove its optimum, cutting memory is quicker.
 _MOST_NODES = 8
+# Of the memory, what nodes that wait may take; and what one takes besides its bits.
+_WAITING = 0.25
+_BYTES_PER_NODE = 256
 
 
 @compiled
@@ -93,22 +98,22 @@ class _Point(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """A part of the search space, ordered by its bound."""
+    """A part of the search space, ordered by its bound: the configurations that are active in it, as bits."""
 
     bound: float
     number: int
-    active: np.ndarray
+    bits: np.ndarray
     multiplier: float
 
 
 class _Search:
-    def __init__(self, network: CostNetwork, memory: Sequence[np.ndarray], limit: float, deadline: float,
-                 gap: float, progress: Progress | None) -> None:
-        self.network, self.limit, self.gap, self.deadline, self.progress = network, limit, gap, deadline, progress
+    def __init__(self, packed: Packed, memory: np.ndarray, limit: float, budget: Budget, gap: float,
+                 progress: Progress | None) -> None:
+        self.packed, self.memory, self.limit = packed, memory, limit
+        self.budget, self.gap, self.progress = budget, gap, progress
+        self.search_budget = budget.less(_WAITING * budget.memory)
         self.start = time.perf_counter()
-        self.packed = pack(network.normalized())
-        self.memory = _flat(network, memory)
-        self.unit = quantum(self.packed)
+        self.unit = quantum(packed, budget)
         self.best: _Point | None = None
         self.points: deque[_Point] = deque(maxlen=_MOST_POINTS)  # the last that were met
         self.solves = self.nodes = 0
@@ -127,11 +132,13 @@ class _Search:
         # for a whole unit less, and has to know the scale of what it compares with to allow for rounding.)
         cutoff = math.inf if self.best is None or multiplier == 0 else self.best.cost + multiplier * self.limit
         try:
-            search = Minimiser(self.packed._replace(unary=unary), deadline=self.deadline, cutoff=cutoff,
+            search = Minimiser(self.packed._replace(unary=unary), budget=self.search_budget, cutoff=cutoff,
                                unit=self.unit if multiplier == 0 else 0.0)
             search.run(_MOST_NODES)
         except InfeasibleError:
             return math.inf, None
+        except TimeoutError:
+            return -math.inf, None
         if search.best is None:
             return (math.inf if search.proven else search.bound - multiplier * self.limit), None
         point = self.point(search.best)
@@ -208,7 +215,7 @@ class _Search:
                 # No assignment was met below the lines known: the bound is as high as multipliers make it.
                 if point.cost + now * (point.memory - self.limit) >= line - 1e-12 * abs(line):
                     break
-            if time.perf_counter() > self.deadline:
+            if self.budget.over:
                 break
         return bound, best_multiplier
 
@@ -233,15 +240,16 @@ class _Search:
     def run(self) -> tuple[float, bool]:
         """Returns the lower bound and whether the best is proven optimal."""
         packed, number = self.packed, 0
+        room = _WAITING * self.budget.memory  # for nodes that wait
         least = _least_per_layer(self.packed, self.memory)
-        heap = [_Node(-math.inf, 0, np.isfinite(packed.unary), math.nan)]
+        heap = [_Node(-math.inf, 0, np.packbits(np.isfinite(packed.unary)), math.nan)]
         while heap:
             node = heapq.heappop(heap)
             if self.best is not None and node.bound >= self.best.cost - self.target:
                 break
             self.nodes += 1
             root = math.isnan(node.multiplier)
-            active = node.active
+            active = np.unpackbits(node.bits, count=len(packed.unary)).astype(bool)
             # What does not fit even with the lightest configuration everywhere else.
             spare = self.limit - math.fsum(least.tolist()) * (1 - 1e-12)
             active &= self.memory <= spare + np.repeat(least, packed.domains)
@@ -258,19 +266,22 @@ class _Search:
             others = min(math.inf if pruned else bound, heap[0].bound if heap else math.inf)
             if self.best is not None and self.gap and relative_gap(self.best.cost, others) <= self.gap:
                 return others, False
-            if time.perf_counter() > self.deadline:
+            if self.budget.over or len(heap) * (node.bits.nbytes + _BYTES_PER_NODE) > room:
                 return others, False
             if pruned:
                 continue
             if self.best is not None:
-                base, extra = reduced_costs(packed._replace(
-                    unary=np.where(active, packed.unary + multiplier * self.memory, np.inf)))
+                try:
+                    base, extra = reduced_costs(packed._replace(unary=np.where(
+                        active, packed.unary + multiplier * self.memory, np.inf)), budget=self.search_budget)
+                except (TimeoutError, MemoryError):
+                    return others, False
                 active = active & (base - multiplier * self.limit + extra < self.best.cost - self.target)
                 if not np.logical_or.reduceat(active, packed.first[:-1]).all():
                     continue
             for part in self.halves(active, *self.ends(active, multiplier)[1:]):
                 number += 1
-                heapq.heappush(heap, _Node(bound, number, part, multiplier))
+                heapq.heappush(heap, _Node(bound, number, np.packbits(part), multiplier))
         return (self.best.cost if self.best else math.inf), True
 
     def halves(self, active: np.ndarray, light: _Point | None, heavy: _Point | None) -> list[np.ndarray]:
@@ -329,18 +340,39 @@ def least_memory(network: CostNetwork, memory: Sequence[np.ndarray]) -> tuple[fl
       UsageError: memory does not fit the network.
       InfeasibleError: no assignment is finite.
     """
-    flat = _flat(network, memory)
-    packed = pack(network.normalized())
-    search = Minimiser(packed._replace(unary=np.where(np.isfinite(packed.unary), flat, np.inf),
-                                       values=np.where(np.isfinite(packed.values), 0.0, np.inf)))
+    least, choice, _ = _lightest(network, _flat(network, memory), Budget(memory=math.inf))
+    return least, tuple(choice.tolist())
+
+
+def _lightest(network: CostNetwork, memory: np.ndarray, budget: Budget) -> tuple[float, np.ndarray, bool]:
+    """The memory of the lightest assignment of finite cost that was found in time, the assignment, and whether there is
+    none lighter.
+
+    Raises:
+      InfeasibleError: none is finite.
+      TimeoutError: none was found.
+    """
+    first = network.arrays.first
+    allowed = np.where(np.isfinite(network.arrays.unary), memory, np.inf)
+    choice = np.array([int(np.argmin(allowed[begin:end])) for begin, end in itertools.pairwise(first.tolist())],
+                      np.int64)
+    if network.cost(choice.tolist()) < math.inf:  # every layer has its lightest, and none forbids that of another
+        return math.fsum(memory[first[:-1] + choice].tolist()), choice, True
+    packed = pack(network.normalized(budget=budget))
+    search = Minimiser(packed._replace(unary=np.where(np.isfinite(packed.unary), memory, np.inf),
+                                       values=np.where(np.isfinite(packed.values), 0.0, np.inf)),
+                       budget=budget.less(packed.bytes + packed.values.nbytes))
     search.run()
     if search.best is None:
+        if not search.proven:
+            raise TimeoutError
         raise InfeasibleError("no finite assignment exists")
-    return math.fsum(flat[packed.first[:-1] + search.best].tolist()), tuple(search.best.tolist())
+    return math.fsum(memory[packed.first[:-1] + search.best].tolist()), search.best, search.proven
 
 
 def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_limit: float, *,
-                    time_limit: float | None = None, gap: float = 0.0, progress: Progress | None = None) -> Solution:
+                    time_limit: float | None = None, gap: float = 0.0, progress: Progress | None = None,
+                    search_memory: float = SEARCH_MEMORY) -> Solution:
     """The cheapest assignment whose memory does not exceed a limit.
 
     Args:
@@ -350,35 +382,51 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
       time_limit: seconds; without it, ten seconds of branching after the first bound.
       gap: relative gap at which to stop.
       progress: called after every node of the branch and bound.
+      search_memory: bytes that the search itself may hold beside the network; it stops where they are used up.
 
     Returns:
       the solution; `optimal` where the gap is closed (to 1e-10 of what is added up). `statistics`: memory (of the
-      assignment), memory_limit, least_memory, multiplier (cost per byte), nodes, solves.
+      assignment), memory_limit, least_memory; multiplier (cost per byte), nodes, solves where it came to them.
 
     Raises:
       UsageError: memory does not fit the network.
-      InfeasibleError: no assignment fits; names the least memory any needs.
+      InfeasibleError: no assignment fits; names the least memory any needs. Or none was found in time.
     """
-    start = time.perf_counter()
+    start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
     if not memory_limit >= 0:
         raise UsageError(f"memory limit of {memory_limit} bytes; give a number of bytes per device")
-    least, lightest = least_memory(network, memory)
+    flat = _flat(network, memory)
+    try:
+        least, lightest, proven = _lightest(network, flat, budget)
+        if least > memory_limit and not proven:
+            raise TimeoutError
+    except TimeoutError:
+        raise InfeasibleError(f"no assignment within {memory_limit:.0f} bytes per device found in {time_limit:.3g} "
+                              "seconds; raise the time limit") from None
     if least > memory_limit:
         # Rounded so that the number named is enough where bytes are no whole numbers.
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "
                               f"needs is {math.ceil(least)}; raise the limit or use more devices")
     # No assignment needs more than `most`, and infinity cannot be charged for.
     most = math.fsum(float(np.max(entry)) for entry in memory) * (1 + 1e-9)
-    deadline = start + time_limit if time_limit is not None else time.perf_counter() + _PATIENCE
-    search = _Search(network, memory, min(float(memory_limit), most), deadline, gap, progress)
-    search.offer(search.point(np.array(lightest, np.int64)))
-    bound, proven = search.run()
-    best = search.best
-    assert best is not None  # the lightest assignment fits
-    assignment = tuple(int(choice) for choice in best.choice)
+    if time_limit is None:
+        budget = Budget(time.perf_counter() + _PATIENCE, budget.memory)
+    statistics = {"layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes),
+                  "memory_limit": memory_limit, "least_memory": least}
+    try:
+        packed = pack(network.normalized(budget=budget))
+        search = _Search(packed, flat, min(float(memory_limit), most),
+                         budget.less(packed.bytes), gap, progress)
+    except TimeoutError:  # all that is known
+        assignment, bound, proven, used = tuple(lightest.tolist()), -math.inf, False, least
+    else:
+        search.offer(search.point(lightest))
+        bound, proven = search.run()
+        best = search.best
+        assert best is not None  # the lightest assignment fits
+        assignment, used = tuple(best.choice.tolist()), best.memory
+        statistics |= {"multiplier": search.multiplier, "nodes": search.nodes, "solves": search.solves}
     cost = network.cost(assignment)
     bound = cost if proven else min(cost, bound)
-    return Solution(assignment, cost, bound, relative_gap(cost, bound), proven, time.perf_counter() - start, {
-        "layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes),
-        "memory": best.memory, "memory_limit": memory_limit, "least_memory": least,
-        "multiplier": search.multiplier, "nodes": search.nodes, "solves": search.solves})
+    return Solution(assignment, cost, bound, relative_gap(cost, bound), proven, time.perf_counter() - start,
+                    {**statistics, "memory": used})

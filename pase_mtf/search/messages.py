@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.search.compiled import compiled
+from pase_mtf.search.budget import Budget
+from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.packed import Packed, reduce
 
 __all__ = ["EXACTLY", "PassResult", "PassState", "improve", "message_passes", "reduced_costs", "rounded_down"]
@@ -274,8 +275,11 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
     for e in range(len(p.matrix)):
         widest = max(widest, p.extents[0, e], p.extents[1, e])
     vertices = len(p.first) - 1
+    choice = np.empty(vertices, np.int64)  # for vertices that no pass comes to in time
+    for v in range(vertices):
+        choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
     return _Scratch(np.empty(widest), np.empty(widest, np.float32), np.zeros(widest, np.bool_),
-                    np.empty(widest, np.int64), np.zeros(vertices), np.zeros(vertices, np.int64))
+                    np.empty(widest, np.int64), np.zeros(vertices), choice)
 
 
 @compiled
@@ -361,15 +365,18 @@ def _send(p: Packed, state: PassState, least: np.ndarray, v: int, ahead: int, th
 
 
 @compiled
-def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, behind: int, most: float
-           ) -> float:  # pragma: no cover (compiled)
-    """Visits every vertex once, in the order in which its edges at the side `behind` come first. Returns the bound.
+def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, behind: int, most: float, end: float
+           ) -> tuple[float, bool]:  # pragma: no cover (compiled)
+    """Visits every vertex once, in the order in which its edges at the side `behind` come first. Returns the bound, and
+    whether all were visited before the clock showed `end`.
 
     Passes in single precision prune at once: what is only in assignments that cost more than `most`.
     """
     vertices, exactly = len(p.first) - 1, len(rough) == 0
     running, rest = p.constant, scratch.minimum.sum()
     for step in range(vertices):
+        if end < np.inf and seconds_now() > end:
+            return running + rest, False
         v = step if behind == 1 else vertices - 1 - step
         theta = p.unary[p.first[v]:p.first[v + 1]].copy()
         score = theta.copy()
@@ -386,12 +393,12 @@ def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, be
         if not exactly:
             _prune_rough(theta, delta, most - state.bounds[v], active)
         _send(p, state, scratch.least, v, 1 - behind, theta, delta)
-    return running
+    return running, True
 
 
 @compiled
 def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: float, margin: float, enough: float,
-                   passes: int) -> PassResult:  # pragma: no cover (compiled)
+                   passes: int, seconds: float = np.inf) -> PassResult:  # pragma: no cover (compiled)
     """Runs passes there and back.
 
     Args:
@@ -403,17 +410,22 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
       margin: how much cheaper than best_cost an assignment must be to matter: negative, or 0.
       enough: stop once best_cost - bound is at most this.
       passes: at most so many.
+      seconds: stop in the middle of a pass after so many. A first pass that is not finished has no bound (-inf).
     """
+    end = seconds_now() + seconds
     scratch = _scratch(p)
     bound, known, made = -np.inf, False, 0
     for half in range(2 * passes):
         # The side at which a vertex stands on the edges behind it, and on those ahead.
         behind, ahead = 1 - half % 2, half % 2
-        running = _sweep(p, rough, state, scratch, behind, best_cost + margin if known else np.inf)
-        cost = improve(p, scratch.choice, 2 * ahead)
+        running, finished = _sweep(p, rough, state, scratch, behind, best_cost + margin if known else np.inf, end)
+        cost = improve(p, scratch.choice, 2 * ahead if finished else 1)
         if cost < best_cost:
             best_cost = cost
             state.best[:] = scratch.choice
+        if not finished:
+            bound = max(bound, running) if known else bound
+            break
         if known and len(rough) == 0:
             _prune(p, state, best_cost + margin)
         bound, known = max(bound, running), True
@@ -423,12 +435,13 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
     return PassResult(bound, best_cost, made)
 
 
-def reduced_costs(p: Packed, passes: int = 6) -> tuple[float, np.ndarray]:
+def reduced_costs(p: Packed, passes: int = 6, budget: Budget | None = None) -> tuple[float, np.ndarray]:
     """How expensive every configuration makes an assignment.
 
     Args:
       p: the network.
       passes: of message passing.
+      budget: time and memory that it may take; no limit if not given.
 
     Returns:
       a lower bound, and float64 [configurations], how much more than it every assignment costs that holds the
@@ -436,13 +449,17 @@ def reduced_costs(p: Packed, passes: int = 6) -> tuple[float, np.ndarray]:
 
     Raises:
       InfeasibleError: no finite assignment can exist.
+      TimeoutError, MemoryError: the budget is not enough.
     """
-    network, messages, *_ = reduce(p, np.ones(len(p.unary), bool))
+    budget = budget or Budget(memory=np.inf)
+    network, messages, *_ = reduce(p, np.ones(len(p.unary), bool), budget=budget)
     state = PassState.start(network, messages)
-    bound = message_passes(network, EXACTLY, state, -np.inf, 0.0, -np.inf, passes).bound
+    first = message_passes(network, EXACTLY, state, np.inf, 0.0, -np.inf, passes, budget.seconds)
     # The reduced costs of a pass are counted from a bound at least as good as that before it.
-    message_passes(network, EXACTLY, state, -np.inf, 0.0, -np.inf, 1)
+    last = message_passes(network, EXACTLY, state, np.inf, 0.0, -np.inf, 1, budget.seconds)
+    if first.passes + last.passes <= passes:
+        raise TimeoutError
     found = np.full(len(p.unary), np.inf)
     owner = np.repeat(np.arange(network.vertices), network.domains)
     found[p.first[owner] + network.original] = state.reduced_costs
-    return bound, found
+    return first.bound, found

@@ -16,10 +16,15 @@ import numpy as np
 from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.search.arrays import NetworkArrays, NetworkEdge, collect
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.network_file import network_bytes, read_network
 from pase_mtf.search.normal_form import normalize
 
 __all__ = ["CostNetwork", "NetworkEdge"]
+
+
+# Sums of so many of them stay far from where float64 ends.
+_MOST_COST = 1e290
 
 
 class CostNetwork:
@@ -105,7 +110,8 @@ class CostNetwork:
         """Checks everything a search relies on; a network that keeps its normal form has been checked.
 
         Raises:
-          UsageError: an empty domain, a NaN or -inf, an index out of range, arrays that do not fit each other.
+          UsageError: an empty domain, a NaN, -inf or a cost too large to add up, an index out of range, arrays that do
+            not fit each other.
           InfeasibleError: a layer or an edge that has no finite entry, so that no assignment is finite.
         """
         if self._normal is not None:
@@ -150,7 +156,7 @@ class CostNetwork:
                                          f"the matrix has 0 to {bound - 1}")
                     checked_classes.add((vector, bound))
 
-    def normalized(self, *, keep: bool = False) -> CostNetwork:
+    def normalized(self, *, keep: bool = False, budget: Budget | None = None) -> CostNetwork:
         """An equal network: every edge from a lower to a higher layer, no edge from a layer to itself, no class that
         is unused or repeats another, and parallel edges summed (wherever that does not cost more memory).
 
@@ -158,15 +164,17 @@ class CostNetwork:
 
         Args:
           keep: check the network and remember the result, so that every search of it finds it.
+          budget: time and memory that it may take; no limit if not given.
 
         Raises:
           UsageError, InfeasibleError: with `keep`, as `validate`.
+          TimeoutError, UsageError: the time is over, or the result is larger than the memory.
         """
         if self._normal is not None:
             return self._normal
         if keep:
             self.validate()
-        normal = CostNetwork.of_arrays(normalize(self.arrays), self.kinds)
+        normal = CostNetwork.of_arrays(normalize(self.arrays, budget or Budget(memory=math.inf)), self.kinds)
         if keep:
             self._normal = normal
         return normal
@@ -201,3 +209,9 @@ def _check_costs(array: np.ndarray, where: str) -> None:
     if array.size and not array.min() > -math.inf:  # NaN propagates through min
         wrong = "NaN" if np.isnan(array).any() else "-inf"
         raise UsageError(f"{where}: a cost is {wrong}; costs are numbers, or +inf for what is forbidden")
+    if array.size:
+        most = array.max()
+        most = max(-array.min(), most if most < math.inf else array.max(where=array < math.inf, initial=0.0))
+        if most > _MOST_COST:
+            raise UsageError(f"{where}: a cost of {most:.4g}: costs that large add up to more than a float64 holds; "
+                             f"count in a larger unit (at most {_MOST_COST:.0e} each), and forbid with +inf")

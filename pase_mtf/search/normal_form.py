@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.search.arrays import DistinctArrays, NetworkArrays, offsets, read_only
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled
 
 __all__ = ["normalize"]
@@ -123,8 +124,8 @@ def _numbered(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class _Normalizer:
     """Sums and tightens tables, each kind of table once: what is equal has the same number."""
 
-    def __init__(self, arrays: NetworkArrays) -> None:
-        self._given = arrays.matrices()
+    def __init__(self, arrays: NetworkArrays, budget: Budget) -> None:
+        self._given, self._budget = arrays.matrices(), budget
         # New matrices lie one after another in one array. Memory that is never written to costs nothing.
         self._buffer, self._end = np.empty(4 * sum(matrix.size for matrix in self._given)), 0
         self._new, self._places = DistinctArrays(), list[int]()  # numbered after the given ones
@@ -140,6 +141,7 @@ class _Normalizer:
     def _room(self, height: int, width: int) -> np.ndarray:
         """A new matrix at the end of the buffer, still to be filled in and to be added."""
         end = self._end + height * width
+        self._budget.require(8 * end)
         if end > len(self._buffer):  # matrices made before stay where they are, as views of the former buffer
             larger = np.empty(2 * end)
             larger[:self._end] = self._buffer[:self._end]
@@ -224,17 +226,23 @@ class _Normalizer:
             np.ascontiguousarray(table[:2], np.int32), edge_matrix, np.ascontiguousarray(edge_classes))
 
 
-def normalize(arrays: NetworkArrays) -> NetworkArrays:
+def normalize(arrays: NetworkArrays, budget: Budget) -> NetworkArrays:
     """An equal network: edges ascend, none is a loop, parallel ones are summed where that pays.
 
     Args:
       arrays: of the network, whose indices have to be valid.
+      budget: time and memory that it may take.
+
+    Raises:
+      TimeoutError: the time is over.
+      UsageError: the result is larger than the memory.
     """
-    work, unary = _Normalizer(arrays), arrays.unary
+    work, unary = _Normalizer(arrays, budget), arrays.unary
     vectors: list[np.ndarray] | None = None
     matrices, classes = arrays.matrices(), arrays.class_vectors()
     between: dict[tuple[int, int], list[_Table]] = {}
     for source, target, matrix, rows, columns in arrays.edges():
+        budget.check_time()
         if source == target:
             if vectors is None:  # changed, so no longer those of the network given
                 unary = arrays.unary.copy()
@@ -252,6 +260,8 @@ def normalize(arrays: NetworkArrays) -> NetworkArrays:
                 break
         else:
             tables.append(table)
-    return work.arrays(arrays.first, unary, [
-        (source, target, work.tightened(table))
-        for (source, target), tables in sorted(between.items(), key=lambda item: item[0]) for table in tables])
+    edges = []
+    for (source, target), tables in sorted(between.items(), key=lambda item: item[0]):
+        budget.check_time()
+        edges += [(source, target, work.tightened(table)) for table in tables]
+    return work.arrays(arrays.first, unary, edges)

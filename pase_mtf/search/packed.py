@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search.compiled import compiled
+from pase_mtf.search.budget import Budget
+from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.network import CostNetwork
 
 __all__ = ["Packed", "Reduction", "lift", "pack", "quantum", "reduce"]
@@ -62,6 +63,11 @@ class Packed(NamedTuple):
     def domains(self) -> np.ndarray:
         """Configurations per vertex."""
         return np.diff(self.first)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the arrays take."""
+        return sum(array.nbytes for array in self if isinstance(array, np.ndarray))
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -140,18 +146,26 @@ def _supported(edge: np.ndarray, classes: np.ndarray, other: np.ndarray, active:
 
 
 @compiled
-def _make_consistent(p: Packed, active: np.ndarray) -> None:  # pragma: no cover (compiled)
+def _make_consistent(p: Packed, active: np.ndarray, end: float) -> bool:  # pragma: no cover (compiled)
     """Clears every configuration that some edge forbids with all configurations of its other end, until there is no
-    such configuration."""
+    such configuration. Returns whether that was done before the clock showed `end`."""
     first, unary, ends, extents = p.first, p.unary, p.ends, p.extents
     classes, classes_at, values, matrix = p.classes, p.classes_at, p.values, p.matrix
     for position in range(len(active)):
         if unary[position] == np.inf:
             active[position] = False
-    changed = True
+    # The round in which a vertex last lost a configuration: only its edges are looked at again.
+    lost, rounds, changed = np.zeros(len(first) - 1, np.int64), 0, True
     while changed:
         changed = False
-        for e in range(len(matrix)):
+        rounds += 1
+        for step in range(len(matrix)):
+            # There and back, so that what one end of a chain forbids reaches the other in one round.
+            e = step if rounds % 2 else len(matrix) - 1 - step
+            if max(lost[ends[0, e]], lost[ends[1, e]]) < rounds - 1:
+                continue
+            if end < np.inf and seconds_now() > end:
+                return False
             edge = values[matrix[e]:matrix[e] + extents[0, e] * extents[1, e]]
             for side in range(2):
                 u, v = ends[side, e], ends[1 - side, e]
@@ -161,6 +175,8 @@ def _make_consistent(p: Packed, active: np.ndarray) -> None:  # pragma: no cover
                               active[first[v]:first[v + 1]], extents[1, e] if side == 0 else 1,
                               1 if side == 0 else extents[1, e], extents[side, e], extents[1 - side, e]):
                     changed = True
+                    lost[u] = rounds
+    return True
 
 
 @compiled
@@ -216,9 +232,10 @@ def _renumber(p: Packed, left: np.ndarray, kept: np.ndarray, first: np.ndarray, 
 
 @compiled
 def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.ndarray, extents: np.ndarray,
-          begin: np.ndarray, old_class: np.ndarray, new_matrix: np.ndarray
-          ) -> np.ndarray:  # pragma: no cover (compiled)
-    """The matrices of fewer classes. Edges of one kind (they share a matrix) that keep the same classes go on sharing.
+          begin: np.ndarray, old_class: np.ndarray, new_matrix: np.ndarray, most: float
+          ) -> tuple[np.ndarray, int]:  # pragma: no cover (compiled)
+    """The matrices of fewer classes, and how many entries they have; nothing if those are more than `most`. Edges of
+    one kind (they share a matrix) that keep the same classes go on sharing.
 
     Args:
       values: of the larger network.
@@ -248,6 +265,8 @@ def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.n
         older[e], newest[kind[e]] = newest[kind[e]], e
         new_matrix[e], own[e] = end, True
         end += height * width
+    if end > most:
+        return np.empty(0), end
     out = np.empty(end)  # of a large network most of the memory: never more than is needed
     for e in range(len(matrix)):
         if own[e]:
@@ -258,7 +277,7 @@ def _copy(values: np.ndarray, matrix: np.ndarray, stride: np.ndarray, kind: np.n
                 for c in range(width):
                     out[place] = values[line + old_class[begin[e] + height + c]]
                     place += 1
-    return out
+    return out, end
 
 
 class Reduction(NamedTuple):
@@ -279,7 +298,7 @@ class Reduction(NamedTuple):
 
 
 def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = None, *,
-           keep_large: bool = False) -> Reduction:
+           keep_large: bool = False, budget: Budget | None = None) -> Reduction:
     """Removes inactive configurations, and those that can then have no finite cost. Vertices that have one
     configuration left are folded into their neighbours.
 
@@ -288,17 +307,22 @@ def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = Non
       active: bool [configurations]; cleared where a configuration turns out to be impossible.
       messages: potentials of `packed`; zero if not given.
       keep_large: where nothing is removed from a large network, return it as it is, with nothing folded.
+      budget: time, and memory for the matrices of the smaller network; no limit if not given.
 
     Raises:
       InfeasibleError: a vertex has no configuration left.
+      TimeoutError: the time is over.
+      MemoryError: the matrices do not fit the memory.
     """
+    budget = budget or Budget(memory=math.inf)
     if messages is None:
         messages = np.zeros(packed.potentials)
     forbidden = max(packed.unary.max(initial=0.0), packed.values.max(initial=0.0)) == np.inf
     if keep_large and len(packed.values) > _LARGE and not forbidden and active.all():
         return Reduction(packed, messages, np.arange(len(packed.matrix)), np.zeros(0, np.int64))
-    if forbidden:  # most networks forbid nothing, and never need this kernel
-        _make_consistent(packed, active)
+    # Most networks forbid nothing, and never need this kernel.
+    if forbidden and not _make_consistent(packed, active, seconds_now() + budget.seconds):
+        raise TimeoutError
     if packed.vertices and not np.logical_or.reduceat(active, packed.first[:-1]).all():
         raise InfeasibleError("no assignment has a finite cost; allow more configurations")
     kept = np.flatnonzero(active)
@@ -320,7 +344,10 @@ def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = Non
     else:
         kind = np.unique(matrix, return_inverse=True)[1]
         new_matrix = np.empty_like(matrix)
-        values = _copy(packed.values, matrix, packed.extents[1, left], kind, extents, begin, old_class, new_matrix)
+        values, size = _copy(packed.values, matrix, packed.extents[1, left], kind, extents, begin, old_class,
+                             new_matrix, budget.memory / 8)
+        if size > len(values):
+            raise MemoryError(f"{8 * size} bytes for the matrices")
         matrix = new_matrix
     network = _assemble(first, unary, packed.original[kept], values, matrix, ends, extents, classes, classes_at,
                         constant)
@@ -357,17 +384,42 @@ def lift(packed: Packed, active: np.ndarray, messages: np.ndarray, reduction: Re
     return full
 
 
-def quantum(packed: Packed) -> float:
+@compiled
+def _common_divisor(values: np.ndarray, divisor: int) -> int:  # pragma: no cover (compiled)
+    """The greatest common divisor of `divisor` and all finite values; -1 where one is no integer, or above 2**50."""
+    for value in values:
+        if abs(value) == np.inf:
+            continue
+        if value != np.rint(value) or abs(value) > 2.0 ** 50:
+            return -1
+        rest = abs(int(value))
+        if divisor != 1 and (divisor == 0 or rest % divisor):
+            while rest:
+                divisor, rest = rest, divisor % rest
+    return divisor
+
+
+# Entries between two looks at the clock.
+_BLOCK = 1 << 23
+
+
+def quantum(packed: Packed, budget: Budget | None = None) -> float:
     """The number that every cost is a multiple of, where all are integers (0 where they are not, or are too large to
-    add without rounding). No two assignments can differ by less."""
+    add without rounding). No two assignments can differ by less.
+
+    Args:
+      packed: the network.
+      budget: time that it may take.
+
+    Raises:
+      TimeoutError: the time is over.
+    """
     divisor = 0
     for array in (packed.unary, packed.values):
-        if np.array_equal(np.rint(array[:64]), array[:64]):
-            continue
-        return 0.0
-    for array in (packed.unary, packed.values):
-        finite = array[np.isfinite(array)]
-        if finite.size and (np.abs(finite).max() > 2.0 ** 50 or not np.array_equal(finite, np.rint(finite))):
-            return 0.0
-        divisor = math.gcd(divisor, int(np.gcd.reduce(finite.astype(np.int64)))) if finite.size else divisor
+        for begin in range(0, len(array), _BLOCK):
+            if budget is not None:
+                budget.check_time()
+            divisor = _common_divisor(array[begin:begin + _BLOCK], divisor)
+            if divisor < 0:
+                return 0.0
     return float(divisor)

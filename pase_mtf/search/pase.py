@@ -81,7 +81,7 @@ def _frontier_plan(domains: Sequence[int], edges: Sequence[tuple[int, int]], ord
         operations += table * domains[v]
         entries += table
         largest = max(largest, table)
-    return Plan(tuple(order), tuple(scopes), operations, largest, entries)
+    return Plan(tuple(order), tuple(scopes), operations, largest, entries, True)
 
 
 def _free_memory() -> int:

@@ -119,6 +119,8 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     for name in options:
         if known is not None and name not in known:
             raise UsageError(f"search {method!r} has no option {name!r}; {nearest(name, known)}")
+    if time_limit is not None:  # what the checks took is part of it
+        time_limit = max(float(time_limit) - (time.perf_counter() - start), 1e-9)
     with ProgressBar() as bar:
         told = (bar if progress else None) if isinstance(progress, bool) else progress
         solution = function(network, time_limit=time_limit, gap=gap, progress=told, **options)

@@ -1,0 +1,71 @@
+"""What a search may use: time, and memory beside the network it was given."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from numbers import Real
+
+from pase_mtf.errors import UsageError
+
+__all__ = ["SEARCH_MEMORY", "Budget"]
+
+SEARCH_MEMORY = 2 << 30
+"""Bytes that a search may hold unless told otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Time and memory of a search.
+
+    Attributes:
+      deadline: time.perf_counter() value at which to stop.
+      memory: bytes that may still be held, beside the network given and what a process needs anyway.
+      held: bytes that are held already, of the same sum.
+    """
+
+    deadline: float = math.inf
+    memory: float = SEARCH_MEMORY
+    held: float = 0.0
+
+    @classmethod
+    def of(cls, time_limit: float | None, memory: float = SEARCH_MEMORY) -> Budget:
+        """The budget of a search that starts now.
+
+        Raises:
+          UsageError: memory is no positive number.
+        """
+        if not isinstance(memory, Real) or isinstance(memory, bool) or not memory > 0:
+            raise UsageError(f"search memory of {memory!r} bytes; give a positive number")
+        return cls(math.inf if time_limit is None else time.perf_counter() + time_limit, float(memory))
+
+    @property
+    def seconds(self) -> float:
+        """What is left of the time; never negative."""
+        return max(0.0, self.deadline - time.perf_counter())
+
+    @property
+    def over(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.perf_counter() > self.deadline
+
+    def less(self, held: float) -> Budget:
+        """What is left while so many more bytes are held."""
+        return dataclasses.replace(self, memory=self.memory - held, held=self.held + held)
+
+    def check_time(self) -> None:
+        """Raises TimeoutError once the deadline has passed: for steps that have no result before they are done."""
+        if self.over:
+            raise TimeoutError
+
+    def require(self, needed: float) -> None:
+        """Refuses what cannot be done within the memory.
+
+        Raises:
+          UsageError: so many bytes are more than there are.
+        """
+        if needed > self.memory:
+            raise UsageError(f"search memory of {self.held + self.memory:.4g} bytes: this network needs "
+                             f"{self.held + needed:.4g} at least; "
+                             "raise search_memory, or offer fewer configurations")

@@ -1,0 +1,265 @@
+"""What a search may use: time by a clock of our own, memory by what fits, and depth not at all."""
+
+import itertools
+import sys
+import time
+
+import numpy as np
+import pytest
+from random_networks import random_network
+
+from pase_mtf.errors import InfeasibleError, PaseError, UsageError
+from pase_mtf.search import branch_and_bound, certify, check_certificate, solve
+from pase_mtf.search.branch_and_bound import Minimiser
+from pase_mtf.search.budget import Budget
+from pase_mtf.search.elimination import plan_elimination
+from pase_mtf.search.messages import EXACTLY, PassState, message_passes
+from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.search.packed import pack, reduce
+
+
+def dense(seed, layers=9, configurations=8):
+    """Hard for its size: every pair of layers is joined, and costs are noise."""
+    rng, every = np.random.default_rng(seed), np.arange(configurations)
+    return CostNetwork([rng.random(configurations) for _ in range(layers)],
+                       [NetworkEdge(i, j, rng.random((configurations, configurations)), every, every)
+                        for i, j in itertools.combinations(range(layers), 2)])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Moves on by a second whenever it is looked at; holds how often that was."""
+    looks = itertools.count()
+    seen = [0]
+
+    def look():
+        seen[0] = next(looks)
+        return float(seen[0])
+    monkeypatch.setattr(time, "perf_counter", look)
+    return seen
+
+
+def _memory(network):
+    rng = np.random.default_rng(0)
+    usage = [rng.random(size) * 1e9 for size in network.sizes]
+    return {"memory": usage, "memory_limit": 0.6 * sum(entry.max() for entry in usage)}
+
+
+@pytest.mark.parametrize("method", ["exact", "memory", "k_best", "mcmc"])
+@pytest.mark.parametrize("limit", [1, 7, 30, 50, 75, 120, 400])
+def test_every_step_looks_at_the_clock(method, limit, clock, monkeypatch):
+    """Once the time is over, hardly a step follows: normal form, passes, branching and certificate all look."""
+    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    network, options = dense(0), {}
+    if method == "memory":
+        method, options = "exact", _memory(network)
+    begin = clock[0]
+    try:
+        solution = solve(network, method, time_limit=limit, **options)
+    except InfeasibleError:
+        assert method == "k_best"
+    else:
+        assert solution.cost == network.cost(solution.assignment)
+        assert not solution.optimal or method != "exact" or clock[0] - begin <= limit
+    assert clock[0] - begin <= limit + 12
+
+
+def test_a_pass_stops_in_the_middle():
+    network = dense(1)
+    best = solve(network).cost
+    p = reduce(pack(network.normalized()), np.ones(sum(network.sizes), bool)).network
+    state = PassState.start(p, np.zeros(p.potentials))
+    nothing = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, 5, 0.0)
+    assert nothing.bound == -np.inf
+    assert nothing.passes == 0
+    assert best <= nothing.cost < np.inf
+    assert p.cost(state.best)[0] == pytest.approx(nothing.cost)
+    whole = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, 5, 1e9)
+    assert whole.passes == 5
+    assert whole.bound <= best
+
+
+@pytest.mark.parametrize("seed", range(0, 180, 5))
+def test_a_bound_without_a_whole_pass(seed):
+    """Where not even one pass is finished, what is said is still a bound."""
+    network = random_network(seed, 300)
+    try:
+        best = solve(network, "brute_force").cost
+        search = Minimiser(pack(network.normalized()), budget=Budget(time.perf_counter()), unit=0.0)
+    except (InfeasibleError, TimeoutError):
+        return
+    search.run()
+    assert search.bound <= best + 1e-12 * abs(best)
+    assert np.isfinite(search.bound)
+
+
+def test_nothing_calls_itself(monkeypatch):
+    """The search among promising configurations met the same part again, and called itself until Python gave up."""
+    monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
+    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    depth, deepest = [0], [0]
+    run = Minimiser.run
+
+    def counted(self, *arguments, **options):
+        depth[0] += 1
+        deepest[0] = max(deepest[0], depth[0])
+        try:
+            run(self, *arguments, **options)
+        finally:
+            depth[0] -= 1
+    monkeypatch.setattr(Minimiser, "run", counted)
+    assert solve(dense(2, 7, 5), certificate=False).optimal
+    assert deepest[0] <= 2
+
+
+def test_certificates_of_any_depth(monkeypatch):
+    """The making of a certificate that cuts often needs no more of Python's stack than one that never cuts."""
+    monkeypatch.setattr(certify, "_MOST_OPERATIONS", 0)
+    monkeypatch.setattr(certify, "_MOST_PASSES", 1)
+    network = dense(3, 8, 6)
+    solution = solve(network, certificate=False)
+    packed = pack(network.normalized())
+    frame, used = sys._getframe(), 0
+    while frame is not None:
+        frame, used = frame.f_back, used + 1
+    prove = certify._prove
+    deepest = [0]
+
+    def watched(*arguments):
+        frame, now = sys._getframe(), 0
+        while frame is not None:
+            frame, now = frame.f_back, now + 1
+        deepest[0] = max(deepest[0], now - used)
+        return prove(*arguments)
+    monkeypatch.setattr(certify, "_prove", watched)
+    proof = certify.certify(packed, solution.cost, 1e-12 * solution.cost, Budget())
+    assert deepest[0] <= 3
+
+    def depth(part):
+        return 1 + max(map(depth, part.proofs), default=0)
+    assert depth(proof) > 4
+    assert certify.certify(packed, solution.cost, 1e-12 * solution.cost, Budget(memory=1000)) is None
+    assert certify.certify(packed, solution.cost, 1e-12 * solution.cost, Budget(time.perf_counter())) is None
+
+
+def test_parts_that_wait_stay_within_their_memory():
+    waiting = branch_and_bound._Waiting(80, 10 * (80 / 8 + branch_and_bound._BYTES_PER_NODE))
+    rng = np.random.default_rng(0)
+    parts = [(float(bound), rng.random(80) < 0.5) for bound in rng.permutation(30)]
+    for bound, active in parts:
+        waiting.add(bound, active)
+    assert waiting.bound == 0
+    # Those that found no room come first, the newest before the others; then the best bound.
+    order = [waiting.next(np.inf) for _ in parts]
+    expected = parts[:9:-1] + sorted(parts[:10], key=lambda part: part[0])
+    assert [bound for bound, _ in order] == [bound for bound, _ in expected]
+    for (_, found), (_, active) in zip(order, expected, strict=True):
+        np.testing.assert_array_equal(found, active)
+    assert waiting.next(np.inf) is None
+    assert waiting.bound == np.inf
+
+
+def test_little_room_for_what_waits_changes_nothing(monkeypatch):
+    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    expected = solve(dense(4, 7, 6), certificate=False)
+    monkeypatch.setattr(branch_and_bound, "_WAITING", 0.0)
+    found = solve(dense(4, 7, 6), certificate=False)
+    assert found.optimal
+    assert found.cost == expected.cost
+
+
+@pytest.mark.parametrize("method", ["exact", "k_best"])
+def test_too_little_memory_is_said(method):
+    network = dense(5)
+    with pytest.raises(UsageError, match=r"search memory of 5000 bytes.* raise"):
+        solve(network, method, search_memory=5000)
+    for wrong in (0, -1, float("nan"), "2GB", True):
+        with pytest.raises(UsageError, match="search memory of"):
+            solve(network, method, search_memory=wrong)
+
+
+def test_stops_where_no_part_fits(monkeypatch):
+    """Enough for the passes, not for the parts: an honest gap, and the reason."""
+    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    network = dense(6)
+    best = solve(network, certificate=False)
+    packed = pack(network.normalized())
+    found = solve(network, search_memory=packed.bytes + 40 * len(packed.unary) + 16 * packed.potentials + 3000)
+    assert found.statistics["stopped"] == "memory"
+    assert not found.optimal
+    assert found.lower_bound <= best.cost <= found.cost
+    assert 0 < found.gap < 1
+
+
+def test_plans_end_at_their_limits():
+    sizes, pairs = [3] * 8, list(itertools.combinations(range(8), 2))
+    plan = plan_elimination(sizes, pairs)
+    assert plan.complete
+    assert plan.order == tuple(range(8))
+    assert plan.entries == sum(3 ** count for count in range(8))
+    assert plan.operations == 3 * plan.entries
+    assert plan.largest == 3 ** 7
+    for limits in ({"most_operations": plan.operations - 1}, {"most_entries": plan.entries - 1}):
+        assert not plan_elimination(sizes, pairs, **limits).complete
+    short = plan_elimination(sizes, pairs, most_entries=100)
+    assert short.order == (0,)
+    assert short.scopes == (tuple(range(1, 8)),)
+    wide = plan_elimination([50] * 200, list(itertools.combinations(range(200), 2)))
+    assert wide.entries == np.inf
+
+
+def test_many_layers_without_edges():
+    rng = np.random.default_rng(0)
+    vectors = [rng.random(500) for _ in range(5000)]
+    solution = solve(CostNetwork(vectors, []))
+    assert solution.optimal
+    assert solution.cost == pytest.approx(sum(vector.min() for vector in vectors))
+
+
+@pytest.mark.parametrize("unit", [5e-324, 1e-320, 1e-300, 1e285])
+@pytest.mark.parametrize("seed", [0, 3, 13, 31])
+def test_costs_at_the_ends_of_float(unit, seed, monkeypatch):
+    monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
+    rng, every = np.random.default_rng(seed), np.arange(4)
+
+    def draw(*shape):
+        return rng.integers(0, 50, shape) * unit
+    network = CostNetwork([draw(4) for _ in range(6)], [NetworkEdge(i, j, draw(4, 4), every, every)
+                                                       for i, j in itertools.combinations(range(6), 2)])
+    expected = solve(network, "brute_force").cost
+    for method in ("exact", "pase", "k_best"):
+        solution = solve(network, method)
+        assert solution.cost == pytest.approx(expected, rel=1e-12)
+    if unit >= 1e-300:  # below, the checker has no room for rounding, and says so
+        check_certificate(network, solve(network))
+    assert solve(network, "mcmc", proposals=2000).cost >= expected * (1 - 1e-12)
+
+
+def test_costs_that_cannot_be_added_up():
+    """They were "cost inf" for ever."""
+    for cost in (1.7e308, -1.7e308, 2e290):
+        for network in (CostNetwork([[cost, 1.0], [1.0, 2.0]], []), CostNetwork([[1.0], [1.0]], [NetworkEdge(
+                0, 1, [[cost, np.inf]], [0], [0])])):
+            with pytest.raises(UsageError, match="larger unit"):
+                solve(network)
+    assert solve(CostNetwork([[1e290, np.inf]], [])).cost == 1e290
+
+
+def test_more_strategies_than_fit():
+    network = dense(7)
+    with pytest.raises(UsageError, match=r"k of 100000000.*ask for fewer"):
+        solve(network, "k_best", k=10 ** 8)
+    few = CostNetwork([[1.0, 2.0], [3.0, 4.0]], [])
+    assert len(solve(few, "k_best", k=10 ** 8).statistics["strategies"]) == 4
+    every = solve(network, "k_best", k=40)
+    some = solve(network, "k_best", k=40, search_memory=130_000)
+    assert every.statistics["complete"]
+    assert not some.statistics["complete"]
+    found = some.statistics["strategies"]
+    assert 0 < len(found) < 40
+    assert found == every.statistics["strategies"][:len(found)]
+
+
+def test_brute_force_on_a_large_network():
+    with pytest.raises(PaseError, match="about 1e1505 assignments"):
+        solve(CostNetwork([np.arange(32.0)] * 1000, []), "brute_force")
