@@ -1,331 +1,265 @@
 """What moving a tensor costs the critical-path device: the one whose transfers take longest, of all pairs of shardings.
 
-A device fetches what it needs and does not hold from the innermost link domain that holds it. Two algorithms say what
-that costs the device on which it takes longest: `critical_path_powers`, where all numbers are powers of two, works on
-the bits of device numbers and never looks at a device; `critical_path_devices` looks at every one, and serves any
-numbers.
+A device fetches what it needs and does not hold from the innermost link domain that holds it. What the devices of a
+domain hold together is in most shardings a product of what they hold along each dim (`_boxes`); where it is not, their
+blocks are counted one by one. Devices are looked at until one is found whose domains hold as little of what it needs as
+any can, seen along each dim by itself: mostly one of the first few.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from pase_mtf.cost.distinct_pairs import Sharded, distinct_pairs, gcd, held_along, lcm, scattered
 from pase_mtf.search.compiled import compiled
 
-__all__ = ["critical_path_devices", "critical_path_powers"]
+__all__ = ["critical_path"]
 
-# What a pair of shardings costs follows from a few exponents of two and counts, packed into one integer, its code. A
-# code is a sum over the dims of the tensor. Its fields, lowest bits first: the share of the tensor that a device needs,
-# the source shards that this touches, and per link domain, outermost first, the share that is held within the domain,
-# the shards that this is held in, and how many dims do not match (then nothing that is needed is held there).
-_FIELD_BITS = 6
-_MISMATCH_BITS = 4
-_FIELD_MASK = (1 << _FIELD_BITS) - 1
-_MISMATCH_MASK = (1 << _MISMATCH_BITS) - 1
-_NEED_BITS = 2 * _FIELD_BITS
-_LEVEL_BITS = 2 * _FIELD_BITS + _MISMATCH_BITS
-_HELD_BITS = 2 * _FIELD_BITS  # of a level, below its mismatches
-# Levels whose fields fit into the 63 bits of a code.
-_LEVELS = 3
-# One count is left for the devices themselves, see `_code_tables`.
-_MOST_DIMS = _MISMATCH_MASK - 1
-
-# The costs of codes are kept in a hash table of 2 ** n places, at most half of them taken (Fibonacci hashing).
-_HASH_BITS = 12
-_HASH_FACTOR = 0x9E3779B97F4A7C15
-_EMPTY = -1
-
-# Less than any true overlap of two shards of a dim, and than any true remainder of a need: rounding errors.
-_NO_OVERLAP = 1e-9
-_NOTHING_MISSING = 1e-12
+# A cost this close to what no device can exceed is not looked beyond: rounding errors.
+_CLOSE = 1.0 - 1e-12
 
 
-def critical_path_powers(source_devices: np.ndarray, source_shards: np.ndarray, source_strides: np.ndarray,
-                         target_devices: np.ndarray, target_shards: np.ndarray, target_strides: np.ndarray,
-                         domains: np.ndarray, per_tensor: np.ndarray, per_message: np.ndarray) -> np.ndarray:
-    """The cost of the critical-path device where all numbers are powers of two.
-
-    Then the number of a device's shard is a run of bits of the device's own number, and its shards at the two ends
-    overlap in every dim either wholly (the higher bits of the two shard numbers agree) or not at all. If the compared
-    runs are the same bits of the device's number they agree for all devices. If not, there is a device for which they
-    differ, and then they differ within the smaller link domains as well, where still more bits are compared: it is the
-    critical-path device.
+def critical_path(source: Sharded, target: Sharded, domains: np.ndarray, per_tensor: np.ndarray,
+                  per_message: np.ndarray) -> np.ndarray:
+    """The cost of the critical-path device.
 
     Args:
-      source_devices, target_devices: int64 [R] and [C], on how many devices R and C shardings put the tensor.
-      source_shards, source_strides, target_shards, target_strides: int64 [R, T] and [C, T], per dim of the tensor the
-        number of shards, and how many consecutive devices hold the same one.
-      domains: int64 [L], devices per link domain, innermost first, the first of them 1: what a device needs and no
-        device of its own domain of domains[l] holds crosses level l.
+      source: R shardings of the tensor where it is made.
+      target: C shardings of it where it is used.
+      domains: int64 [L], devices per link domain, innermost first, the first of them 1, each a divisor of the next:
+        what a device needs and no device of its own domain of domains[l] holds crosses level l.
       per_tensor: float64 [L], cost of a whole tensor crossing that level.
       per_message: float64 [L], cost of every source shard of which something crosses it.
 
     Returns:
       float64 [R, C].
     """
-    result = np.zeros((len(source_devices), len(target_devices)))
-    split = np.flatnonzero((source_shards > 1).any(axis=0) | (target_shards > 1).any(axis=0)).tolist()
-    if len(split) > _MOST_DIMS:
-        result[:] = critical_path_devices(source_devices, source_shards, source_strides, target_devices, target_shards,
-                                          target_strides, domains, per_tensor, per_message)
-        return result
-    ends = [(_distinct(source_shards[:, dim], source_strides[:, dim]),
-             _distinct(target_shards[:, dim], target_strides[:, dim])) for dim in split]
-    devices = (np.unique(source_devices, return_inverse=True), np.unique(target_devices, return_inverse=True))
-    source_index = np.stack([*(source[1] for source, _ in ends), devices[0][1]]).astype(np.int64)
-    target_index = np.stack([*(target[1] for _, target in ends), devices[1][1]]).astype(np.int64)
-    top = len(domains) - 1
-    while top >= 0:
-        # As many levels as fit into a code, outermost first. The level beyond comes along, for what crosses it does not
-        # count again further in.
-        beyond = int(top < len(domains) - 1)
-        levels = np.arange(top, max(-1, top - (_LEVELS - beyond)), -1)
-        inside = domains[np.r_[top + 1, levels] if beyond else levels]
-        tables = _code_tables([(source[0], target[0]) for source, target in ends],
-                              devices[0][0], devices[1][0], inside)
-        begin = np.cumsum([0, *(table.size for table in tables[:-1])])
-        widths = np.array([table.shape[1] for table in tables])
-        _add_costs(np.concatenate([table.ravel() for table in tables]), begin, widths, source_index, target_index,
-                   beyond, per_tensor[levels], per_message[levels], result)
-        top = int(levels[-1]) - 1
-    return result
+    # Only then nothing costs more than fetching all of it over the outermost links.
+    ordered = bool(np.all(np.diff(per_tensor) >= 0) and np.all(np.diff(per_message) >= 0))
+    pairs = distinct_pairs(source, target, domains, far_alike=ordered)
+    if not pairs.dims:  # whole at both ends
+        tables = np.ones((0, len(domains)), np.int64), np.ones((0, len(domains)), np.int64), np.ones(0, np.int64)
+    else:
+        tables = (np.concatenate([table.least_held.reshape(-1, len(domains)) for table in pairs.relations]),
+                  np.concatenate([table.least_shards.reshape(-1, len(domains)) for table in pairs.relations]),
+                  np.concatenate([table.needed.ravel() for table in pairs.relations]))
+    begin = np.cumsum([0, *(table.needed.size for table in pairs.relations)])
+    widths = np.array([table.needed.shape[1] for table in pairs.relations], np.int64)
+    ends = (source.devices, np.ascontiguousarray(source.shards[:, pairs.dims]),
+            np.ascontiguousarray(source.strides[:, pairs.dims]), target.devices,
+            np.ascontiguousarray(target.shards[:, pairs.dims]), np.ascontiguousarray(target.strides[:, pairs.dims]))
+    limits = _limits(*tables, begin, widths, pairs.source_index, pairs.target_index, pairs.rows, pairs.columns, *ends,
+                     boxes := _boxes(source, domains), per_tensor, per_message)
+    if not ordered:
+        limits[:] = np.inf
+    costs = _pair_costs(pairs.rows, pairs.columns, *ends, boxes, limits, domains, per_tensor, per_message)
+    found: np.ndarray = costs[pairs.number]
+    return found
 
 
-def _distinct(shards: np.ndarray, strides: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different (shards, stride), int64 [n, 2], and the number of each in the given order."""
-    code, index = np.unique(shards << 32 | strides, return_inverse=True)
-    return np.stack([code >> 32, code & (1 << 32) - 1], axis=1), index
+def _boxes(source: Sharded, domains: np.ndarray) -> np.ndarray:
+    """Whether what the devices of any link domain hold together is a product over the dims: bool [R, L].
 
-
-def _code_tables(ends: list[tuple[np.ndarray, np.ndarray]], source_devices: np.ndarray, target_devices: np.ndarray,
-                 domains: np.ndarray) -> list[np.ndarray]:
-    """What each dim, and last the numbers of devices, add to the code of a pair: int64 [source, target] each."""
-    tables = [_dim_codes(source, target, domains) for source, target in ends]
-    # The last device of the target may have no device of the source in its domain: a mismatch.
-    far = target_devices[None, :, None] > np.maximum(domains, source_devices[:, None, None])
-    return [*tables, (far * _one_mismatch(np.arange(len(domains)))).sum(axis=2)]
-
-
-def _one_mismatch(levels: np.ndarray) -> np.ndarray:
-    """What one dim that does not match at a level adds to a code, for every level."""
-    one: np.ndarray = np.int64(1) << _NEED_BITS + _LEVEL_BITS * levels + _HELD_BITS
-    return one
-
-
-def _exponent(number: np.ndarray) -> np.ndarray:
-    exponent: np.ndarray = np.rint(np.log2(number)).astype(np.int64)
-    return exponent
-
-
-def _dim_codes(source: np.ndarray, target: np.ndarray, domains: np.ndarray) -> np.ndarray:
-    """What one dim adds to the code, int64 [source, target], of its (shards, stride) at either end."""
-    shards, strides = source[:, 0, None], source[:, 1, None]
-    wanted, wanted_strides = target[None, :, 0], target[None, :, 1]
-    code: np.ndarray = _exponent(wanted) + (_exponent(np.maximum(shards // wanted, 1)) << _FIELD_BITS)
-    mismatches = _one_mismatch(np.arange(len(domains)))
-    for level, domain in enumerate(domains):
-        # The devices of a link domain differ in the low bits of their number: together they hold larger blocks.
-        coarse = shards // (np.minimum(np.maximum(strides, domain), shards * strides) // strides)
-        finer = np.maximum(coarse, wanted)
-        match = (coarse == 1) | (wanted == 1) | (shards * strides == wanted * wanted_strides)
-        held = _exponent(finer) + (_exponent(np.maximum(shards // finer, 1)) << _FIELD_BITS)
-        code = code + np.where(match, held << _NEED_BITS + _LEVEL_BITS * level, mismatches[level])
-    return code
+    In a domain, the shard of a dim is the same for all devices where the domain divides the dim's stride, and a dim
+    goes through all its shards where its stride times shards divides the domain. If it is neither for more than one
+    dim, all shards of the others have to occur beside each shard of that one.
+    """
+    split = source.shards > 1
+    strides = np.where(split, source.strides, 1)[:, :, None]
+    tops = np.where(split, source.strides * source.shards, 1)[:, :, None]
+    all_devices = source.devices[:, None]
+    same, through = (strides % domains == 0) & split[:, :, None], domains % tops == 0
+    other = ~same & ~through
+    # So many consecutive devices, from a multiple of it on, are in one domain and hold one shard of the other dim.
+    run = np.gcd(np.gcd(domains, all_devices), np.gcd.reduce(np.where(other, strides, 0), axis=1))
+    product = (other.sum(axis=1) <= 1) & (same | other | (run[:, None, :] % tops == 0)).all(axis=1)
+    found: np.ndarray = product | (split.sum(axis=1) <= 1)[:, None] | (domains >= all_devices)
+    return found
 
 
 @compiled
-def _cost_of(code: int, beyond: int, per_tensor: np.ndarray,
-             per_message: np.ndarray) -> float:  # pragma: no cover (compiled)
-    """What the exponents and mismatches of a code cost at some levels, outermost first.
+def _crossing_cost(held: np.ndarray, shards: np.ndarray, needed: float, needed_shards: float, share: float,
+                   per_tensor: np.ndarray, per_message: np.ndarray) -> float:  # pragma: no cover (compiled)
+    """What it costs a device to fetch what its domains do not hold.
 
     Args:
-      code: see `_FIELD_BITS`.
-      beyond: 1 where the code's first level is not to be charged, only what crosses it taken off the others; else 0.
-      per_tensor, per_message: float64 [L], of the levels that are charged.
+      held, shards: float64 [L], of what it needs: how much its domain of each level holds, in how many shards.
+      needed, needed_shards: all that it needs.
+      share: of the tensor, that one unit of `held` and `needed` is.
+      per_tensor, per_message: as of `critical_path`.
     """
-    need = 2.0 ** -float(code & _FIELD_MASK)
-    needed_shards = 2.0 ** float(code >> _FIELD_BITS & _FIELD_MASK)
     cost, away, away_shards = 0.0, 0.0, 0.0  # away: what crosses the levels further out
-    place = _NEED_BITS
-    for level in range(len(per_tensor) + beyond):
-        held, held_shards = 0.0, 0.0
-        if code >> (place + _HELD_BITS) & _MISMATCH_MASK == 0:
-            held = 2.0 ** -float(code >> place & _FIELD_MASK)
-            held_shards = 2.0 ** float(code >> (place + _FIELD_BITS) & _FIELD_MASK)
-        missing, missing_shards = need - held, needed_shards - held_shards
-        if level >= beyond:
-            cost += ((missing - away) * per_tensor[level - beyond]
-                     + (missing_shards - away_shards) * per_message[level - beyond])
+    for level in range(len(held) - 1, -1, -1):
+        missing, missing_shards = needed - held[level], needed_shards - shards[level]
+        cost += ((missing - away) * share * per_tensor[level]
+                 + (missing_shards - away_shards) * per_message[level])
         away, away_shards = missing, missing_shards
-        place += _LEVEL_BITS
     return cost
 
 
 @compiled
-def _place_of(code: int, keys: np.ndarray, bits: int) -> np.int64:  # pragma: no cover (compiled)
-    """Where a code stands in a hash table of 2 ** bits places, or the empty place where it would."""
-    place = np.int64(np.uint64(code) * np.uint64(_HASH_FACTOR) >> np.uint64(64 - bits))
-    while keys[place] != code and keys[place] != _EMPTY:
-        place = (place + 1) & (len(keys) - 1)
-    return place
-
-
-@compiled
-def _grown(keys: np.ndarray, costs: np.ndarray,
-           bits: int) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
-    """The hash table with 2 ** bits places."""
-    larger, their_costs = np.full(1 << bits, _EMPTY, np.int64), np.empty(1 << bits)
-    for number in range(len(keys)):
-        if keys[number] != _EMPTY:
-            place = _place_of(keys[number], larger, bits)
-            larger[place], their_costs[place] = keys[number], costs[number]
-    return larger, their_costs
-
-
-@compiled
-def _add_costs(tables: np.ndarray, begin: np.ndarray, widths: np.ndarray, source_index: np.ndarray,
-               target_index: np.ndarray, beyond: int, per_tensor: np.ndarray, per_message: np.ndarray,
-               result: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Adds the cost of every pair to `result`. What a code costs is worked out once, and kept in a hash table.
+def _limits(least_held: np.ndarray, least_shards: np.ndarray, needed: np.ndarray, begin: np.ndarray,
+            widths: np.ndarray, source_index: np.ndarray, target_index: np.ndarray, rows: np.ndarray,
+            columns: np.ndarray, devices: np.ndarray, shards: np.ndarray, strides: np.ndarray, wanted_devices:
+            np.ndarray, wanted: np.ndarray, wanted_strides: np.ndarray, boxes: np.ndarray, per_tensor: np.ndarray,
+            per_message: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """What the critical-path device of each pair costs at most, float64 [N], where costs per level do not fall.
 
     Args:
-      tables, begin, widths: `_code_tables` one after the other, where each begins, how wide each is.
-      source_index, target_index: int64 [tables, R] and [tables, C], the row and the column of each sharding in each.
-      beyond, per_tensor, per_message: as in `_cost_of`.
-      result: float64 [R, C].
+      least_held, least_shards, needed: of the relations of all dims, one table after the other; [.., L], [.., L], [..].
+      begin, widths, source_index, target_index: where each table begins, how wide it is, and where shardings stand.
+      rows, columns: int64 [N], the pairs.
+      devices to wanted_strides: the shardings, of the dims that have a table.
+      boxes: of `_boxes`.
+      per_tensor, per_message: as of `critical_path`.
     """
-    rows, columns = result.shape
-    bits, known = _HASH_BITS, 0
-    keys, costs = np.full(1 << bits, _EMPTY, np.int64), np.empty(1 << bits)
-    codes = np.empty(columns, np.int64)
-    for row in range(rows):
-        codes[:] = 0
-        for table in range(len(begin)):
-            line = tables[begin[table] + source_index[table, row] * widths[table]:]
-            own = target_index[table]
-            for column in range(columns):
-                codes[column] += line[own[column]]
-        for column in range(columns):
-            code = codes[column]
-            place = _place_of(code, keys, bits)
-            if keys[place] == _EMPTY:
-                keys[place] = code
-                costs[place] = _cost_of(code, beyond, per_tensor, per_message)
-                result[row, column] += costs[place]
-                known += 1
-                if 2 * known > len(keys):
-                    bits += 1
-                    keys, costs = _grown(keys, costs, bits)
-            else:
-                result[row, column] += costs[place]
+    levels = len(per_tensor)
+    limits = np.empty(len(rows))
+    held, held_shards = np.empty(levels), np.empty(levels)
+    for pair in range(len(rows)):
+        row, column = rows[pair], columns[pair]
+        all_needed, needed_shards, units = 1.0, 1.0, 1.0
+        held[:], held_shards[:] = 1.0, 1.0
+        for dim in range(len(widths)):
+            place = begin[dim] + source_index[dim, row] * widths[dim] + target_index[dim, column]
+            all_needed *= shards[row, dim]
+            units *= shards[row, dim] * wanted[column, dim]
+            needed_shards *= needed[place]
+            for level in range(levels):
+                held[level] *= least_held[place, level]
+                held_shards[level] *= least_shards[place, level]
+        for level in range(levels):
+            if wanted_devices[column] > devices[row]:
+                held[level], held_shards[level] = 0.0, 0.0
+            elif not boxes[row, level]:  # at least what each device holds itself
+                held[level], held_shards[level] = held[0], held_shards[0]
+        limits[pair] = _crossing_cost(held, held_shards, all_needed, needed_shards, 1.0 / units, per_tensor,
+                                      per_message)
+    return limits
 
 
 @compiled
-def _mark_first(shard: np.ndarray, domain: int, devices: int,
+def _mark_first(devices: int, shards: np.ndarray, strides: np.ndarray, domain: int, seen: np.ndarray,
                 first: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Marks every device that is the first of its link domain to hold its block."""
+    """Marks in `first` every device that is the first of its link domain to hold its block."""
+    seen[:] = -1
     for device in range(devices):
-        first[device] = True
-        for earlier in range(device // domain * domain, device):
-            same = True
-            for dim in range(shard.shape[1]):
-                if shard[device, dim] != shard[earlier, dim]:
-                    same = False
-                    break
-            if same:
-                first[device] = False
-                break
-
-
-@compiled
-def _shards_of(devices: int, shards: np.ndarray,
-               strides: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
-    """Which shard of every dim each device holds, int64 [devices, T]."""
-    result = np.empty((devices, len(shards)), np.int64)
-    for device in range(devices):
+        block = 0
         for dim in range(len(shards)):
-            result[device, dim] = device // strides[dim] % shards[dim]
-    return result
+            block = block * shards[dim] + device // strides[dim] % shards[dim]
+        first[device] = seen[block] != device // domain
+        seen[block] = device // domain
 
 
 @compiled
-def _held_within(begins: np.ndarray, ends: np.ndarray, first: np.ndarray, begin: int, end: int, goal_begins: np.ndarray,
-                 goal_ends: np.ndarray) -> tuple[float, float]:  # pragma: no cover (compiled)
-    """Of a block, what devices begin to end - 1 hold: (share of the tensor, in how many shards).
-
-    Args:
-      begins, ends: float64 [devices, T], the block that each device holds, as fractions of the tensor.
-      first: whether a device is the first of its link domain to hold its block; others are left out.
-      begin, end: the devices.
-      goal_begins, goal_ends: float64 [T], the block that is looked for.
-    """
-    held, shards = 0.0, 0.0
+def _held_blocks(begin: int, end: int, first: np.ndarray, shards: np.ndarray, strides: np.ndarray, goals: np.ndarray,
+                 wanted: np.ndarray) -> tuple[float, float]:  # pragma: no cover (compiled)
+    """Of the block `goals`, what the different blocks of devices begin to end - 1 hold: (how much, in how many)."""
+    held, count = 0.0, 0.0
     for device in range(begin, end):
         if first[device]:
-            common = 1.0
-            for dim in range(len(goal_begins)):
-                overlap = min(ends[device, dim], goal_ends[dim]) - max(begins[device, dim], goal_begins[dim])
-                common *= overlap if overlap > _NO_OVERLAP else 0.0
-                if common == 0.0:
+            common = 1
+            for dim in range(len(shards)):
+                common *= held_along(device, device + 1, shards[dim], strides[dim], goals[dim], wanted[dim])[0]
+                if common == 0:
                     break
-            if common > 0.0:
+            if common:
                 held += common
-                shards += 1.0
-    return held, shards
+                count += 1.0
+    return held, count
 
 
 @compiled
-def _device_cost(need: float, needed_shards: float, device: int, devices: int, begins: np.ndarray, ends: np.ndarray,
-                 first: np.ndarray, goal_begins: np.ndarray, goal_ends: np.ndarray, domains: np.ndarray,
-                 per_tensor: np.ndarray, per_message: np.ndarray) -> float:  # pragma: no cover (compiled)
-    """What fetching its block costs one device, level by level, outermost first."""
-    cost, away, away_shards = 0.0, 0.0, 0.0  # away: what crosses the levels further out
+def _device_cost(device: int, devices: int, shards: np.ndarray, strides: np.ndarray, wanted: np.ndarray,
+                 wanted_strides: np.ndarray, goals: np.ndarray, boxes: np.ndarray, first: np.ndarray,
+                 domains: np.ndarray, held: np.ndarray, held_shards: np.ndarray, per_tensor: np.ndarray,
+                 per_message: np.ndarray) -> float:  # pragma: no cover (compiled)
+    """What fetching its block costs one device; `goals`, `held` and `held_shards` are room to work in."""
+    needed, needed_shards, units = 1.0, 1.0, 1.0
+    for dim in range(len(shards)):
+        goal = device // wanted_strides[dim] % wanted[dim]
+        goals[dim] = goal
+        needed *= shards[dim]
+        units *= shards[dim] * wanted[dim]
+        needed_shards *= -(-(goal + 1) * shards[dim] // wanted[dim]) - goal * shards[dim] // wanted[dim]
     for level in range(len(domains) - 1, -1, -1):
         begin = device // domains[level] * domains[level]
-        held, shards = _held_within(begins, ends, first[level], begin, min(begin + domains[level], devices),
-                                    goal_begins, goal_ends)
-        missing = need - held if need - held > _NOTHING_MISSING else 0.0
-        missing_shards = needed_shards - shards
-        cost += (missing - away) * per_tensor[level] + (missing_shards - away_shards) * per_message[level]
-        away, away_shards = missing, missing_shards
-        if shards == 0.0:
-            break  # nothing is held further in either
-    return cost
+        end = min(begin + domains[level], devices)
+        held[level], held_shards[level] = 0.0, 0.0
+        if begin >= devices or (level + 1 < len(domains) and held[level + 1] == 0.0):
+            continue
+        if boxes[level]:
+            held[level], held_shards[level] = 1.0, 1.0
+            for dim in range(len(shards)):
+                here, count = held_along(begin, end, shards[dim], strides[dim], goals[dim], wanted[dim])
+                held[level] *= here
+                held_shards[level] *= count
+        else:
+            held[level], held_shards[level] = _held_blocks(begin, end, first[level], shards, strides, goals, wanted)
+    return _crossing_cost(held, held_shards, needed, needed_shards, 1.0 / units, per_tensor, per_message)
 
 
 @compiled
-def critical_path_devices(
-        source_devices: np.ndarray, source_shards: np.ndarray, source_strides: np.ndarray, target_devices: np.ndarray,
-        target_shards: np.ndarray, target_strides: np.ndarray, domains: np.ndarray, per_tensor: np.ndarray,
-        per_message: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
-    """`critical_path_powers` for any numbers: looks at every device, and at everything that its link domains hold."""
-    rows, columns, dims = len(source_devices), len(target_devices), source_shards.shape[1]
-    result = np.zeros((rows, columns))
-    most = source_devices.max()
-    first = np.zeros((len(domains), most), np.bool_)
-    begins, ends = np.empty((most, dims)), np.empty((most, dims))
-    goal_begins, goal_ends = np.empty(dims), np.empty(dims)
-    for row in range(rows):
-        shards, devices = source_shards[row], source_devices[row]
-        shard = _shards_of(devices, shards, source_strides[row])
-        for level in range(len(domains)):
-            _mark_first(shard, domains[level], devices, first[level])
-        for device in range(devices):
-            for dim in range(dims):
-                begins[device, dim] = shard[device, dim] / shards[dim]
-                ends[device, dim] = (shard[device, dim] + 1) / shards[dim]
-        for column in range(columns):
-            wanted, wanted_strides = target_shards[column], target_strides[column]
-            need = 1.0
-            for dim in range(dims):
-                need /= wanted[dim]
-            for device in range(target_devices[column]):
-                needed_shards = 1.0
-                for dim in range(dims):
-                    goal = device // wanted_strides[dim] % wanted[dim]
-                    needed_shards *= (-(-(goal + 1) * shards[dim] // wanted[dim])) - goal * shards[dim] // wanted[dim]
-                    goal_begins[dim], goal_ends[dim] = goal / wanted[dim], (goal + 1) / wanted[dim]
-                cost = _device_cost(need, needed_shards, device, devices, begins, ends, first, goal_begins, goal_ends,
-                                    domains, per_tensor, per_message)
-                result[row, column] = max(result[row, column], cost)
-    return result
+def _split_dims(shards: np.ndarray, wanted: np.ndarray, dims: np.ndarray) -> int:  # pragma: no cover (compiled)
+    """Puts the dims that are split at either end first in `dims`; returns how many there are."""
+    count = 0
+    for dim in range(len(shards)):
+        if shards[dim] > 1 or wanted[dim] > 1:
+            dims[count] = dim
+            count += 1
+    return count
+
+
+@compiled
+def _pair_costs(rows: np.ndarray, columns: np.ndarray, devices: np.ndarray, shards: np.ndarray, strides: np.ndarray,
+                wanted_devices: np.ndarray, wanted: np.ndarray, wanted_strides: np.ndarray, boxes: np.ndarray,
+                limits: np.ndarray, domains: np.ndarray, per_tensor: np.ndarray,
+                per_message: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """The cost of the critical-path device of each pair, float64 [N].
+
+    Args:
+      rows, columns: int64 [N], the pairs, rows ascending.
+      devices to wanted_strides: the shardings.
+      boxes: of `_boxes`.
+      limits: float64 [N], what no device's cost exceeds.
+      domains, per_tensor, per_message: as of `critical_path`.
+    """
+    levels = len(domains)
+    costs = np.zeros(len(rows))
+    most = devices.max()
+    first, seen = np.zeros((levels, most), np.bool_), np.empty(most, np.int64)
+    goals, dims = np.empty(shards.shape[1], np.int64), np.empty(shards.shape[1], np.int64)
+    held, held_shards = np.empty(levels), np.empty(levels)
+    marked = -1
+    for pair in range(len(rows)):
+        row, column = rows[pair], columns[pair]
+        if marked != row:
+            marked = row
+            for level in range(levels):
+                if not boxes[row, level]:
+                    _mark_first(devices[row], shards[row], strides[row], domains[level], seen, first[level])
+        own = dims[:_split_dims(shards[row], wanted[column], dims)]
+        here, there = shards[row][own], wanted[column][own]
+        here_strides, there_strides = strides[row][own], wanted_strides[column][own]
+        # Devices in a row that hold the same, need the same and are in the same domains count once.
+        run, period = devices[row], domains[levels - 1]
+        for level in range(1, levels):
+            run = gcd(run, domains[level])
+        for dim in range(len(own)):
+            if here[dim] > 1:
+                run, period = gcd(run, here_strides[dim]), lcm(period, here[dim] * here_strides[dim])
+            if there[dim] > 1:
+                run, period = gcd(run, there_strides[dim]), lcm(period, there[dim] * there_strides[dim])
+        if devices[row] % period or wanted_devices[column] > devices[row]:
+            period = wanted_devices[column]  # nothing repeats
+        runs = -(-min(period, wanted_devices[column]) // run)
+        step = scattered(runs)
+        for visit in range(runs):
+            # Not device 0 first, which in most pairs has what it needs.
+            device = (visit + 1) * step % runs * run
+            cost = _device_cost(device, devices[row], here, here_strides, there, there_strides, goals, boxes[row],
+                                first, domains, held, held_shards, per_tensor, per_message)
+            costs[pair] = max(costs[pair], cost)
+            if costs[pair] >= limits[pair] * _CLOSE:
+                break
+    return costs

@@ -1,18 +1,18 @@
 """What it costs to move a tensor from one sharding to another, counted device by device.
 
 A device that needs a block of the target sharding holds a part of it already; it fetches the rest from the nearest
-devices that hold it. Where everything is a power of two, the critical-path device is known without looking at all of
-them, and a pair of shardings costs a handful of multiplications; otherwise all devices are looked at.
+devices that hold it. That is counted for one of all pairs of shardings that are alike (`distinct_pairs`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.cost.critical_path import critical_path_devices, critical_path_powers
+from pase_mtf.cost.critical_path import critical_path
+from pase_mtf.cost.distinct_pairs import Sharded, distinct_pairs
 from pase_mtf.cost.tables import DistinctShardings
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.compiled import compiled
@@ -48,7 +48,7 @@ def resharding_seconds(source: DistinctShardings, target: DistinctShardings, sha
     domains = np.array([1, *(link.devices for link in machine.links[:-1])], np.int64)
     per_tensor = np.array([nbytes / link.bandwidth for link in machine.links])
     per_message = np.array([link.latency for link in machine.links])
-    return _critical_path(source, target, domains, per_tensor, per_message)
+    return critical_path(_sharded(source), _sharded(target), domains, per_tensor, per_message)
 
 
 def elements_moved(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int]) -> np.ndarray:
@@ -57,34 +57,18 @@ def elements_moved(source: DistinctShardings, target: DistinctShardings, shape: 
     Returns:
       float64 [R, C].
     """
-    return _critical_path(source, target, np.ones(1, np.int64), np.array([float(math.prod(shape))]), np.zeros(1))
+    return critical_path(_sharded(source), _sharded(target), np.ones(1, np.int64), np.array([float(math.prod(shape))]),
+                         np.zeros(1))
 
 
-def _critical_path(source: DistinctShardings, target: DistinctShardings, domains: np.ndarray, per_tensor: np.ndarray,
-                   per_message: np.ndarray) -> np.ndarray:
-    """What moving costs the critical-path device, float64 [R, C]; arguments as of `critical_path_powers`."""
-    arrays = _arrays(source, target)
-    powers = _powers_of_two((*arrays, domains))
-    kernel: Callable[..., np.ndarray] = critical_path_powers if powers else critical_path_devices
-    return kernel(*arrays, domains, per_tensor, per_message)
-
-
-_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
-def _arrays(source: DistinctShardings, target: DistinctShardings) -> _Arrays:
-    return source.devices, source.shards, source.strides, target.devices, target.shards, target.strides
-
-
-def _powers_of_two(arrays: Sequence[np.ndarray]) -> bool:
-    return not any(np.any(array & (array - 1)) for array in arrays)
+def _sharded(shardings: DistinctShardings) -> Sharded:
+    return Sharded(shardings.devices, shardings.shards, shardings.strides)
 
 
 def _shared_memory_seconds(source: DistinctShardings, target: DistinctShardings, nbytes: float, itemsize: int,
                            machine: Machine) -> np.ndarray:
     """What our lowering takes where devices share memory: [R, C]."""
-    arrays = _arrays(source, target)
-    copied, nodes, sent = _copies(*arrays, _powers_of_two(arrays))
+    copied, nodes, sent = _copies(_sharded(source), _sharded(target))
     # The copies are spread over the nodes that make them.
     each = nbytes * copied / np.maximum(nodes, 1.0)
     seconds = machine.traffic_seconds(2.0 * each)
@@ -115,63 +99,24 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
 
 
 @compiled
-def _find(root: np.ndarray, number: int) -> int:  # pragma: no cover (compiled)
-    """The number that stands for a set of equals."""
-    while root[number] != number:
-        number = root[number]
-    return number
-
-
-@compiled
-def _bit_of(power: int, bits: int) -> int:  # pragma: no cover (compiled)
-    """Which of the lowest bits a power of two is; `bits` where it is none of them."""
-    for bit in range(bits):
-        if power == 1 << bit:
-            return bit
-    return bits
-
-
-@compiled
-def _count_own_powers(source_devices: int, shards: np.ndarray, strides: np.ndarray, target_devices: int,
-                      wanted: np.ndarray, wanted_strides: np.ndarray) -> int:  # pragma: no cover (compiled)
-    """How many devices hold some of what they need, where all numbers are powers of two.
-
-    For those devices some bits of their number agree with others, and the bits beyond the smaller number of devices are
-    zero: halve the number of devices for every such condition that does not follow from the ones before.
-    """
-    devices = min(source_devices, target_devices)
-    bits = 0
-    while 1 << bits < devices:
-        bits += 1
-    root = np.arange(bits + 1)  # the bits, and zero, in sets of equals
-    for dim in range(len(shards)):
-        top, wanted_top = shards[dim] * strides[dim], wanted[dim] * wanted_strides[dim]
-        if top == wanted_top:
-            continue
-        while top > strides[dim] and wanted_top > wanted_strides[dim]:
-            top //= 2
-            wanted_top //= 2
-            one, other = _find(root, _bit_of(top, bits)), _find(root, _bit_of(wanted_top, bits))
-            if one != other:
-                devices //= 2
-                root[min(one, other)] = max(one, other)
-    return devices
-
-
-@compiled
-def _count_own_devices(source_devices: int, shards: np.ndarray, strides: np.ndarray, target_devices: int,
-                       wanted: np.ndarray, wanted_strides: np.ndarray) -> int:  # pragma: no cover (compiled)
-    """How many devices hold some of what they need, in general."""
-    count = 0
-    for device in range(min(source_devices, target_devices)):
-        own = True
-        for dim in range(len(shards)):
-            shard = device // wanted_strides[dim] % wanted[dim]
-            mine = device // strides[dim] % shards[dim]
-            own = (own and shard * shards[dim] < (mine + 1) * wanted[dim]
-                   and mine * wanted[dim] < (shard + 1) * shards[dim])
-        count += own
-    return count
+def _count_own(rows: np.ndarray, columns: np.ndarray, source_devices: np.ndarray, source_shards: np.ndarray,
+               source_strides: np.ndarray, target_devices: np.ndarray, target_shards: np.ndarray,
+               target_strides: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """How many devices hold some of what they need, for some pairs of shardings: float64 [N]."""
+    counts = np.zeros(len(rows))
+    for pair in range(len(rows)):
+        shards, strides = source_shards[rows[pair]], source_strides[rows[pair]]
+        wanted, wanted_strides = target_shards[columns[pair]], target_strides[columns[pair]]
+        for device in range(min(source_devices[rows[pair]], target_devices[columns[pair]])):
+            own = True
+            for dim in range(len(shards)):
+                if shards[dim] > 1 and wanted[dim] > 1:
+                    shard = device // wanted_strides[dim] % wanted[dim]
+                    mine = device // strides[dim] % shards[dim]
+                    own = (own and shard * shards[dim] < (mine + 1) * wanted[dim]
+                           and mine * wanted[dim] < (shard + 1) * shards[dim])
+            counts[pair] += own
+    return counts
 
 
 @compiled
@@ -210,30 +155,30 @@ def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray,
 
 
 @compiled
-def _copies(source_devices: np.ndarray, source_shards: np.ndarray, source_strides: np.ndarray,
-            target_devices: np.ndarray, target_shards: np.ndarray, target_strides: np.ndarray,
-            powers: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
+def _slices_and_concatenations_of_all(source_shards: np.ndarray, target_shards: np.ndarray,
+                                      ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
+    """`_slices_and_concatenations` of all pairs, each float64 [R, C]."""
+    rows, columns = len(source_shards), len(target_shards)
+    copied, nodes, joined = np.empty((rows, columns)), np.empty((rows, columns)), np.empty((rows, columns))
+    for row in range(rows):
+        for column in range(columns):
+            copied[row, column], nodes[row, column], joined[row, column] = _slices_and_concatenations(
+                source_shards[row], target_shards[column])
+    return copied, nodes, joined
+
+
+def _copies(source: Sharded, target: Sharded) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What is copied where memory is shared, as the lowering moves a tensor: every block of the target once.
 
     Args:
-      source_devices, source_shards, source_strides: of R shardings where the tensor is made.
-      target_devices, target_shards, target_strides: of C shardings where it is used.
-      powers: all numbers are powers of two.
+      source: R shardings where the tensor is made.
+      target: C shardings where it is used.
 
     Returns:
       (copied, nodes, sent), each float64 [R, C]: how many times the tensor is copied, the nodes that slice and
       concatenate, and how often a block is sent to another device.
     """
-    rows, columns = len(source_devices), len(target_devices)
-    copied = np.zeros((rows, columns))
-    nodes = np.zeros((rows, columns))
-    sent = np.zeros((rows, columns))
-    for row in range(rows):
-        for column in range(columns):
-            copied[row, column], nodes[row, column], joined = _slices_and_concatenations(
-                source_shards[row], target_shards[column])
-            arguments = (source_devices[row], source_shards[row], source_strides[row],
-                         target_devices[column], target_shards[column], target_strides[column])
-            own = _count_own_powers(*arguments) if powers else _count_own_devices(*arguments)
-            sent[row, column] = target_devices[column] - own + joined
-    return copied, nodes, sent
+    copied, nodes, joined = _slices_and_concatenations_of_all(source.shards, target.shards)
+    pairs = distinct_pairs(source, target, np.ones(1, np.int64), far_alike=False)
+    own = _count_own(pairs.rows, pairs.columns, *source, *target)
+    return copied, nodes, target.devices - own[pairs.number] + joined

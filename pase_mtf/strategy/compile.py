@@ -61,7 +61,7 @@ def compile_kernels() -> None:
     """Calls every compiled kernel with the types that a first search calls it with."""
     graph, machine = _graph(), Machine.load("1080ti")
     shared = dataclasses.replace(machine, shared_cores=True)
-    for linked, devices in itertools.product((machine, shared), (4, 6)):  # powers of two have kernels of their own
+    for linked, devices in itertools.product((machine, shared), (4, 6)):
         found = find_strategy(graph, devices=devices, machine=linked, certificate=True)
         find_strategy(graph, devices=devices, machine=linked, memory_limit=found.memory_bytes)
     for method in ("pase", "breadth_first", "mcmc", "k_best"):

@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
+import math
 import random
 
 import numpy as np
 import pytest
 
-from pase_mtf.cost.critical_path import critical_path_devices, critical_path_powers
+from pase_mtf.cost.critical_path import critical_path
+from pase_mtf.cost.distinct_pairs import Sharded, distinct_pairs
 from pase_mtf.cost.resharding import elements_moved, resharding_seconds
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.configurations import Configuration
@@ -89,19 +91,80 @@ def test_agrees_with_a_count_of_elements(devices):
                 assert moved[rows.index[i], columns.index[j]] == pytest.approx(counted)
 
 
-@pytest.mark.parametrize("domains", [[1], [1, 8], [1, 2, 8], [1, 2, 4, 8, 16]])
-def test_both_algorithms_agree(domains):
-    rng = random.Random(1)
-    sources, targets = (_shardings([_random_configuration(rng, most, (64, 64, 64)) for _ in range(40)])
-                        for most in (64, 32))
-    rng = np.random.default_rng(len(domains))
-    # Links further out are slower, as on every machine.
-    tensor, message = (np.sort(rng.uniform(low, 5 * low, len(domains))) for low in (1.0, 1e-3))
-    for one, other in ((sources, sources), (sources, targets), (targets, sources)):
-        arrays = (one.devices, one.shards, one.strides, other.devices, other.shards, other.strides)
-        fast = critical_path_powers(*arrays, np.array(domains), tensor, message)
-        np.testing.assert_allclose(fast, critical_path_devices(*arrays, np.array(domains), tensor, message), atol=1e-12)
-        assert fast.any()
+def _common_elements(source, target):
+    """How many elements every block of the source shares with every block of the target, counted one by one, and the
+    block of every device at either end."""
+    (_, own), (_, goal) = (configuration.partition(DIMS) for configuration in (source, target))
+    sizes = [math.lcm(shards, wanted) for (shards, _), (wanted, _) in zip(own, goal, strict=True)]
+    index = np.indices(sizes).reshape(len(sizes), -1)
+    blocks, counts, held = [], [], []
+    for cuts, devices in ((own, source.devices), (goal, target.devices)):
+        parts = [shards for shards, _ in cuts]
+        blocks.append(np.ravel_multi_index([index[dim] * shards // sizes[dim] for dim, shards in enumerate(parts)],
+                                           parts))
+        held.append(np.ravel_multi_index([np.arange(devices) // stride % shards for shards, stride in cuts], parts))
+        counts.append(math.prod(parts))
+    return np.bincount(blocks[0] * counts[1] + blocks[1], minlength=math.prod(counts)).reshape(counts), *held
+
+
+def _element_cost(common, block, wanted, domains, per_tensor, per_message):
+    """Cost of the critical-path device, which is looked for among all of them."""
+    needed = common.sum(axis=0)[wanted], (common > 0).sum(axis=0)[wanted]
+    cost, crossed = np.zeros(len(wanted)), (0, 0)
+    for domain, tensor, message in [*zip(domains, per_tensor, per_message, strict=True)][::-1]:
+        different = np.unique(np.stack([np.arange(len(block)) // domain, block], axis=1), axis=0)
+        begin = np.flatnonzero(np.diff(different[:, 0], prepend=-1))
+        held = np.zeros((max(len(block), len(wanted)) // domain + 1, common.shape[1]))
+        held_blocks = held.copy()
+        held[:len(begin)] = np.add.reduceat(common[different[:, 1]], begin, axis=0)
+        held_blocks[:len(begin)] = np.add.reduceat((common > 0)[different[:, 1]].astype(int), begin, axis=0)
+        mine = np.arange(len(wanted)) // domain, wanted
+        missing = needed[0] - held[mine], needed[1] - held_blocks[mine]
+        cost += (missing[0] - crossed[0]) * tensor / common.sum() + (missing[1] - crossed[1]) * message
+        crossed = missing
+    return cost.max()
+
+
+def _agrees_on_pairs(devices, sources, targets):
+    rng = random.Random(devices)
+    ends = [[_random_configuration(rng, devices // (1 + (idle and rng.random() < 0.1)), (devices,) * 3)
+             for _ in range(count)] for idle, count in ((False, sources), (True, targets))]
+    rows, columns = (_shardings(configurations) for configurations in ends)
+    arrays = [Sharded(found.devices, found.shards, found.strides) for found in (rows, columns)]
+    # The last machine's outer links are the faster ones.
+    prices = (([1, 8], [1.0, 9.0], [0.01, 0.02]), ([1, 6, 24], [1.0, 2.0, 5.0], [0.3, 0.3, 0.7]),
+              ([1, 4], [3.0, 1.0], [0.1, 0.2]))
+    matrices = [critical_path(*arrays, *map(np.array, price)) for price in prices]
+    for i, source in enumerate(ends[0]):
+        for j, target in enumerate(ends[1]):
+            counted = _common_elements(source, target)
+            for price, matrix in zip(prices, matrices, strict=True):
+                assert matrix[rows.index[i], columns.index[j]] == pytest.approx(
+                    _element_cost(*counted, *price), rel=1e-9, abs=1e-9), f"{source} to {target}, domains {price[0]}"
+
+
+@pytest.mark.parametrize("devices", [6, 8, 12, 24, 48, 72, 96, 144, 1000])
+def test_critical_path_agrees_with_a_count_of_elements(devices):
+    _agrees_on_pairs(devices, *((6, 5) if devices < 1000 else (4, 4)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [6, 12, 24, 48, 64, 72, 96, 144, 1000])
+def test_critical_path_of_2000_pairs(devices):
+    _agrees_on_pairs(devices, 50, 40)
+
+
+def test_pairs_that_are_alike_are_one():
+    rng = random.Random(7)
+    configurations = [_random_configuration(rng, 96, (96, 96, 96)) for _ in range(150)]
+    found = _shardings(configurations)
+    shardings = Sharded(found.devices, found.shards, found.strides)
+    pairs = distinct_pairs(shardings, shardings, np.array([1, 8]), far_alike=True)
+    swapped = Sharded(found.devices, found.shards[:, ::-1], found.strides[:, ::-1])
+    same = distinct_pairs(swapped, swapped, np.array([1, 8]), far_alike=True)
+    np.testing.assert_array_equal(pairs.number, same.number)  # which dim it is makes no difference
+    assert len(pairs.rows) < 0.6 * pairs.number.size
+    assert (pairs.number[pairs.rows, pairs.columns] == np.arange(len(pairs.rows))).all()
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -171,13 +234,22 @@ def test_shared_cores_count_copies(devices):
             assert matrix[rows.index[i], columns.index[j]] == pytest.approx(expected, rel=1e-9)
 
 
-def test_counts_of_own_blocks_agree():
+@pytest.mark.parametrize("devices", [6, 12])
+def test_devices_with_a_block_of_their_own_are_counted(devices):
     from pase_mtf.cost.resharding import _copies
-    rng = random.Random(5)
-    shardings = _shardings([_random_configuration(rng, 16, (16, 16, 16)) for _ in range(60)])
-    arrays = (shardings.devices, shardings.shards, shardings.strides) * 2
-    for fast, general in zip(_copies(*arrays, True), _copies(*arrays, False), strict=True):
-        np.testing.assert_array_equal(fast, general)
+    rng = random.Random(devices)
+    shape, whole = (devices,) * 3, Configuration((("", devices),))
+    configurations = [whole, *(_random_configuration(rng, devices, shape) for _ in range(12))]
+    found = _shardings(configurations)
+    shardings = Sharded(found.devices, found.shards, found.strides)
+    sent = _copies(shardings, shardings)[2][np.ix_(found.index, found.index)]
+    blocks = [_blocks(configuration, shape) for configuration in configurations]
+    for i, held in enumerate(blocks):
+        for j, needed in enumerate(blocks):
+            pieces = sum(sum(1 for block in {*map(frozenset, held)} if block & need) - 1
+                         for need in {*map(frozenset, needed)})
+            own = sum(1 for have, need in zip(held, needed, strict=False) if have & need)
+            assert sent[i, j] == pytest.approx(len(needed) - own + pieces)
 
 
 def test_unsplit_to_split_by_hand():
