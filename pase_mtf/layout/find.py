@@ -101,4 +101,4 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
                            for number, candidate in enumerate(found[1:], 1)),
         search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
                 **one.sizes()},
-        notes=one.notes(best), _search=one.search)
+        notes=one.notes(best), variables=one.variables, _search=one.search)

@@ -27,6 +27,7 @@ class GraphSearch:
 
     Attributes:
       exported: the graph.
+      variables: name -> the names of its dims, of every variable of the graph.
       search: goes through its layouts.
       meshes: the mesh shapes that compete.
       export_seconds, seconds: what exporting and searching (so far) took.
@@ -52,6 +53,7 @@ class GraphSearch:
         if not graph.operations:
             raise InfeasibleError(f"{request.name}: the graph has no operations; build the model before searching")
         self.request = request
+        self.variables = {variable.name: tuple(variable.shape.dimension_names) for variable in graph.all_variables}
         self.exported = exported or export_graph(graph, name=request.name)
         self.export_seconds = time.perf_counter() - start
         start = time.perf_counter()

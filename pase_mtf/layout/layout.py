@@ -67,6 +67,7 @@ class Layout:
         "configurations"; of a graph that depends on its layout also "builds" (how often it was built) and "graphs" (how
         many different ones).
       notes: what a person should know: cheaper layouts that do not lower, and why.
+      variables: name -> the names of its dims, of every variable of the program.
     """
 
     best: LayoutCost
@@ -79,6 +80,7 @@ class Layout:
     alternatives: tuple[LayoutCost, ...]
     search: dict[str, float]
     notes: tuple[str, ...]
+    variables: dict[str, tuple[str, ...]]
     _search: Search = dataclasses.field(compare=False, repr=False)
 
     @property
@@ -102,12 +104,13 @@ class Layout:
         return self.best.memory_bytes
 
     def format(self, style: str = "flags") -> str:
-        """The layout as a program takes it: "flags", "gin" or "json".
+        """The layout as a program takes it: "flags", "gin" or "json"; "jax" or "dtensor" for a program that is ported.
 
         Raises:
           UsageError: an unknown style.
         """
-        return format_layout(self.mesh_shape, self.layout_rules, style)
+        mesh = parse_mesh_shape(self.mesh_shape)
+        return format_layout(mesh.axes, parse_rules(self.layout_rules, mesh), style, self.variables)
 
     def __str__(self) -> str:
         entries = [self.best, *([self.data_parallel] if self.data_parallel else []), *self.compared,
