@@ -63,6 +63,21 @@ def run(capsys, *flags):
     return code, out.out, out.err
 
 
+def test_the_first_example_of_the_readme_says_what_is_printed(repository, capsys):
+    section = (repository / "README.md").read_text(encoding="utf-8").partition("### Layout rules for a program")[2]
+    command, printed = (block.strip("\n") for block in section.split("```")[1:4:2])
+    words = command.split()
+    assert words[:3] == ["python", "-m", "pase_mtf.layout"]
+    graph, *flags = words[3:]
+    path = graph.removeprefix("--graph=")
+    code, out, err = run(capsys, f"--graph={repository / path}", *flags)
+    assert code == 0
+    lines = (err + out).splitlines()
+    assert [line for line in printed.splitlines() if line != "..." and line not in lines] == []
+    assert out.strip() == printed.splitlines()[-1]
+    assert "--layout=''" not in out  # there is something to gain
+
+
 def test_json_is_all_there_is_on_the_standard_output(program, capsys):
     code, out, err = run(capsys, f"--graph={program}", "--mesh=8", "--machine=h100", "--format=json",
                          "--compare=a:2;b:4;batch:a;hidden:b", "--explain=hidden")
