@@ -3,8 +3,9 @@
 1. Bounds by message passing, assignments by greedy decoding and local improvement (messages.py). On most networks of
    real models the two meet within a dozen passes.
 2. Configurations that can be in no better assignment are pruned; vertices with one configuration left are folded away.
-3. What remains is eliminated exactly (elimination.py) as soon as its tables are small.
-4. Where even that is too large, the domain of one vertex is cut in two, best bound first, diving. Parts that wait take
+3. What remains is eliminated exactly (elimination.py) as soon as its tables are small, or searched depth first where
+   that is quick (depth_first.py).
+4. Where even that is too much, the domain of one vertex is cut in two, best bound first, diving. Parts that wait take
    a share of the memory at most: once they fill it, the newest are explored first, so that they get fewer.
 
 Nothing here calls itself but the search among a few promising configurations, and that one does not do so again.
@@ -23,6 +24,7 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled
+from pase_mtf.search.depth_first import descend, descent_bytes
 from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
 from pase_mtf.search.messages import EXACTLY, PassState, improve, message_passes, rounded_down
 from pase_mtf.search.packed import Packed, Reduction, lift, quantum, reduce
@@ -37,6 +39,8 @@ _CHEAP_OPERATIONS = 1 << 20
 # ... and where it replaces branching.
 _MOST_OPERATIONS = 1 << 30
 _MOST_ENTRIES = 1 << 25
+# Matrix entries that the first search depth first may read; the next one may four times as many.
+_FIRST_DESCENT = 1 << 27
 # Of an entry of a table: its value, which configuration attains it, and once more while tables are added up.
 _BYTES_PER_ENTRY = 24
 # Of the memory, what parts that wait may take; and what one takes besides its bits.
@@ -87,6 +91,7 @@ class _Part:
       plan: how it would be eliminated.
       previous: the bound before the last passes.
       stalled: how often in a row passes have hardly raised the bound.
+      descended: how often it was when a search depth first was given up.
     """
 
     p: Packed
@@ -98,6 +103,7 @@ class _Part:
     plan: Plan | None = None
     previous: float = -np.inf
     stalled: int = 0
+    descended: int = 0
 
     @classmethod
     def of(cls, p: Packed, messages: np.ndarray, bound: float, room: float) -> _Part:
@@ -216,13 +222,14 @@ class Minimiser:
         self.root = self._reduction.network
         self.cost, self.bound, self.proven = cutoff, -np.inf, False
         self.best: np.ndarray | None = None
-        self.statistics: dict[str, Any] = {"passes": 0, "nodes": 0, "eliminations": 0, "largest_table": 0,
-                                           "configurations_left": len(self.root.unary)}
+        self.statistics: dict[str, Any] = {"passes": 0, "nodes": 0, "descents": 0, "eliminations": 0,
+                                           "largest_table": 0, "configurations_left": len(self.root.unary)}
         self._gap, self._progress = gap, progress
         self._unit = quantum(packed, self._budget) if unit is None else unit
         self._scale = 0.0
         self.potentials: np.ndarray | None = None
         self._start = time.perf_counter()
+        self._most_read = float(_FIRST_DESCENT)
         self._root_messages = np.zeros(self.root.potentials)
         # Where configuration i of vertex v of the input stands among the root's.
         self._place: np.ndarray | None = None  # where nothing was removed, it stands where it stood
@@ -339,6 +346,8 @@ class Minimiser:
                 if affordable:
                     self._eliminate(part.p, plan)
                     return _NOTHING_LEFT
+                if self._descend(part):
+                    return _NOTHING_LEFT
                 if part.stalled >= 2:
                     if part.rough is EXACTLY:
                         return _Outcome(part.bound, halves=self._halves(part, plan))
@@ -416,6 +425,29 @@ class Minimiser:
         self.statistics["largest_table"] = max(self.statistics["largest_table"], int(plan.largest))
         cost, choice = eliminate(factors_of(p), p.domains, plan)
         self._offer(p, choice, cost + p.constant)
+
+    def _descend(self, part: _Part) -> bool:
+        """Searches a part depth first once passes bring little, as far as that is quick. Whether it got to the end."""
+        if part.stalled <= part.descended or part.rough is not EXACTLY:
+            return False
+        part.descended = part.stalled
+        room = self._room * (1 - _WAITING)
+        if not part.state.active.all() and not part.reduce(self._budget, room):
+            return False
+        entries = 2 * _entries_left(part.p, part.p.domains)
+        # Room for one way down at least, once, for the sake of the assignment that it finds.
+        most = self._most_read if self.statistics["descents"] else max(
+            self._most_read, 2.0 * entries * np.count_nonzero(part.p.domains > 1))
+        if entries > most / 16 or descent_bytes(part.p) > room - part.p.bytes:
+            self._most_read *= 4
+            return False
+        self.statistics["descents"] += 1
+        found = descend(part.p, self.cost, self._target(), most, self._budget.seconds)
+        if len(found.choice):
+            self._offer(part.p, found.choice, improve(part.p, found.choice, _SWEEPS))
+        if not found.complete:
+            self._most_read *= 4
+        return found.complete
 
     def _halves(self, part: _Part, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """Cuts the domain of one vertex: the one that makes the largest tables. The first half holds the more

@@ -86,7 +86,7 @@ def plan_elimination(domains: Sequence[int] | np.ndarray, edges: Sequence[tuple[
     keys = np.unique(ends[:, 0] * len(sizes) + ends[:, 1])
     ends = np.stack([keys // max(len(sizes), 1), keys % max(len(sizes), 1)])
     sequence, scopes_at, scopes, totals = _simulate(
-        sizes, ends[:, ends[0] < ends[1]], np.asarray(() if order is None else order, np.int64),
+        sizes, np.ascontiguousarray(ends[:, ends[0] < ends[1]]), np.asarray(() if order is None else order, np.int64),
         float(most_operations), float(most_entries))
     places, flat = scopes_at.tolist(), scopes.tolist()
     operations, largest, entries = totals.tolist()

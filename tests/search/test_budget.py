@@ -26,6 +26,12 @@ def dense(seed, layers=9, configurations=8):
                         for i, j in itertools.combinations(range(layers), 2)])
 
 
+def only_branching(monkeypatch):
+    """Neither elimination nor the search depth first."""
+    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    monkeypatch.setattr(Minimiser, "_descend", lambda self, part: False)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """Moves on by a second whenever it is looked at; holds how often that was."""
@@ -49,7 +55,7 @@ def _memory(network):
 @pytest.mark.parametrize("limit", [1, 7, 30, 50, 75, 120, 400])
 def test_every_step_looks_at_the_clock(method, limit, clock, monkeypatch):
     """Once the time is over, hardly a step follows: normal form, passes, branching and certificate all look."""
-    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    only_branching(monkeypatch)
     network, options = dense(0), {}
     if method == "memory":
         method, options = "exact", _memory(network)
@@ -96,7 +102,7 @@ def test_a_bound_without_a_whole_pass(seed):
 def test_nothing_calls_itself(monkeypatch):
     """The search among promising configurations met the same part again, and called itself until Python gave up."""
     monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
-    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    only_branching(monkeypatch)
     depth, deepest = [0], [0]
     run = Minimiser.run
 
@@ -160,7 +166,7 @@ def test_parts_that_wait_stay_within_their_memory():
 
 
 def test_little_room_for_what_waits_changes_nothing(monkeypatch):
-    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    only_branching(monkeypatch)
     expected = solve(dense(4, 7, 6), certificate=False)
     monkeypatch.setattr(branch_and_bound, "_WAITING", 0.0)
     found = solve(dense(4, 7, 6), certificate=False)
@@ -180,7 +186,7 @@ def test_too_little_memory_is_said(method):
 
 def test_stops_where_no_part_fits(monkeypatch):
     """Enough for the passes, not for the parts: an honest gap, and the reason."""
-    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    only_branching(monkeypatch)
     network = dense(6)
     best = solve(network, certificate=False)
     packed = pack(network.normalized())
