@@ -29,6 +29,7 @@ import numba
 import numpy as np
 from tqdm import tqdm
 
+import benchmarks.breadth_first  # noqa: F401  (registers itself)
 from benchmarks import paper_numbers, paper_strategies
 from benchmarks.paper_document import document
 from benchmarks.paper_plot import plot_speedups

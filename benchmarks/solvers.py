@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+import benchmarks.breadth_first  # noqa: F401  (registers itself)
 from benchmarks.search_networks import starts_file
 from benchmarks.search_process import peak_bytes
 from pase_mtf.errors import PaseError

@@ -57,6 +57,13 @@ def _forbidding() -> CostNetwork:
         NetworkEdge(1, 1, equal, ends, ends)])
 
 
+def _hard() -> CostNetwork:
+    """A small network that takes a search depth first."""
+    rng, every = np.random.default_rng(0), np.arange(6)
+    return CostNetwork([rng.random(6) for _ in range(8)], [
+        NetworkEdge(i, j, rng.random((6, 6)), every, every) for i, j in itertools.combinations(range(8), 2)])
+
+
 def compile_kernels() -> None:
     """Calls every compiled kernel with the types that a first search calls it with."""
     graph, machine = _graph(), Machine.load("1080ti")
@@ -64,8 +71,9 @@ def compile_kernels() -> None:
     for linked, devices in itertools.product((machine, shared), (4, 6)):
         found = find_strategy(graph, devices=devices, machine=linked, certificate=True)
         find_strategy(graph, devices=devices, machine=linked, memory_limit=found.memory_bytes)
-    for method in ("pase", "breadth_first", "mcmc", "k_best"):
+    for method in ("pase", "mcmc", "k_best"):
         find_strategy(graph, devices=4, machine=machine, method=method)
+    assert solve(_hard()).statistics["descents"]
     network = _forbidding()
     for method in ("exact", "pase", "mcmc", "k_best"):
         solution = solve(network, method)

@@ -9,22 +9,32 @@ import numpy as np
 import pytest
 from markdown_cells import row_of, rows
 
-from benchmarks import search, search_document, search_memory, search_networks, search_plot, search_sections, solvers
+from benchmarks import (
+    breadth_first,
+    search,
+    search_document,
+    search_memory,
+    search_networks,
+    search_plot,
+    search_sections,
+    solvers,
+)
 from benchmarks.search_densenet import BLOCKS, densenet, paper_configurations, paper_machine
 from benchmarks.search_networks import Variation, Workshop, price_densenet, shuffled
 from benchmarks.search_process import main as search_process
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.memory import strategy_memory
+from pase_mtf.errors import UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.search import solve
 from pase_mtf.search.memory import least_memory
-from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.pase import generate_sequence
 from tests.random_networks import random_network
 from tests.small_graphs import perceptron
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
-PACKAGES = {"milp": "scipy", "toulbar2": "pytoulbar2"}
+PACKAGES = {"milp": "scipy", "toulbar2": "pytoulbar2", "cpsat": "ortools"}
 
 
 # -- DenseNet ----------------------------------------------------------------------------------------------------------
@@ -113,7 +123,17 @@ def test_unknown_normalization():
 
 
 # -- rivals ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("solver", ["exact", "pase", "breadth_first", "milp", "toulbar2"])
+def test_breadth_first_by_hand():
+    assert breadth_first.breadth_first_order(5, [(0, 3), (3, 1), (2, 4)]) == [0, 3, 1, 2, 4]
+    # On a path of 4 the frontier is the next layer: 3 tables over one layer of 5 configurations, one over none.
+    ends = np.arange(5)
+    path = CostNetwork([np.ones(5)] * 4, [NetworkEdge(i, i + 1, np.ones((5, 5)), ends, ends) for i in range(3)])
+    assert solve(path, "breadth_first").statistics["table_entries"] == 16
+    with pytest.raises(UsageError, match=r"breadth_first: tables of .* need .* GB"):
+        solve(CostNetwork.load(INSTANCES / "densenet-direct_16.npz"), "breadth_first")
+
+
+@pytest.mark.parametrize("solver", ["exact", "pase", "breadth_first", "milp", "toulbar2", "cpsat"])
 def test_solvers_agree_with_brute_force(solver):
     if solver in PACKAGES:
         pytest.importorskip(PACKAGES[solver])
@@ -127,7 +147,7 @@ def test_solvers_agree_with_brute_force(solver):
         assert outcome["cost"] == pytest.approx(best, rel=1e-6, abs=1e-6), seed
 
 
-@pytest.mark.parametrize("solver", ["milp", "toulbar2"])
+@pytest.mark.parametrize("solver", ["milp", "toulbar2", "cpsat"])
 @pytest.mark.parametrize(("name", "optimum"), [("alexnet_8", 97098296512), ("rnnlm_8", 4024963186688)])
 def test_rivals_find_the_known_optima(solver, name, optimum):
     pytest.importorskip(PACKAGES[solver])

@@ -30,18 +30,17 @@ def feasible(seeds, most_assignments=2000):
 
 
 @pytest.mark.parametrize("step", [37, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", ["pase", "breadth_first"])
-def test_dynamic_programs_against_brute_force(method, step):
+def test_dynamic_program_against_brute_force(step):
     count = 0
     for network, cost, rounding in feasible(range(1, 2000, step)):
-        solution = solve(network, method)
+        solution = solve(network, "pase")
         assert solution.cost == network.cost(solution.assignment)
         assert abs(solution.cost - cost) <= rounding
         count += 1
     assert count > 0.9 * 2000 / step
 
 
-@pytest.mark.parametrize("method", ["exact", "pase", "breadth_first"])
+@pytest.mark.parametrize("method", ["exact", "pase"])
 def test_infeasible(method):
     ends = np.array([0, 1])
     unequal = NetworkEdge(0, 1, [[np.inf, 0], [0, np.inf]], ends, ends)
@@ -61,9 +60,8 @@ def test_pase_agrees_with_exact(name):
 
 def test_tables_that_do_not_fit_are_refused_at_once():
     network = CostNetwork.load(INSTANCES / "densenet-direct_16.npz")
-    for method in ("pase", "breadth_first"):
-        with pytest.raises(UsageError, match=r"tables of .* need .* GB"):
-            solve(network, method)
+    with pytest.raises(UsageError, match=r"tables of .* need .* GB"):
+        solve(network, "pase")
     with pytest.raises(UsageError, match="tables"):
         solve(CostNetwork.load(INSTANCES / "inception3_8.npz"), "pase", memory=1000)
 
@@ -73,14 +71,6 @@ def test_generate_sequence_by_hand():
     assert pase.generate_sequence(5, [(0, 1), (0, 2), (0, 3), (3, 4)]) == [1, 2, 0, 3, 4]
     # Taking a corner of a square joins its neighbours.
     assert pase.generate_sequence(4, [(0, 1), (1, 2), (2, 3), (3, 0)]) == [0, 1, 2, 3]
-
-
-def test_breadth_first_by_hand():
-    assert pase.breadth_first_order(5, [(0, 3), (3, 1), (2, 4)]) == [0, 3, 1, 2, 4]
-    # On a path of 4 the frontier is the next layer: 3 tables over one layer of 5 configurations, one over none.
-    ends = np.arange(5)
-    path = CostNetwork([np.ones(5)] * 4, [NetworkEdge(i, i + 1, np.ones((5, 5)), ends, ends) for i in range(3)])
-    assert solve(path, "breadth_first").statistics["table_entries"] == 16
 
 
 def test_mcmc_finds_small_optima_and_repeats_itself():
