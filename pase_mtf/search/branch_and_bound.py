@@ -41,6 +41,8 @@ _MOST_OPERATIONS = 1 << 30
 _MOST_ENTRIES = 1 << 25
 # Matrix entries that the first search depth first may read; the next one may four times as many.
 _FIRST_DESCENT = 1 << 27
+# Entries that one node of it may read per second that is left: it looks at the clock once a node.
+_READS_PER_LOOK = 2e7
 # Of an entry of a table: its value, which configuration attains it, and once more while tables are added up.
 _BYTES_PER_ENTRY = 24
 # Of the memory, what parts that wait may take; and what one takes besides its bits.
@@ -438,7 +440,8 @@ class Minimiser:
         # Room for one way down at least, once, for the sake of the assignment that it finds.
         most = self._most_read if self.statistics["descents"] else max(
             self._most_read, 2.0 * entries * np.count_nonzero(part.p.domains > 1))
-        if entries > most / 16 or descent_bytes(part.p) > room - part.p.bytes:
+        if (entries > min(most / 16, _READS_PER_LOOK * self._budget.seconds)
+                or descent_bytes(part.p) > room - part.p.bytes):
             self._most_read *= 4
             return False
         self.statistics["descents"] += 1

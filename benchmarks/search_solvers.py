@@ -1,0 +1,149 @@
+"""The default search beside other exact solvers, in seconds of the processor, and held to its time and memory.
+
+    python -m benchmarks.search_solvers                 # about half an hour; writes docs/benchmarks/solvers.md
+    python -m benchmarks.search_solvers --limit=5 --networks=instances
+
+Every solver has one thread and a process of its own; all of them run one after another. Numbers are in solvers.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks import markdown
+from benchmarks.search import FOLDER, facts
+from benchmarks.search_budget import NETWORKS
+from benchmarks.search_document import seconds_text
+from benchmarks.search_networks import INSTANCES, ROOT, shuffled
+from benchmarks.search_random import random_network
+from pase_mtf.files import write_atomically
+from pase_mtf.search.network import CostNetwork
+
+__all__ = ["RANDOM", "SOLVERS", "document", "main"]
+
+SOLVERS = ("exact", "toulbar2", "cpsat", "milp")
+RANDOM = (
+    ("ladder", "structured", 200, 20), ("ladder", "noise", 200, 12), ("ladder", "integer", 60, 30),
+    ("grid", "structured", 64, 15), ("grid", "noise", 49, 8), ("grid", "integer", 64, 8),
+    ("sparse", "structured", 60, 12), ("sparse", "noise", 40, 8), ("sparse", "close", 40, 8),
+    ("dense", "structured", 20, 12), ("dense", "noise", 14, 6), ("dense", "integer", 12, 8), ("dense", "close", 12, 8))
+"""(shape, costs, layers, configurations) of random networks; seed 7, which nothing else uses."""
+_SEED = 7
+
+Rows = dict[str, dict[str, Any]]
+
+
+def _run(arguments: Sequence[str], timeout: float) -> dict[str, Any]:
+    """What a module of ours prints, run in a process of its own."""
+    try:
+        done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False, cwd=ROOT,
+                              timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {timeout:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    return json.loads(lines[-1]) if lines else {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+
+
+def networks(folder: pathlib.Path, kinds: Sequence[str]) -> dict[str, pathlib.Path]:
+    """The files of all networks of some kinds (instances, random); those that are made lie in the folder."""
+    found = {}
+    if "instances" in kinds:
+        found |= {path.stem: path for path in sorted(INSTANCES.glob("*.npz"))}
+        found["inception3_8 shuffled"] = folder / "shuffled.npz"
+        shuffled(CostNetwork.load(INSTANCES / "inception3_8.npz")).save(found["inception3_8 shuffled"])
+    if "random" in kinds:
+        for shape, costs, layers, configurations in RANDOM:
+            name = f"{shape}, {costs}, {layers} x {configurations}"
+            found[name] = folder / f"{name.replace(', ', '-')}.npz"
+            random_network(shape, costs, layers, configurations, _SEED).save(found[name])
+    return found
+
+
+def _seconds(outcome: dict[str, Any]) -> float:
+    """CPU seconds: of ours all of the search with compiled code loaded, of the others the solver alone."""
+    return outcome.get("warm_cpu_seconds", outcome.get("solver_cpu_seconds", outcome.get("cpu_seconds", 0.0)))
+
+
+def _cell(outcome: dict[str, Any], best: float) -> str:
+    if "error" in outcome:
+        return outcome["error"]
+    if outcome["optimal"]:
+        return seconds_text(_seconds(outcome))
+    return f"not proven, {outcome['cost'] / best - 1:+.2%}" if outcome["cost"] < float("inf") else "nothing found"
+
+
+def document(results: dict[str, Any]) -> str:
+    """The page."""
+    here, limit = results["facts"], results["limit"]
+    lines, ahead = [], 0
+    for name, outcomes in results["solvers"].items():
+        best = min(outcome.get("cost", float("inf")) for outcome in outcomes.values())
+        others = [_seconds(outcomes[solver]) for solver in SOLVERS[1:]
+                  if solver in outcomes and outcomes[solver].get("optimal")]
+        first = bool(outcomes["exact"].get("optimal")) and _seconds(outcomes["exact"]) <= min(others, default=limit)
+        ahead += first
+        lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS), "yes" if first else "no"])
+    parts = [f"# Solvers side by side\n\n{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce "
+             "with `python -m benchmarks.search_solvers` (`pip install '.[toulbar2,auto_mtf]'` first).",
+             f"Seconds of the processor, one thread each, at most {limit:g} s. Of `exact` they are all of the search, "
+             "normal form included, with its compiled code loaded; of the others the solver alone, once it holds its "
+             "model. Random networks: layers x configurations, seed 7 of `benchmarks/search_random.py`. "
+             f"`exact` proves first on {ahead} of {len(lines)}.\n\n"
+             + markdown.table(["network", *SOLVERS, "`exact` first"], lines, left=(0, 5))]
+    budgets = [[row["name"], f"{row['limit']:g}", f"{row['cpu_seconds']:.2f}", f"{row['network_bytes'] / 1e6:.0f}",
+                f"{row['search_bytes'] / 1e6:.0f}",
+                "proven" if row["optimal"] else f"{row['gap']:.2%}" if row["gap"] < 1e9 else "no bound"]
+               if "error" not in row else [row["name"], "", row["error"], "", "", ""]
+               for row in results["budgets"]]
+    if budgets:
+        over = max(row["cpu_seconds"] - row["limit"] for row in results["budgets"] if "error" not in row)
+        parts.append("## Time and memory\n\n`exact` on random networks, from none to far too large for it, by a clock "
+                     "that counts the processor's seconds. Memory is what the process held at most above what it held "
+                     f"before the search. The latest end: {max(over, 0):.2f} s after the limit.\n\n"
+                     + markdown.table(["network", "limit, s", "took, s", "network, MB", "search, MB", "gap"], budgets,
+                                      left=(0, 5)))
+    return "\n\n".join(parts) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and writes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds for each solver (default: %(default)s)")
+    parser.add_argument("--networks", default="instances,random,budgets", help="of these (default: %(default)s)")
+    parser.add_argument("--output", default=str(FOLDER), help="folder of the results")
+    flags = parser.parse_args(arguments)
+    output = pathlib.Path(flags.output)
+    versions = ", ".join([facts()["versions"], *(f"{name} {metadata.version(name)}" for name in ("ortools",))])
+    results: dict[str, Any] = {"facts": {**facts(), "versions": versions}, "limit": flags.limit, "solvers": {},
+                               "budgets": []}
+    kinds = flags.networks.split(",")
+    with tempfile.TemporaryDirectory(prefix="pase_mtf-solvers-") as folder:
+        for name, path in tqdm(networks(pathlib.Path(folder), kinds).items(), file=sys.stderr):
+            results["solvers"][name] = {solver: _run(
+                ["benchmarks.solvers", solver, str(path), f"--limit={flags.limit}"], 3 * flags.limit + 60)
+                for solver in SOLVERS}
+    for shape, costs, layers, configurations, distinct, limit in tqdm(NETWORKS if "budgets" in kinds else (),
+                                                                      file=sys.stderr):
+        extra = [] if distinct is None else [f"--distinct={distinct}"]
+        row = _run(["benchmarks.search_budget", shape, costs, str(layers), str(configurations), f"--limit={limit}",
+                    *extra], 20 * limit + 120)
+        shared = "" if distinct is None else f", {distinct} matrices"
+        results["budgets"].append({"name": f"{shape}, {costs}, {layers} x {configurations}{shared}", **row})
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / "solvers.json", json.dumps(results, indent=1) + "\n")
+    write_atomically(output / "solvers.md", document(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

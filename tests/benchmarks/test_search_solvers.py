@@ -1,0 +1,57 @@
+"""The page of solvers side by side, its random networks, and the measurement of time and memory."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import search_budget, search_random, search_solvers
+
+
+@pytest.mark.parametrize("shape", search_random.SHAPES)
+@pytest.mark.parametrize("costs", search_random.COSTS)
+def test_random_networks(shape, costs):
+    network = search_random.random_network(shape, costs, 12, 5, 3)
+    network.validate()
+    assert network.sizes == (5,) * 12
+    again = search_random.random_network(shape, costs, 12, 5, 3)
+    for one, other in zip(network.edges, again.edges, strict=True):
+        np.testing.assert_array_equal(one.matrix, other.matrix)
+    ends = [(edge.source, edge.target) for edge in network.edges]
+    assert len(set(ends)) == len(ends)
+    assert all(0 <= source < target < 12 for source, target in ends)
+    if len(ends) > 2:
+        assert network.distinct_matrices == len(ends)
+        assert search_random.random_network(shape, costs, 12, 5, 3, distinct=2).distinct_matrices == 2
+
+
+def test_budget_of_one_network(capsys, monkeypatch):
+    monkeypatch.setattr(search_budget.time, "perf_counter", search_budget.time.perf_counter)  # main replaces it
+    assert search_budget.main(["sparse", "noise", "20", "4", "--limit=30"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["optimal"]
+    assert outcome["certificate"]
+    assert outcome["cpu_seconds"] < 30
+
+
+def test_page():
+    def outcome(cost, seconds, optimal=True):
+        return {"cost": cost, "optimal": optimal, "solver_cpu_seconds": seconds}
+    results = {
+        "facts": {"machine": "a machine", "versions": "versions", "commit": "abc"}, "limit": 10.0,
+        "solvers": {
+            "one": {"exact": outcome(2.0, 0.1), "toulbar2": outcome(2.0, 0.2), "cpsat": outcome(2.2, 10, False),
+                    "milp": {"error": "refused: 11 million variables"}},
+            "two": {"exact": outcome(3.0, 0.5), "toulbar2": outcome(3.0, 0.25), "cpsat": outcome(3.0, 4),
+                    "milp": outcome(float("inf"), 10, False)}},
+        "budgets": [{"name": "dense", "limit": 1.0, "cpu_seconds": 1.25, "network_bytes": 5e6, "search_bytes": 2e6,
+                     "optimal": False, "gap": 0.5}, {"name": "star", "error": "no memory"}]}
+    text = search_solvers.document(results)
+    assert "proves first on 1 of 2" in text
+    assert "| one " in text
+    assert "not proven, +10.00%" in text
+    assert "refused: 11 million variables" in text
+    assert "nothing found" in text
+    assert "0.25 s after the limit" in text
+    assert "50.00%" in text
+    assert "no memory" in text
