@@ -48,6 +48,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf.launch.console import Progress, print_header
     from pase_mtf.launch.data import open_data
     from pase_mtf.launch.files import RunFiles, write_outcome, write_strategy
+    from pase_mtf.launch.judging import Judge
     from pase_mtf.launch.keeping import Keeper
     from pase_mtf.launch.memory import check_memory
     from pase_mtf.launch.program import export_program
@@ -80,15 +81,16 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         arms = build_arms(plan, graph, strategies, trained)
         keeper = Keeper(files.path("checkpoint"), arms[0], data, graph.hash, first_step=plan.first_step,
                         every=options.checkpoint_every)
+        judge = Judge(plan, strategies, arms, data)
         interrupts.hold()  # what is measured from here on is written down whatever happens
         with Progress(options, len(arms), plan.first_step) as progress:
             history = train(
                 arms, data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
-                first_step=plan.first_step, asked=lambda: interrupts.asked,
+                first_step=plan.first_step, asked=lambda: interrupts.asked, check=judge.check,
                 watchers=(files.metric, progress.step, *([keeper.watch] if options.checkpoint else ())))
         if not history.measured:
             raise KeyboardInterrupt
-        unwritten = None
+        history.note, unwritten = judge.note, None
         if options.checkpoint and not history.disagreement and history.diverged is None:
             unwritten = keeper.finish()
         rows = write_outcome(files, plan, facts, graph, strategies, same, arms, history)
@@ -105,8 +107,8 @@ def _exit_code(history: History, options: Options, interrupts: Interrupts) -> in
         print(f"error: {history.disagreement}", file=sys.stderr)
         return LOSSES_DISAGREE
     if history.diverged is not None:
-        raise UsageError(f"--learning_rate={options.learning_rate}: the loss of every arm is not finite at step "
-                         f"{history.diverged}; take a smaller one")
+        raise UsageError(f"--learning_rate={options.learning_rate}: the loss of {options.arms[0].name} is not finite "
+                         f"at step {history.diverged}; take a smaller one")
     return (interrupts.exit_code or INTERRUPTED) if history.interrupted else 0
 
 

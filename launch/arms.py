@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError
@@ -17,6 +19,7 @@ from pase_mtf.launch.memory import peak_bytes_per_device, variable_bytes_per_dev
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.program import Program, program_of
 from pase_mtf.lowering.lowering import lower
+from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.runtime import Devices, session_config
 from pase_mtf.strategy.experts import batch_dim
 from pase_mtf.strategy.strategy import Strategy
@@ -42,7 +45,7 @@ class Arm:
     """
 
     def __init__(self, name: str, build: Callable[[], Program], lower: Callable[[Program], mtf.Lowering],
-                 devices: Devices, checkpoint: CheckpointInfo | None = None):
+                 devices: Devices, checkpoint: CheckpointInfo | None = None, *, cast: bool = False):
         """Builds and lowers the program and sets the initial values.
 
         Args:
@@ -51,6 +54,7 @@ class Arm:
           lower: lowers it.
           devices: of the run.
           checkpoint: where the values come from; None: initial values by the seed.
+          cast: the checkpoint's values may be of another type than the program's variables.
 
         Raises:
           OutOfMemoryError: the variables do not fit.
@@ -70,7 +74,10 @@ class Arm:
                 self._train = tf.assign_add(program.global_step, 1).op
             self._global_step = program.global_step
             to_slices, self._to_masters = lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()
+            self._masters = {variable.op.name: variable for variable in tf.global_variables()}
             self._saver = tf.train.Saver(tf.global_variables(), max_to_keep=1)
+            self._copies = {variable.name: copies for variable, laid_out in lowering.variables.items()
+                            if (copies := _copies(variable, laid_out))}
             initialize = tf.global_variables_initializer()
             self._held = variable_bytes_per_device(self._graph)
         self.nodes = len(self._graph.get_operations())
@@ -79,7 +86,7 @@ class Arm:
         self._run(initialize)
         if checkpoint:
             with self._graph.as_default():
-                restore(checkpoint, lambda prefix: self._saver.restore(self._session, prefix))
+                restore(checkpoint, self._load_cast if cast else self._load)
         self._run(to_slices)
         self.build_seconds = time.perf_counter() - start
 
@@ -117,6 +124,31 @@ class Arm:
         return float(self._run(self._loss, {placeholder: batch[name]
                                             for name, placeholder in self._placeholders.items()}))
 
+    def values(self, up_to_date: bool = True) -> Iterator[tuple[str, np.ndarray]]:
+        """The name and value of every master variable (but the number of the step), one after another.
+
+        Args:
+          up_to_date: bring the masters up to date first; else they are as at the start, or as they were last saved.
+        """
+        if up_to_date:
+            self._run(self._to_masters)
+        masters = {name: variable for name, variable in self._masters.items() if variable is not self._global_step}
+        for names in _few_at_a_time({name: variable.shape.num_elements() for name, variable in masters.items()}):
+            yield from self._run({name: masters[name] for name in names}).items()
+
+    def differing_copies(self) -> str | None:
+        """The name of a variable of which not all devices that hold the same part hold the same; None: there is none.
+
+        Equal up to rounding: what devices sum by themselves, each may sum in another order.
+        """
+        sizes = {name: sum(len(group) * group[0].shape.num_elements() for group in copies)
+                 for name, copies in self._copies.items()}
+        for names in _few_at_a_time(sizes):
+            for name, copies in self._run({name: self._copies[name] for name in names}).items():
+                if any(_differ(first, other) for first, *others in copies for other in others):
+                    return name
+        return None
+
     def save(self, prefix: str) -> None:
         """Writes the master variables, brought up to date, to files that begin with `prefix`."""
         self._run(self._to_masters)
@@ -127,12 +159,49 @@ class Arm:
         """Frees what the arm holds."""
         self._session.close()
 
+    def _load(self, prefix: str) -> None:
+        self._saver.restore(self._session, prefix)
+
+    def _load_cast(self, prefix: str) -> None:
+        reader = tf.train.load_checkpoint(prefix)
+        for name, variable in self._masters.items():
+            self._run(variable.initializer, {variable.initializer.inputs[1]: reader.get_tensor(name)})
+
     def _run(self, *arguments: object) -> Any:
         try:
             return self._session.run(*arguments)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
             raise OutOfMemoryError(f"arm {self.name}: out of memory ({summarize_error(error)}); take a smaller --batch "
                                    "or --preset, or fewer arms in --compare") from error
+
+
+def _copies(variable: mtf.Variable, laid_out: Any) -> list[list[tf.Tensor]]:
+    """The reads of the slices of a variable that hold the same part of it; none of a lowering that is not ours."""
+    mesh_impl = getattr(laid_out, "_mesh_impl", None)
+    if not isinstance(mesh_impl, DeviceMeshImpl) or laid_out.slice_is_master:
+        return []
+    slices = laid_out.laid_out_tensor.all_slices
+    groups = mesh_impl.partition(variable.shape).holders.values()
+    return [[slices[position]._graph_element for position in group] for group in groups if len(group) > 1]
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> bool:
+    difference = np.abs(other - one).max(initial=0.0)
+    return bool(np.isfinite(difference) and difference > 1e3 * np.finfo(one.dtype).eps * np.abs(one).max(initial=0.0))
+
+
+def _few_at_a_time(sizes: Mapping[str, int], most: int = 1 << 26) -> Iterator[list[str]]:
+    """Names in groups of at most so many elements, as far as one fits: every group costs a look through the graph."""
+    group: list[str] = []
+    held = 0
+    for name, size in sizes.items():
+        if group and held + size > most:
+            yield group
+            group, held = [], 0
+        group.append(name)
+        held += size
+    if group:
+        yield group
 
 
 def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Strategy],

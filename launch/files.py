@@ -143,14 +143,16 @@ def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: 
               else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
     files.write("summary.json", summary_json(
         rows, search=_search(strategies), status=status, facts=facts,
-        disagreement=str(history.disagreement) if history.disagreement else None,
+        disagreement=history.disagreement, note=history.note,
         model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
         devices=plan.devices.count, mesh=plan.options.mesh, first_step=plan.first_step,
         memory_method=MEMORY_METHOD, nodes={arm.name: arm.nodes for arm in arms},
         build_seconds={arm.name: arm.build_seconds for arm in arms}))
     notes = {"Search": search_summary(strategies.get("search", main), graph)}
     if history.disagreement:
-        notes = {"Losses disagree": str(history.disagreement), **notes}
+        notes = {"Losses disagree": history.disagreement, **notes}
+    elif history.note:
+        notes = {"Losses": history.note, **notes}
     if measured:
         notes["Measured memory"] = MEMORY_METHOD
     files.write("report.html", report_html(

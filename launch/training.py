@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 
 from pase_mtf.launch.data import Batch
-from pase_mtf.launch.losses import Disagreement, first_disagreement
 
 __all__ = ["BLOCK", "History", "Record", "Timing", "Trainable", "train"]
 
@@ -89,16 +88,18 @@ class History:
     Attributes:
       first_step: number of the first step of this run.
       records: arm -> its steps in order.
-      disagreement: set when the losses of two arms differ.
-      diverged: a step at which the loss is not finite, in every arm.
+      disagreement: why an arm is known to be wrong, where one is.
+      diverged: a step at which the loss of the first arm is not finite.
       interrupted: somebody wanted the run to end (Ctrl-C, SIGTERM).
+      note: what looked wrong and was found to be right.
     """
 
     first_step: int
     records: dict[str, list[Record]]
-    disagreement: Disagreement | None = None
+    disagreement: str | None = None
     diverged: int | None = None
     interrupted: bool = False
+    note: str | None = None
 
     def timing(self, arm: str) -> Timing | None:
         """Statistics of the timed steps; None before the first."""
@@ -116,13 +117,13 @@ class History:
 
 def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, steps: int, first_step: int = 0,
           watchers: Sequence[Callable[[Record], object]] = (), asked: Callable[[], bool] = lambda: False,
-          block: int = BLOCK) -> History:
+          check: Callable[[History], str | None] = lambda history: None, block: int = BLOCK) -> History:
     """Trains every arm for warmup + steps steps.
 
-    The warm-up is a block of its own; then the arms take turns, `block` steps each, the turn starting with another arm
-    every time. After every turn the losses are compared, and training ends where they disagree or are not finite any
-    more. Between two steps it ends where that is asked for, with what was measured so far: a step that was done was
-    recorded and told to all watchers.
+    The first step is a turn of its own, so that all can be compared after it, and the rest of the warm-up another; then
+    the arms take turns of `block` steps each, the turn starting with another arm every time. After every turn the arms
+    are compared, and training ends where one is wrong or the loss is not finite any more. It ends between two steps
+    where that is asked for, with what was measured so far: a step that was done was recorded and told to all watchers.
 
     Args:
       arms: things with a name and `step(batch, trace) -> (loss, seconds)`.
@@ -131,27 +132,27 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
       first_step: number of the first step.
       watchers: called after every step of every arm.
       asked: whether somebody wants the training to end.
+      check: compares the arms: why one is wrong, or None.
       block: steps per turn.
     """
     history = History(first_step, {arm.name: [] for arm in arms})
     source = iter(batches)
-    sizes = [warmup, *(min(block, steps - done) for done in range(0, steps, block))]
+    sizes = [1, warmup - 1, *(min(block, steps - done) for done in range(0, steps, block))]
     start = 0
-    for turn, size in enumerate(sizes):
+    for turn, size in enumerate(size for size in sizes if size):
         held = list(itertools.islice(source, size))
         for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
             for number, batch in enumerate(held):
                 if asked():
                     history.interrupted = True
                     return history
-                loss, seconds = arm.step(batch, trace=turn == 0 and number == 0)
-                record = Record(arm.name, first_step + start + number, loss, seconds, timed=turn > 0)
+                loss, seconds = arm.step(batch, trace=turn == 0)
+                record = Record(arm.name, first_step + start + number, loss, seconds, timed=start >= warmup)
                 history.records[arm.name].append(record)
                 for watcher in watchers:
                     watcher(record)
         start += size
-        history.disagreement = first_disagreement(
-            {arm.name: history.losses(arm.name) for arm in arms}, first_step)
+        history.disagreement = check(history)
         last = history.records[arms[0].name][-1]
         history.diverged = None if math.isfinite(last.loss) else last.step
         if history.disagreement or history.diverged is not None:

@@ -17,8 +17,9 @@ from pase_mtf.lowering.emit import Emitter
 
 __all__ = ["all_reduce", "assemble", "move", "reduce_and_move"]
 
-# Below this size (bytes) an all-reduce is dominated by the number of messages: one device sums and the others read it.
-_SMALL = 1 << 16
+# Below this size an all-reduce is dominated by the number of messages: one device sums and the others read it. Elements
+# and not bytes, so that a program sends the same messages in float64, by which its float32 is judged.
+_SMALL = 1 << 14
 
 
 def _rectangles(pieces: Iterable[Piece], block: Sequence[int]) -> list[int] | None:
@@ -150,7 +151,7 @@ def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], d
         xs = [tensors[position] for position in group]
         shape: list[int] = xs[0].shape.as_list() if xs[0].shape.is_fully_defined() else []
         elements = math.prod(shape) if xs[0].shape.is_fully_defined() else 0
-        if emitter.shared or elements * xs[0].dtype.size < _SMALL:
+        if emitter.shared or elements < _SMALL:
             # Summed once; who needs it reads it there.
             device = devices[emitter.turn(group)]
             reduced = emitter.combine(device, xs, kind)
@@ -203,7 +204,7 @@ def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Seque
     full = 2 * (size - 1) * block * (len(source.devices) // size) + volume(source, target, shape)
     direct = _scatter_volume(source, size, target, shape)
     # At equal volume the all-reduce spreads a large tensor over all links.
-    if direct > full or (direct == full and block * tensors[0].dtype.size >= _SMALL):
+    if direct > full or (direct == full and block >= _SMALL):
         return None
     group_of = {position: group for group in groups(len(source.devices), axes) for position in group}
     cutter = _Cutter(tensors, source, shape, emitter)

@@ -28,17 +28,20 @@ def test_arms_take_turns_on_the_same_batches():
         assert history.timing(name).median == pytest.approx(0.001 * 6)
     turns = [arm for arm, _ in itertools.groupby(diary, key=lambda entry: entry[0])]
     # Every turn begins with another arm; the last of one turn may begin the next.
-    assert turns == ["a", "b", "c", "b", "c", "a", "c", "a", "b", "a", "b", "c"]
+    assert turns == ["a", "b", "c", "b", "c", "a", "c", "a", "b", "a", "b", "c", "b", "c", "a"]
     assert [entry for entry in diary if entry[2]] == [("a", 1, True), ("b", 1, True), ("c", 1, True)]
 
 
-def test_ends_where_losses_disagree():
-    diary = []
-    arms = [_Arm("a", diary), _Arm("b", diary, lambda batch: batch * (1.5 if batch == 13 else 1.0))]
-    history = train(arms, itertools.count(10), warmup=1, steps=100, first_step=10, block=5)
-    assert history.disagreement.step == 13
-    assert history.disagreement.arm == "b"
-    assert len(history.records["a"]) == 6
+def test_ends_where_an_arm_is_wrong():
+    """Compared after the first step, after the warm-up, and after every turn."""
+    asked = []
+
+    def check(history):
+        asked.append(len(history.records["b"]))
+        return "b is wrong" if len(history.records["b"]) > 8 else None
+    history = train([_Arm("a", []), _Arm("b", [])], itertools.count(10), warmup=3, steps=100, block=5, check=check)
+    assert asked == [1, 3, 8, 13]
+    assert history.disagreement == "b is wrong"
 
 
 def test_ends_between_two_steps_where_that_is_asked_for():

@@ -1,0 +1,145 @@
+"""Watches whether all arms compute the same, and says so only where float64 confirms that they do not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from tqdm import tqdm
+
+from pase_mtf.errors import MismatchError, OutOfMemoryError
+from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.console import Stage
+from pase_mtf.launch.data import Data
+from pase_mtf.launch.flag_values import parse_arms
+from pase_mtf.launch.losses import Update, agree, first_difference, largest_update
+from pase_mtf.launch.options import load_run_config
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.settling import STEPS, Settled, settle, slot_of
+from pase_mtf.launch.training import History
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["RUN_BEFORE", "Judge", "losses_before"]
+
+RUN_BEFORE = "the run before"
+
+# Relative, of an update: float32 sums in another order, and the maxima and ReLUs that tip over by them.
+_UPDATE = 0.02
+_FIRST_LOSS = 1e-3
+"""Relative, of the loss at a checkpoint: float32 there, float64 here."""
+
+
+class Judge:
+    """Compares the arms of a run: variables after the first step, losses after every turn.
+
+    What looks wrong is settled in float64, once; where that finds nothing wrong the rest of the run is silent.
+
+    Attributes:
+      note: what was settled as rounding, for people; None where nothing was.
+    """
+
+    def __init__(self, plan: Plan, strategies: Mapping[str, Strategy], arms: Sequence[Arm], data: Data):
+        """To be made before the first step.
+
+        Args:
+          plan: of the run.
+          strategies: arm -> strategy; an arm without one is stock data parallelism.
+          arms: that are trained; the first one is what the others are compared with.
+          data: what they are trained on.
+        """
+        self.note: str | None = None
+        self._plan, self._strategies, self._arms, self._data = plan, strategies, arms, data
+        self._before = losses_before(plan)
+        ours = [arm for arm in arms if arm.name in strategies]
+        self._start: dict[str, np.ndarray] = dict(arms[0].values(up_to_date=False)) if len(ours) > 1 else {}
+        self._settled = self._looked = False
+
+    def check(self, history: History) -> str | None:
+        """To be called after every turn: which arm is wrong, and why; None while none is known to be."""
+        if self._settled:
+            return None
+        losses = {arm.name: history.losses(arm.name) for arm in self._arms}
+        suspicion = first_difference({**losses, RUN_BEFORE: self._before}, history.first_step)
+        if not self._looked:
+            suspicion = suspicion or self._first_updates()
+            self._looked, self._start = True, {}
+        if not suspicion:
+            return None
+        self._settled = True
+        try:
+            with Stage("settling in float64"):
+                batches = list(itertools.islice(self._data.batches(history.first_step), STEPS))
+                found = settle(self._plan, self._strategies, list(losses), batches)
+        except (OutOfMemoryError, MismatchError) as error:
+            return f"{suspicion}; it cannot be settled in float64 ({error}); these numbers must not be used"
+        return self._verdict(suspicion, found)
+
+    def _verdict(self, suspicion: str, found: Settled) -> str | None:
+        if found.wrong:
+            arm, how = next(iter(found.wrong.items()))
+            return (f"{suspicion}; in float64 {arm} computes something else than one device does ({how}): its numbers "
+                    "must not be used, please report it")
+        if self._before and not agree(found.first_loss, self._before[0], _FIRST_LOSS * abs(found.first_loss)):
+            return (f"{suspicion}; in float64 every arm of this run is right, and the loss at the checkpoint is "
+                    f"{found.first_loss:.7g}: the data is not what {RUN_BEFORE} had, or its strategy was wrong")
+        self.note = (f"{suspicion}: rounding, no error; in float64 all arms compute what one device does "
+                     f"({found.steps} steps)")
+        tqdm.write(f"note: {self.note}")
+        return None
+
+    def _first_updates(self) -> str | None:
+        """Whether the first step changed the variables of all arms alike, and on all devices."""
+        ours = [arm for arm in self._arms if arm.name in self._strategies]
+        for arm in ours:
+            copy = arm.differing_copies()
+            if copy:
+                return f"after the first step of {arm.name} not all devices hold the same {copy}"
+        if not self._start:
+            return None
+        reference, *others = ours
+        expected, kinds = dict(reference.values()), slot_of(self._start)
+        precision = float(np.finfo(self._plan.config.dtype).eps)
+        for arm in others:
+            difference = largest_update(
+                (Update.of(name, kinds[name], self._start[name], expected[name], value)
+                 for name, value in arm.values()), precision, _UPDATE)
+            if difference:
+                return f"{difference} under {arm.name} than under {reference.name}"
+        return None
+
+
+def losses_before(plan: Plan) -> list[float]:
+    """The losses that the run which is resumed had from the checkpoint on: one at least where the checkpoint tells it.
+
+    They are those of the arm that was kept; how far they go depends on when the run was ended.
+    """
+    if plan.checkpoint is None or plan.options.resume is None:
+        return []
+    earlier = load_run_config(plan.options.resume)
+    name = parse_arms(earlier["options"]["strategy"], "none")[0].name
+    known = {} if plan.checkpoint.next_loss is None else {plan.first_step: plan.checkpoint.next_loss}
+    known.update(_metrics(os.path.join(plan.options.resume, "metrics.jsonl"), name))
+    found: list[float] = []
+    while plan.first_step + len(found) in known:
+        found.append(known[plan.first_step + len(found)])
+    return found
+
+
+def _metrics(path: str, arm: str) -> dict[int, float]:
+    """Step -> loss of an arm, as far as the file tells."""
+    found: dict[int, float] = {}
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                try:
+                    entry = json.loads(line)
+                    if entry["arm"] == arm:
+                        found[int(entry["step"])] = float(entry["loss"])
+                except (ValueError, KeyError, TypeError):
+                    continue  # cut off by a kill
+    except OSError:
+        pass  # then there is only what the checkpoint tells
+    return found

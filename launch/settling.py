@@ -1,0 +1,142 @@
+"""Whether strategies compute the same, settled in float64: every arm once more for a few steps, against one device.
+
+In float64 rounding stays below one in 10^9 for as long as this takes, so that what differs is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from pase_mtf.compat import mtf
+from pase_mtf.errors import MismatchError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.launch.arms import Arm, lower_stock_data_parallel
+from pase_mtf.launch.data import Batch
+from pase_mtf.launch.losses import Update, first_difference, largest_update
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.program import Program, program_of
+from pase_mtf.lowering.lowering import PlanLowering, lower, uniform_plan
+from pase_mtf.runtime import Devices
+from pase_mtf.strategy.experts import batch_dim
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["STEPS", "Settled", "settle", "slot_of"]
+
+STEPS = 3
+
+# Relative, of losses. Mesh-TensorFlow's Adam and Adafactor compute in float32 whatever the model's type is.
+_LOSS = {"sgd": 1e-9}
+_LOSS_OTHERWISE = 1e-6
+_UPDATE = {"sgd": 1e-6}
+_UPDATE_OTHERWISE = 1e-3
+_PRECISION = {"sgd": 1e-12}
+_PRECISION_OTHERWISE = 1e-7
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+    """What float64 says.
+
+    Attributes:
+      wrong: arm -> how it differs from one device; empty where all are right.
+      first_loss: of the first step, on one device.
+      steps: that were compared.
+    """
+
+    wrong: dict[str, str]
+    first_loss: float
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Course:
+    """The first steps of an arm: the loss of every one, the variables before and after the first, and the copies."""
+
+    losses: list[float]
+    before: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]
+    differing_copies: str | None
+
+
+def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str], batches: Sequence[Batch]) -> Settled:
+    """Runs the first steps in float64, of the program on one device and under every strategy, from the run's values.
+
+    Args:
+      plan: of the run.
+      strategies: arm -> strategy; an arm without one is stock data parallelism, of which the first loss is compared
+        only: stock Mesh-TensorFlow reads a variable before or after its update, as it happens.
+      names: the arms to judge.
+      batches: of the first steps of the run.
+
+    Raises:
+      OutOfMemoryError: the program does not fit a second time.
+      MismatchError: in float64 the program has other layers.
+    """
+    exact = dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype="float64"))
+    alone = Devices.first(1, "cpu")
+    expected = _course(exact, "one device", lambda program: PlanLowering(
+        program.graph, uniform_plan(program.graph, "one:1", "", alone.names), alone.names,
+        program.global_step.read_value()), alone, batches)
+    wrong = {}
+    for name in names:
+        strategy = strategies.get(name)
+        found = _course(exact, name, functools.partial(_lowered, exact, strategy), plan.devices,
+                        batches[:None if strategy else 1])
+        difference = _difference(name, found, expected, plan.options.optimizer, strategy is not None)
+        if difference:
+            wrong[name] = difference
+    return Settled(wrong, expected.losses[0], len(batches))
+
+
+def _lowered(plan: Plan, strategy: Strategy | None, program: Program) -> mtf.Lowering:
+    exported = export_graph(program.graph)
+    if strategy is None:
+        return lower_stock_data_parallel(program, plan.devices, batch_dim(exported))
+    if tuple(layer.name for layer in exported.layers) != strategy.layer_names:
+        raise MismatchError(f"{exported.name}: other layers in float64 than in {plan.options.model}'s own type")
+    same = dataclasses.replace(strategy, graph_hash=exported.hash)
+    return lower(program.graph, same, list(plan.devices.names), step=program.global_step.read_value())
+
+
+def _course(plan: Plan, name: str, lowered: Callable[[Program], mtf.Lowering], devices: Devices,
+            batches: Sequence[Batch]) -> _Course:
+    arm = Arm(name, functools.partial(program_of, plan), lowered, devices, plan.checkpoint, cast=True)
+    try:
+        before = dict(arm.values(up_to_date=False))
+        losses = [arm.step(batches[0])[0]]
+        after = dict(arm.values())
+        copies = arm.differing_copies()
+        losses += [arm.step(batch)[0] for batch in batches[1:]]
+    finally:
+        arm.close()
+    return _Course(losses, before, after, copies)
+
+
+def _difference(name: str, found: _Course, expected: _Course, optimizer: str, ours: bool) -> str | None:
+    difference = first_difference({"one device": expected.losses, name: found.losses},
+                                  first=_LOSS.get(optimizer, _LOSS_OTHERWISE))
+    if difference or not ours:
+        return difference
+    if found.differing_copies:
+        return f"after a step {found.differing_copies} is not the same on all devices that hold it"
+    kinds = slot_of(expected.before)
+    return largest_update(
+        (Update.of(variable, kinds[variable], expected.before[variable], expected.after[variable], value)
+         for variable, value in found.after.items()),
+        _PRECISION.get(optimizer, _PRECISION_OTHERWISE), _UPDATE.get(optimizer, _UPDATE_OTHERWISE))
+
+
+def slot_of(names: Sequence[str] | Mapping[str, object]) -> dict[str, str]:
+    """Variable -> "" for a variable of the model, else what its optimizer calls this slot of it.
+
+    Mesh-TensorFlow names a slot after its variable: "conv1/filters/adam_m", "conv1/filters_slot_vr".
+    """
+    found, known = {}, set(names)
+    for name in names:
+        ends = [end for end in range(1, len(name)) if name[:end] in known and name[end] in "/_"]
+        found[name] = name[max(ends):] if ends else ""
+    return found

@@ -1,0 +1,105 @@
+"""A right strategy raises no alarm however its float32 losses wander; a wrong one always does, in every model."""
+
+import itertools
+import json
+
+import pytest
+from planting import KINDS, Plant, planted
+
+from pase_mtf import models
+from pase_mtf.launch.arms import build_arms
+from pase_mtf.launch.data import open_data
+from pase_mtf.launch.judging import Judge
+from pase_mtf.launch.options import parse_command_line
+from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.program import export_program
+from pase_mtf.launch.settling import settle
+from pase_mtf.launch.strategies import random_configurations
+from pase_mtf.launch.training import train
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import evaluate_strategy
+
+SIZES = {
+    "alexnet": {"image": 12, "fully_connected": [32, 16], "batch": 8, "convolutions": [
+        {"channels": 8, "kernel": 3, "stride": 2, "pool": 2}]},
+    "biglstm": {"layers": 1, "units": 16, "projection": 16, "length": 4, "vocab": 64, "batch": 8},
+    "densenet121": {"image": 8, "blocks": [2, 2], "batch": 8},
+    "gnmt": {"layers": 2, "units": 16, "length": 4, "vocab": 64, "batch": 8},
+    "inception_v3": {"image": 14, "batch": 8},
+    "resnet101": {"image": 8, "blocks": [1, 1], "batch": 8},
+    "rnnlm": {"layers": 1, "units": 16, "length": 4, "vocab": 64, "batch": 8},
+    "transformer": {"layers": 1, "d_model": 16, "heads": 4, "d_k": 4, "d_ff": 32, "length": 8, "vocab": 64, "batch": 8},
+}
+DEVICES = 4
+
+
+class _Case:
+    """A model of a few thousand parameters on four devices: a strategy drawn at random, and data parallelism."""
+
+    def __init__(self, model, folder, *flags):
+        sizes = folder / f"{model}.json"
+        sizes.write_text(json.dumps({"preset": "tiny", **SIZES[model]}))
+        self.plan = resolve(parse_command_line([
+            f"--model={model}", f"--preset={sizes}", f"--mesh={DEVICES}", "--devices=cpu", "--machine=h100",
+            "--compare=none", f"--output_dir={folder / 'run'}", *flags]))
+        self.graph = export_program(self.plan)
+        machine = Machine.load("h100")
+        self.strategies = {
+            "search": evaluate_strategy(self.graph, random_configurations(self.graph, DEVICES, 2, 0), DEVICES, machine),
+            "data_parallel": find_strategy(self.graph, DEVICES, machine, "data_parallel")}
+        self.data = open_data(None, models.get(model), self.plan.config, self.plan.options.batch, 0)
+
+    def build(self, *names):
+        return build_arms(self.plan, self.graph, self.strategies, names)
+
+    def judged(self, *arms, steps=4):
+        judge = Judge(self.plan, self.strategies, arms, self.data)
+        return train(arms, self.data.batches(), warmup=1, steps=steps, check=judge.check), judge
+
+    def places(self, kind, most):
+        """Evenly spread communications of a kind, in the lowering of the strategy."""
+        plant = Plant(kind)
+        with planted(plant, self.strategies["search"].configurations):
+            for arm in self.build("search"):
+                arm.close()
+        return sorted({number * plant.seen // most for number in range(min(most, plant.seen))})
+
+
+def _assert_caught(case, kind, place):
+    """Suspected in float32, and wrong in float64."""
+    with planted(Plant(kind, place), case.strategies["search"].configurations):
+        arms = case.build("search", "data_parallel")
+        try:
+            history, _ = case.judged(*arms)
+        finally:
+            for arm in arms:
+                arm.close()
+    assert history.disagreement, f"{kind} {place} goes unnoticed"
+    assert "in float64 search computes something else than one device does" in history.disagreement
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_strategy_is_caught(tmp_path, kind):
+    case = _Case("alexnet", tmp_path)
+    _assert_caught(case, kind, case.places(kind, 3)[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("model", list(SIZES))
+def test_a_wrong_strategy_is_caught_in_every_model(tmp_path, model, optimizer):
+    case = _Case(model, tmp_path, f"--optimizer={optimizer}")
+    for kind in KINDS:
+        for place in case.places(kind, 3):
+            _assert_caught(case, kind, place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
+@pytest.mark.parametrize("model", list(SIZES))
+def test_a_right_strategy_is_right_in_float64(tmp_path, model, optimizer):
+    case = _Case(model, tmp_path, f"--optimizer={optimizer}")
+    found = settle(case.plan, case.strategies, ["search", "data_parallel", "stock_data_parallel"],
+                   list(itertools.islice(case.data.batches(), 3)))
+    assert found.wrong == {}
