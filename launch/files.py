@@ -49,7 +49,7 @@ class RunFiles:
         self._keep = False
         try:
             os.makedirs(folder)
-            self._metrics = open(self.path("metrics.jsonl"), "a", encoding="utf-8")  # noqa: SIM115 - closed in close
+            self._metrics = open(self.path("metrics.jsonl"), "ab", buffering=0)  # noqa: SIM115 - closed in close
         except FileExistsError as error:
             raise UsageError(f"--output_dir={folder}: exists and is never overwritten; name a new one") from error
         except OSError as error:
@@ -73,9 +73,19 @@ class RunFiles:
         line = {"step": record.step, "arm": record.arm, "loss": record.loss, "ms": record.seconds * 1e3,
                 "timed": record.timed}
         with self._plain_errors():
-            self._metrics.write(json.dumps(line) + "\n")
-            self._metrics.flush()
+            self._append((json.dumps(line) + "\n").encode())
             self._events(record)
+
+    def _append(self, line: bytes) -> None:
+        """Adds a line to metrics.jsonl, whole or not at all: a disk may be full in the middle of it."""
+        before, written = self._metrics.tell(), 0
+        try:
+            while written < len(line):
+                written += self._metrics.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._metrics.truncate(before)
+            raise
 
     def __enter__(self) -> RunFiles:
         return self

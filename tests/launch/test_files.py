@@ -3,6 +3,8 @@
 import itertools
 import json
 import os
+import resource
+import signal
 
 import pytest
 from hypothesis import given
@@ -66,6 +68,24 @@ def test_full_disk(tmp_path, monkeypatch):
             RunFiles(str(tmp_path / "run")) as files:
         files.metric(_RECORD)
     assert "\n" not in str(caught.value)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line(tmp_path, monkeypatch):
+    """The limit on the size of a file stands in for the disk: it too takes what fits of a write, and then no more."""
+    monkeypatch.setattr(RunFiles, "_events", lambda *_: None)
+    path = tmp_path / "run" / "metrics.jsonl"
+    limits, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with RunFiles(str(tmp_path / "run")) as files:
+            files.metric(_RECORD)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+            with pytest.raises(UsageError, match="cannot write"):
+                files.metric(_RECORD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    line, = path.read_text().splitlines()
+    assert json.loads(line)["step"] == 3
 
 
 _LAYERS = (
