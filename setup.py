@@ -46,6 +46,9 @@ setup(
         "tqdm>=4.66,<5",
         "tabulate>=0.10,<1",
         "platformdirs>=4,<5",
+        # What files hold is checked with it; in Rust, as graphs have tens of thousands of operations.
+        "pydantic>=2.7,<3",
+        "typing-extensions>=4.9,<5",
         "filelock>=3.15,<5",
     ],
     extras_require={

@@ -1,7 +1,7 @@
 """The errors a user can cause. Each message is one line: the offending value, and what to do about it."""
 
 __all__ = ["DataError", "FormatError", "InfeasibleError", "MismatchError", "OutOfMemoryError", "PaseError",
-           "UsageError", "nearest"]
+           "UsageError", "nearest", "shortened"]
 
 import difflib
 from collections.abc import Iterable
@@ -49,3 +49,13 @@ def nearest(value: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}(known: {', '.join(choices)})"
+
+
+def shortened(value: object, most: int = 60, *, quoted: bool = True) -> str:
+    """A value (or with `quoted=False` a text) in one line of an error message, its middle left out where it is long."""
+    try:
+        text = str(value) if isinstance(value, BaseException) or not quoted else repr(value)
+    except (ValueError, RecursionError):  # numbers of thousands of digits, what nests too deep
+        text = f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most - 20]} ... {text[-15:]}"

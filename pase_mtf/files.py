@@ -1,13 +1,14 @@
 """Files that are written whole or not at all, and read with errors a person can use."""
 
+import functools
 import json
 import os
 import tempfile
 from typing import Any
 
-from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.errors import FormatError, UsageError, shortened
 
-__all__ = ["read_json", "write_atomically"]
+__all__ = ["check_schema", "read_json", "write_atomically"]
 
 
 def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
@@ -48,12 +49,46 @@ def read_json(path: str | os.PathLike[str], expected: str, version: int) -> dict
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
     except OSError as error:
-        raise FormatError(f"cannot read {path}: {error.strerror}; check the path") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: not a JSON file ({error}); it is truncated or foreign") from error
+        raise FormatError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # also numbers of thousands of digits
+        raise FormatError(f"{path}: not a JSON file ({shortened(error)}); it is truncated or foreign") from error
     if not isinstance(data, dict) or data.get("format") != expected:
         raise FormatError(f"{path}: not a {expected} file; it is truncated or foreign")
-    if not isinstance(data.get("version"), int) or data["version"] > version:
-        raise FormatError(f"{path}: {expected} version {data.get('version')!r}, this program reads up to {version}; "
+    found = data.get("version")
+    if type(found) is not int or not 1 <= found <= version:
+        raise FormatError(f"{path}: {expected} version {shortened(found)}, this program reads up to {version}; "
                           "upgrade pase_mtf")
     return data
+
+
+def check_schema(path: str | os.PathLike[str], data: Any, schema: Any) -> None:
+    """Checks the types of what a file holds: nothing is converted, and nothing may stand there that is not known.
+
+    Args:
+      path: the file, for the message.
+      data: what `read_json` returned, less what the schema does not tell.
+      schema: a typing_extensions.TypedDict. Numbers are finite.
+
+    Raises:
+      FormatError: names the first entry that does not fit.
+    """
+    from pydantic import ValidationError  # loaded where there is a file: a tenth of a second
+    try:
+        _adapter(schema).validate_python(data, strict=True)
+    except (ValidationError, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            raise FormatError(f"{path}: nested too deep; it is foreign") from error
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        problem = "is missing" if first["type"] == "missing" else (
+            "is not known" if first["type"] == "extra_forbidden" else
+            f"is {shortened(first['input'])}: {first['msg'][:1].lower()}{first['msg'][1:]}")
+        raise FormatError(f"{path}: {shortened(where, 80, quoted=False)} {problem}; it was changed or is foreign"
+                          ) from error
+
+
+@functools.cache
+def _adapter(schema: Any) -> Any:
+    from pydantic import TypeAdapter
+    schema.__pydantic_config__ = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+    return TypeAdapter(schema)

@@ -9,16 +9,85 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from pase_mtf.errors import FormatError
-from pase_mtf.files import read_json, write_atomically
+from typing_extensions import TypedDict
+
+from pase_mtf.errors import FormatError, shortened
+from pase_mtf.files import check_schema, read_json, write_atomically
 
 __all__ = ["ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
 
 _T = TypeVar("_T")
+
+
+class _OperandFields(TypedDict):
+    dims: list[str]
+    shape: list[int]
+    itemsize: int
+
+
+class _OperationFields(TypedDict):
+    index: int
+    name: str
+    type: str
+    phase: str
+    kind: str
+    flops: float
+    dims: list[str]
+    inputs: list[_OperandFields]
+    outputs: list[_OperandFields]
+    reduced: list[str]
+    shift: list[str | int]
+    nodes: int
+    traffic: float
+    rows: float
+    role: str
+    partial_sums: list[list[str]]
+
+
+class _VariableFields(TypedDict):
+    name: str
+    operand: _OperandFields
+    trainable: bool
+
+
+class _LayerFields(TypedDict):
+    name: str
+    kind: str
+    dims: dict[str, int]
+    splittable: list[str]
+    operations: list[_OperationFields]
+    variables: list[_VariableFields]
+    aliases: dict[str, str]
+
+
+class _EdgeFields(TypedDict):
+    source: int
+    target: int
+    tensor: str
+    phase: str
+    shape: list[int]
+    itemsize: int
+    source_dims: list[str]
+    target_dims: list[str]
+
+
+class _GraphFields(TypedDict):
+    """What a file holds; see ComputationGraph."""
+
+    format: str
+    version: int
+    hash: str
+    name: str
+    layers: list[_LayerFields]
+    edges: list[_EdgeFields]
+    operations: int
+    meta: dict[str, Any]
+
 
 FORMAT = "pase_mtf.graph"
 VERSION = 2
@@ -216,18 +285,23 @@ class ComputationGraph:
         if data["version"] < VERSION:
             raise FormatError(f"{path}: {FORMAT} version {data['version']}, written by an earlier version of this "
                               "program; export the graph again")
+        check_schema(path, data, _GraphFields)
+        # Of what was read, not of what is made of it: half the time of a large graph.
+        if _hash(data) != data["hash"]:
+            raise FormatError(
+                f"{path}: contents do not match their hash; the file was changed, export the graph again")
         known: dict[Any, Any] = {}
         try:
-            # Of what was read, not of what is made of it: half the time of a large graph.
-            if _hash(data) != data["hash"]:
-                raise FormatError(
-                    f"{path}: contents do not match their hash; the file was changed, export the graph again")
-            return cls(
+            graph = cls(
                 name=data["name"], layers=tuple(_layer(entry, known) for entry in data["layers"]),
                 edges=tuple(_from_plain(Edge, entry, known) for entry in data["edges"]),
                 operations=data["operations"], meta=data["meta"])
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FormatError(f"{path}: not a complete graph file ({error!r}); export the graph again") from error
+        except ValueError as error:
+            raise FormatError(f"{path}: not a graph ({error}); export the graph again") from error
+        problem = _problem(graph)
+        if problem:
+            raise FormatError(f"{path}: not a graph ({problem}); export the graph again")
+        return graph
 
     def to_dot(self) -> str:
         """The graph in Graphviz's language: a box per layer with its dims, an arrow per edge with its shape."""
@@ -240,6 +314,50 @@ class ComputationGraph:
                 shape = ",".join(map(str, edge.shape))
                 lines.append(f'  n{edge.source} -> n{edge.target} [label="{shape}"];')
         return "\n".join([*lines, "}", ""])
+
+
+def _problem(graph: ComputationGraph) -> str:
+    """What is wrong with the numbers of a graph that was read; empty where nothing is."""
+    names = [layer.name for layer in graph.layers]
+    if len(set(names)) != len(names):
+        return "two layers of one name"
+    operands: dict[Operand, None] = {}
+    for layer in graph.layers:
+        if min(layer.dims.values(), default=1) < 1:
+            return f"layer {shortened(layer.name)} has dims {shortened(layer.dims)}"
+        if not set(layer.splittable) <= set(layer.dims) or not set(layer.aliases.values()) <= set(layer.dims):
+            return f"layer {shortened(layer.name)} splits dims that it does not have"
+        operands.update(dict.fromkeys(variable.operand for variable in layer.variables))
+        for operation in layer.operations:
+            operands.update(dict.fromkeys((*operation.inputs, *operation.outputs)))
+            problem = _problem_of_operation(operation)
+            if problem:
+                return problem
+    for edge in graph.edges:
+        if not (0 <= edge.source < len(names) and 0 <= edge.target < len(names)):
+            return f"an edge from layer {shortened(edge.source)} to {shortened(edge.target)} of {len(names)}"
+        operands.update(dict.fromkeys(Operand(dims, edge.shape, edge.itemsize)
+                                      for dims in (edge.source_dims, edge.target_dims)))
+    for operand in operands:
+        if len(operand.dims) != len(operand.shape) or not _is_size((*operand.shape, operand.itemsize)):
+            return f"a tensor of dims {shortened(operand.dims)} and shape {shortened(operand.shape)}"
+    return ""
+
+
+def _problem_of_operation(operation: LayerOperation) -> str:
+    name = f"operation {shortened(operation.name)}"
+    if min(operation.flops, operation.nodes, operation.traffic, operation.broadcast_runs) < 0:
+        return f"{name} has less than no work"
+    if operation.shift and tuple(map(type, operation.shift)) != (str, int):
+        return f"{name} shifts by {shortened(operation.shift)}"
+    if operation.partial_sums and len(operation.partial_sums) != len(operation.outputs):
+        return f"{name} has {len(operation.outputs)} outputs and sums of {len(operation.partial_sums)}"
+    return ""
+
+
+def _is_size(extents: Sequence[int]) -> bool:
+    """Whether they can be the extents of a tensor: none is negative, and their product can be a number of bytes."""
+    return min(extents) >= 0 and math.prod(extents) < 2 ** 63
 
 
 def _hash(data: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from pase_mtf.errors import UsageError, shortened
 from pase_mtf.graph.computation_graph import Layer
 
 __all__ = ["Configuration", "enumerate_configurations"]
@@ -29,11 +30,15 @@ class Configuration:
     axes: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.axes, tuple) or not all(
+                type(axis) is tuple and list(map(type, axis)) == [str, int] for axis in self.axes):
+            raise UsageError(f"a configuration of {shortened(self.axes)}; give a tuple of (dim, parts), such as "
+                             "((\"batch\", 8),)")
         names = [name for name, _ in self.axes if name]
         if len(set(names)) != len(names):
-            raise ValueError(f"a dim appears twice in {self.axes}")
+            raise UsageError(f"a dim appears twice in {shortened(self.axes)}; split it once")
         if any(parts < 2 for _, parts in self.axes):
-            raise ValueError(f"an axis with fewer than two parts in {self.axes}")
+            raise UsageError(f"an axis with fewer than two parts in {shortened(self.axes)}; leave it out")
 
     @functools.cached_property
     def devices(self) -> int:

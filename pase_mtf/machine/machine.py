@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import numbers
 import os
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.machine.files import LOCAL, file_of, names, read_fields, write_fields
 from pase_mtf.machine.link import Link
 
@@ -22,6 +23,11 @@ __all__ = ["KINDS", "LOCAL", "Link", "Machine"]
 
 KINDS = ("matmul", "convolution", "pointwise", "reduction", "gather")
 """The kinds of operation that have a rate of their own (`LayerOperation.kind`, but for "none", which costs nothing)."""
+
+
+_RATED = (*KINDS, "batched matmul", "filter gradient", "copy")
+# Far beyond what there is, and far from what cannot be added up: times and rates of any machine lie between.
+_LEAST, _MOST = 1e-3, 1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +120,8 @@ class Machine:
 
     def check_devices(self, devices: int) -> None:
         """Raises UsageError when the machine's links do not join that many devices."""
-        if devices < 1:
-            raise UsageError(f"{devices} devices: at least one is needed")
+        if type(devices) is not int or devices < 1:
+            raise UsageError(f"{shortened(devices)} devices: at least one is needed")
         if devices > 1 and devices > self.links[-1].devices:
             raise UsageError(f"{devices} devices: machine {self.name!r} links at most {self.links[-1].devices}; "
                              "use fewer devices or another machine")
@@ -141,14 +147,37 @@ class Machine:
         fields = read_fields(path)
         try:
             return cls(**fields)
-        except (TypeError, AttributeError, ValueError) as error:
-            raise FormatError(f"{path}: not a complete machine file ({error}); it is truncated or foreign") from error
         except FormatError as error:
             raise FormatError(f"{path}: {error}") from error
 
 
 def _problem(machine: Machine) -> str:
-    """What is wrong with the numbers of a machine; empty when nothing is."""
+    """What is wrong with the fields of a machine; empty when nothing is."""
+    return _wrong_type(machine) or _wrong_number(machine) or _wrong_links(machine)
+
+
+def _wrong_type(machine: Machine) -> str:
+    for name in ("name", "source"):
+        if not isinstance(getattr(machine, name), str):
+            return f"{name} is {shortened(getattr(machine, name))}, not text"
+    for name in ("shared_cores", "ring"):
+        if not isinstance(getattr(machine, name), (bool, np.bool_)):
+            return f"{name} is {shortened(getattr(machine, name))}, not true or false"
+    for name in ("rates", "overheads", "measured"):
+        if not isinstance(getattr(machine, name), dict):
+            return f"{name} is {shortened(getattr(machine, name))}, not a dictionary"
+    for name in ("rates", "overheads"):
+        for kind in getattr(machine, name):
+            if kind not in _RATED:
+                return f"{name} of {shortened(kind)}, which is no kind of operation; {', '.join(_RATED)} are"
+    if not isinstance(machine.links, tuple) or not all(
+            isinstance(link, Link) and type(link.devices) is int
+            for link in (*machine.links, machine.ring_link or Link(1, 1.0, 1.0))):
+        return "links that are no tuple of Links of whole numbers of devices"
+    return ""
+
+
+def _wrong_number(machine: Machine) -> str:
     missing = [kind for kind in KINDS if kind not in machine.rates]
     if missing:
         return f"no rate for {', '.join(missing)}"
@@ -161,8 +190,8 @@ def _problem(machine: Machine) -> str:
     if machine.ring_link:
         named["bandwidth of a ring"] = machine.ring_link.bandwidth
     for what, number in named.items():
-        if not (number > 0 and math.isfinite(number)):
-            return f"{what} is {number}, not a positive number"
+        if not (_is_number(number) and _LEAST <= number <= _MOST):
+            return f"{what} is {shortened(number)}, not a number from {_LEAST:g} to {_MOST:g}"
     latencies = [("latency", link.latency) for link in (*machine.links, *filter(None, [machine.ring_link]))]
     for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
                          *((name, getattr(machine, name)) for name in (
@@ -170,8 +199,16 @@ def _problem(machine: Machine) -> str:
                              "tap_seconds", "broadcast_run_seconds", "cache_hit_cost_ratio", "cache_capacity")),
                          *latencies,
                          *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
-        if not (number >= 0 and math.isfinite(number)):
-            return f"{what} is {number}, not a number of at least zero"
+        if not (_is_number(number) and 0 <= number <= _MOST):
+            return f"{what} is {shortened(number)}, not a number from 0 to {_MOST:g}"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+
+
+def _wrong_links(machine: Machine) -> str:
     domains = [link.devices for link in machine.links]
     if not domains or domains[0] < 1 or any(a >= b or b % a for a, b in itertools.pairwise(domains)):
         return f"links join {domains} devices; list them innermost first, each a multiple of the one before"

@@ -9,11 +9,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.memory import strategy_memory
-from pase_mtf.errors import FormatError, MismatchError, UsageError, nearest
-from pase_mtf.files import read_json, write_atomically
+from pase_mtf.errors import FormatError, MismatchError, PaseError, UsageError, nearest, shortened
+from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
@@ -25,6 +27,27 @@ __all__ = ["FORMAT", "VERSION", "Strategy", "evaluate_strategy", "price_assignme
 FORMAT = "pase_mtf.strategy"
 VERSION = 2
 """Version 1, which is still read, charged what moves between two layers to the one that it moves to."""
+
+
+class _StrategyFields(TypedDict):
+    """What a file holds; see Strategy."""
+
+    format: str
+    version: int
+    name: str
+    graph_name: str
+    graph_hash: str
+    devices: int
+    machine_name: str
+    machine_source: str
+    layer_names: list[str]
+    configurations: list[list[list[Any]]]
+    layer_parts: list[dict[str, float]]
+    edge_parts: list[float]
+    parts: dict[str, float]
+    seconds: float
+    memory: dict[str, float]
+    search: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,15 +144,24 @@ class Strategy:
         """The layers that two strategies of one graph split differently, and the predicted times.
 
         Raises:
+          UsageError: the other is no strategy.
           MismatchError: the strategies were made for different graphs.
         """
+        if not isinstance(other, Strategy):
+            raise UsageError(f"cannot compare with {shortened(other)}; give a Strategy")
         if other.graph_hash != self.graph_hash:
             raise MismatchError(f"strategies of different graphs: {self.graph_name} ({self.graph_hash}) and "
                                 f"{other.graph_name} ({other.graph_hash}); compare strategies of one graph")
         mine, theirs = ([*zip(strategy.configurations, strategy.layer_seconds, strict=True)]
                         for strategy in (self, other))
         same = sum(one == two for one, two in zip(self.configurations, other.configurations, strict=True))
-        return (f"{self.name} {1e3 * self.seconds:.3f} ms, {other.name} {1e3 * other.seconds:.3f} ms; "
+        warning = ""
+        if (self.machine_name, self.machine_source) != (other.machine_name, other.machine_source):
+            warning = (f"predicted for different machines, {self.machine_name} and {other.machine_name}: the times do "
+                       "not compare\n")
+        if self.devices != other.devices:
+            warning += f"for {self.devices} and for {other.devices} devices\n"
+        return (f"{warning}{self.name} {1e3 * self.seconds:.3f} ms, {other.name} {1e3 * other.seconds:.3f} ms; "
                 f"{same} of {len(self.layer_names)} layers are split alike\n"
                 + difference_table(self.layer_names, mine, theirs, (self.name, other.name)))
 
@@ -173,25 +205,39 @@ class Strategy:
           MismatchError: the strategy was made for another graph.
         """
         data = read_json(path, FORMAT, VERSION)
+        check_schema(path, data, _StrategyFields)
         try:
-            configurations = tuple(
-                Configuration(tuple((name, shards) for name, shards in axes)) for axes in data["configurations"])
-            values = {field.name: data[field.name] for field in dataclasses.fields(cls)
-                      if not field.name.startswith("_") and field.name != "configurations"}
-            for name in ("layer_names", "layer_parts", "edge_parts"):
-                values[name] = tuple(values[name])
-            strategy = cls(configurations=configurations, **values)
-            if len({len(configurations), *map(len, (
-                    strategy.layer_names, strategy.layer_parts, strategy.edge_parts))}) > 1:
-                raise ValueError("lists of unequal length")
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{path}: not a complete strategy file ({error}); search again") from error
+            configurations = tuple(Configuration(tuple(map(tuple, axes))) for axes in data["configurations"])
+        except PaseError as error:
+            raise FormatError(f"{path}: {error}") from error
+        values = {field.name: data[field.name] for field in dataclasses.fields(cls)
+                  if not field.name.startswith("_") and field.name != "configurations"}
+        for name in ("layer_names", "layer_parts", "edge_parts"):
+            values[name] = tuple(values[name])
+        strategy = cls(configurations=configurations, **values)
+        problem = strategy._problem()
+        if problem:
+            raise FormatError(f"{path}: not a complete strategy file ({problem}); search again")
         if graph is not None:
             strategy.check_graph(graph, path)
             if machine is not None:
                 return evaluate_strategy(graph, configurations, strategy.devices, machine, name=strategy.name,
                                          search=strategy.search)
         return strategy
+
+    def _problem(self) -> str:
+        """What is wrong with what a file held; empty where nothing is."""
+        if len({len(self.configurations), *map(len, (self.layer_names, self.layer_parts, self.edge_parts))}) > 1:
+            return "lists of unequal length"
+        if self.devices < 1:
+            return f"{self.devices} devices"
+        if "optimal" in self.search and not (
+                isinstance(self.search["optimal"], bool) and isinstance(self.search.get("gap"), float)):
+            return f"a search of {shortened(self.search)}"
+        for name, configuration in zip(self.layer_names, self.configurations, strict=True):
+            if configuration.devices > self.devices:
+                return f"layer {shortened(name)} is split over {configuration.devices} of {self.devices} devices"
+        return ""
 
     def check_graph(self, graph: ComputationGraph, path: str | os.PathLike[str] | None = None) -> None:
         """Refuses a graph that the strategy was not made for.

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from pase_mtf.errors import UsageError
 from pase_mtf.graph.computation_graph import Layer
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 
@@ -76,5 +77,5 @@ def test_equal_placements_have_equal_partitions():
 
 @pytest.mark.parametrize("axes", [(("b", 2), ("b", 2)), (("b", 1),)])
 def test_bad_axes_are_refused(axes):
-    with pytest.raises(ValueError, match="b"):
+    with pytest.raises(UsageError, match="b"):
         Configuration(axes)
