@@ -19,9 +19,11 @@ Files of version 1 are read as well. They hold an array or two per layer and thr
 from __future__ import annotations
 
 import io
+import math
 import os
 import zipfile
 import zlib
+from collections.abc import Collection
 
 import numpy as np
 from numpy.lib import format as npy
@@ -36,6 +38,10 @@ FORMAT = "pase_mtf.network"
 VERSION = 2
 # No deflated member of a zip file is smaller than its contents by more than this.
 _MOST_COMPRESSED = 1032
+_MOST_BYTES = 1 << 30
+"""All members together, unpacked: more costs than that cannot be searched in the memory that a search takes."""
+_NUMBERS = frozenset(map(np.dtype, ("<f4", "<f8")))
+_INTEGERS = frozenset(map(np.dtype, ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")))
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -67,11 +73,15 @@ def read_network(path: str | os.PathLike[str]) -> tuple[NetworkArrays, tuple[str
       FormatError: the file is missing, damaged or something else, or of a newer version.
     """
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):  # one array, perhaps: np.load would read it
+                raise ValueError("no archive of arrays")
+            file.seek(0)
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, NpzFile):
-                raise ValueError("one array, not an archive of them")
-            _check_members(archive, os.fstat(file.fileno()).st_size)
-            return _read_arrays(archive) if "format" in archive.files else _read_version_1(archive)
+                raise ValueError("no archive of arrays")
+            members = _Members(archive, os.fstat(file.fileno()).st_size)
+            return _read_arrays(members) if "format" in archive.files else _read_version_1(members)
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, EOFError, MemoryError, OverflowError,
@@ -80,97 +90,142 @@ def read_network(path: str | os.PathLike[str]) -> tuple[NetworkArrays, tuple[str
         raise FormatError(f"{path}: not a complete cost network ({reason}); it is truncated or foreign") from error
 
 
-def _check_members(archive: NpzFile, size: int) -> None:
-    """Checks what the members say of themselves, before room is made for any of them.
+class _Members:
+    """The arrays of an archive. What they say of themselves is checked before room is made for any of them."""
 
-    Raises:
-      ValueError: a member is not an array of plain numbers or words, or not as long as its shape says.
-    """
-    assert archive.zip is not None
-    for member in archive.zip.infolist():
-        if member.file_size > _MOST_COMPRESSED * min(member.compress_size, size) + 1024:
-            raise ValueError(f"{member.filename} of {member.file_size} bytes")
-        with archive.zip.open(member) as content:
+    def __init__(self, archive: NpzFile, size: int) -> None:
+        """Reads the headers.
+
+        Args:
+          archive: the file.
+          size: its bytes.
+
+        Raises:
+          ValueError: a member is not an array of plain numbers or words, or not as long as its shape says, or all of
+            them are larger than any network can be.
+        """
+        assert archive.zip is not None
+        self._archive, self._headers = archive, dict[str, tuple[tuple[int, ...], np.dtype]]()
+        total = 0
+        for member in archive.zip.infolist():
+            total += member.file_size
+            if member.file_size > _MOST_COMPRESSED * min(member.compress_size, size) + 1024 or total > _MOST_BYTES:
+                raise ValueError(f"{member.filename} of {member.file_size} bytes")
+            self._headers[member.filename.removesuffix(".npy")] = self._header(archive.zip, member)
+
+    @staticmethod
+    def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype]:
+        with archive.open(member) as content:
             version = npy.read_magic(content)
             if version not in _HEADERS:
                 raise ValueError(f"{member.filename} of npy version {version}")
             shape, _, dtype = _HEADERS[version](content)
             length = content.tell()
-        if dtype.kind not in "iufbU" or any(extent < 0 for extent in shape):
+        if not (dtype in _NUMBERS or dtype in _INTEGERS or dtype.kind in "bU") or any(extent < 0 for extent in shape):
             raise ValueError(f"{member.filename} holds {dtype}")
-        entries = 1
-        for extent in shape:
-            entries *= extent
-        if length + entries * dtype.itemsize != member.file_size:
+        if length + math.prod(shape) * dtype.itemsize != member.file_size:
             raise ValueError(f"{member.filename} of {member.file_size} bytes for shape {shape}")
+        return shape, dtype
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._headers
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a member, which is not read."""
+        return self._headers[name][0]
+
+    def numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A member of costs, as float64, of this shape (-1: any extent).
+
+        Raises:
+          ValueError: another shape, or something else than numbers.
+        """
+        return np.ascontiguousarray(self._read(name, shape, _NUMBERS | _INTEGERS), np.float64)
+
+    def indices(self, name: str, shape: tuple[int, ...], bound: int) -> np.ndarray:
+        """A member of integers from 0 up to, but not including, a bound.
+
+        Raises:
+          ValueError: another shape, or an entry out of range.
+        """
+        array = self._read(name, shape, _INTEGERS)
+        if array.size and (array.min() < 0 or array.max() >= bound):
+            raise ValueError(f"{name} has an entry that is not from 0 to {bound - 1}")
+        return np.ascontiguousarray(array, np.int64)
+
+    def integer(self, name: str) -> int:
+        """A member that is one integer (ValueError: it is something else)."""
+        return int(self._read(name, (), _INTEGERS))
+
+    def words(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        """A member of words (ValueError: it is something else)."""
+        if self._headers[name][1].kind != "U":
+            raise ValueError(f"{name} of type {self._headers[name][1]}")
+        found: list[str] = self._read(name, shape, {self._headers[name][1]}).reshape(-1).tolist()
+        return found
+
+    def _read(self, name: str, shape: tuple[int, ...], dtypes: Collection[np.dtype]) -> np.ndarray:
+        found, dtype = self._headers[name]
+        if dtype not in dtypes or len(found) != len(shape) or any(
+                wanted not in (-1, extent) for wanted, extent in zip(shape, found, strict=True)):
+            raise ValueError(f"{name} of shape {found} and type {dtype}")
+        array: np.ndarray = self._archive[name]
+        return array
 
 
-def _array(archive: NpzFile, name: str, kinds: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A member with a dtype of these kinds and this shape (-1: any extent).
-
-    Raises:
-      ValueError: another dtype or shape.
-    """
-    array: np.ndarray = archive[name]
-    if array.dtype.kind not in kinds or len(array.shape) != len(shape) or any(
-            wanted not in (-1, extent) for wanted, extent in zip(shape, array.shape, strict=True)):
-        raise ValueError(f"{name} of shape {array.shape} and type {array.dtype}")
-    return array
+def _total(sizes: np.ndarray) -> int:
+    """The sum, however large."""
+    return sum(map(int, sizes.tolist()))
 
 
-def _indices(archive: NpzFile, name: str, shape: tuple[int, ...], bound: int) -> np.ndarray:
-    """A member of integers from 0 up to, but not including, a bound.
-
-    Raises:
-      ValueError: another shape, or an entry out of range.
-    """
-    array = _array(archive, name, "iu", shape)
-    if array.size and (array.min() < 0 or array.max() >= bound):
-        raise ValueError(f"{name} has an entry that is not from 0 to {bound - 1}")
-    return np.ascontiguousarray(array, np.int64)
-
-
-def _read_arrays(archive: NpzFile) -> tuple[NetworkArrays, tuple[str, ...]]:
-    if str(_array(archive, "format", "U", ())) != FORMAT:
+def _read_arrays(members: _Members) -> tuple[NetworkArrays, tuple[str, ...]]:
+    if members.words("format", ()) != [FORMAT]:
         raise ValueError("another format")
-    version = int(_array(archive, "version", "iu", ()))
+    version = members.integer("version")
     if version != VERSION:
         raise ValueError(f"version {version}, this program reads up to {VERSION}; upgrade pase_mtf")
     most = np.iinfo(np.int32).max
-    unary = np.ascontiguousarray(_array(archive, "unary", "f", (-1,)), np.float64)
-    first = offsets(_indices(archive, "sizes", (-1,), len(unary) + 1))
-    values = np.ascontiguousarray(_array(archive, "values", "f", (-1,)), np.float64)
-    shapes = _indices(archive, "shapes", (-1, 2), most)
-    matrix_at = offsets(shapes.prod(axis=1))
-    classes = _indices(archive, "classes", (-1,), most).astype(np.int32)
-    classes_at = offsets(_indices(archive, "lengths", (-1,), len(classes) + 1))
-    for name, end, length in (("unary", first[-1], len(unary)), ("values", matrix_at[-1], len(values)),
-                              ("classes", classes_at[-1], len(classes))):
-        if end != length:
-            raise ValueError(f"{name} has {length} entries, {end} are said to be there")
-    ends = _indices(archive, "ends", (2, -1), len(first) - 1).astype(np.int32)
-    edges = ends.shape[1]
-    kinds = _array(archive, "kinds", "U", (len(first) - 1,))
-    return NetworkArrays(
-        first, unary, (values,), np.zeros(len(shapes), np.int64), matrix_at[:-1], shapes, classes, classes_at, ends,
-        _indices(archive, "edge_matrix", (edges,), len(shapes)),
-        _indices(archive, "edge_classes", (2, edges), len(classes_at) - 1)), tuple(kinds.tolist())
+    (configurations,), (entries,), (listed,) = (members.shape(name) for name in ("unary", "values", "classes"))
+    # First what says how long the others are.
+    sizes = members.indices("sizes", (-1,), configurations + 1)
+    layers, edges = len(sizes), members.shape("edge_matrix")[0]
+    lengths = members.indices("lengths", (-1,), listed + 1)
+    shapes = members.indices("shapes", (-1, 2), most)
+    for name, said, length in (("unary", _total(sizes), configurations), ("classes", _total(lengths), listed),
+                               ("values", sum(height * width for height, width in shapes.tolist()), entries)):
+        if said != length:
+            raise ValueError(f"{name} has {length} entries, {said} are said to be there")
+    arrays = NetworkArrays(
+        offsets(sizes), members.numbers("unary", (-1,)), (members.numbers("values", (-1,)),),
+        np.zeros(len(shapes), np.int64), offsets(shapes.prod(axis=1))[:-1], shapes,
+        members.indices("classes", (-1,), most).astype(np.int32), offsets(lengths),
+        members.indices("ends", (2, edges), layers).astype(np.int32),
+        members.indices("edge_matrix", (edges,), len(shapes)),
+        members.indices("edge_classes", (2, edges), len(lengths)))
+    return arrays, tuple(members.words("kinds", (layers,)))
 
 
-def _read_version_1(archive: NpzFile) -> tuple[NetworkArrays, tuple[str, ...]]:
-    layers = int(_array(archive, "n", "iu", ()))
-    if not 0 <= layers <= len(archive.files):
-        raise ValueError(f"{layers} layers")
-    sources = _array(archive, "src", "iu", (-1,))
-    targets = _array(archive, "tgt", "iu", (len(sources),))
-    shared = np.arange(len(sources))
-    if "shared" in archive.files:
-        shared = _indices(archive, "shared", (len(sources),), len(sources))
-    matrices = {number: archive[f"C{number}"] for number in set(shared.tolist())}
-    kinds = archive["types"].tolist() if "types" in archive.files else [""] * layers
+def _read_version_1(members: _Members) -> tuple[NetworkArrays, tuple[str, ...]]:
+    layers, edges = members.integer("n"), members.shape("src")[0]
+    if not 0 <= layers <= len(members) or edges > len(members):
+        raise ValueError(f"{layers} layers and {edges} edges in {len(members)} arrays")
+    sources, targets = (members.indices(name, (edges,), layers).tolist() for name in ("src", "tgt"))
+    shared = list(range(edges))
+    if "shared" in members:
+        shared = members.indices("shared", (edges,), edges).tolist()
+    for number, ends in enumerate(zip(sources, targets, strict=True)):
+        for name, layer in zip(("rc", "cc"), ends, strict=True):
+            if members.shape(f"{name}{number}") != members.shape(f"u{layer}"):
+                raise ValueError(f"{name}{number} of shape {members.shape(f'{name}{number}')} for the "
+                                 f"{members.shape(f'u{layer}')} configurations of layer {layer}")
+    matrices = {number: members.numbers(f"C{number}", (-1, -1)) for number in set(shared)}
+    most = np.iinfo(np.int32).max
     arrays = collect(
-        [archive[f"u{layer}"] for layer in range(layers)],
-        [NetworkEdge(source, target, matrices[matrix], archive[f"rc{number}"], archive[f"cc{number}"])
-         for number, (source, target, matrix)
-         in enumerate(zip(sources.tolist(), targets.tolist(), shared.tolist(), strict=True))])
-    return arrays, tuple(str(kind) for kind in kinds)
+        [members.numbers(f"u{layer}", (-1,)) for layer in range(layers)],
+        [NetworkEdge(source, target, matrices[matrix], members.indices(f"rc{number}", (-1,), most),
+                     members.indices(f"cc{number}", (-1,), most))
+         for number, (source, target, matrix) in enumerate(zip(sources, targets, shared, strict=True))])
+    return arrays, tuple(members.words("types", (layers,)) if "types" in members else [""] * layers)

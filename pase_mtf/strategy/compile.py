@@ -23,10 +23,10 @@ from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
 from pase_mtf.strategy.find import find_strategy
 
-__all__ = ["compile_kernels", "main"]
+__all__ = ["compile_kernels", "main", "small_graph"]
 
 
-def _graph() -> ComputationGraph:
+def small_graph() -> ComputationGraph:
     """Three matrix products in a row, and an edge past the middle one."""
     sizes = (8, 4, 6, 8)
     layers = []
@@ -66,7 +66,7 @@ def _hard() -> CostNetwork:
 
 def compile_kernels() -> None:
     """Calls every compiled kernel with the types that a first search calls it with."""
-    graph, machine = _graph(), Machine.load("1080ti")
+    graph, machine = small_graph(), Machine.load("1080ti")
     shared = dataclasses.replace(machine, shared_cores=True)
     for linked, devices in itertools.product((machine, shared), (4, 6)):
         found = find_strategy(graph, devices=devices, machine=linked, certificate=True)

@@ -1,0 +1,287 @@
+"""Feeds every reader of files changed and random contents, and counts what comes of it.
+
+    python -m benchmarks.fuzz --inputs=2000 [--seed=0]
+
+An input is either refused with one line (PaseError), or taken; then what was read is used as well. Anything else is a
+fault, which is printed with the number of its input. The tests marked slow do the same with inputs of hypothesis.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import pathlib
+import random
+import sys
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.markdown import table
+from pase_mtf.errors import PaseError
+from pase_mtf.graph.computation_graph import ComputationGraph, _hash
+from pase_mtf.launch.checkpoint import _own_hash, find_checkpoint
+from pase_mtf.launch.flag_values import parse_arms, parse_mesh
+from pase_mtf.launch.options import load_run_config
+from pase_mtf.machine.machine import Machine
+from pase_mtf.models import load_config
+from pase_mtf.search import solve
+from pase_mtf.search.network import CostNetwork
+from pase_mtf.strategy.compile import small_graph
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["TARGETS", "Target", "main"]
+
+_ROOT = pathlib.Path(__file__).absolute().parents[1]
+_VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 7, 2 ** 31, 2 ** 63, 2 ** 64, -2 ** 63, 10 ** 30, 10 ** 400, 0.0, -0.0, 0.5, 1e-300,
+    5e-324, 1e300, 1.7e308, float("nan"), float("inf"), "", "8", "yes", "batch", "\0", "é" * 9, "x" * 10_000, [], [[]],
+    [None], [1, 2], ["batch", 8], [["batch", 8]], {}, {"a": 1}, {"": {}})
+_DTYPES = ("f2", "f4", "f8", ">f8", "g", "i1", "i4", "i8", "u8", "?", "c16", "O", "U3", "S3", "M8[s]", "m8[s]")
+
+
+class Target:
+    """One kind of input.
+
+    Attributes:
+      name: for people.
+      make: (source of randomness, number of the input) -> what is fed to `read`.
+      read: reads it and uses it; a PaseError refuses it.
+    """
+
+    def __init__(self, name: str, make: Callable[[random.Random], Any], read: Callable[[Any], object]) -> None:
+        """Takes the parts."""
+        self.name, self.make, self.read = name, make, read
+
+    def refuses(self, source: random.Random) -> bool:
+        """Whether an input is refused, as it should be, rather than taken.
+
+        Raises:
+          AssertionError: the refusal is no single line.
+          Exception: whatever else came of it.
+        """
+        made = self.make(source)
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+                warnings.simplefilter("error")
+                self.read(made)
+        except PaseError as error:
+            text = str(error)
+            if not text or "\n" in text or len(text) > 2000:
+                raise AssertionError(f"no single line of use: {text[:300]!r}") from error
+            return True
+        return False
+
+
+def _changed(data: Any, source: random.Random) -> Any:
+    """The same with one to three places changed: another value there, nothing, or something new beside it."""
+    data = json.loads(json.dumps(data))
+    for _ in range(source.choice((1, 1, 1, 2, 3))):
+        place, keys = data, None
+        while isinstance(place, (dict, list)) and place and (keys is None or source.random() < 0.8):
+            keys = place, source.choice(list(place) if isinstance(place, dict) else range(len(place)))
+            place = place[keys[1]]
+        if keys is None:
+            return source.choice(_VALUES)
+        holder, key = keys
+        kind = source.randrange(6)
+        if kind == 0:
+            del holder[key]
+        elif kind == 1 and isinstance(holder, dict):
+            holder[source.choice(("surprise", "", str(key) + "s"))] = source.choice(_VALUES)
+        elif kind == 1:
+            holder.insert(key, source.choice(_VALUES))
+        elif kind == 2 and isinstance(place, (int, float)) and not isinstance(place, bool):
+            holder[key] = place * source.choice((-1, 0, 2, 0.5, 1e30))
+        else:
+            holder[key] = source.choice(_VALUES)
+    return data
+
+
+def _damaged(raw: bytes, source: random.Random) -> bytes:
+    """The same bytes, some of them changed, missing or repeated."""
+    kind, at = source.randrange(5), source.randrange(len(raw) + 1)
+    if kind == 0:
+        return raw[:at]
+    if kind == 1:
+        return raw[:at] + bytes(source.randrange(256) for _ in range(source.randrange(1, 9))) + raw[at + 1:]
+    if kind == 2:
+        return raw[:at] + raw[at + source.randrange(1, 200):]
+    if kind == 3:
+        return raw[:at] + raw[:at]
+    extra = source.choice((b"[" * 50_000, b'{"a":' * 50_000, b"9" * 6000, b"\0", b"\xff\xfe", b"NaN"))
+    return raw[:at] + extra + raw[at:]
+
+
+def _json(data: dict[str, Any], source: random.Random, seal: Callable[[dict[str, Any]], None] | None = None) -> bytes:
+    """A file with these contents, changed; with the hash, mostly, that it then has to have."""
+    if source.random() < 0.25:
+        return _damaged(json.dumps(data).encode(), source)
+    changed = _changed(data, source)
+    if seal is not None and isinstance(changed, dict) and source.random() < 0.9:
+        with contextlib.suppress(TypeError, KeyError, AttributeError, RecursionError):
+            seal(changed)
+    return json.dumps(changed).encode()
+
+
+def _npz(members: dict[str, np.ndarray], source: random.Random) -> bytes:
+    """A network file, changed."""
+    members = dict(members)
+    for _ in range(source.choice((1, 1, 2))):
+        name = source.choice(list(members))
+        array, kind = members[name], source.randrange(6)
+        with np.errstate(all="ignore"), contextlib.suppress(ValueError, TypeError, OverflowError):
+            if kind == 0:
+                del members[name]
+            elif kind == 1:
+                members[name] = array.astype(source.choice(_DTYPES))
+            elif kind == 2:
+                members[name] = array.reshape(-1)[:source.randrange(array.size + 1)]
+            elif kind == 3:
+                members[name] = np.array(source.choice(_VALUES[:26]))
+            elif kind == 4 and array.size:
+                flat = array.copy().reshape(-1)
+                flat[source.randrange(array.size)] = source.choice(_VALUES[3:23])
+                members[name] = flat.reshape(array.shape)
+            else:
+                members[name] = np.zeros((source.choice((0, 3, 10 ** 7)), *array.shape[1:]), array.dtype)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, array in members.items():
+            content = io.BytesIO()
+            np.lib.format.write_array(content, np.asarray(array), allow_pickle=True)
+            archive.writestr(f"{name}.npy", content.getvalue())
+    return _damaged(buffer.getvalue(), source) if source.random() < 0.2 else buffer.getvalue()
+
+
+class _Workplace:
+    """Originals of all kinds of file, and a folder for those that are changed."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.graph = small_graph()
+        self.strategy = find_strategy(self.graph, devices=4, machine="h100")
+        self.graph.save(folder / "graph.json")
+        self.strategy.save(folder / "strategy.json")
+        Machine.load("h100").save(folder / "machine.json")
+        self.data = {name: json.loads((folder / f"{name}.json").read_text())
+                     for name in ("graph", "strategy", "machine")}
+        instance = _ROOT / "tests" / "data" / "instances" / "rnnlm_8.npz"
+        CostNetwork.load(instance).save(folder / "network.npz")
+        self.networks = [dict(np.load(instance)), dict(np.load(folder / "network.npz"))]
+
+    def path(self, name: str, raw: bytes) -> pathlib.Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw)
+        return path
+
+    def read_machine(self, raw: bytes) -> None:
+        machine = Machine.load(self.path("read.json", raw))
+        find_strategy(self.graph, devices=4, machine=machine)
+
+    def read_strategy(self, raw: bytes) -> None:
+        strategy = Strategy.load(self.path("read.json", raw))
+        strategy.table()
+        Strategy.load(self.path("read.json", raw), self.graph, Machine.load("h100")).explain(0)
+
+    def read_graph(self, raw: bytes) -> None:
+        graph = ComputationGraph.load(self.path("read.json", raw))
+        graph.to_dot()
+        find_strategy(graph, devices=4, machine="h100")
+
+    def read_network(self, raw: bytes) -> None:
+        solve(CostNetwork.load(self.path("read.npz", raw)), time_limit=10.0)
+
+    def manifest(self, source: random.Random) -> bytes:
+        content = b"weights"
+        self.path("run/checkpoint/step-5/model.data", content)
+        data = {"format": "pase_mtf.checkpoint", "version": 2, "step": 5, "graph_hash": "0" * 16, "next_loss": 1.5,
+                "files": {"model.data": {"bytes": len(content), "sha256": "0" * 64}}}
+        data["sha256"] = _own_hash(data)
+        return _json(data, source, lambda changed: changed.update(sha256=_own_hash(changed)))
+
+    def read_manifest(self, raw: bytes) -> None:
+        self.path("run/checkpoint/step-5/checkpoint.json", raw)
+        find_checkpoint(str(self.folder / "run"))
+
+    def run_config(self, source: random.Random) -> bytes:
+        return _json({"format": "pase_mtf.run", "version": 1, "options": {"model": "alexnet", "seed": 0}}, source)
+
+    def read_run_config(self, raw: bytes) -> None:
+        self.path("resumed/config.json", raw)
+        load_run_config(str(self.folder / "resumed"))
+
+    def preset(self, source: random.Random) -> bytes:
+        return _json({"preset": "tiny", "vocab": 400, "layers": 2, "learning_rate": 0.5, "dropout": 0.1}, source)
+
+    def read_preset(self, raw: bytes) -> None:
+        load_config("transformer", str(self.path("read.json", raw)))
+
+
+def _words(source: random.Random) -> str:
+    """What somebody might write for a mesh or for arms."""
+    pieces = ("8", "rows", "cols", ":", ";", ",", "2", "-1", " ", "0", "99999999999", "a:2", "random:3", "search",
+              "file", "é", "=", "none", "data_parallel", "1e3", ".json", "/", "9" * 5000)
+    return "".join(source.choice(pieces) for _ in range(source.randrange(1, 7)))
+
+
+def targets(folder: pathlib.Path) -> list[Target]:
+    """All kinds of input; what they need lies in the folder."""
+    place = _Workplace(folder)
+
+    def seal(data: dict[str, Any]) -> None:
+        data["hash"] = _hash(data)
+    return [
+        Target("machine", lambda source: _json(place.data["machine"], source), place.read_machine),
+        Target("strategy", lambda source: _json(place.data["strategy"], source), place.read_strategy),
+        Target("graph", lambda source: _json(place.data["graph"], source, seal), place.read_graph),
+        Target("network", lambda source: _npz(source.choice(place.networks), source), place.read_network),
+        Target("checkpoint", place.manifest, place.read_manifest),
+        Target("run configuration", place.run_config, place.read_run_config),
+        Target("preset", place.preset, place.read_preset),
+        Target("mesh flag", _words, parse_mesh),
+        Target("arms flags", lambda source: (_words(source), _words(source)), lambda words: parse_arms(*words))]
+
+
+TARGETS = ("machine", "strategy", "graph", "network", "checkpoint", "run configuration", "preset", "mesh flag",
+           "arms flags")
+"""The names of `targets`, for those who need them before there is a folder."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; its exit code is 1 where there are faults."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1000, help="of every kind (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random changes")
+    parser.add_argument("--only", help="one kind of input")
+    flags = parser.parse_args(arguments)
+    rows, faults = [], 0
+    with tempfile.TemporaryDirectory(prefix="pase_mtf-fuzz-") as name:
+        for target in targets(pathlib.Path(name)):
+            if flags.only not in (None, target.name):
+                continue
+            counts = {"refused": 0, "taken": 0, "faults": 0}
+            for number in range(flags.inputs):
+                try:
+                    counts["refused" if target.refuses(random.Random(f"{flags.seed} {number}")) else "taken"] += 1
+                except Exception as error:
+                    counts["faults"] += 1
+                    print(f"{target.name} {number}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+            faults += counts["faults"]
+            rows.append([target.name, flags.inputs, *counts.values()])
+    print(table(["kind of input", "inputs", "refused in one line", "taken", "faults"], rows))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.exit(main())

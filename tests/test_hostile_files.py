@@ -1,0 +1,127 @@
+"""Files of ours that somebody changed: whatever stands in them, one line says what is wrong with which file."""
+
+import contextlib
+import copy
+import json
+
+import pytest
+from small_graphs import perceptron
+
+from pase_mtf import find_strategy
+from pase_mtf.errors import FormatError
+from pase_mtf.graph.computation_graph import ComputationGraph, _hash
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import Strategy
+
+LOADERS = {"machine": Machine.load, "strategy": Strategy.load, "graph": ComputationGraph.load}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """What a file of either kind holds."""
+    folder = tmp_path_factory.mktemp("files")
+    graph = perceptron((8, 16, 8), batch=16)
+    graph.save(folder / "graph.json")
+    find_strategy(graph, devices=8, machine="h100").save(folder / "strategy.json")
+    Machine.load("h100").save(folder / "machine.json")
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in LOADERS}
+
+
+def refused(tmp_path, kind, text):
+    path = tmp_path / f"{kind}.json"
+    path.write_text(text)
+    with pytest.raises(FormatError) as caught:
+        LOADERS[kind](path)
+    message = str(caught.value)
+    assert f"{kind}.json" in message
+    assert "\n" not in message
+    assert len(message) < 400 + len(str(path))
+
+
+def changed(data, where, value):
+    """The contents of a file with something else in one place; a graph with the hash that it then has."""
+    data = copy.deepcopy(data)
+    place = data
+    for step in where[:-1]:
+        place = place[step]
+    place[where[-1]] = value
+    if data["format"] == "pase_mtf.graph" and where != ("hash",):
+        with contextlib.suppress(TypeError, KeyError, AttributeError):
+            data["hash"] = _hash(data)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("text", [
+    "[" * 100_000, '{"a":' * 100_000, "1" * 5000, "NaN", '{"format": "x", "version": 1}', "\ud800"])
+def test_no_file_of_ours(tmp_path, kind, text):
+    path = tmp_path / f"{kind}.json"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(FormatError, match=r"\.json") as caught:
+        LOADERS[kind](path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("version", [None, True, "1", 0, -1, 1.0, 10 ** 400, [1]])
+def test_versions_that_are_none(files, tmp_path, kind, version):
+    refused(tmp_path, kind, changed(files[kind], ("version",), version))
+
+
+@pytest.mark.parametrize(("where", "value"), [
+    (("shared_cores",), "yes"), (("shared_cores",), 1), (("memory_bandwidth",), True), (("memory_bandwidth",), "1e9"),
+    (("memory_bytes",), 10 ** 400), (("memory_bytes",), 1e-300), (("rates", "matmul"), 1e-300),
+    (("rates", "tanh"), 1e9),
+    (("rates", "matmul"), None), (("rates",), []), (("links", 0, "devices"), 8.0), (("links", 0, "devices"), "8"),
+    (("links", 0, "surprise"), 1), (("links",), {}), (("links", 0), []), (("overheads",), {"tanh": 1e-6}),
+    (("ring",), 0),
+    (("ring_link",), 5), (("name",), 5), (("measured",), []), (("cache_bytes",), -1), (("overhead",), "0"),
+    (("source",), None), (("cache_bandwidth",), [])])
+def test_machines(files, tmp_path, where, value):
+    refused(tmp_path, "machine", changed(files["machine"], where, value))
+
+
+@pytest.mark.parametrize(("where", "value"), [
+    (("devices",), 3), (("devices",), "8"), (("devices",), -8), (("devices",), None), (("devices",), True),
+    (("seconds",), None), (("seconds",), "1"), (("memory",), [1]), (("memory",), {"weights": None}),
+    (("edge_parts",), []),
+    (("configurations", 0), [["width0", 8.0]]), (("configurations", 0), [["width0"]]), (("configurations", 0), [5]),
+    (("configurations", 0), [["batch", 2], ["batch", 4]]), (("configurations", 0), [["batch", 1]]),
+    (("configurations", 0), [["batch", 10 ** 30]]), (("configurations", 0), [[["batch"], 8]]),
+    (("configurations",), {}),
+    (("layer_names", 0), 5), (("layer_parts", 0), 5), (("search",), 5), (("search", "optimal"), "yes"),
+    (("search", "gap"), None), (("surprise",), 1), (("graph_hash",), 5)])
+def test_strategies(files, tmp_path, where, value):
+    refused(tmp_path, "strategy", changed(files["strategy"], where, value))
+
+
+@pytest.mark.parametrize(("where", "value"), [
+    (("layers", 0, "dims"), {"batch": "16"}), (("layers", 0, "dims"), {"batch": -16}), (("layers", 0, "dims"), []),
+    (("layers", 0, "splittable"), ["nothing"]), (("layers", 0, "name"), None), (("layers", 0), 5), (("layers",), {}),
+    (("layers", 0, "operations", 0, "flops"), True), (("layers", 0, "operations", 0, "flops"), -1.0),
+    (("layers", 0, "operations", 0, "role"), "guard"), (("layers", 0, "operations", 0, "shift"), ["batch"]),
+    (("layers", 0, "operations", 0, "inputs"), [{}]), (("layers", 0, "operations", 0, "partial_sums"), [["batch"]] * 9),
+    (("edges", 0, "source"), 99), (("edges", 0, "source"), -1), (("edges", 0, "shape"), [16]),
+    (("edges", 0, "itemsize"), 4.0),
+    (("edges", 0, "shape"), [2 ** 62, 2 ** 62]), (("edges", 0, "surprise"), 1), (("operations",), "9"), (("meta",), []),
+    (("hash",), "0"), (("hash",), None)])
+def test_graphs(files, tmp_path, where, value):
+    refused(tmp_path, "graph", changed(files["graph"], where, value))
+
+
+def test_every_field_is_missed(files, tmp_path):
+    for kind, data in files.items():
+        optional = {"cache_bytes", "cache_bandwidth", "operand_packing", "writeback", "overheads", "simd_width",
+                    "stride_inflation", "layout_conversion", "tap_seconds", "broadcast_run_seconds",
+                    "cache_hit_cost_ratio", "cache_capacity", "ring", "ring_link", "source", "measured", "shared_cores"}
+        for name in set(data) - optional:
+            refused(tmp_path, kind, json.dumps({key: value for key, value in data.items() if key != name}))
+
+
+def test_two_machines_do_not_compare():
+    graph = perceptron((8, 16, 8), batch=16)
+    one, other = (find_strategy(graph, devices=8, machine=name) for name in ("h100", "1080ti"))
+    assert "different machines, h100 and 1080ti: the times do not compare" in one.diff(other)
+    assert "different machines" not in one.diff(one)
+    fewer = find_strategy(graph, devices=4, machine="h100")
+    assert "for 8 and for 4 devices" in one.diff(fewer)
