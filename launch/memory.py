@@ -33,7 +33,10 @@ def check_memory(plan: Plan, strategies: Mapping[str, Strategy], trained: Sequen
     """
     known = {arm: strategies.get(arm, strategies.get("data_parallel")) for arm in trained}
     found = {arm: strategy for arm, strategy in known.items() if strategy is not None}
-    remedy = "take a smaller --batch or --preset, more devices, or fewer arms in --compare"
+    smaller = "take a smaller --batch or --preset"
+    if any(_kept_bytes(strategy) > machine.memory_bytes for strategy in found.values()):
+        smaller = "the weights alone do not fit: take a smaller --preset"
+    remedy = f"{smaller}, more devices, or fewer arms in --compare"
     for arm, strategy in found.items():
         if strategy.memory_bytes > machine.memory_bytes:
             raise OutOfMemoryError(f"arm {arm}: needs {strategy.memory_bytes / 2**30:.3g} GiB per device, a device of "

@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 
 from pase_mtf import models
-from pase_mtf.errors import FormatError, UsageError, nearest
+from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.files import read_json
 from pase_mtf.launch.flag_values import ArmName, MeshFlag, parse_arms, parse_mesh
 from pase_mtf.models.presets import ModelConfig
@@ -25,6 +25,9 @@ CONFIG_VERSION = 1
 
 # The rate where the user names an optimizer that is not the preset's and no rate; None: Adafactor's own schedule.
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adafactor": None}
+
+# Steps, seeds and sizes are fed to the models as 32-bit integers.
+_MOST = 2 ** 31 - 1
 
 # What decides the numbers of a training: a resumed run must agree with the one it resumes.
 _TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "seed")
@@ -89,8 +92,9 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name}={value}: must be at least {least}")
-        if self.output_dir and os.path.lexists(self.output_dir):
-            raise UsageError(f"--output_dir={self.output_dir}: exists and is never overwritten; name a new one")
+            if value is not None and value > _MOST:
+                raise UsageError(f"--{name}={shortened(value)}: must be at most {_MOST}")
+        _check_new_folder(self.output_dir)
 
     def resolved(self, config: ModelConfig, preset: str) -> ResolvedOptions:
         """The same with what the flags leave open filled in: from the model's sizes, and a new output directory.
@@ -164,6 +168,21 @@ class ResolvedOptions(Options):
     batch: int = 0
     optimizer: str = ""
     output_dir: str = ""
+
+
+def _check_new_folder(path: str | None) -> None:
+    """Raises UsageError where no new folder can be made there; None: outputs/, whose name comes later."""
+    if path is not None and not path.strip():
+        raise UsageError("--output_dir is empty; name a new folder, or leave the flag out")
+    if path and ("\0" in path or os.path.lexists(path)):
+        raise UsageError(f"--output_dir={shortened(path, quoted=False)}: exists and is never overwritten; name a new "
+                         "one")
+    parent = os.path.dirname(os.path.abspath(path or os.path.join("outputs", "run")))
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        reason = "is not a folder" if not os.path.isdir(parent) else "cannot be written to"
+        raise UsageError(f"--output_dir={path or 'outputs'}: {parent} {reason}; name another place")
 
 
 def load_run_config(folder: str) -> dict[str, Any]:

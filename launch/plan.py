@@ -75,6 +75,7 @@ def resolve(options: Options) -> Plan:
 
     Raises:
       UsageError: an unknown model, preset or machine; devices that are not there; a batch that does not split.
+      DataError: data that is missing, malformed or does not fit the model.
       FormatError: a strategy, checkpoint or machine file that is truncated or foreign.
     """
     model = options.model_name
@@ -88,10 +89,14 @@ def resolve(options: Options) -> Plan:
         if arm.method == "file":
             from pase_mtf.strategy import strategy  # loads numba: only where there is a file to check
             read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
+    if options.data is not None:
+        from pase_mtf.launch.data import check_data  # numpy and what reads images: only where there are any
     devices = choose_devices(options.devices, mesh.devices)
     preset = options.preset or default_preset(devices, known)
     config = models.load_config(model, preset, batch=options.batch, seed=options.seed)
     resolved = options.resolved(config, preset)
+    if options.data is not None:
+        check_data(options.data, config)
     rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate
     config = dataclasses.replace(config, optimizer=resolved.optimizer, learning_rate=rate)
     return Plan(resolved, devices, config, machine, checkpoint)

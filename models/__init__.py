@@ -52,7 +52,7 @@ def get(name: str) -> Model[Any]:
       UsageError: there is none; offers the nearest name.
     """
     if name not in CONFIGS:
-        raise UsageError(f"unknown model {name!r}: {nearest(name, CONFIGS)}")
+        raise UsageError(f"unknown model {name!r}; {nearest(name, CONFIGS)}")
     return importlib.import_module(f"pase_mtf.models.{name}").MODEL
 
 

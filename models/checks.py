@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pase_mtf.errors import UsageError, nearest
+from pase_mtf.errors import UsageError, nearest, shortened
 
 __all__ = ["DTYPES", "OPTIMIZERS", "among", "check_run", "positive"]
 
 OPTIMIZERS = ("adafactor", "adam", "sgd")
 DTYPES = ("float32", "float64")
+# Mesh-TF feeds indices as 32-bit integers.
+_MOST = 2 ** 31 - 1
 
 
 class _RunConfig(Protocol):
@@ -26,22 +28,22 @@ class _RunConfig(Protocol):
 
 
 def positive(config: object, *names: str) -> None:
-    """Refuses attributes below 1; of a tuple, any element (UsageError)."""
+    """Refuses attributes that are no size of a dim; of a tuple, any element (UsageError)."""
     for name in names:
         value = getattr(config, name)
         if isinstance(value, tuple):
             if not value:
                 raise UsageError(f"{name}=[]: give at least one")
-            if min(value) < 1:
-                raise UsageError(f"{name}={list(value)}: every one has to be at least 1")
-        elif value < 1:
-            raise UsageError(f"{name}={value}: it has to be at least 1")
+            if not 1 <= min(value) <= max(value) <= _MOST:
+                raise UsageError(f"{name}={shortened(list(value))}: every one has to be from 1 to {_MOST}")
+        elif not 1 <= value <= _MOST:
+            raise UsageError(f"{name}={shortened(value)}: it has to be from 1 to {_MOST}")
 
 
 def among(config: object, name: str, choices: Sequence[str]) -> None:
     """Refuses an attribute that is none of the choices (UsageError)."""
     if getattr(config, name) not in choices:
-        raise UsageError(f"{name}={getattr(config, name)!r}: {nearest(getattr(config, name), choices)}")
+        raise UsageError(f"{name}={getattr(config, name)!r}; {nearest(getattr(config, name), choices)}")
 
 
 def check_run(config: _RunConfig) -> None:

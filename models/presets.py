@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
-from pase_mtf.errors import UsageError, nearest
+from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.models.checks import check_run, positive
 from pase_mtf.models.convolutional_presets import (
     AlexnetConfig,
@@ -99,7 +99,7 @@ def presets(model: str) -> dict[str, dict[str, Any]]:
       UsageError: no such model.
     """
     if model not in CONFIGS:
-        raise UsageError(f"unknown model {model!r}: {nearest(model, CONFIGS)}")
+        raise UsageError(f"unknown model {model!r}; {nearest(model, CONFIGS)}")
     text = importlib.resources.files("pase_mtf.configs").joinpath("models", f"{model}.json").read_text("utf-8")
     return json.loads(text)["presets"]
 
@@ -125,12 +125,12 @@ def load_config(model: str, preset_or_path: str, **overrides: object) -> ModelCo
     if preset_or_path in known:
         return _checked(model, {**known[preset_or_path], "preset": preset_or_path, **overrides}, "")
     if not (preset_or_path.endswith(".json") or os.sep in preset_or_path or os.path.exists(preset_or_path)):
-        raise UsageError(f"unknown preset {preset_or_path!r} of {model}: {nearest(preset_or_path, known)}; "
+        raise UsageError(f"unknown preset {preset_or_path!r} of {model}; {nearest(preset_or_path, known)}; "
                          "or the path of a .json file")
     values = _read(preset_or_path)
     base = values.pop("preset", "tiny")
-    if base not in known:
-        raise UsageError(f"{preset_or_path}: unknown preset {base!r} of {model}: {nearest(str(base), known)}")
+    if not isinstance(base, str) or base not in known:
+        raise UsageError(f"{preset_or_path}: unknown preset {shortened(base)} of {model}; {nearest(str(base), known)}")
     return _checked(model, {**known[base], **values, "preset": preset_or_path, **overrides}, f"{preset_or_path}: ")
 
 
@@ -140,8 +140,8 @@ def _read(path: str) -> dict[str, Any]:
             values = json.load(file)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; name a preset or an existing .json file") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not a JSON file ({error}); mend it") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # also numbers of thousands of digits
+        raise UsageError(f"{path}: not a JSON file ({shortened(error)}); mend it") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path}: holds a {type(values).__name__}; it has to be an object such as "
                          '{"preset": "tiny", "batch": 32}')
@@ -162,7 +162,7 @@ def _typed(cls: Callable[..., _T], values: dict[str, Any]) -> _T:
     fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
     for key in values:
         if key not in fields:
-            raise UsageError(f"unknown key {key!r}: {nearest(key, fields)}")
+            raise UsageError(f"unknown key {shortened(key)}; {nearest(key, fields)}")
     missing = [name for name, field in fields.items()
                if name not in values and field.default is dataclasses.MISSING]
     if missing:
@@ -183,7 +183,7 @@ def _convert(key: str, kind: str, value: object) -> object:
     if kind == "str" and isinstance(value, str):
         return value
     wanted = {"int": "a whole number", "float": "a number", "str": "a string"}.get(kind, "a list")
-    raise UsageError(f"{key}={value!r}: it has to be {wanted}")
+    raise UsageError(f"{key}={shortened(value)}: it has to be {wanted}")
 
 
 def _object(key: str, value: object) -> dict[str, Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import cast
+from typing import cast, get_args
 
 from pase_mtf.errors import DataError
 from pase_mtf.launch.data.batches import Batch, Data, Source
 from pase_mtf.launch.data.images import image_source
 from pase_mtf.launch.data.synthetic import synthetic_source
-from pase_mtf.launch.data.text import language_source, text_source
+from pase_mtf.launch.data.text import check_text, language_source, text_source
 from pase_mtf.models import Model
 from pase_mtf.models.presets import ImageConfig, ModelConfig, TextConfig
 
-__all__ = ["Batch", "Data", "Source", "open_data"]
+__all__ = ["Batch", "Data", "Source", "check_data", "open_data"]
 
 
 def open_data(spec: str | None, model: Model, config: ModelConfig, batch: int, seed: int) -> Data:
@@ -41,6 +41,23 @@ def open_data(spec: str | None, model: Model, config: ModelConfig, batch: int, s
     else:
         source = text_source(_paths(spec), cast(TextConfig, config))
     return Data(source, batch, seed, counts_steps=config.dropout > 0)
+
+
+def check_data(spec: str, config: ModelConfig) -> None:
+    """Checks what a run is to train on, as far as that goes without the model (and TensorFlow).
+
+    Args:
+      spec: as in `open_data`.
+      config: the model's sizes.
+
+    Raises:
+      DataError: as `open_data`.
+    """
+    paths = _paths(spec)
+    if isinstance(config, get_args(ImageConfig)):
+        image_source(paths, cast(ImageConfig, config))
+    else:
+        check_text(paths, cast(TextConfig, config))
 
 
 def _paths(spec: str) -> list[str]:

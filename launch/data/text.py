@@ -25,7 +25,7 @@ from pase_mtf.models.presets import TextConfig
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["END", "PADDING", "RESERVED", "START", "UNKNOWN", "language_source", "next_tokens", "pad_pair",
+__all__ = ["END", "PADDING", "RESERVED", "START", "UNKNOWN", "check_text", "language_source", "next_tokens", "pad_pair",
            "read_lines", "text_source"]
 
 PADDING, START, END, UNKNOWN = range(4)
@@ -34,6 +34,7 @@ _SPECIAL = ["<pad>", "<start>", "<end>", "<unknown>"]
 # The reserved tokens and one for each byte: with them every text can be written down.
 _LEAST_VOCABULARY = RESERVED + 256
 _CHUNK = 10_000
+_LONGEST_WORD = 256
 
 
 def read_lines(path: str) -> list[str]:
@@ -61,6 +62,15 @@ def read_lines(path: str) -> list[str]:
     # Not splitlines(): it also splits at characters such as U+2028 that may stand inside a sentence.
     lines = text.replace("\r\n", "\n").split("\n")
     return lines[:-1] if lines[-1] == "" else lines
+
+
+def check_text(paths: Sequence[str], config: TextConfig) -> None:
+    """Reads the files, and no more.
+
+    Raises:
+      DataError: see `read_lines`; a vocabulary too small for any text.
+    """
+    _read(paths, config, "text.txt")
 
 
 def text_source(paths: Sequence[str], config: TextConfig) -> Source:
@@ -216,7 +226,10 @@ def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
     with contextlib.suppress(Exception):
         return tokenizers.Tokenizer.from_file(str(path))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=_SPECIAL[UNKNOWN]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # Byte-pair encoding takes the square of a word's length: one of millions of letters is cut, all others are not.
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+        tokenizers.pre_tokenizers.Split(tokenizers.Regex(rf"\S{{{_LONGEST_WORD}}}"), "isolated"),
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.train_from_iterator(itertools.chain.from_iterable(texts), tokenizers.trainers.BpeTrainer(
         vocab_size=size, special_tokens=_SPECIAL, show_progress=False,

@@ -34,7 +34,7 @@ def check_request(devices: int, kind: str) -> None:
     if devices < 1:
         raise UsageError(f"{devices} devices: at least one is needed")
     if kind not in BACKENDS:
-        raise UsageError(f"unknown kind of device {kind!r}: {nearest(kind, BACKENDS)}")
+        raise UsageError(f"unknown kind of device {kind!r}; {nearest(kind, BACKENDS)}")
 
 
 def tensorflow_version() -> str | None:

@@ -211,7 +211,7 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
       UsageError: an unknown model, more devices than the machine links, configurations that do not fit the graph.
     """
     if model not in MODELS:
-        raise UsageError(f"unknown cost model {model!r}: {nearest(model, MODELS)}")
+        raise UsageError(f"unknown cost model {model!r}; {nearest(model, MODELS)}")
     machine.check_devices(devices)
     offered = _offered(graph, machine, devices, configurations, idle)
     builder = _Builder(machine, model)

@@ -20,6 +20,7 @@ from pase_mtf.layout.formats import FORMATS
 __all__ = ["main"]
 
 _FLAGS = flags.FlagValues()
+_MOST_ALTERNATIVES = 1000
 
 
 def _define() -> None:
@@ -62,7 +63,7 @@ def _load(text: str | None) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a guard may parse its flags, and leave
         if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
             raise UsageError(f"--graph={text}: no module {error.name!r}; run it in the folder that holds it, or set "
                              "PYTHONPATH") from error
@@ -86,7 +87,7 @@ def _reporting(build_graph: Callable[..., Any]) -> Callable[..., Any]:
             return build_graph(*args, **kwargs)
         except PaseError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split())[:300]
             raise UsageError(f"--graph={_FLAGS.graph} failed: {type(error).__name__}: {text} ({where.filename}, line "
@@ -102,7 +103,9 @@ def _fixed(entries: Sequence[str]) -> dict[str, str | None]:
             dim, colon, axis = part.strip().partition(":")
             if not colon or not dim or ":" in axis:
                 raise UsageError(f"--fix={entry}: {part!r} is not dim:axis; write it as in --fix=batch:rows")
-            fixed[dim] = axis or None
+            if fixed.setdefault(dim, axis or None) != (axis or None):
+                raise UsageError(f"--fix={entry}: {dim} is fixed twice, to {fixed[dim] or 'no axis'} and to "
+                                 f"{axis or 'no axis'}; a dim has one axis")
     return fixed
 
 
@@ -132,6 +135,8 @@ def _run() -> str:
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
     fixed = _fixed(_FLAGS.fix)
+    if not 0 <= _FLAGS.alternatives <= _MOST_ALTERNATIVES:
+        raise UsageError(f"--alternatives={_FLAGS.alternatives}: give a number from 0 to {_MOST_ALTERNATIVES}")
     build_graph = _reporting(_load(_FLAGS.graph))
     # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
     from pase_mtf.layout.find import find_layout

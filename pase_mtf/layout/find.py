@@ -101,4 +101,5 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
                            for number, candidate in enumerate(found[1:], 1)),
         search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
                 **one.sizes()},
-        notes=one.notes(best), variables=one.variables, _search=one.search)
+        notes=(*one.notes(best), *(f"note: {note}" for entry in request.compare for note in one.unknown_dims(*entry))),
+        variables=one.variables, _search=one.search)

@@ -88,5 +88,5 @@ def format_layout(axes: Axes, rules: Rules, style: str, variables: Variables) ->
       UsageError: an unknown style.
     """
     if style not in FORMATS:
-        raise UsageError(f"unknown format {style!r}: {nearest(style, FORMATS)}")
+        raise UsageError(f"unknown format {style!r}; {nearest(style, FORMATS)}")
     return FORMATS[style](axes, rules, variables)

@@ -109,11 +109,24 @@ class GraphSearch:
           label: what it is, for people.
           shape, rules: the layout.
           verifier: lowers another graph of the same structure, and that one is what has to lower.
+
+        Raises:
+          UsageError: the rules name no dim that the graph has.
         """
+        unknown = self.unknown_dims(shape, rules)
+        if unknown and len(unknown) == len(rules):
+            raise UsageError(unknown[0])
         axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items() if dim in self._legality.sizes}
         problem = self._legality.problem(axis_of, shape.sizes) or (
             self._verify(shape, rules) if verifier is None else verifier.problem(shape, rules))
         return self.cost(label, shape, rules, str(problem or ""))
+
+    def unknown_dims(self, shape: MeshShape, rules: Mapping[str, str]) -> list[str]:
+        """Of every rule that names no dim of the graph, what a person should know. Rules of a whole project name dims
+        of many models."""
+        known = [name for name in self._legality.sizes if not name.startswith("_")]
+        return [f"layout {shape};{rules_text(rules)}: {dim!r} is no dim of the graph; {nearest(dim, known)}"
+                for dim in rules if dim not in self._legality.sizes]
 
     def data_parallel(self) -> tuple[MeshShape, dict[str, str]] | None:
         """The batch over all devices; None where no dim can be called the batch."""
@@ -175,7 +188,7 @@ def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | Non
     for dim, axis in fixed.items():
         if dim not in legality.sizes:
             known = [name for name in legality.sizes if not name.startswith("_")]
-            raise UsageError(f"fixed dim {dim!r} is no dim of the graph: {nearest(dim, known)}")
+            raise UsageError(f"fixed dim {dim!r} is no dim of the graph; {nearest(dim, known)}")
         if axis is not None and not any(axis in mesh.names for mesh in meshes):
             raise UsageError(f"fixed {dim}:{axis}: no axis {axis!r} in mesh {', '.join(map(str, meshes))}")
     kept, problems = [], []

@@ -135,7 +135,7 @@ class Layout:
         """
         search, costs, legality = self._search, self._search.costs, self._search.costs.legality
         if dim not in legality.sizes:
-            raise UsageError(f"unknown dim {dim!r}: {nearest(dim, [n for n in legality.sizes if n[0] != '_'])}")
+            raise UsageError(f"unknown dim {dim!r}; {nearest(dim, [n for n in legality.sizes if n[0] != '_'])}")
         mesh = parse_mesh_shape(self.mesh_shape)
         axis_of = {name: mesh.names.index(axis) for name, axis in parse_rules(self.layout_rules, mesh).items()}
         body = []

@@ -90,7 +90,7 @@ def file_of(name_or_path: str | os.PathLike[str]) -> pathlib.Path:
         return path
     sheet = _folder() / f"{text}.json"
     if not sheet.is_file():
-        raise UsageError(f"unknown machine {text!r}: {nearest(text, names())}")
+        raise UsageError(f"unknown machine {text!r}; {nearest(text, names())}")
     return sheet
 
 

@@ -56,9 +56,9 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     if not simple_within >= 0.0:
         raise UsageError(f"simple_within={simple_within}: give a fraction of at least 0, such as 0.01")
     if method not in (*methods(), *BY_HAND):
-        raise UsageError(f"unknown method {method!r}: {nearest(method, [*methods(), *BY_HAND])}")
+        raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
     if start_from is not None and start_from not in BY_HAND:
-        raise UsageError(f"unknown start {start_from!r}: {nearest(start_from, BY_HAND)}")
+        raise UsageError(f"unknown start {start_from!r}; {nearest(start_from, BY_HAND)}")
     if not isinstance(graph, ComputationGraph):
         # Exporting needs TensorFlow, which a search alone does not.
         from pase_mtf.export.exporter import export_graph

@@ -177,7 +177,7 @@ class Strategy:
                 raise UsageError(f"layer {layer}: the graph has layers 0 to {len(self.layer_names) - 1}")
             return layer
         if layer not in self.layer_names:
-            raise UsageError(f"unknown layer {layer!r}: {nearest(layer, self.layer_names)}")
+            raise UsageError(f"unknown layer {layer!r}; {nearest(layer, self.layer_names)}")
         return self.layer_names.index(layer)
 
     # -- files -------------------------------------------------------------------------------------------------------
