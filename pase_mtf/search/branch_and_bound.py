@@ -26,8 +26,9 @@ from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.depth_first import descend, descent_bytes
 from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
-from pase_mtf.search.messages import EXACTLY, PassState, improve, message_passes, rounded_down
+from pase_mtf.search.messages import PassState, improve, message_passes
 from pase_mtf.search.packed import Packed, Reduction, lift, quantum, reduce
+from pase_mtf.search.pulls import EXACTLY, grain, rounded_down
 from pase_mtf.search.registry import Progress, relative_gap
 
 __all__ = ["Minimiser"]
@@ -376,14 +377,17 @@ class Minimiser:
         """Passes messages in a part, and takes the assignments met on the way."""
         p, target = part.p, self._target()
         part.state = part.state._replace(best=np.zeros(p.vertices, np.int64))
+        step = grain(p, part.rough, self.cost - part.bound)
         found = message_passes(p, part.rough, part.state, self.cost, -target, target, passes,
-                               self._budget.seconds)
+                               self._budget.seconds, step)
         self.statistics["passes"] += found.passes
         self._offer(p, part.state.best, found.cost)
         if part.rough is not EXACTLY:
             if self._thorough:
                 self._look_for_better(p, part.state)
-            room = self.cost - self._target() - part.state.bounds
+            bounds = part.state.bounds
+            # Where layers repeat, one like the other, so that they go on repeating.
+            room = self.cost - self._target() - (bounds if step == 0.0 else np.full(len(bounds), bounds.min()))
             for v, (begin, end) in enumerate(itertools.pairwise(p.first.tolist())):  # there may be millions
                 part.state.active[begin:end] &= part.state.reduced_costs[begin:end] <= room[v]
         part.bound = max(part.bound, float(found.bound))

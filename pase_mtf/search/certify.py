@@ -10,8 +10,9 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.certificate import Certificate, Potential
 from pase_mtf.search.elimination import plan_elimination
-from pase_mtf.search.messages import EXACTLY, PassState, message_passes
+from pase_mtf.search.messages import PassState, message_passes
 from pase_mtf.search.packed import Packed, lift, reduce
+from pase_mtf.search.pulls import EXACTLY
 
 __all__ = ["certify", "potentials_of"]
 

@@ -18,110 +18,12 @@ import numpy as np
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.packed import Packed, reduce
+from pase_mtf.search.pulls import EXACTLY, pull, pull_rough
 
-__all__ = ["EXACTLY", "PassResult", "PassState", "improve", "message_passes", "reduced_costs", "rounded_down"]
+__all__ = ["PassResult", "PassState", "improve", "message_passes", "reduced_costs"]
 
-# Rounding to single precision changes a number by half of this, relative to it.
-_ULP = 2.0 ** -23
-
-EXACTLY = np.zeros(0, np.float32)
-"""In place of `rounded_down`: passes in double precision."""
-
-
-@compiled(fastmath={"nnan", "nsz"})
-def _pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> None:  # pragma: no cover (compiled)
-    """The potentials of one side of an edge as large as it allows: taken = min over the other side of edge - given.
-
-    Args:
-      edge: float64, its matrix, flat.
-      given, taken: the potentials of the other side, and of this one.
-      rows: whether this is the side of the rows.
-    """
-    if rows:
-        # Minima side by side: a single running minimum would be a chain that cannot be vectorised.
-        width, simd_width = len(given), 32
-        partial = np.empty(simd_width)
-        for r in range(len(taken)):
-            line = edge[r * width:(r + 1) * width]
-            partial[:] = np.inf
-            c = 0
-            while c + simd_width <= width:
-                for lane in range(simd_width):
-                    value = line[c + lane] - given[c + lane]
-                    partial[lane] = value if value < partial[lane] else partial[lane]
-                c += simd_width
-            for last in range(c, width):
-                value = line[last] - given[last]
-                partial[last - c] = value if value < partial[last - c] else partial[last - c]
-            least = np.inf
-            for lane in range(simd_width):
-                least = partial[lane] if partial[lane] < least else least
-            taken[r] = least
-    else:
-        width = len(taken)
-        taken[:] = np.inf
-        for r in range(len(given)):
-            line = edge[r * width:(r + 1) * width]
-            potential = given[r]
-            for c in range(width):
-                value = line[c] - potential
-                taken[c] = value if value < taken[c] else taken[c]
-
-
-@compiled(fastmath={"nnan", "nsz"})
-def _pull_rough(lines: np.ndarray, given: np.ndarray, listed: np.ndarray, taken: np.ndarray, out: np.ndarray
-                ) -> None:  # pragma: no cover (compiled)
-    """`_pull` in single precision, rounded down: never more than the minimum over the lines listed.
-
-    Args:
-      lines: float32, the matrix rounded down, a line per class of the other side.
-      given: float64, the potentials of the other side.
-      listed: int64, the classes of the other side that count.
-      taken: float64, filled in.
-      out: float32, room for as many.
-    """
-    width = len(taken)
-    for c in range(width):
-        out[c] = np.inf
-    position = 0
-    while position < len(listed):  # four lines at once, the last one again where there are fewer
-        a = listed[position]
-        b = listed[min(position + 1, len(listed) - 1)]
-        d = listed[min(position + 2, len(listed) - 1)]
-        e = listed[min(position + 3, len(listed) - 1)]
-        first, second = lines[a * width:(a + 1) * width], lines[b * width:(b + 1) * width]
-        third, fourth = lines[d * width:(d + 1) * width], lines[e * width:(e + 1) * width]
-        one, two = np.float32(given[a] + abs(given[a]) * _ULP), np.float32(given[b] + abs(given[b]) * _ULP)
-        three, four = np.float32(given[d] + abs(given[d]) * _ULP), np.float32(given[e] + abs(given[e]) * _ULP)
-        for c in range(width):
-            out[c] = min(out[c], min(min(first[c] - one, second[c] - two), min(third[c] - three, fourth[c] - four)))
-        position += 4
-    for c in range(width):
-        taken[c] = out[c] - abs(out[c]) * _ULP
-
-
-@compiled
-def _round_down(values: np.ndarray, matrix: np.ndarray, extents: np.ndarray) -> np.ndarray:  # pragma: no cover
-    rough = np.empty(2 * len(values), np.float32)
-    for position in range(len(values)):
-        rough[position] = np.float32(values[position] - abs(values[position]) * _ULP)
-    block = 32
-    for e in range(len(matrix)):
-        height, width = extents[0, e], extents[1, e]
-        begin, turned = matrix[e], len(values) + matrix[e]
-        for top in range(0, height, block):
-            for left in range(0, width, block):
-                for c in range(left, min(left + block, width)):
-                    for r in range(top, min(top + block, height)):
-                        rough[turned + c * height + r] = rough[begin + r * width + c]
-    return rough
-
-
-def rounded_down(p: Packed) -> np.ndarray:
-    """The matrices of a network in single precision, rounded down, and after them all of them once more transposed:
-    half the memory traffic, for passes whose bound need not be exact (see message_passes)."""
-    matrix, first = np.unique(p.matrix, return_index=True)
-    return _round_down(p.values, matrix, np.ascontiguousarray(p.extents[:, first]))
+# Entries of a matrix from where on it pays to look for an edge that has been pulled with the same potentials.
+_SHARED = 1 << 12
 
 
 @compiled
@@ -133,8 +35,9 @@ def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # p
 
 @compiled
 def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray, potentials: np.ndarray,
-             least: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Moves a share of the reduced costs of a vertex (theta - delta) to an edge."""
+             least: np.ndarray, grain: float) -> None:  # pragma: no cover (compiled)
+    """Moves a share of the reduced costs of a vertex (theta - delta) to an edge, and rounds the edge's potentials to
+    multiples of `grain` (0: as they are)."""
     for r in range(len(potentials)):
         least[r] = np.inf
     for k in range(len(theta)):
@@ -143,6 +46,8 @@ def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray,
     for r in range(len(potentials)):
         if least[r] < np.inf:
             potentials[r] -= share * (least[r] - delta)
+            if grain > 0.0:
+                potentials[r] = grain * np.round(potentials[r] / grain)
 
 
 @compiled
@@ -242,11 +147,13 @@ class PassResult(NamedTuple):
       bound: lower bound of the cost of every assignment.
       cost: of the best assignment known.
       passes: how many were made.
+      pulled: matrix entries that were read for it.
     """
 
     bound: float
     cost: float
     passes: int
+    pulled: int
 
 
 class _Scratch(NamedTuple):
@@ -259,6 +166,10 @@ class _Scratch(NamedTuple):
       listed: int64, likewise.
       minimum: float64 [vertices], the least cost at a vertex when it was last visited.
       choice: int64 [vertices], the configurations that the pass chooses.
+      other_used, other_listed: as `used` and `listed`.
+      table: int64 [a power of two, at least twice the edges], a hash table of the edges that have been pulled in this
+        sweep; -1 where it is empty. See `_twin`.
+      pulled: int64 [1], matrix entries that pulls have read.
     """
 
     least: np.ndarray
@@ -267,6 +178,10 @@ class _Scratch(NamedTuple):
     listed: np.ndarray
     minimum: np.ndarray
     choice: np.ndarray
+    other_used: np.ndarray
+    other_listed: np.ndarray
+    table: np.ndarray
+    pulled: np.ndarray
 
 
 @compiled
@@ -278,8 +193,63 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
     choice = np.empty(vertices, np.int64)  # for vertices that no pass comes to in time
     for v in range(vertices):
         choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
+    places = 2
+    while places < 2 * len(p.matrix):
+        places *= 2
     return _Scratch(np.empty(widest), np.empty(widest, np.float32), np.zeros(widest, np.bool_),
-                    np.empty(widest, np.int64), np.zeros(vertices), choice)
+                    np.empty(widest, np.int64), np.zeros(vertices), choice, np.zeros(widest, np.bool_),
+                    np.empty(widest, np.int64), np.full(places, -1), np.zeros(1, np.int64))
+
+
+@compiled
+def _hash(start: int, given: np.ndarray, listed: np.ndarray) -> np.int64:  # pragma: no cover (compiled)
+    """Of a matrix, by where it begins, and of the listed entries of the potentials of one side."""
+    found, bits = np.uint64(start), given.view(np.uint64)
+    for c in listed:
+        found = (found ^ bits[c] ^ (np.uint64(c) << np.uint64(48))) * np.uint64(0x9E3779B97F4A7C15)
+        found ^= found >> np.uint64(29)
+    return np.int64(found >> np.uint64(1))
+
+
+@compiled
+def _pulled_alike(p: Packed, state: PassState, scratch: _Scratch, e: int, other: int, side: int, exactly: bool
+                  ) -> bool:  # pragma: no cover (compiled)
+    """Whether two edges have one matrix and equal potentials of their other sides, in the classes that count: those in
+    scratch.used, or with `exactly` all."""
+    if p.matrix[other] != p.matrix[e] or p.extents[0, other] != p.extents[0, e] or (
+            p.extents[1, other] != p.extents[1, e]):
+        return False
+    size, far = p.extents[1 - side, e], 1 - side
+    given, others = p.potentials_at[far, e], p.potentials_at[far, other]
+    u = p.ends[far, other]
+    if not exactly:
+        _active_classes(state.active[p.first[u]:p.first[u + 1]], p.classes[p.classes_at[far, other]:],
+                        scratch.other_used, scratch.other_listed[:size])
+    for c in range(size):
+        if not exactly and scratch.used[c] != scratch.other_used[c]:
+            return False
+        if (exactly or scratch.used[c]) and state.messages[given + c] != state.messages[others + c]:
+            return False
+    return True
+
+
+@compiled
+def _twin(p: Packed, state: PassState, scratch: _Scratch, e: int, side: int, listed: np.ndarray, exactly: bool
+          ) -> np.int64:  # pragma: no cover (compiled)
+    """An edge that has been pulled alike in this sweep, or -1; then this one is put into the table.
+
+    The potentials of both sides of an edge stay as they are until the next sweep, and so do the active configurations
+    of its other end: nothing else has to be remembered.
+    """
+    far = p.potentials_at[1 - side, e]
+    mask = len(scratch.table) - 1
+    place = _hash(p.matrix[e], state.messages[far:far + p.extents[1 - side, e]], listed) & mask
+    while scratch.table[place] >= 0:
+        if _pulled_alike(p, state, scratch, e, scratch.table[place], side, exactly):
+            return np.int64(scratch.table[place])
+        place = (place + 1) & mask
+    scratch.table[place] = e
+    return np.int64(-1)
 
 
 @compiled
@@ -290,14 +260,25 @@ def _receive(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, 
     given = state.messages[other:other + p.extents[1 - side, e]]
     taken = state.messages[place:place + p.extents[side, e]]
     begin, end = p.matrix[e], p.matrix[e] + p.extents[0, e] * p.extents[1, e]
-    if len(rough) == 0:
-        _pull(p.values[begin:end], given, taken, side == 0)
+    exactly, count = len(rough) == 0, len(given)
+    if not exactly:
+        u = p.ends[1 - side, e]
+        count = _active_classes(state.active[p.first[u]:p.first[u + 1]], p.classes[p.classes_at[1 - side, e]:],
+                                scratch.used, scratch.listed[:len(given)])
+    if end - begin >= _SHARED:
+        if exactly:
+            for c in range(count):
+                scratch.listed[c] = c
+        twin = _twin(p, state, scratch, e, side, scratch.listed[:count], exactly)
+        if twin >= 0:
+            taken[:] = state.messages[p.potentials_at[side, twin]:p.potentials_at[side, twin] + len(taken)]
+            return
+    scratch.pulled[0] += count * len(taken)
+    if exactly:
+        pull(p.values[begin:end], given, taken, side == 0)
         return
-    u = p.ends[1 - side, e]
-    count = _active_classes(state.active[p.first[u]:p.first[u + 1]], p.classes[p.classes_at[1 - side, e]:],
-                            scratch.used, scratch.listed[:len(given)])
     turned = len(p.values) if side == 0 else 0
-    _pull_rough(rough[turned + begin:turned + end], given, scratch.listed[:count], taken, scratch.rough)
+    pull_rough(rough[turned + begin:turned + end], given, scratch.listed[:count], taken, scratch.rough)
 
 
 @compiled
@@ -353,20 +334,20 @@ def _prune(p: Packed, state: PassState, most: float) -> None:  # pragma: no cove
 
 
 @compiled
-def _send(p: Packed, state: PassState, least: np.ndarray, v: int, ahead: int, theta: np.ndarray, delta: float
-          ) -> None:  # pragma: no cover (compiled)
+def _send(p: Packed, state: PassState, least: np.ndarray, v: int, ahead: int, theta: np.ndarray, delta: float,
+          grain: float) -> None:  # pragma: no cover (compiled)
     """Sends the reduced costs of a vertex to the edges ahead, in equal parts."""
     share = 1.0 / max(p.adjacent_at[0, v + 1] - p.adjacent_at[0, v], p.adjacent_at[1, v + 1] - p.adjacent_at[1, v], 1)
     for position in range(p.adjacent_at[ahead, v], p.adjacent_at[ahead, v + 1]):
         e = p.adjacent[ahead, position]
         place, begin = p.potentials_at[ahead, e], p.classes_at[ahead, e]
         _send_to(theta, delta, share, p.classes[begin:begin + len(theta)],
-                 state.messages[place:place + p.extents[ahead, e]], least)
+                 state.messages[place:place + p.extents[ahead, e]], least, grain)
 
 
 @compiled
-def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, behind: int, most: float, end: float
-           ) -> tuple[float, bool]:  # pragma: no cover (compiled)
+def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, behind: int, most: float, end: float,
+           grain: float) -> tuple[float, bool]:  # pragma: no cover (compiled)
     """Visits every vertex once, in the order in which its edges at the side `behind` come first. Returns the bound, and
     whether all were visited before the clock showed `end`.
 
@@ -374,6 +355,9 @@ def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, be
     """
     vertices, exactly = len(p.first) - 1, len(rough) == 0
     running, rest = p.constant, scratch.minimum.sum()
+    # Where layers repeat, they are pruned by the bound before the sweep: one like the other.
+    before = running + rest if grain > 0.0 else np.inf
+    scratch.table[:] = -1
     for step in range(vertices):
         if end < np.inf and seconds_now() > end:
             return running + rest, False
@@ -391,14 +375,15 @@ def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, be
         for k in range(len(theta)):
             state.reduced_costs[p.first[v] + k] = theta[k] - delta
         if not exactly:
-            _prune_rough(theta, delta, most - state.bounds[v], active)
-        _send(p, state, scratch.least, v, 1 - behind, theta, delta)
+            _prune_rough(theta, delta, most - min(before, state.bounds[v]), active)
+        _send(p, state, scratch.least, v, 1 - behind, theta, delta, grain)
     return running, True
 
 
 @compiled
 def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: float, margin: float, enough: float,
-                   passes: int, seconds: float = np.inf) -> PassResult:  # pragma: no cover (compiled)
+                   passes: int, seconds: float = np.inf, grain: float = 0.0
+                   ) -> PassResult:  # pragma: no cover (compiled)
     """Runs passes there and back.
 
     Args:
@@ -411,6 +396,8 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
       enough: stop once best_cost - bound is at most this.
       passes: at most so many.
       seconds: stop in the middle of a pass after so many. A first pass that is not finished has no bound (-inf).
+      grain: what the potentials are rounded to multiples of as they are sent (0: not at all). Whatever they are, the
+        bound holds; where layers repeat, rounded ones soon repeat too, and what repeats is computed once.
     """
     end = seconds_now() + seconds
     scratch = _scratch(p)
@@ -418,7 +405,8 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
     for half in range(2 * passes):
         # The side at which a vertex stands on the edges behind it, and on those ahead.
         behind, ahead = 1 - half % 2, half % 2
-        running, finished = _sweep(p, rough, state, scratch, behind, best_cost + margin if known else np.inf, end)
+        running, finished = _sweep(p, rough, state, scratch, behind, best_cost + margin if known else np.inf, end,
+                                   grain)
         cost = improve(p, scratch.choice, 2 * ahead if finished else 1)
         if cost < best_cost:
             best_cost = cost
@@ -432,7 +420,7 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
         made += ahead
         if best_cost - bound <= enough:
             break
-    return PassResult(bound, best_cost, made)
+    return PassResult(bound, best_cost, made, scratch.pulled[0])
 
 
 def reduced_costs(p: Packed, passes: int = 6, budget: Budget | None = None) -> tuple[float, np.ndarray]:

@@ -18,9 +18,10 @@ import numpy as np
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import check_certificate, solve
-from pase_mtf.search.messages import improve, rounded_down
+from pase_mtf.search.messages import improve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
+from pase_mtf.search.pulls import rounded_down
 from pase_mtf.strategy.find import find_strategy
 
 __all__ = ["compile_kernels", "main", "small_graph"]

@@ -13,9 +13,10 @@ from pase_mtf.search import branch_and_bound, certify, check_certificate, solve
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.elimination import plan_elimination
-from pase_mtf.search.messages import EXACTLY, PassState, message_passes
+from pase_mtf.search.messages import PassState, message_passes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack, reduce
+from pase_mtf.search.pulls import EXACTLY
 
 
 def dense(seed, layers=9, configurations=8):

@@ -8,9 +8,9 @@ from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search import branch_and_bound, check_certificate, solve
-from pase_mtf.search.messages import rounded_down
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
+from pase_mtf.search.pulls import rounded_down
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 OPTIMA = {

@@ -1,0 +1,96 @@
+"""Pulls of edges with equal matrices and equal potentials are made once, with the results that all of them have."""
+
+import numpy as np
+import pytest
+
+from pase_mtf.search import branch_and_bound, check_certificate, pulls, solve
+from pase_mtf.search.messages import PassState, message_passes
+from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.search.packed import pack
+from pase_mtf.search.pulls import EXACTLY, grain, rounded_down
+
+
+def _blocks(seed, repeats, size=72, kind="float"):
+    """The same few layers again and again, each block joined to the next, between a first and a last layer of their
+    own; an edge from the first layer to every block."""
+    rng = np.random.default_rng(seed)
+    block = int(rng.integers(1, 4))
+    spread = 1000 if kind == "integer" else 1.0
+
+    def draw(*shape):
+        return rng.integers(0, spread, shape).astype(float) if kind == "integer" else rng.random(shape)
+    inner = [draw(size) for _ in range(block)]
+    vectors = [draw(size), *inner * repeats, draw(size)]
+    matrices = [draw(size, size) for _ in range(block)]
+    first = draw(size, size)
+    every = np.arange(size)
+    edges = [NetworkEdge(layer, layer + 1, matrices[layer % block], every, every) for layer in range(len(vectors) - 1)]
+    edges += [NetworkEdge(0, 1 + block * number, first, every, every) for number in range(1, repeats)]
+    return CostNetwork(vectors, edges)
+
+
+def _apart(p):
+    """The same network in which every edge has a matrix of its own, so that there is nothing to share."""
+    sizes = (p.extents[0] * p.extents[1]).tolist()
+    values = np.concatenate([
+        p.values[begin:begin + size] for begin, size in zip(p.matrix.tolist(), sizes, strict=True)])
+    return p._replace(values=values, matrix=np.cumsum([0, *sizes[:-1]]))
+
+
+@pytest.mark.parametrize("rough", [False, True])
+@pytest.mark.parametrize("step", [0.0, 2.0 ** -4])
+@pytest.mark.parametrize("seed", range(6))
+def test_sharing_changes_nothing(seed, rough, step):
+    """Bit for bit, in both precisions, pruning as it goes."""
+    found = []
+    for p in (pack(_blocks(seed, 30).normalized()), _apart(pack(_blocks(seed, 30).normalized()))):
+        state = PassState.start(p, np.zeros(p.potentials))
+        matrices = rounded_down(p) if rough else EXACTLY
+        best, bounds, pulled = np.inf, [], 0
+        for _ in range(4):
+            result = message_passes(p, matrices, state, best, 0.0, 0.0, 1, np.inf, step)
+            best = min(best, result.cost)
+            bounds.append(result.bound)
+            pulled += result.pulled
+        found.append((bounds, best, state, pulled))
+    (bounds, best, state, shared), (others, other_best, other, all_of_them) = found
+    assert bounds == others
+    assert best == other_best
+    for mine, theirs in zip(state, other, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert shared <= all_of_them
+    if step:  # everything but the ends repeats
+        assert shared < 0.5 * all_of_them
+
+
+@pytest.mark.parametrize("kind", ["float", "integer"])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_optimum_of_what_repeats(seed, kind, monkeypatch):
+    """Rounded potentials in single precision lead to the optimum that the dynamic program finds, and to its proof."""
+    steps = []
+
+    def noted(*arguments):
+        steps.append(grain(*arguments))
+        return steps[-1]
+    monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
+    monkeypatch.setattr(pulls, "_REPETITIVE", 2)
+    monkeypatch.setattr(branch_and_bound, "grain", noted)
+    network = _blocks(seed, 10, 68, kind)
+    solution = solve(network)
+    assert any(steps)
+    assert solution.optimal
+    assert solution.cost == pytest.approx(solve(network, method="pase").cost, rel=1e-13)
+    check_certificate(network, solution)
+
+
+def test_grain():
+    p = pack(_blocks(0, 70).normalized())
+    rough = rounded_down(p)
+    assert grain(p, EXACTLY, 1.0) == 0.0
+    assert grain(_apart(p), rough, 1.0) == 0.0  # nothing repeats
+    assert grain(p, rough, 0.0) == 0.0
+    for gap in (1.0, 1e-9):
+        step = grain(p, rough, gap)
+        assert step == 2.0 ** np.round(np.log2(step))
+        assert gap / 2 < step * len(p.matrix) <= gap
+    assert 0.0 < grain(p, rough, np.inf) < p.unary.max()
