@@ -3,7 +3,8 @@
     python -m benchmarks.search_solvers                 # about half an hour; writes docs/benchmarks/solvers.md
     python -m benchmarks.search_solvers --limit=5 --networks=instances
 
-Every solver has one thread and a process of its own; all of them run one after another. Numbers are in solvers.json.
+Every solver has one thread and a process of its own; all of them run one after another. What is
+measured is written row by row, numbers to solvers.json.
 """
 
 from __future__ import annotations
@@ -127,11 +128,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = {"facts": {**facts(), "versions": versions}, "limit": flags.limit, "solvers": {},
                                "budgets": []}
     kinds = flags.networks.split(",")
+    output.mkdir(parents=True, exist_ok=True)
+
+    def save() -> None:
+        write_atomically(output / "solvers.json", json.dumps(results, indent=1) + "\n")
+        write_atomically(output / "solvers.md", document(results))
     with tempfile.TemporaryDirectory(prefix="pase_mtf-solvers-") as folder:
         for name, path in tqdm(networks(pathlib.Path(folder), kinds).items(), file=sys.stderr):
             results["solvers"][name] = {solver: _run(
                 ["benchmarks.solvers", solver, str(path), f"--limit={flags.limit}"], 3 * flags.limit + 60)
                 for solver in SOLVERS}
+            save()
     for shape, costs, layers, configurations, distinct, limit in tqdm(NETWORKS if "budgets" in kinds else (),
                                                                       file=sys.stderr):
         extra = [] if distinct is None else [f"--distinct={distinct}"]
@@ -139,9 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     *extra], 20 * limit + 120)
         shared = "" if distinct is None else f", {distinct} matrices"
         results["budgets"].append({"name": f"{shape}, {costs}, {layers} x {configurations}{shared}", **row})
-    output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / "solvers.json", json.dumps(results, indent=1) + "\n")
-    write_atomically(output / "solvers.md", document(results))
+        save()
     return 0
 
 

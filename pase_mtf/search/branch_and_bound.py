@@ -14,7 +14,6 @@ Nothing here calls itself but the search among a few promising configurations, a
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import time
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from pase_mtf.search.messages import PassState, improve, message_passes
 from pase_mtf.search.packed import Packed, Reduction, lift, quantum, reduce
 from pase_mtf.search.pulls import EXACTLY, grain, rounded_down
 from pase_mtf.search.registry import Progress, relative_gap
+from pase_mtf.search.waiting import Waiting
 
 __all__ = ["Minimiser"]
 
@@ -46,9 +46,8 @@ _FIRST_DESCENT = 1 << 27
 _READS_PER_LOOK = 2e7
 # Of an entry of a table: its value, which configuration attains it, and once more while tables are added up.
 _BYTES_PER_ENTRY = 24
-# Of the memory, what parts that wait may take; and what one takes besides its bits.
+# Of the memory, what parts that wait may take.
 _WAITING = 0.25
-_BYTES_PER_NODE = 256
 # What elimination manages on a slow core, with many tables to be added up.
 _OPERATIONS_PER_SECOND = 5e7
 # Matrix entries that a reduced network may have, whatever the network had.
@@ -153,41 +152,6 @@ class _Part:
         return True
 
 
-class _Waiting:
-    """Parts that wait to be explored: the one with the lowest bound comes first, or once they fill their room the one
-    that came last, so that there are never more than that and those along one path."""
-
-    def __init__(self, configurations: int, room: float) -> None:
-        self._configurations = configurations
-        self._most = room / (configurations / 8 + _BYTES_PER_NODE)
-        self._ordered: list[tuple[float, int, np.ndarray]] = []  # a heap; the number makes the order definite
-        self._last: list[tuple[float, np.ndarray]] = []
-        self._number = 0
-
-    @property
-    def bound(self) -> float:
-        """The lowest of them; inf if there are none."""
-        return min(self._ordered[0][0] if self._ordered else np.inf,
-                   min((bound for bound, _ in self._last), default=np.inf))
-
-    def add(self, bound: float, active: np.ndarray) -> None:
-        """Takes a part: bool [configurations]."""
-        bits = np.packbits(active)
-        if len(self._ordered) < self._most:
-            self._number += 1
-            heapq.heappush(self._ordered, (bound, self._number, bits))
-        else:
-            self._last.append((bound, bits))
-
-    def next(self, below: float) -> tuple[float, np.ndarray] | None:
-        """Takes out the next one whose bound is below that; None if there is none."""
-        while self._last or self._ordered:
-            bound, *_, bits = self._last.pop() if self._last else heapq.heappop(self._ordered)
-            if bound < below:
-                return bound, np.unpackbits(bits, count=self._configurations).astype(bool)
-        return None
-
-
 class Minimiser:
     """Branch and bound over one packed network; holds the best assignment and the bound while it runs.
 
@@ -258,7 +222,7 @@ class Minimiser:
 
     def run(self, most_nodes: float = np.inf) -> None:
         """Searches until proven, or the deadline or gap is reached, or so many nodes have been looked at."""
-        waiting = _Waiting(len(self.root.unary), _WAITING * self._room)
+        waiting = Waiting(len(self.root.unary), _WAITING * self._room)
         node: tuple[float, np.ndarray | None] | None = (-np.inf, None)
         while node is not None:
             others = waiting.bound

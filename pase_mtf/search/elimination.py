@@ -106,6 +106,30 @@ def _grown(array: np.ndarray, size: int) -> np.ndarray:  # pragma: no cover (com
 
 
 @compiled
+def _make_neighbours(u: int, scope: np.ndarray, done: np.ndarray, seen: np.ndarray, head: np.ndarray, link: np.ndarray,
+                     target: np.ndarray, used: int, price: np.ndarray, share: np.ndarray
+                     ) -> int:  # pragma: no cover (compiled)
+    """Lists the others of a scope as neighbours of u, and takes those eliminated out of its list. Returns how much of
+    the lists' room is used. (What was seen in an earlier step is eliminated or still a neighbour.)"""
+    before, place = -1, head[u]
+    while place >= 0:
+        if not done[target[place]]:
+            seen[target[place]] = u
+            before = place
+        elif before < 0:
+            head[u] = link[place]
+        else:
+            link[before] = link[place]
+        place = link[place]
+    for w in scope:
+        if w != u and seen[w] != u:
+            link[used], target[used], head[u] = head[u], w, used
+            used += 1
+            price[u] += share[w]
+    return used
+
+
+@compiled
 def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_operations: float, most_entries: float
               ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
     """plan_elimination in arrays.
@@ -167,24 +191,8 @@ def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_opera
             u = scopes[position]
             price[u] -= share[v]
             if end - begin > 1:
-                before, place = -1, head[u]
-                while place >= 0:
-                    if not done[target[place]]:
-                        seen[target[place]] = u
-                        before = place
-                    elif before < 0:
-                        head[u] = link[place]
-                    else:
-                        link[before] = link[place]
-                    place = link[place]
                 link, target = _grown(link, used + end - begin), _grown(target, used + end - begin)
-                for other in range(begin, end):
-                    w = scopes[other]
-                    if w != u and seen[w] != u:
-                        link[used], target[used], head[u] = head[u], w, used
-                        used += 1
-                        price[u] += share[w]
-            # What was seen counts for this step alone: in a later one it may have been eliminated, never added twice.
+                used = _make_neighbours(u, scopes[begin:end], done, seen, head, link, target, used, price, share)
             if not len(given):
                 heapq.heappush(heap, (price[u], u))
     return order[:steps], scopes_at[:steps + 1], scopes[:end], np.array([operations, largest, entries])

@@ -10,6 +10,7 @@ from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError, PaseError, UsageError
 from pase_mtf.search import branch_and_bound, certify, check_certificate, solve
+from pase_mtf.search import waiting as waiting_parts
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.elimination import plan_elimination
@@ -150,7 +151,7 @@ def test_certificates_of_any_depth(monkeypatch):
 
 
 def test_parts_that_wait_stay_within_their_memory():
-    waiting = branch_and_bound._Waiting(80, 10 * (80 / 8 + branch_and_bound._BYTES_PER_NODE))
+    waiting = waiting_parts.Waiting(80, 10 * (80 / 8 + waiting_parts._BYTES_PER_NODE))
     rng = np.random.default_rng(0)
     parts = [(float(bound), rng.random(80) < 0.5) for bound in rng.permutation(30)]
     for bound, active in parts:

@@ -1,0 +1,48 @@
+"""Passes in single precision: every random network goes through them here, however small, against brute force."""
+
+import pytest
+from random_networks import COSTS, SHAPES, random_network
+
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.search import branch_and_bound, check_certificate, solve
+from pase_mtf.search.branch_and_bound import Minimiser
+
+
+@pytest.fixture
+def single(monkeypatch):
+    """However small the network, in single precision first, and nothing else before that; counts the passes."""
+    calls, rounded_down = [0], branch_and_bound.rounded_down
+
+    def rounded(p):
+        calls[0] += 1
+        return rounded_down(p)
+    monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
+    monkeypatch.setattr(branch_and_bound, "_CHEAP_OPERATIONS", 0)
+    monkeypatch.setattr(branch_and_bound, "rounded_down", rounded)
+    monkeypatch.setattr(Minimiser, "_descend", lambda self, part: False)
+    return calls
+
+
+@pytest.mark.parametrize("seeds", [range(0, 2500, 29), pytest.param(range(0, 3000, 2), marks=pytest.mark.slow)])
+def test_against_brute_force(seeds, single):
+    solved = 0
+    for seed in seeds:
+        network = random_network(seed, 1000)
+        try:
+            expected = solve(network, "brute_force").cost
+        except InfeasibleError:
+            with pytest.raises(InfeasibleError):
+                solve(network)
+            continue
+        solution = solve(network)
+        parts = sum(abs(vector[k]) for vector, k in zip(network.vectors, solution.assignment, strict=True))
+        parts += sum(abs(edge.matrix[edge.rows[solution.assignment[edge.source]],
+                                     edge.columns[solution.assignment[edge.target]]]) for edge in network.edges)
+        assert solution.optimal
+        assert abs(solution.cost - expected) <= 2e-12 * parts, (seed, solution.cost, expected)
+        if COSTS[seed // len(SHAPES) % len(COSTS)] in ("integer", "ties", "zero"):
+            assert solution.cost == expected
+        check_certificate(network, solution)
+        solved += 1
+    assert solved > 0.9 * len(seeds)
+    assert single[0] > 0.3 * len(seeds)
