@@ -95,12 +95,14 @@ def document(results: dict[str, Any]) -> str:
         ahead += first
         lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS), "yes" if first else "no"])
     parts = [f"# Solvers side by side\n\n{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce "
-             "with `python -m benchmarks.search_solvers` (`pip install '.[toulbar2,auto_mtf]'` first).",
+             "with `python -m benchmarks.search_solvers` (`pip install '.[toulbar2,auto_mtf]'` first)."]
+    if lines:
+        parts.append(
              f"Seconds of the processor, one thread each, at most {limit:g} s. Of `exact` they are all of the search, "
              "normal form included, with its compiled code loaded; of the others the solver alone, once it holds its "
              "model. Random networks: layers x configurations, seed 7 of `benchmarks/search_random.py`. "
              f"`exact` proves first on {ahead} of {len(lines)}.\n\n"
-             + markdown.table(["network", *SOLVERS, "`exact` first"], lines, left=(0, 5))]
+             + markdown.table(["network", *SOLVERS, "`exact` first"], lines, left=(0, 5)))
     budgets = [[row["name"], f"{row['limit']:g}", f"{row['cpu_seconds']:.2f}", f"{row['network_bytes'] / 1e6:.0f}",
                 f"{row['search_bytes'] / 1e6:.0f}",
                 "proven" if row["optimal"] else f"{row['gap']:.2%}" if row["gap"] < 1e9 else "no bound"]
