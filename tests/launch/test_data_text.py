@@ -8,7 +8,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.errors import DataError
-from pase_mtf.launch.data import open_data
+from pase_mtf.launch.data import check_data, open_data
 from pase_mtf.launch.data.text import END, PADDING, RESERVED, START, read_lines
 
 TEXT = models.load_config("transformer", "tiny", batch=4, length=16, vocab=400)
@@ -178,3 +178,21 @@ def test_synthetic_text_can_be_learned():
         followers.setdefault(word, []).append(following)
     usual = sum(max(map(words.count, set(words))) for words in followers.values())
     assert 0.7 < usual / len(pairs) < 0.9
+
+
+def test_a_word_of_a_million_letters(tmp_path, cache_dir):
+    """Byte-pair encoding took the square of its length; the words of other texts are not touched by the cut."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "long.txt").write_bytes(rng.integers(97, 107, 300_000, np.uint8).tobytes())
+    data = open_data(str(tmp_path / "long.txt"), RNNLM, LANGUAGE, LANGUAGE.batch, 0)
+    assert next(data.batches())["tokens"].shape == (4, 16)
+
+
+def test_data_is_checked_without_a_model(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    for spec, match in ((str(tmp_path / "nothing.txt"), "no such file"), (str(tmp_path / "empty.txt"), "empty"),
+                        (str(tmp_path), "a folder")):
+        with pytest.raises(DataError, match=match):
+            check_data(spec, LANGUAGE)
+    with pytest.raises(DataError, match=r"empty\.txt"):
+        check_data(str(tmp_path / "empty.txt"), models.load_config("alexnet", "tiny", batch=4))

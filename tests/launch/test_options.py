@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from pase_mtf import models
+from pase_mtf.errors import UsageError
 from pase_mtf.launch.__main__ import main
-from pase_mtf.launch.options import Options
+from pase_mtf.launch.options import Options, parse_command_line
 
 _MODEL = "--model=alexnet"
 _TINY = models.load_config("alexnet", "tiny")
@@ -145,3 +146,20 @@ def test_adafactor_keeps_its_own_schedule():
 
 def test_a_batch_that_does_not_divide_is_fine_without_data_parallelism():
     assert Options(model="alexnet", batch=6, mesh="4", compare="search").resolved(_TINY, "tiny").batch == 6
+
+
+@pytest.mark.parametrize("flag", ["--seed=18446744073709551616", "--seed=99999999999999999999999", "--batch=2147483648",
+                                  "--steps=2147483648"])
+def test_numbers_beyond_32_bits(flag):
+    with pytest.raises(UsageError, match="at most 2147483647"):
+        parse_command_line(["--model=alexnet", flag])
+
+
+def test_output_dir_is_looked_at_first(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "run", tmp_path / "file" / "a" / "b"):
+        with pytest.raises(UsageError, match="is not a folder"):
+            parse_command_line(["--model=alexnet", f"--output_dir={place}"])
+    with pytest.raises(UsageError, match="empty"):
+        parse_command_line(["--model=alexnet", "--output_dir= "])
+    parse_command_line(["--model=alexnet", f"--output_dir={tmp_path}/a/b/c"])

@@ -151,3 +151,31 @@ def test_mistakes_are_told_in_one_line(program, capsys, flags, message, code):
     lines = [line for line in err.splitlines() if line != "the program talks"]
     assert len(lines) == 1
     assert message in lines[0]
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--fix=batch:rows", "--fix=batch:cols"], "batch is fixed twice, to rows and to cols"),
+    (["--fix=batch:;batch:rows"], "fixed twice"), (["--alternatives=-1"], "from 0 to"),
+    (["--alternatives=99999"], "from 0 to")])
+def test_flags_that_contradict_themselves(program, capsys, flags, message):
+    assert layout_command.main(["layout", f"--graph={program}", "--mesh=8", "--machine=h100", *flags]) == 2
+    assert message in capsys.readouterr().err
+    layout_command._FLAGS.unparse_flags()
+
+
+def test_programs_that_leave(program, tmp_path, capsys):
+    (tmp_path / "their_script.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "their_function.py").write_text("import sys\ndef build():\n    sys.exit(0)\n")
+    importlib.invalidate_caches()
+    for graph in ("their_script:build", "their_function:build"):
+        assert layout_command.main(["layout", f"--graph={graph}", "--mesh=8", "--machine=h100"]) == 2
+        assert "SystemExit" in capsys.readouterr().err
+
+
+def test_rules_for_dims_that_are_not_there(program, capsys):
+    flags = ["layout", f"--graph={program}", "--mesh=8", "--machine=h100"]
+    assert layout_command.main([*flags, "--compare=a:8;hiden:a"]) == 2
+    assert "'hiden' is no dim of the graph; did you mean 'hidden'" in capsys.readouterr().err
+    layout_command._FLAGS.unparse_flags()
+    assert layout_command.main([*flags, "--compare=a:8;batch:a;hiden:a"]) == 0
+    assert "note: layout" in capsys.readouterr().err

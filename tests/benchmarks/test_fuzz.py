@@ -1,0 +1,30 @@
+"""Every reader of files with inputs of hypothesis: refused in one line, or taken and used."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks import fuzz
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory):
+    return {target.name: target for target in fuzz.targets(tmp_path_factory.mktemp("fuzz"))}
+
+
+def test_a_few(targets):
+    assert tuple(targets) == fuzz.TARGETS
+    refused = [target.refuses(random.Random(number)) for target in targets.values() for number in range(4)]
+    assert any(refused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", fuzz.TARGETS)
+def test_inputs(targets, name):
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2 ** 64))
+    def refused_or_taken(seed):
+        targets[name].refuses(random.Random(seed))
+    refused_or_taken()
