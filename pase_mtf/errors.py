@@ -43,10 +43,10 @@ class MismatchError(PaseError):
     exit_code = 5
 
 
-def nearest(value: str, choices: Iterable[str]) -> str:
+def nearest(value: object, choices: Iterable[str]) -> str:
     """The tail of an error message about an unknown name: the nearest known name, and all of them."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}(known: {', '.join(choices)})"
 

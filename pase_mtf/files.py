@@ -8,7 +8,14 @@ from typing import Any
 
 from pase_mtf.errors import FormatError, UsageError, shortened
 
-__all__ = ["check_schema", "read_json", "write_atomically"]
+__all__ = ["check_schema", "path_of", "read_json", "write_atomically"]
+
+
+def path_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path itself (UsageError: it is none; an integer would be an open file)."""
+    if not isinstance(path, (str, os.PathLike)) or "\0" in os.fspath(path):
+        raise UsageError(f"{shortened(path)} is no path; give the path of a file")
+    return path
 
 
 def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
@@ -17,7 +24,7 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
     Raises:
       UsageError: the file cannot be written (no such folder, no permission, disk full).
     """
-    path = os.fspath(path)
+    path = os.fspath(path_of(path))
     raw = data.encode() if isinstance(data, str) else data
     temporary = None
     try:
@@ -45,6 +52,7 @@ def read_json(path: str | os.PathLike[str], expected: str, version: int) -> dict
     Raises:
       FormatError: missing, not JSON, another format, or a newer version.
     """
+    path_of(path)
     try:
         with open(path, encoding="utf-8") as file:
             data = json.load(file)

@@ -49,6 +49,8 @@ class CostNetwork:
         Raises:
           UsageError: a part that is not an array of numbers, or of another number of dimensions.
         """
+        if not isinstance(kinds, (tuple, list)):
+            raise UsageError(f"kinds of {kinds!r}; give a word per layer, or none")
         try:
             arrays = collect(vectors, edges)
         except (TypeError, ValueError, AttributeError) as error:
@@ -95,6 +97,9 @@ class CostNetwork:
         Raises:
           UsageError: the assignment does not fit the network.
         """
+        if not isinstance(assignment, (tuple, list, np.ndarray)) or not all(
+                isinstance(choice, (int, np.integer)) for choice in assignment):
+            raise UsageError(f"assignment of {str(assignment)[:60]!r}; give one configuration index per layer")
         if len(assignment) != len(self.vectors):
             raise UsageError(f"assignment for {len(assignment)} layers, the network has {len(self.vectors)}; "
                              "give one configuration index per layer")

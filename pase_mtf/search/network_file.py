@@ -30,6 +30,7 @@ from numpy.lib import format as npy
 from numpy.lib.npyio import NpzFile
 
 from pase_mtf.errors import FormatError
+from pase_mtf.files import path_of
 from pase_mtf.search.arrays import NetworkArrays, NetworkEdge, collect, offsets
 
 __all__ = ["network_bytes", "read_network"]
@@ -72,6 +73,7 @@ def read_network(path: str | os.PathLike[str]) -> tuple[NetworkArrays, tuple[str
     Raises:
       FormatError: the file is missing, damaged or something else, or of a newer version.
     """
+    path_of(path)
     try:
         with open(path, "rb") as file:
             if not zipfile.is_zipfile(file):  # one array, perhaps: np.load would read it

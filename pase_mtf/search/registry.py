@@ -104,7 +104,7 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
       UsageError: unknown method or option, an argument out of range, or a network that is not valid.
       InfeasibleError: no assignment is finite, or none satisfies the constraints.
     """
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise UsageError(f"unknown search {method!r}; {nearest(method, _METHODS)}")
     if not isinstance(network, CostNetwork):
         raise UsageError(f"cannot search {network!r}; give a CostNetwork, such as CostNetwork.load reads from a file")
@@ -112,6 +112,8 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
         raise UsageError(f"time limit of {time_limit!r} seconds; give a positive number, or none")
     if not (isinstance(gap, Real) and gap >= 0):
         raise UsageError(f"gap of {gap!r}; give 0 or more")
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise UsageError(f"progress={progress!r}; give True, or a function of seconds, cost and lower bound")
     start = time.perf_counter()
     network.validate()
     function = _METHODS[method]

@@ -6,12 +6,13 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.memory import layer_memory
-from pase_mtf.errors import InfeasibleError, UsageError, nearest
+from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
@@ -51,10 +52,15 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
       UsageError: an unknown method or machine, fewer than one device, or a `simple_within` below 0.
       InfeasibleError: no strategy satisfies the constraints.
     """
-    if devices < 1:
-        raise UsageError(f"devices={devices}: there must be at least one device")
-    if not simple_within >= 0.0:
-        raise UsageError(f"simple_within={simple_within}: give a fraction of at least 0, such as 0.01")
+    if type(devices) is not int or devices < 1:
+        raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
+    if not (isinstance(simple_within, Real) and simple_within >= 0.0):
+        raise UsageError(f"simple_within={shortened(simple_within)}: give a fraction of at least 0, such as 0.01")
+    if not (memory_limit is None or isinstance(memory_limit, Real)):
+        raise UsageError(f"memory_limit={shortened(memory_limit)}: give a number of bytes, or None")
+    if not (mesh is None or (isinstance(mesh, (tuple, list)) and all(
+            isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] for axis in mesh))):
+        raise UsageError(f"mesh={shortened(mesh)}: give pairs of a name and a size, such as [(\"rows\", 2)]")
     if method not in (*methods(), *BY_HAND):
         raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
     if start_from is not None and start_from not in BY_HAND:

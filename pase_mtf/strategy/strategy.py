@@ -176,8 +176,8 @@ class Strategy:
             if not 0 <= layer < len(self.layer_names):
                 raise UsageError(f"layer {layer}: the graph has layers 0 to {len(self.layer_names) - 1}")
             return layer
-        if layer not in self.layer_names:
-            raise UsageError(f"unknown layer {layer!r}; {nearest(layer, self.layer_names)}")
+        if not isinstance(layer, str) or layer not in self.layer_names:
+            raise UsageError(f"unknown layer {shortened(layer)}; {nearest(layer, self.layer_names)}")
         return self.layer_names.index(layer)
 
     # -- files -------------------------------------------------------------------------------------------------------
@@ -269,6 +269,13 @@ def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configur
     Raises:
       UsageError: not one configuration per layer, or one that its layer does not allow; an unknown machine.
     """
+    if not isinstance(graph, ComputationGraph):
+        raise UsageError(f"cannot price {shortened(graph)}; give a ComputationGraph, such as export_graph makes")
+    if not isinstance(configurations, (tuple, list)) or not all(
+            isinstance(entry, Configuration) for entry in configurations):
+        raise UsageError(f"configurations={shortened(configurations)}: give a Configuration per layer")
+    if type(devices) is not int or devices < 1:
+        raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
     if len(configurations) != len(graph.layers):
         raise UsageError(f"{len(configurations)} configurations for {len(graph.layers)} layers; give one per layer")
     for layer, configuration in zip(graph.layers, configurations, strict=True):
