@@ -68,7 +68,7 @@ class _Case:
 
 
 def _assert_caught(case, kind, place):
-    """Suspected in float32, and wrong in float64."""
+    """Suspected in float32, and wrong in float64; returns whether there was anything to catch."""
     with planted(Plant(kind, place), case.strategies["search"].configurations):
         arms = case.build("search", "data_parallel")
         try:
@@ -76,14 +76,18 @@ def _assert_caught(case, kind, place):
         finally:
             for arm in arms:
                 arm.close()
-    assert history.disagreement, f"{kind} {place} goes unnoticed"
+        if not history.disagreement:  # then nothing that is computed depends on this communication
+            found = settle(case.plan, case.strategies, ["search"], list(itertools.islice(case.data.batches(), 3)))
+            assert found.wrong == {}, f"{kind} {place} goes unnoticed"
+            return False
     assert "in float64 search computes something else than one device does" in history.disagreement
+    return True
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_strategy_is_caught(tmp_path, kind):
     case = _Case("alexnet", tmp_path)
-    _assert_caught(case, kind, case.places(kind, 3)[-1])
+    assert _assert_caught(case, kind, case.places(kind, 3)[-1])
 
 
 @pytest.mark.slow
@@ -91,8 +95,7 @@ def test_a_wrong_strategy_is_caught(tmp_path, kind):
 @pytest.mark.parametrize(("model", "optimizer"), ALL)
 def test_a_wrong_strategy_is_caught_in_every_model(tmp_path, model, optimizer, kind):
     case = _Case(model, tmp_path, f"--optimizer={optimizer}")
-    for place in case.places(kind, 2):
-        _assert_caught(case, kind, place)
+    assert any([_assert_caught(case, kind, place) for place in case.places(kind, 2)])
 
 
 @pytest.mark.slow
