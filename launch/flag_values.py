@@ -7,7 +7,7 @@ import math
 import os
 import re
 
-from pase_mtf.errors import UsageError, nearest
+from pase_mtf.errors import UsageError, nearest, shortened
 
 __all__ = ["ARM_NAMES", "MAX_DEVICES", "STOCK", "ArmName", "MeshFlag", "parse_arms", "parse_mesh"]
 
@@ -54,6 +54,9 @@ def parse_mesh(text: str) -> MeshFlag:
       UsageError: it does not parse, has fewer than one device, or repeats an axis.
     """
     stripped = text.strip()
+    if re.search(r"\d{10}", stripped):  # Python does not even write down what thousands of digits multiply to
+        raise UsageError(f"--mesh={shortened(text, quoted=False)}: at most {MAX_DEVICES} devices can be driven; "
+                         f"{_REMEDY}")
     if re.fullmatch(r"[+-]?\d+", stripped):
         axes: tuple[tuple[str, int], ...] = ()
         devices = int(stripped)
@@ -66,7 +69,8 @@ def parse_mesh(text: str) -> MeshFlag:
     if devices < 1:
         raise UsageError(f"--mesh={text}: fewer than one device; {_REMEDY}")
     if devices > MAX_DEVICES:
-        raise UsageError(f"--mesh={text}: {devices} devices, at most {MAX_DEVICES} can be driven; {_REMEDY}")
+        count = devices if devices < 10 ** 18 else "far too many"
+        raise UsageError(f"--mesh={text}: {count} devices, at most {MAX_DEVICES} can be driven; {_REMEDY}")
     return MeshFlag(text, axes, devices)
 
 

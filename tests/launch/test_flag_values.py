@@ -66,3 +66,9 @@ def test_reads_arms(strategy, compare, expected):
 def test_offers_the_nearest_arm(strategy, compare, offered):
     with pytest.raises(UsageError, match=offered):
         parse_arms(strategy, compare)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "a:" + "9" * 5000, ";".join(f"a{n}:999999999" for n in range(600))])
+def test_numbers_of_thousands_of_digits(text):
+    with pytest.raises(UsageError, match="can be driven"):
+        parse_mesh(text)
