@@ -65,18 +65,20 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         facts = describe_run(plan, data, machine, graph)
         print_header(facts)
 
-        strategies = find_strategies(plan, graph, machine)
+        strategies, left_out = find_strategies(plan, graph, machine)
+        for name, reason in left_out.items():
+            print(f"{name} is left out: {reason}")
         chosen = strategies[options.arms[0].name]
         write_strategy(files, graph, chosen)
         print(search_summary(strategies.get("search", chosen), graph))
         if options.search_only:
             print(chosen.table())
-            write_outcome(files, plan, facts, graph, strategies)
+            write_outcome(files, plan, facts, graph, strategies, left_out)
             files.keep()
             return 0
 
         same = duplicates(strategies)
-        trained = [arm.name for arm in options.arms if arm.name not in same]
+        trained = [arm.name for arm in options.arms if arm.name not in same and arm.name not in left_out]
         check_memory(plan, strategies, trained, machine)
         arms = build_arms(plan, graph, strategies, trained)
         keeper = Keeper(files.path("checkpoint"), arms[0], data, graph.hash, first_step=plan.first_step,
@@ -93,7 +95,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         history.note, unwritten = judge.note, None
         if options.checkpoint and not history.disagreement and history.diverged is None:
             unwritten = keeper.finish()
-        rows = write_outcome(files, plan, facts, graph, strategies, same, arms, history)
+        rows = write_outcome(files, plan, facts, graph, strategies, left_out, same, arms, history)
         print("", final_table(rows), "", f"files: {options.output_dir}", sep="\n")
         for arm in arms:
             arm.close()

@@ -27,10 +27,9 @@ from pase_mtf.strategy.strategy import Strategy
 __all__ = ["Arm", "build_arms", "lower_stock_data_parallel"]
 
 
-def lower_stock_data_parallel(program: Program, devices: Devices, batch_dim: str) -> mtf.Lowering:
+def lower_stock_data_parallel(program: Program, devices: Sequence[str], batch_dim: str) -> mtf.Lowering:
     """Data parallelism as Mesh-TensorFlow does it by itself: what a user has today."""
-    implementation = placement_mesh_impl.PlacementMeshImpl(
-        f"all:{devices.count}", f"{batch_dim}:all", list(devices.names))
+    implementation = placement_mesh_impl.PlacementMeshImpl(f"all:{len(devices)}", f"{batch_dim}:all", list(devices))
     return mtf.Lowering(program.graph, {program.mesh: implementation})
 
 
@@ -222,7 +221,9 @@ def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Str
         if name in strategies:
             return lower(program.graph, strategies[name], list(plan.devices.names),
                          step=program.global_step.read_value())
-        return lower_stock_data_parallel(program, plan.devices, batch_dim(graph))
+        used = next(arm.argument for arm in plan.options.arms if arm.name == name)
+        return lower_stock_data_parallel(program, plan.devices.names[:int(used or plan.devices.count)],
+                                         batch_dim(graph))
 
     arms: list[Arm] = []
     try:

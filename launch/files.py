@@ -128,7 +128,8 @@ def write_strategy(files: RunFiles, graph: ComputationGraph, strategy: Strategy)
 
 
 def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: ComputationGraph,
-                  strategies: Mapping[str, Strategy], same_as: Mapping[str, str] | None = None,
+                  strategies: Mapping[str, Strategy], left_out: Mapping[str, str],
+                  same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None) -> dict[str, ArmRow]:
     """Writes summary.json and report.html.
 
@@ -138,6 +139,7 @@ def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: 
       facts: its header.
       graph: its computation graph.
       strategies: arm -> strategy; the first is the one of --strategy.
+      left_out: arm -> why there is none.
       same_as: arm -> the arm with the same strategy that was trained in its stead.
       arms, history: what was trained; nothing with --search_only.
 
@@ -146,13 +148,13 @@ def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: 
     """
     history = history or History(plan.first_step, {})
     measured = {arm.name: arm.measured_bytes for arm in arms}
-    names = [arm.name for arm in plan.options.arms]
+    names = [arm.name for arm in plan.options.arms if arm.name not in left_out]
     rows = arm_rows(names, history, strategies, same_as or {}, measured, plan.options.batch)
     main = next(iter(strategies.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
               else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
     files.write("summary.json", summary_json(
-        rows, search=_search(strategies), status=status, facts=facts,
+        rows, search=_search(strategies), status=status, facts=facts, left_out=left_out,
         disagreement=history.disagreement, note=history.note,
         model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
         devices=plan.devices.count, mesh=plan.options.mesh, first_step=plan.first_step,

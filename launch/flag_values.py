@@ -9,7 +9,8 @@ import re
 
 from pase_mtf.errors import UsageError, nearest, shortened
 
-__all__ = ["ARM_NAMES", "MAX_DEVICES", "STOCK", "ArmName", "MeshFlag", "parse_arms", "parse_mesh"]
+__all__ = ["ARM_NAMES", "MAX_DEVICES", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor", "parse_arms",
+           "parse_bytes", "parse_mesh"]
 
 STOCK = "stock_data_parallel"
 ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
@@ -25,6 +26,27 @@ _ORDER = ("stock", *_BY_NAME, "file", *_RANDOM)
 MAX_DEVICES = 1024
 
 _REMEDY = "give a number of devices (--mesh=8) or a mesh shape (--mesh='rows:2;cols:4')"
+
+
+_BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
+          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(text: str) -> float | None:
+    """Reads the value of --memory_limit: bytes, "11GB", "10.5GiB", "none" (infinite), or "device" (None).
+
+    Raises:
+      UsageError: it is something else, or nothing.
+    """
+    word = text.strip().lower()
+    if word in ("device", "none"):
+        return None if word == "device" else math.inf
+    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)\s*([kmgt]?i?b)?", word)
+    limit = float(match[1]) * _BYTES[match[2] or ""] if match and (match[2] or "") in _BYTES else 0.0
+    if not limit >= 1.0:
+        raise UsageError(f"--memory_limit={text}: give bytes (11000000000), a size (11GB, 10.5GiB), device (what a "
+                         "device of the machine holds) or none")
+    return limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +113,8 @@ class ArmName:
       name: in tables and files.
       method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random", "changed"
         (the best strategy with some layers changed at random) or "file".
-      argument: number of the random strategy, or path of the strategy file.
+      argument: number of the random strategy, path of the strategy file, or the devices of data parallelism that leaves
+        others idle.
     """
 
     name: str
@@ -125,6 +148,32 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
                 arm = dataclasses.replace(arm, name=arm.argument)
             arms.setdefault(arm.name, arm)
     return (arms.pop(main[0].name), *sorted(arms.values(), key=lambda arm: _ORDER.index(arm.method)))
+
+
+def largest_divisor(batch: int, devices: int) -> int:
+    """Over how many of the devices a batch splits evenly, at most."""
+    return max(count for count in range(1, devices + 1) if batch % count == 0)
+
+
+def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[ArmName, ...]:
+    """The arms that there are for a batch: where it does not split over all devices, data parallelism is an arm of its
+    own name over as many as divide it, while the others idle; over one device it is none.
+
+    Args:
+      arms: of `parse_arms`.
+      batch: examples per step.
+      devices: p.
+    """
+    if batch % devices == 0:
+        return arms
+    count = largest_divisor(batch, devices)
+    result = []
+    for arm in arms:
+        if arm.method not in ("stock", "data_parallel"):
+            result.append(arm)
+        elif count > 1:
+            result.append(dataclasses.replace(arm, name=f"{arm.name}_{count}", argument=str(count)))
+    return tuple(result)
 
 
 def _parse_arm(item: str, flag: str) -> list[ArmName]:

@@ -31,7 +31,8 @@ def check_memory(plan: Plan, strategies: Mapping[str, Strategy], trained: Sequen
     Raises:
       OutOfMemoryError: names the arm, what it needs, and the remedy.
     """
-    known = {arm: strategies.get(arm, strategies.get("data_parallel")) for arm in trained}
+    parallel = next((strategies[arm] for arm in strategies if arm.startswith("data_parallel")), None)
+    known = {arm: strategies.get(arm, parallel) for arm in trained}
     found = {arm: strategy for arm, strategy in known.items() if strategy is not None}
     smaller = "take a smaller --batch or --preset"
     if any(_kept_bytes(strategy) > machine.memory_bytes for strategy in found.values()):

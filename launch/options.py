@@ -14,7 +14,16 @@ from absl import flags
 from pase_mtf import models
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.files import read_json
-from pase_mtf.launch.flag_values import ArmName, MeshFlag, parse_arms, parse_mesh
+from pase_mtf.launch.flag_values import (
+    ArmName,
+    MeshFlag,
+    fitting_arms,
+    largest_divisor,
+    parse_arms,
+    parse_bytes,
+    parse_mesh,
+)
+from pase_mtf.machine.machine import Machine
 from pase_mtf.models.presets import ModelConfig
 
 __all__ = ["CONFIG_FORMAT", "CONFIG_VERSION", "OPTIMIZERS", "HelpRequested", "Options", "ResolvedOptions",
@@ -48,6 +57,7 @@ class Options:
     strategy: str = "search"
     compare: str = "data_parallel,expert,search"
     machine: str = "local"
+    memory_limit: str = "device"
     optimizer: str | None = None
     learning_rate: float | None = None
     output_dir: str | None = None
@@ -76,13 +86,18 @@ class Options:
         """The arms to measure, the one of --strategy first."""
         return parse_arms(self.strategy, self.compare)
 
+    def bytes_per_device(self, machine: Machine) -> float:
+        """--memory_limit in bytes."""
+        limit = parse_bytes(self.memory_limit)
+        return machine.memory_bytes if limit is None else limit
+
     def check(self) -> None:
         """Refuses values that cannot be meant, before anything is loaded.
 
         Raises:
           UsageError: names the flag, its value and the remedy.
         """
-        _ = self.model_name, self.mesh_flag, self.arms
+        _ = self.model_name, self.mesh_flag, self.arms, parse_bytes(self.memory_limit)
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
             raise UsageError(f"--optimizer={self.optimizer}: unknown; {nearest(self.optimizer, OPTIMIZERS)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
@@ -104,7 +119,7 @@ class Options:
           preset: its name.
 
         Raises:
-          UsageError: data parallelism is asked for, and the batch does not divide by the number of devices.
+          UsageError: data parallelism is to be trained, and the batch does not divide by the number of devices.
         """
         batch = self.batch or config.batch
         optimizer = self.optimizer or config.optimizer
@@ -112,10 +127,10 @@ class Options:
         if rate is None:
             rate = config.learning_rate if optimizer == config.optimizer else OPTIMIZERS[optimizer]
         devices = self.mesh_flag.devices
-        if batch % devices and any(arm.method in ("stock", "data_parallel") for arm in self.arms):
+        if batch % devices and self.arms[0].method == "data_parallel":
             near = max(devices, round(batch / devices) * devices)
-            raise UsageError(f"--batch={batch}: does not split over {devices} devices, as data parallelism must; take "
-                             f"--batch={near}, or leave data_parallel out with --compare=search")
+            raise UsageError(f"--strategy=data_parallel: --batch={batch} does not split over {devices} devices; take "
+                             f"--batch={near}, --mesh={largest_divisor(batch, devices)}, or --strategy=search")
         return ResolvedOptions(**{**self.to_json(), "preset": preset, "batch": batch, "optimizer": optimizer,
                                   "learning_rate": rate, "output_dir": self.output_dir or self._new_output_dir()})
 
@@ -145,8 +160,10 @@ class Options:
             if name in given and getattr(self, name) != earlier.get(name):
                 raise UsageError(f"--{name}={getattr(self, name)}: the run in {self.resume} was trained with "
                                  f"{earlier.get(name)}; leave the flag out to continue it, or start anew")
-        inherited = (*_TRAINING, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup", "log_every",
+        inherited = (*_TRAINING, "mesh", "devices", "machine", "memory_limit", "strategy", "compare", "steps", "warmup",
+                     "log_every",
                      "checkpoint_every")
+        earlier.setdefault("memory_limit", "device")
         earlier.setdefault("checkpoint_every", None)  # which runs of earlier versions did not have
         try:
             return dataclasses.replace(
@@ -168,6 +185,22 @@ class ResolvedOptions(Options):
     batch: int = 0
     optimizer: str = ""
     output_dir: str = ""
+
+    @property
+    def arms(self) -> tuple[ArmName, ...]:
+        """The arms to measure, the one of --strategy first; of data parallelism, what the batch allows."""
+        return fitting_arms(parse_arms(self.strategy, self.compare), self.batch, self.mesh_flag.devices)
+
+    @property
+    def uneven(self) -> str:
+        """What becomes of data parallelism where the batch does not split over the devices; empty where it does."""
+        devices = self.mesh_flag.devices
+        if self.batch % devices == 0 or not any(
+                arm.method in ("stock", "data_parallel") for arm in parse_arms(self.strategy, self.compare)):
+            return ""
+        count = largest_divisor(self.batch, devices)
+        return f"a batch of {self.batch} does not split over {devices} devices: " + (
+            f"over {count} of them, {devices - count} idle" if count > 1 else "left out")
 
 
 def _check_new_folder(path: str | None) -> None:
@@ -252,6 +285,8 @@ def _flag_values() -> flags.FlagValues:
          "changed:N (the searched strategy with some layers as in a random one), strategy files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
          "configs/machines, or a file.")
+    text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
+         "or none.")
     text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")
     flags.DEFINE_float("learning_rate", None, "Default: the preset's, or for another optimizer " + ", ".join(
         f"{rate if rate else 'its own schedule'} ({name})" for name, rate in OPTIMIZERS.items()) + ".",

@@ -24,6 +24,7 @@ from pase_mtf.launch.flag_values import STOCK
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import History
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["ArmRow", "arm_rows", "describe_run", "final_table", "report_html", "search_summary", "summary_json"]
@@ -73,6 +74,8 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
         "arms": ", ".join(arm.name for arm in options.arms),
         "output": os.path.abspath(options.output_dir),
     }
+    if options.uneven:
+        facts["data parallelism"] = options.uneven
     if plan.checkpoint:
         facts["resumes"] = f"{options.resume} at step {plan.first_step}"
     return facts
@@ -97,6 +100,9 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
         proof = f"at most {100 * found['gap']:.2g} % above the optimum"
     else:
         proof = "no bound"
+    useful = devices_text(strategy.devices, found.get("useful_devices", strategy.devices),
+                          found.get("suggested_devices"))
+    proof += f"; {useful}" if useful else ""
     parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in strategy.parts.items())
     return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
             f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"
@@ -119,6 +125,8 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, St
       arm -> its numbers.
     """
     timings = {name: history.timing(same_as.get(name, name)) for name in names}
+    # Where the batch does not split over all devices their names say over how many it does.
+    stock, ours = (next((name for name in names if name.startswith(base)), base) for base in (STOCK, "data_parallel"))
 
     def speedup(name: str, over: str) -> float | None:
         timing, base = timings[name], timings.get(over)
@@ -133,8 +141,8 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, St
             "measured_ms": timing.median * 1e3 if timing else None,
             "measured_ms_spread": timing.spread * 1e3 if timing else None,
             "examples_per_second": batch / timing.median if timing else None,
-            "speedup_over_data_parallel": speedup(name, "data_parallel"),
-            "speedup_over_stock": speedup(name, STOCK),
+            "speedup_over_data_parallel": speedup(name, ours),
+            "speedup_over_stock": speedup(name, stock),
             "predicted_bytes": strategy.memory_bytes if strategy else None,
             "measured_bytes": measured_bytes.get(trained),
             "final_loss": losses[-1] if losses else None,

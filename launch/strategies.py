@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from pase_mtf.errors import MismatchError
+from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.launch.auto_mtf import auto_mtf_layout, auto_mtf_mesh
@@ -14,34 +16,71 @@ from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import ArmName, MeshFlag
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.experts import configurations_of_layout
+from pase_mtf.strategy.experts import configurations_of_layout, data_parallel
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["SIMPLE_WITHIN", "changed_configurations", "duplicates", "find_strategies", "random_configurations"]
+__all__ = ["SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies", "random_configurations"]
 
 SIMPLE_WITHIN = 0.01
 """Data parallelism is trained where the best strategy is predicted faster by no more than this fraction: a promise so
 small is not kept in a measurement, and its layout is one more thing to understand."""
 
 
-def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine) -> dict[str, Strategy]:
-    """Finds or loads the strategy of every arm; stock Mesh-TF has none.
+class Found(NamedTuple):
+    """The strategies of a run.
+
+    Attributes:
+      strategies: arm -> strategy, the one of --strategy first; stock Mesh-TF has none.
+      left_out: arm -> why there is none to compare with.
+    """
+
+    strategies: dict[str, Strategy]
+    left_out: dict[str, str]
+
+
+def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine) -> Found:
+    """Finds or loads the strategy of every arm; one to compare with that cannot be is left out.
 
     Args:
       plan: of the run: arms, devices and seed.
       graph: of the program.
       machine: whose numbers count.
 
-    Returns:
-      arm -> strategy, the one of --strategy first.
-
     Raises:
-      InfeasibleError: no strategy satisfies the constraints.
+      InfeasibleError: the arm of --strategy: no strategy satisfies the constraints.
+      OutOfMemoryError: it needs more memory than --memory_limit.
       MismatchError: a strategy file is for another graph, or for another number of devices.
       FormatError: a strategy file is truncated or foreign.
     """
-    return {arm.name: _find(arm, plan, graph, machine) for arm in plan.options.arms if arm.method != "stock"}
+    main, *others = [arm for arm in plan.options.arms if arm.method != "stock"]
+    found = Found({main.name: _find(main, plan, graph, machine)}, {})
+    limit = plan.options.bytes_per_device(machine)
+    if problem := _too_large(found.strategies[main.name], limit):
+        raise OutOfMemoryError(f"arm {main.name}: {problem}; take a smaller --batch or --preset, more devices, or "
+                               "--strategy=search, which keeps to the limit")
+    for arm in others:
+        try:
+            strategy = _find(arm, plan, graph, machine)
+        except InfeasibleError as error:
+            found.left_out[arm.name] = str(error)
+            continue
+        if problem := _too_large(strategy, limit):
+            found.left_out[arm.name] = problem
+        else:
+            found.strategies[arm.name] = strategy
+    for arm in plan.options.arms:
+        ours = next((name for name in found.left_out if name.startswith("data_parallel")), "")
+        if arm.method == "stock" and ours:
+            found.left_out[arm.name] = found.left_out[ours]
+    return found
+
+
+def _too_large(strategy: Strategy, limit: float) -> str:
+    """What a strategy needs beyond a limit of bytes per device; empty where it keeps to it."""
+    if strategy.memory_bytes <= limit:
+        return ""
+    return f"needs {strategy.memory_bytes / 2**30:.3g} GiB per device, {limit / 2**30:.3g} GiB are allowed"
 
 
 def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:
@@ -50,9 +89,11 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine) -
     given = functools.partial(evaluate_strategy, graph, devices=mesh.devices, machine=machine, name=arm.name)
     match arm.method:
         case "search":
-            return find(method="exact", simple_within=SIMPLE_WITHIN)
+            limit = plan.options.bytes_per_device(machine)
+            return find(method="exact", simple_within=SIMPLE_WITHIN,
+                        memory_limit=None if math.isinf(limit) else limit)
         case "data_parallel":
-            return find(method="data_parallel")
+            return given(data_parallel(graph, int(arm.argument or mesh.devices)))
         case "expert":
             return find(method="expert", mesh=mesh.axes or None)
         case "mcmc" | "mcmc_expert":

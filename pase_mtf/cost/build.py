@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
+from pase_mtf.cost.memory import layer_memory
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.resharding import resharding_seconds
 from pase_mtf.cost.signature import OperationSignature, layer_signature
@@ -84,6 +85,12 @@ class PricedNetwork:
     @functools.cached_property
     def _indices(self) -> dict[int, dict[Configuration, int]]:
         return {}
+
+    @functools.cached_property
+    def memory(self) -> tuple[np.ndarray, ...]:
+        """Per layer, bytes per device of each configuration; they add up. `network.memory` takes it into a file."""
+        return tuple(layer_memory(layer, choices).sum(axis=0)
+                     for layer, choices in zip(self.graph.layers, self.configurations, strict=True))
 
     def index(self, layer: int, configuration: Configuration) -> int:
         """The index of a configuration of a layer.

@@ -30,6 +30,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gap", type=float, default=0.0, help="relative gap at which to stop (default: prove it)")
     parser.add_argument("--search_memory", type=float,
                         help="bytes that the search may hold beside the network (exact, k_best; default: 2 GiB)")
+    parser.add_argument("--memory_limit", type=float,
+                        help="bytes that the assignment may need per device (exact; the network has to hold memory)")
     parser.add_argument("--seed", type=int, help="of the random numbers (mcmc)")
     parser.add_argument("--proposals", type=int, help="budget in proposals (mcmc)")
     parser.add_argument("--k", type=int, help="how many strategies (k_best)")
@@ -72,6 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = {name: value for name in ("search_memory", "seed", "proposals", "k")
                    if (value := getattr(flags, name)) is not None}
         network = CostNetwork.load(flags.file)
+        if flags.memory_limit is not None:
+            if network.memory is None:
+                raise UsageError(f"--memory_limit={flags.memory_limit:g}: {flags.file} holds no memory; save a network "
+                                 "whose `memory` is set")
+            options.update(memory=network.memory, memory_limit=flags.memory_limit)
         solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
         if flags.check:
             if not solution.optimal:

@@ -34,6 +34,7 @@ class CostNetwork:
       arrays: all numbers, those that edges share once; not to be changed.
       vectors: per layer, float64 [configurations]; +inf forbids a configuration. Read-only.
       kinds: a word per layer, for people ("" where unknown).
+      memory: per layer, bytes per device of every configuration; None where unknown. A memory limit needs it.
 
     Example:
       >>> network = CostNetwork([[1., 0.], [0., 3.]], [NetworkEdge(0, 1, [[0., 5.], [5., 0.]], [0, 1], [0, 1])])
@@ -68,6 +69,7 @@ class CostNetwork:
         self.arrays = arrays
         self.vectors = tuple(arrays.vectors())
         self.kinds = tuple(str(kind) for kind in kinds) or ("",) * len(self.vectors)
+        self.memory: tuple[np.ndarray, ...] | None = None
         self._normal: CostNetwork | None = None
 
     def __repr__(self) -> str:
@@ -190,7 +192,8 @@ class CostNetwork:
         Raises:
           UsageError: the file cannot be written.
         """
-        write_atomically(path, network_bytes(self.arrays, self.kinds))
+        memory = None if self.memory is None else np.concatenate([np.zeros(0), *self.memory])
+        write_atomically(path, network_bytes(self.arrays, self.kinds, memory))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostNetwork:
@@ -200,7 +203,10 @@ class CostNetwork:
           FormatError: the file is missing, truncated or something else, or holds a network that is not valid.
           InfeasibleError: the network has no finite assignment.
         """
-        network = cls.of_arrays(*read_network(path))
+        arrays, kinds, memory = read_network(path)
+        network = cls.of_arrays(arrays, kinds)
+        if memory is not None:
+            network.memory = tuple(np.split(memory, arrays.first[1:-1]))
         try:
             network.validate()
         except InfeasibleError:

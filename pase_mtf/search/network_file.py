@@ -10,6 +10,7 @@ A file holds the arrays of `NetworkArrays`, matrices and class vectors that edge
   edge_matrix       [edges]: the number of its matrix
   edge_classes      [2, edges]: the numbers of the class vectors of its source and of its target
   kinds             a word per layer
+  memory            bytes per device of every configuration, as long as unary; may be missing
 
 Files of version 1 are read as well. They hold an array or two per layer and three per edge: `n` (number of layers),
 `u{v}` (vector of layer v), `src`, `tgt`, `types`, and per edge e the matrix `C{e}` with the classes `rc{e}` and
@@ -46,7 +47,7 @@ _INTEGERS = frozenset(map(np.dtype, ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def network_bytes(arrays: NetworkArrays, kinds: tuple[str, ...]) -> bytes:
+def network_bytes(arrays: NetworkArrays, kinds: tuple[str, ...], memory: np.ndarray | None = None) -> bytes:
     """The file of a network. The same network is the same file."""
     members = {
         "format": np.array(FORMAT), "version": np.array(VERSION),
@@ -55,7 +56,7 @@ def network_bytes(arrays: NetworkArrays, kinds: tuple[str, ...]) -> bytes:
         "shapes": arrays.shapes,
         "classes": arrays.classes, "lengths": np.diff(arrays.classes_at),
         "ends": arrays.ends, "edge_matrix": arrays.edge_matrix, "edge_classes": arrays.edge_classes,
-        "kinds": np.array(kinds, np.str_)}
+        "kinds": np.array(kinds, np.str_), **({} if memory is None else {"memory": memory})}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, array in members.items():
@@ -67,8 +68,10 @@ def network_bytes(arrays: NetworkArrays, kinds: tuple[str, ...]) -> bytes:
     return buffer.getvalue()
 
 
-def read_network(path: str | os.PathLike[str]) -> tuple[NetworkArrays, tuple[str, ...]]:
-    """The arrays of a network file, and the kind of every layer. Whether its costs make sense is for others to check.
+def read_network(path: str | os.PathLike[str]) -> tuple[NetworkArrays, tuple[str, ...], np.ndarray | None]:
+    """The arrays of a network file, the kind of every layer, and its bytes of memory if it holds them.
+
+    Whether its costs make sense is for others to check.
 
     Raises:
       FormatError: the file is missing, damaged or something else, or of a newer version.
@@ -183,7 +186,7 @@ def _total(sizes: np.ndarray) -> int:
     return sum(map(int, sizes.tolist()))
 
 
-def _read_arrays(members: _Members) -> tuple[NetworkArrays, tuple[str, ...]]:
+def _read_arrays(members: _Members) -> tuple[NetworkArrays, tuple[str, ...], np.ndarray | None]:
     if members.words("format", ()) != [FORMAT]:
         raise ValueError("another format")
     version = members.integer("version")
@@ -207,10 +210,13 @@ def _read_arrays(members: _Members) -> tuple[NetworkArrays, tuple[str, ...]]:
         members.indices("ends", (2, edges), layers).astype(np.int32),
         members.indices("edge_matrix", (edges,), len(shapes)),
         members.indices("edge_classes", (2, edges), len(lengths)))
-    return arrays, tuple(members.words("kinds", (layers,)))
+    memory = members.numbers("memory", (configurations,)) if "memory" in members else None
+    if memory is not None and not (np.isfinite(memory).all() and (memory >= 0).all()):
+        raise ValueError("memory is not all finite bytes of at least 0")
+    return arrays, tuple(members.words("kinds", (layers,))), memory
 
 
-def _read_version_1(members: _Members) -> tuple[NetworkArrays, tuple[str, ...]]:
+def _read_version_1(members: _Members) -> tuple[NetworkArrays, tuple[str, ...], None]:
     layers, edges = members.integer("n"), members.shape("src")[0]
     if not 0 <= layers <= len(members) or edges > len(members):
         raise ValueError(f"{layers} layers and {edges} edges in {len(members)} arrays")
@@ -230,4 +236,4 @@ def _read_version_1(members: _Members) -> tuple[NetworkArrays, tuple[str, ...]]:
         [NetworkEdge(source, target, matrices[matrix], members.indices(f"rc{number}", (-1,), most),
                      members.indices(f"cc{number}", (-1,), most))
          for number, (source, target, matrix) in enumerate(zip(sources, targets, shared, strict=True))])
-    return arrays, tuple(members.words("types", (layers,)) if "types" in members else [""] * layers)
+    return arrays, tuple(members.words("types", (layers,)) if "types" in members else [""] * layers), None

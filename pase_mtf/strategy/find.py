@@ -11,12 +11,12 @@ from typing import Any
 
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
-from pase_mtf.cost.memory import layer_memory
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
-from pase_mtf.search import methods, solve
+from pase_mtf.search import Solution, methods, solve
+from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
 
@@ -79,18 +79,31 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     built = time.perf_counter()
     if start_from is not None:
         priced, options["initial"] = with_configurations(priced, _by_hand(graph, devices, start_from, mesh))
-    if memory_limit is not None:
-        options["memory"] = [layer_memory(layer, choices).sum(axis=0)
-                             for layer, choices in zip(graph.layers, priced.configurations, strict=True)]
-        options["memory_limit"] = memory_limit
     if method == "exact":
         options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
-    solution = solve(priced.network, method, **options)
+    if memory_limit is not None and method == "exact":
+        solution = _within(priced, memory_limit, options)
+    elif memory_limit is not None:
+        raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
+    else:
+        solution = solve(priced.network, method, **options)
     found = price_assignment(method, priced, solution.assignment, {
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
         "gap": solution.gap, "lower_bound": solution.lower_bound, "layers": len(graph.layers),
         "configurations": sum(map(len, priced.configurations)), "method": method})
+    found.search.update(useful_devices=useful_devices(graph, found.configurations),
+                        suggested_devices=fuller_devices(graph, devices, found.configurations))
     return _simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
+
+
+def _within(priced: PricedNetwork, memory_limit: float, options: dict[str, Any]) -> Solution:
+    """The cheapest assignment that needs no more than so many bytes per device."""
+    memory = priced.memory
+    # Mostly the cheapest of all fits, and then it is the cheapest that fits.
+    solution = solve(priced.network, "exact", **options)
+    if math.fsum(vector[choice] for vector, choice in zip(memory, solution.assignment, strict=True)) <= memory_limit:
+        return solution
+    return solve(priced.network, "exact", **{**options, "memory": memory, "memory_limit": memory_limit})
 
 
 def _by_hand(graph: ComputationGraph, devices: int, name: str,
@@ -101,12 +114,16 @@ def _by_hand(graph: ComputationGraph, devices: int, name: str,
 
 def _simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
     """Data parallelism if it is as good within a fraction and keeps the limit, else what was found."""
-    by_hand = data_parallel(priced.graph, priced.devices)
-    simple = price_assignment(found.name, *with_configurations(priced, by_hand), found.search)
+    try:
+        by_hand = data_parallel(priced.graph, priced.devices)
+    except InfeasibleError:
+        return found  # the batch does not divide by so many devices
+    useful = {"useful_devices": useful_devices(priced.graph, by_hand)}
+    simple = price_assignment(found.name, *with_configurations(priced, by_hand), {**found.search, **useful})
     if simple.configurations == found.configurations or simple.seconds > (1.0 + within) * found.seconds or (
             memory_limit is not None and simple.memory_bytes > memory_limit):
         return found
     bound = found.search["lower_bound"]
     return dataclasses.replace(simple, search={
-        **found.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
+        **simple.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
         "simpler": "data_parallel", "best_seconds": found.seconds})

@@ -19,6 +19,7 @@ from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.experts import BY_HAND
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
 
@@ -111,7 +112,7 @@ class Strategy:
         """
         table = layers_table(self.layer_names, self.configurations, self.layer_seconds, group)
         return (f"{self.name}: {self.graph_name} on {self.devices} devices ({self.machine_name}), "
-                f"predicted {1e3 * self.seconds:.3f} ms a step, {self._verdict()}\n{table}\n"
+                f"predicted {1e3 * self.seconds:.3f} ms a step, {self._verdict()}{self._useful()}\n{table}\n"
                 f"memory on the fullest device: {self.memory_bytes / 1e6:.1f} MB ("
                 + ", ".join(f"{part} {size / 1e6:.1f}" for part, size in self.memory.items()) + ")")
 
@@ -123,6 +124,12 @@ class Strategy:
         if not math.isfinite(self.search["gap"]):
             return "without a bound"
         return f"at most {100 * self.search['gap']:.2f} % above the optimum"
+
+    def _useful(self) -> str:
+        if "useful_devices" not in self.search:
+            return ""
+        text = devices_text(self.devices, self.search["useful_devices"], self.search.get("suggested_devices"))
+        return f"; {text}" if text else ""
 
     def explain(self, layer: str | int, most: int = 10) -> str:
         """Why a layer is split the way it is: its alternatives with all else as it is, and what each would cost.

@@ -27,7 +27,7 @@ def test_its_rules_become_a_strategy(monkeypatch):
     monkeypatch.setattr(strategies, "auto_mtf_layout", lambda *arguments: asked.append(arguments) or rules)
     plan = resolve(Options(model="alexnet", devices="cpu", machine="h100", compare="auto_mtf"))
     graph, mesh = perceptron(), (("rows", 2), ("columns", 4))
-    found = strategies.find_strategies(plan, graph, Machine.load("h100"))
+    found = strategies.find_strategies(plan, graph, Machine.load("h100")).strategies
     assert asked == [("alexnet", plan.config, plan.options.batch, plan.options.optimizer, mesh)]
     assert found["auto_mtf"].configurations == configurations_of_layout(graph, mesh, rules)
 

@@ -32,7 +32,11 @@ _TINY = models.load_config("alexnet", "tiny")
     ([_MODEL, "--strategy=/no/such.json"], "cannot read /no/such.json"),
     ([_MODEL, "--devices=tpu"], "did you mean"),
     ([_MODEL, "--devices=gpu", "--mesh=512"], "more GPUs than there are"),
-    ([_MODEL, "--batch=7", "--mesh=2"], "--batch=7: does not split over 2 devices"),
+    ([_MODEL, "--batch=64", "--mesh=7", "--strategy=data_parallel", "--compare=none"],
+     "--batch=64 does not split over 7 devices; take --batch=63, --mesh=4, or --strategy=search"),
+    ([_MODEL, "--memory_limit=11gigs"], "--memory_limit=11gigs: give bytes"),
+    ([_MODEL, "--memory_limit=0"], "--memory_limit=0: give bytes"),
+    ([_MODEL, "--memory_limit=-5"], "--memory_limit=-5: give bytes"),
     ([_MODEL, "--batch=0"], "--batch=0: must be at least 1"),
     ([_MODEL, "--steps=0"], "must be at least 1"),
     ([_MODEL, "--steps=many"], "--steps=many"),
@@ -76,8 +80,8 @@ def test_answers_before_tensorflow_is_loaded():
     code = ("import sys, types\n"
             "from pase_mtf.launch.__main__ import main\n"
             "codes = [main(['--model=alexnet', *more]) for more in "
-            "(['--mesh=0'], ['--preset=x'], ['--batch=3'], ['--machine=x'], ['--devices=gpu', '--mesh=99'],"
-            " ['--compare=x'], ['--output_dir=/'], ['--print_config'])]\n"
+            "(['--mesh=0'], ['--preset=x'], ['--batch=3', '--strategy=data_parallel'], ['--machine=x'],"
+            " ['--devices=gpu', '--mesh=99'], ['--compare=x'], ['--output_dir=/'], ['--print_config'])]\n"
             "codes.append(main(['--help']))\n"
             "heavy = {'tensorflow', 'matplotlib', 'numba', 'scipy', 'PIL', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
             "assert not heavy, heavy\n"

@@ -113,5 +113,5 @@ def test_report_of_a_search_alone(rows):
     ({"optimal": False, "gap": 0.004, "simpler": "data_parallel"}, "data parallelism, predicted 0.4 % above"),
     ({}, "no bound")])
 def test_what_the_search_proved_is_said(search, said):
-    strategy = SimpleNamespace(search=search, parts={"forward": 0.001}, seconds=0.001)
+    strategy = SimpleNamespace(search=search, devices=8, parts={"forward": 0.001}, seconds=0.001)
     assert said in search_summary(strategy, SimpleNamespace(layers=(1, 2), edges=(1,)))

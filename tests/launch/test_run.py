@@ -175,13 +175,39 @@ def test_no_feasible_strategy(launch):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("mesh", ["3", pytest.param("12", marks=pytest.mark.slow),
+                                  pytest.param("a:2;b:3", marks=pytest.mark.slow)])
+def test_devices_that_do_not_divide_the_batch(launch, mesh):
+    code, folder, out, err = launch(f"--mesh={mesh}", "--compare=data_parallel,expert,search", "--steps=3")
+    assert (code, err) == (0, "")
+    devices = {"3": 3, "12": 12, "a:2;b:3": 6}[mesh]
+    used = {3: 2, 12: 8, 6: 4}[devices]
+    assert f"does not split over {devices} devices: over {used} of them, {devices - used} idle" in out
+    summary = json.loads((folder / "summary.json").read_text())
+    for arm in (f"stock_data_parallel_{used}", f"data_parallel_{used}"):
+        assert _metrics(folder, arm) == pytest.approx(_metrics(folder), rel=1e-4)
+        assert summary["arms"][arm]["measured_ms"] > 0
+    assert summary["arms"]["search"]["speedup_over_stock"] > 0
+    assert "expert is left out: " in out
+    assert list(summary["left_out"]) == ["expert"]
+    assert f"of {devices} devices do useful work" in out
+    assert 1 <= summary["search"]["useful_devices"] < devices
+
+
 def test_predicted_out_of_memory(launch, tmp_path):
     path = tmp_path / "small.json"
     dataclasses.replace(Machine.load("a100"), name="small", memory_bytes=1000.0).save(path)
     code, _, _, err = launch(f"--machine={path}")
+    assert code == 3
+    assert "memory limit of 1000 bytes per device" in err
+    assert err.count("\n") == 1
+    code, _, _, err = launch(f"--machine={path}", "--strategy=data_parallel")
+    assert code == 4
+    assert "arm data_parallel: needs" in err
+    assert err.count("\n") == 1
+    code, _, _, err = launch(f"--machine={path}", "--memory_limit=1GB")
     assert code == 4
     assert "machine small" in err
-    assert err.count("\n") == 1
 
 
 def test_out_of_memory_of_the_host(launch, monkeypatch):

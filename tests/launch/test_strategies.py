@@ -3,11 +3,50 @@
 import pytest
 from small_graphs import perceptron
 
+from pase_mtf.errors import InfeasibleError, OutOfMemoryError
 from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies import changed_configurations, find_strategies
 from pase_mtf.machine.machine import Machine
+
+
+def _plan(**options):
+    return resolve(Options(model="alexnet", devices="cpu", machine="h100", **options))
+
+
+@pytest.mark.parametrize(("mesh", "parallel"), [("12", 8), ("7", 4), ("a:2;b:3", 4), ("96", 64), ("1000", 64)])
+def test_any_number_of_devices(mesh, parallel):
+    """The batch is 64; data parallelism runs on as many devices as divide it, and the rest idle."""
+    plan, graph = _plan(mesh=mesh), perceptron((32, 64, 64, 16), batch=64)
+    assert [arm.name for arm in plan.options.arms] == [
+        "search", f"stock_data_parallel_{parallel}", f"data_parallel_{parallel}", "expert"]
+    strategies, left_out = find_strategies(plan, graph, Machine.load("h100"))
+    assert list(strategies) == ["search", f"data_parallel_{parallel}"]
+    assert "batch=64 does not divide" in left_out["expert"]
+    assert {configuration.devices for configuration in strategies[f"data_parallel_{parallel}"].configurations} == {
+        parallel}
+    assert str(plan.devices.count) in plan.options.uneven
+
+
+def test_nothing_to_compare_with():
+    plan = _plan(mesh="6", batch=7)
+    assert [arm.name for arm in plan.options.arms] == ["search", "expert"]
+    assert plan.options.uneven.endswith("left out")
+
+
+def test_what_does_not_fit_is_no_answer_and_not_compared_with():
+    graph, machine = perceptron((64, 512, 512, 64), batch=64), Machine.load("h100")
+    whole = find_strategies(_plan(memory_limit="none"), graph, machine).strategies
+    limit = 0.75 * whole["data_parallel"].memory_bytes
+    strategies, left_out = find_strategies(_plan(memory_limit=str(int(limit))), graph, machine)
+    assert strategies["search"].memory_bytes <= limit < whole["data_parallel"].memory_bytes
+    assert "per device" in left_out["data_parallel"]
+    assert "per device" in left_out["stock_data_parallel"]
+    with pytest.raises(InfeasibleError, match="the least any strategy needs"):
+        find_strategies(_plan(memory_limit="100"), graph, machine)
+    with pytest.raises(OutOfMemoryError, match="arm data_parallel: needs"):
+        find_strategies(_plan(memory_limit="100", strategy="data_parallel"), graph, machine)
 
 
 @pytest.mark.parametrize(("number", "share"), [(0, 0.9), (1, 0.25), (2, 0.1), (3, 0.5), (6, 0.1)])
@@ -24,7 +63,7 @@ def test_a_share_of_the_layers_is_changed(number, share):
 def test_drawn_strategies_are_legal_and_none_is_better_than_the_best():
     graph, machine = perceptron((32, 64, 64, 16), batch=64), Machine.load("h100")
     plan = resolve(Options(model="alexnet", devices="cpu", machine="h100", compare="random:4,changed:4"))
-    found = find_strategies(plan, graph, machine)
+    found = find_strategies(plan, graph, machine).strategies
     assert len({strategy.configurations for strategy in found.values()}) > 4
     for strategy in found.values():
         assert strategy.seconds >= 0.99 * found["search"].seconds

@@ -1,13 +1,17 @@
 """python -m pase_mtf.search."""
 
 import json
+import math
 import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from pase_mtf.errors import FormatError
 from pase_mtf.search.__main__ import main
+from pase_mtf.search.network import CostNetwork
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 
@@ -80,3 +84,29 @@ assert double(4) == 8
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_memory_in_files_limits_the_search(tmp_path, capsys):
+    path, plain = tmp_path / "network.npz", tmp_path / "plain.npz"
+    network = CostNetwork([np.array([1.0, 5.0]), np.array([1.0, 5.0])], [])
+    network.save(plain)
+    network.memory = (np.array([10.0, 2.0]), np.array([20.0, 3.0]))
+    network.save(path)
+    kept = CostNetwork.load(path).memory
+    assert [vector.tolist() for vector in kept] == [[10, 2], [20, 3]]
+    assert main([str(path), "--memory_limit=15"]) == 0
+    assert "cost         6.0" in capsys.readouterr().out
+    assert main([str(path), "--memory_limit=4"]) == 3
+    assert "the least any strategy needs is 5" in capsys.readouterr().err
+    assert main([str(plain), "--memory_limit=15"]) == 2
+    assert "holds no memory" in capsys.readouterr().err
+    assert CostNetwork.load(plain).memory is None
+
+
+@pytest.mark.parametrize("memory", [[1.0], [1.0, 2.0, -3.0, 4.0], [1.0, 2.0, math.nan, 4.0]])
+def test_damaged_memory_in_a_file(memory, tmp_path):
+    network = CostNetwork([np.zeros(2), np.zeros(2)], [])
+    network.memory = (np.array(memory),)
+    network.save(tmp_path / "network.npz")
+    with pytest.raises(FormatError, match="memory"):
+        CostNetwork.load(tmp_path / "network.npz")

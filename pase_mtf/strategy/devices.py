@@ -1,0 +1,88 @@
+"""How many devices do work of their own under a strategy, and how many could."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer
+from pase_mtf.graph.configurations import Configuration
+
+__all__ = ["devices_text", "fuller_devices", "useful_devices"]
+
+_MORE = 1.01
+"""How much more useful work other numbers of devices have to promise to be suggested."""
+
+
+def useful_devices(graph: ComputationGraph, configurations: Sequence[Configuration]) -> float:
+    """How many devices do distinct work: all the work there is, by the part of it that one device does.
+
+    Where a layer is split into fewer shards than there are devices the others repeat the work, or idle.
+
+    Args:
+      graph: whose FLOP are the work.
+      configurations: one per layer.
+
+    Returns:
+      from 1 to p; 1 where there is no work.
+    """
+    return _useful(graph, [math.prod(configuration.splits.values()) for configuration in configurations])
+
+
+def _useful(graph: ComputationGraph, shards: Sequence[int]) -> float:
+    work = [math.fsum(operation.flops for operation in layer.operations) for layer in graph.layers]
+    mine = math.fsum(flops / count for flops, count in zip(work, shards, strict=True))
+    return math.fsum(work) / mine if mine > 0.0 else 1.0
+
+
+def fuller_devices(graph: ComputationGraph, devices: int, configurations: Sequence[Configuration]) -> int | None:
+    """Fewer devices that could all together do more distinct work than a strategy makes p of them do.
+
+    Args:
+      graph: of the model.
+      devices: p.
+      configurations: of the strategy, one per layer.
+
+    Returns:
+      the number below p with the most useful work if every layer is split as far as it can be (of equals the least);
+      None where it is no more than that of the strategy.
+    """
+    best, found = useful_devices(graph, configurations) * _MORE, None
+    if best >= devices - 1:
+        return None
+    kinds: dict[tuple[tuple[str, int], ...], list[Layer]] = {}
+    for layer in graph.layers:
+        kinds.setdefault(tuple((name, layer.dims[name]) for name in layer.splittable), []).append(layer)
+    for count in range(1, devices):
+        shards = {id(layer): most for layers in kinds.values()
+                  for most in [_most_shards(layers[0], count)] for layer in layers}
+        useful = _useful(graph, [shards[id(layer)] for layer in graph.layers])
+        if useful > best:
+            best, found = useful * _MORE, count
+    return found
+
+
+def _most_shards(layer: Layer, devices: int) -> int:
+    """Into how many shards a layer can be split over so many devices."""
+    reached = {1}
+    for name in layer.splittable:
+        common = math.gcd(layer.dims[name], devices)
+        factors = [n for n in range(1, common + 1) if common % n == 0]
+        reached = {have * n for have in reached for n in factors if devices % (have * n) == 0}
+        if devices in reached:
+            return devices
+    return max(reached)
+
+
+def devices_text(devices: int, useful: float, suggested: int | None) -> str:
+    """What people are told where not all devices do distinct work; empty where they do.
+
+    Args:
+      devices: p.
+      useful: of `useful_devices`.
+      suggested: of `fuller_devices`.
+    """
+    if useful > 0.995 * devices:
+        return ""
+    text = f"{useful:.3g} of {devices} devices do useful work (the others repeat it or idle)"
+    return f"{text}; leave some idle: try --mesh={suggested}" if suggested else text

@@ -1,0 +1,54 @@
+"""How many devices do work of their own."""
+
+import pytest
+from small_graphs import perceptron
+
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.devices import devices_text, fuller_devices, useful_devices
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import Strategy
+
+GRAPH = perceptron((64, 128, 32, 64), batch=32)
+
+
+def test_what_is_copied_is_no_useful_work():
+    layers = len(GRAPH.layers)
+    assert useful_devices(GRAPH, [Configuration((("batch", 4),))] * layers) == pytest.approx(4)
+    assert useful_devices(GRAPH, [Configuration((("", 8),))] * layers) == pytest.approx(1)
+    half = useful_devices(GRAPH, [Configuration((("batch", 4), ("", 2)))] * layers)
+    assert half == pytest.approx(4)
+    mixed = useful_devices(GRAPH, [Configuration((("batch", 8),))] * (layers - 1) + [Configuration((("", 8),))])
+    assert 1 < mixed < 8
+
+
+def test_no_dim_divides_by_the_devices():
+    found = find_strategy(GRAPH, devices=7, machine=Machine.load("h100"))
+    assert found.search["optimal"]
+    assert found.search["useful_devices"] == pytest.approx(1)
+    assert found.search["suggested_devices"] == 4
+    assert "1 of 7 devices do useful work (the others repeat it or idle); leave some idle: try --mesh=4" in str(found)
+
+
+def test_all_devices_work(tmp_path):
+    found = find_strategy(GRAPH, devices=8, machine=Machine.load("h100"), method="exact")
+    split = [Configuration((("batch", 8),))] * len(GRAPH.layers)
+    assert fuller_devices(GRAPH, 8, split) is None
+    assert devices_text(8, useful_devices(GRAPH, split), None) == ""
+    found.save(tmp_path / "strategy.json")
+    assert Strategy.load(tmp_path / "strategy.json").search["useful_devices"] == found.search["useful_devices"]
+
+
+def test_data_parallelism_is_not_asked_where_it_cannot_be():
+    found = find_strategy(GRAPH, devices=12, machine=Machine.load("h100"), simple_within=0.5)
+    assert "simpler" not in found.search
+
+
+def test_memory_limit_is_kept_and_costs_nothing_where_it_is_not_reached():
+    machine = Machine.load("h100")
+    free = find_strategy(GRAPH, devices=8, machine=machine)
+    roomy = find_strategy(GRAPH, devices=8, machine=machine, memory_limit=2 * free.memory_bytes)
+    assert roomy.configurations == free.configurations
+    tight = find_strategy(GRAPH, devices=8, machine=machine, memory_limit=0.9 * free.memory_bytes)
+    assert tight.memory_bytes <= 0.9 * free.memory_bytes
+    assert tight.seconds >= free.seconds
