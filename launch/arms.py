@@ -221,8 +221,7 @@ def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Str
         if name in strategies:
             return lower(program.graph, strategies[name], list(plan.devices.names),
                          step=program.global_step.read_value())
-        used = next(arm.argument for arm in plan.options.arms if arm.name == name)
-        return lower_stock_data_parallel(program, plan.devices.names[:int(used or plan.devices.count)],
+        return lower_stock_data_parallel(program, plan.devices.names[:plan.options.parallel_devices],
                                          batch_dim(graph))
 
     arms: list[Arm] = []

@@ -192,6 +192,11 @@ class ResolvedOptions(Options):
         return fitting_arms(parse_arms(self.strategy, self.compare), self.batch, self.mesh_flag.devices)
 
     @property
+    def parallel_devices(self) -> int:
+        """How many devices data parallelism runs on; the others idle."""
+        return largest_divisor(self.batch, self.mesh_flag.devices)
+
+    @property
     def uneven(self) -> str:
         """What becomes of data parallelism where the batch does not split over the devices; empty where it does."""
         devices = self.mesh_flag.devices

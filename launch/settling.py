@@ -95,7 +95,8 @@ def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str],
 def _lowered(plan: Plan, strategy: Strategy | None, program: Program) -> mtf.Lowering:
     exported = export_graph(program.graph)
     if strategy is None:
-        return lower_stock_data_parallel(program, plan.devices, batch_dim(exported))
+        return lower_stock_data_parallel(program, plan.devices.names[:plan.options.parallel_devices],
+                                         batch_dim(exported))
     if tuple(layer.name for layer in exported.layers) != strategy.layer_names:
         raise MismatchError(f"{exported.name}: other layers in float64 than in {plan.options.model}'s own type")
     same = dataclasses.replace(strategy, graph_hash=exported.hash)
