@@ -34,10 +34,12 @@ def positive(config: object, *names: str) -> None:
         if isinstance(value, tuple):
             if not value:
                 raise UsageError(f"{name}=[]: give at least one")
-            if not 1 <= min(value) <= max(value) <= _MOST:
-                raise UsageError(f"{name}={shortened(list(value))}: every one has to be from 1 to {_MOST}")
-        elif not 1 <= value <= _MOST:
-            raise UsageError(f"{name}={shortened(value)}: it has to be from 1 to {_MOST}")
+            if min(value) < 1:
+                raise UsageError(f"{name}={shortened(list(value))}: every one has to be at least 1")
+        elif value < 1:
+            raise UsageError(f"{name}={shortened(value)}: it has to be at least 1")
+        if (max(value) if isinstance(value, tuple) else value) > _MOST:
+            raise UsageError(f"{name}={shortened(value)}: no size may exceed {_MOST}")
 
 
 def among(config: object, name: str, choices: Sequence[str]) -> None:

@@ -69,8 +69,8 @@ class AlexnetConfig:
     def _check(self) -> None:
         positive(self, "image", "image_channels", "classes")
         check_run(self)
-        if any(width < 1 for width in self.fully_connected):
-            raise UsageError(f"fully_connected={list(self.fully_connected)}: every width has to be at least 1")
+        if self.fully_connected:
+            positive(self, "fully_connected")
         _size_after(self.image, self.convolutions, "convolutions")
 
 

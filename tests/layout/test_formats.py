@@ -56,5 +56,5 @@ for name, shape in shapes.items():
 
 def test_formats_are_known():
     assert set(FORMATS) == {"flags", "gin", "json", "jax", "dtensor"}
-    with pytest.raises(UsageError, match="unknown format 'jaks': did you mean 'jax'"):
+    with pytest.raises(UsageError, match="unknown format 'jaks'; did you mean 'jax'"):
         format_layout(_MESH, _RULES, "jaks", {})

@@ -249,9 +249,10 @@ def test_registry_is_light_and_helpful():
 
 
 @pytest.mark.parametrize(("model", "values", "message"), [
-    ("transformer", {"d_modell": 3}, "unknown key 'd_modell': did you mean 'd_model'"),
+    ("transformer", {"d_modell": 3}, "unknown key 'd_modell'; did you mean 'd_model'"),
     ("transformer", {"d_model": "wide"}, "d_model='wide': it has to be a whole number"),
     ("transformer", {"heads": 0}, "heads=0: it has to be at least 1"),
+    ("transformer", {"heads": 10**12}, "heads=1000000000000: no size may exceed 2147483647"),
     ("transformer", {"heads": True}, "heads=True: it has to be a whole number"),
     ("transformer", {"dropout": 1.0}, "dropout=1.0"),
     ("transformer", {"learning_rate": 0}, "learning_rate=0.0"),
@@ -267,6 +268,7 @@ def test_registry_is_light_and_helpful():
     ("alexnet", {"convolutions": [{"channels": 3, "kernel": 3, "padding": "same"}]}, "known: SAME, VALID"),
     ("alexnet", {"convolutions": [3]}, "has to be an object"),
     ("alexnet", {"fully_connected": [0]}, "at least 1"),
+    ("alexnet", {"fully_connected": [8, 2**31]}, "no size may exceed 2147483647"),
     ("alexnet", [1], "has to be an object"),
 ])
 def test_bad_sizes_are_refused_in_one_line(tmp_path, model, values, message):
