@@ -83,6 +83,8 @@ def test_machines(files, tmp_path, where, value):
 
 @pytest.mark.parametrize(("where", "value"), [
     (("devices",), 3), (("devices",), "8"), (("devices",), -8), (("devices",), None), (("devices",), True),
+    (("devices",), 10 ** 400), (("search", "useful_devices"), "all"), (("search", "useful_devices"), 9.0),
+    (("search", "suggested_devices"), -1),
     (("seconds",), None), (("seconds",), "1"), (("memory",), [1]), (("memory",), {"weights": None}),
     (("edge_parts",), []),
     (("configurations", 0), [["width0", 8.0]]), (("configurations", 0), [["width0"]]), (("configurations", 0), [5]),

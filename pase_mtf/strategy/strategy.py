@@ -29,6 +29,8 @@ FORMAT = "pase_mtf.strategy"
 VERSION = 2
 """Version 1, which is still read, charged what moves between two layers to the one that it moves to."""
 
+_MOST_DEVICES = 2 ** 31 - 1
+
 
 class _StrategyFields(TypedDict):
     """What a file holds; see Strategy."""
@@ -236,8 +238,12 @@ class Strategy:
         """What is wrong with what a file held; empty where nothing is."""
         if len({len(self.configurations), *map(len, (self.layer_names, self.layer_parts, self.edge_parts))}) > 1:
             return "lists of unequal length"
-        if self.devices < 1:
-            return f"{self.devices} devices"
+        if not 1 <= self.devices <= _MOST_DEVICES:
+            return f"{shortened(self.devices)} devices"
+        useful, suggested = self.search.get("useful_devices", 1.0), self.search.get("suggested_devices")
+        if not (type(useful) in (int, float) and 0 <= useful <= self.devices
+                and (suggested is None or (type(suggested) is int and 0 < suggested <= self.devices))):
+            return f"useful devices of {shortened(useful)}, {shortened(suggested)}"
         if "optimal" in self.search and not (
                 isinstance(self.search["optimal"], bool) and isinstance(self.search.get("gap"), float)):
             return f"a search of {shortened(self.search)}"
