@@ -73,7 +73,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         print(search_summary(strategies.get("search", chosen), graph))
         if options.search_only:
             print(chosen.table())
-            write_outcome(files, plan, facts, graph, strategies, left_out)
+            write_outcome(files, plan, machine, facts, graph, strategies, left_out)
             files.keep()
             return 0
 
@@ -95,7 +95,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         history.note, unwritten = judge.note, None
         if options.checkpoint and not history.disagreement and history.diverged is None:
             unwritten = keeper.finish()
-        rows = write_outcome(files, plan, facts, graph, strategies, left_out, same, arms, history)
+        rows = write_outcome(files, plan, machine, facts, graph, strategies, left_out, same, arms, history)
         print("", final_table(rows), "", f"files: {options.output_dir}", sep="\n")
         for arm in arms:
             arm.close()

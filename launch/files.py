@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.compat import tf
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
@@ -21,6 +21,8 @@ from pase_mtf.launch.memory import MEMORY_METHOD
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.report import ArmRow, arm_rows, report_html, search_summary, summary_json
 from pase_mtf.launch.training import History, Record
+from pase_mtf.machine.machine import Machine
+from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["RunFiles", "layout_text", "single_mesh", "write_outcome", "write_strategy"]
@@ -127,8 +129,8 @@ def write_strategy(files: RunFiles, graph: ComputationGraph, strategy: Strategy)
     files.write("layout.txt", _layout(graph, strategy))
 
 
-def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: ComputationGraph,
-                  strategies: Mapping[str, Strategy], left_out: Mapping[str, str],
+def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[str, str],
+                  graph: ComputationGraph, strategies: Mapping[str, Strategy], left_out: Mapping[str, str],
                   same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None) -> dict[str, ArmRow]:
     """Writes summary.json and report.html.
@@ -136,6 +138,7 @@ def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: 
     Args:
       files: of the run.
       plan: of the run.
+      machine: whose numbers the predictions are.
       facts: its header.
       graph: its computation graph.
       strategies: arm -> strategy; the first is the one of --strategy.
@@ -169,8 +172,18 @@ def write_outcome(files: RunFiles, plan: Plan, facts: Mapping[str, str], graph: 
         notes["Measured memory"] = MEMORY_METHOD
     files.write("report.html", report_html(
         title=f"{plan.options.model} on {plan.devices.count} devices", facts={**facts, "status": status}, rows=rows,
-        history=history, strategy_table=main.table(), layout=_layout(graph, main), notes=notes))
+        history=history, strategy_table=main.table(), layout=_layout(graph, main), notes=notes,
+        # Who interrupts a run does not want to wait for it.
+        frontier=() if history.interrupted else _frontier(main), memory_limit=plan.options.bytes_per_device(machine)))
     return rows
+
+
+def _frontier(strategy: Strategy) -> tuple[FrontierPoint, ...]:
+    """What memory buys where the strategy was found; empty where that cannot be told in a few seconds."""
+    try:
+        return strategy.memory_frontier()
+    except InfeasibleError:
+        return ()
 
 
 def _search(strategies: Mapping[str, Strategy]) -> dict[str, Any] | None:

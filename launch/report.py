@@ -24,6 +24,7 @@ from pase_mtf.launch.flag_values import STOCK
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import History
 from pase_mtf.machine.machine import Machine
+from pase_mtf.search.frontier import FrontierPoint, draw_frontier
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.strategy import Strategy
 
@@ -228,6 +229,12 @@ img { max-width: 100%; } .note { color: #666; }
 correct strategies give.</p>
 {% endif %}
 {% endif %}
+{% if memory %}
+<h2>Time and memory</h2>
+<img alt="Predicted time of a step over the memory of a device" src="{{ memory }}">
+<p class="note">The line: the fastest strategy within each limit on the memory of a device; dotted, what none can be
+faster than. The points: the arms of this run, the chosen one filled.</p>
+{% endif %}
 {% for heading, text in notes.items() %}
 <h2>{{ heading }}</h2>
 <pre>{{ text }}</pre>
@@ -241,7 +248,8 @@ correct strategies give.</p>
 
 
 def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmRow], history: History | None,
-                strategy_table: str, layout: str, notes: Mapping[str, str]) -> str:
+                strategy_table: str, layout: str, notes: Mapping[str, str],
+                frontier: Sequence[FrontierPoint] = (), memory_limit: float = math.inf) -> str:
     """The text of report.html: one self-contained file with the strategy, the times and the loss curves.
 
     Args:
@@ -252,13 +260,16 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
       strategy_table: the strategy as text.
       layout: layout.txt.
       notes: heading -> text, shown as they are.
+      frontier: what memory buys; empty: no picture of it.
+      memory_limit: bytes that a device may hold.
     """
     measured: dict[str, str] = {}
     if rows:
         curves = _image(_losses(history)) if history is not None and history.records else ""
         measured = {"arms": final_table(rows), "times": _image(_bars(rows)), "losses": curves}
-    return _PAGE.render(title=title, facts=facts, measured=measured, notes=notes, strategy_table=strategy_table,
-                        layout=layout)
+    memory = _image(_memory(rows, frontier, memory_limit)) if frontier else ""
+    return _PAGE.render(title=title, facts=facts, measured=measured, memory=memory, notes=notes,
+                        strategy_table=strategy_table, layout=layout)
 
 
 def _image(figure: Figure) -> str:
@@ -292,6 +303,25 @@ def _bars(rows: Mapping[str, ArmRow]) -> Figure:
     axes.set_xlabel("ms per step")
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside upper left", ncols=2, frameon=False)  # beside the bars, never on them
+    return figure
+
+
+def _memory(rows: Mapping[str, ArmRow], points: Sequence[FrontierPoint], limit: float) -> Figure:
+    """Predicted time of a step over the memory of a device: what can be had, the arms, and the limit."""
+    figure, axes = _figure(8, 3.6)
+    draw_frontier(axes, points, "fastest within the limit", color="#2a6f97", unit=1e-3)
+    ends = [points[0].memory_limit, points[-1].memory_limit]
+    for position, (arm, row) in enumerate(rows.items()):
+        if row["predicted_bytes"] is None or row["predicted_ms"] is None:
+            continue
+        ends.append(row["predicted_bytes"])
+        axes.plot(row["predicted_bytes"] / 1e9, row["predicted_ms"], marker="osD^vP*"[position % 7], markersize=9,
+                  linestyle="", color="#c1121f", fillstyle="none" if position else "full", label=arm)
+    if limit <= 1.5 * max(ends):  # else it is far from everything that is drawn
+        axes.axvline(limit / 1e9, color="#111", linewidth=1, label="memory limit")
+    axes.set_xlabel("GB on the fullest device")
+    axes.set_ylabel("predicted ms per step")
+    figure.legend(loc="outside upper left", ncols=4, frameon=False)
     return figure
 
 

@@ -19,6 +19,7 @@ from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.search.frontier import FrontierPoint, frontier
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.experts import BY_HAND
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
@@ -173,6 +174,21 @@ class Strategy:
         return (f"{warning}{self.name} {1e3 * self.seconds:.3f} ms, {other.name} {1e3 * other.seconds:.3f} ms; "
                 f"{same} of {len(self.layer_names)} layers are split alike\n"
                 + difference_table(self.layer_names, mine, theirs, (self.name, other.name)))
+
+    def memory_frontier(self, points: int = 8, time_limit: float = 0.5) -> tuple[FrontierPoint, ...]:
+        """What memory buys: the least predicted time of a step within limits from the least that any strategy needs to
+        what the fastest needs.
+
+        Args:
+          points: how many limits.
+          time_limit: seconds of search for each of them.
+
+        Raises:
+          UsageError: the strategy was loaded without a machine, or fewer than two points.
+          InfeasibleError: no strategy was found in that time.
+        """
+        priced = self._need_prices()
+        return frontier(priced.network, priced.memory, points, time_limit=time_limit)
 
     def _need_prices(self) -> PricedNetwork:
         if self._priced is None:

@@ -5,8 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from pase_mtf.launch.report import ArmRow, arm_rows, final_table, report_html, search_summary, size, summary_json
+from pase_mtf.launch.report import (
+    ArmRow,
+    _memory,
+    arm_rows,
+    final_table,
+    report_html,
+    search_summary,
+    size,
+    summary_json,
+)
 from pase_mtf.launch.training import History, Record
+from pase_mtf.search.frontier import FrontierPoint
+from pase_mtf.search.registry import Solution
 
 
 def _history(**milliseconds):
@@ -100,6 +111,26 @@ def test_report_is_one_self_contained_file(rows):
     assert len(sources) == 2
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert "<script" not in text
+
+
+def test_time_over_memory_has_the_arms_and_the_limit(rows):
+    solutions = [Solution((0,), cost, cost, 0.0, True, 0.1, {}) for cost in (0.03, 0.01)]
+    points = tuple(FrontierPoint(limit, limit, solution) for limit, solution in zip((2e9, 6e9), solutions, strict=True))
+
+    def legend(limit):
+        figure = _memory(rows, points, limit)
+        return [text.get_text() for text in figure.legends[0].get_texts()], figure.axes[0]
+
+    drawn = [arm for arm, row in rows.items() if row["predicted_bytes"] is not None]
+    names, axes = legend(8e9)
+    assert drawn
+    assert names == ["fastest within the limit", *drawn, "memory limit"]
+    assert axes.lines[0].get_ydata().tolist() == [30.0, 10.0]  # ms
+    assert axes.lines[0].get_xdata().tolist() == [2.0, 6.0]  # GB
+    assert "memory limit" not in legend(80e9)[0]
+    text = report_html(title="net", facts={}, rows=rows, history=None, strategy_table="", layout="", notes={},
+                       frontier=points, memory_limit=8e9)
+    assert "<h2>Time and memory</h2>" in text
 
 
 def test_report_of_a_search_alone(rows):

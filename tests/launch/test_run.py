@@ -139,6 +139,7 @@ def test_search_only(launch):
     report = (folder / "report.html").read_text()
     assert "<h2>Arms</h2>" in report
     assert "Losses" not in report
+    assert "<h2>Time and memory</h2>" in report
 
 
 def test_a_strategy_file(launch, tmp_path):

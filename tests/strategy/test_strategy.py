@@ -137,6 +137,20 @@ def test_a_memory_limit_is_kept_and_costs_no_more_than_it_must(graph):
         find_strategy(graph, 8, "1080ti", memory_limit=0.9 * needs.min())
 
 
+def test_what_memory_buys_ends_at_the_strategy_found(graph, tmp_path):
+    found = find_strategy(graph, devices=8, machine=Machine.load("h100"))
+    points = found.memory_frontier(points=5, time_limit=5.0)
+    costs = [point.solution.cost for point in points]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] == pytest.approx(found.seconds)
+    assert points[-1].memory == pytest.approx(found.memory_bytes)
+    within = find_strategy(graph, devices=8, machine=Machine.load("h100"), memory_limit=points[2].memory_limit)
+    assert points[2].solution.cost == pytest.approx(within.seconds)
+    found.save(tmp_path / "strategy.json")
+    with pytest.raises(UsageError, match="knows no prices"):
+        Strategy.load(tmp_path / "strategy.json").memory_frontier()
+
+
 @pytest.mark.parametrize("start", ["data_parallel", "expert"])
 def test_flexflows_search_improves_on_its_start(graph, start):
     begin = find_strategy(graph, 8, "1080ti", method=start)
