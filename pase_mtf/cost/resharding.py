@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.critical_path import critical_path
-from pase_mtf.cost.distinct_pairs import Sharded, distinct_pairs
+from pase_mtf.cost.distinct_pairs import Sharded, distinct_pairs, gcd
 from pase_mtf.cost.tables import DistinctShardings
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.compiled import compiled
@@ -120,13 +120,6 @@ def _count_own(rows: np.ndarray, columns: np.ndarray, source_devices: np.ndarray
 
 
 @compiled
-def _gcd(one: int, other: int) -> int:  # pragma: no cover (compiled)
-    while other:
-        one, other = other, one % other
-    return one
-
-
-@compiled
 def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray,
                                ) -> tuple[float, float, float]:  # pragma: no cover (compiled)
     """How one pair of shardings is lowered: (how many times the tensor is copied, nodes, blocks that are concatenated
@@ -141,7 +134,7 @@ def _slices_and_concatenations(shards: np.ndarray, wanted: np.ndarray,
         made *= wanted[dim]
     copied, nodes, slicing, joining = 0.0, 0.0, blocks, made
     for dim in range(len(shards)):
-        cells = shards[dim] + wanted[dim] - _gcd(shards[dim], wanted[dim])
+        cells = shards[dim] + wanted[dim] - gcd(shards[dim], wanted[dim])
         if cells > shards[dim]:
             copied += 1.0 if dim else 0.0
             nodes += slicing
