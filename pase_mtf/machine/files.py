@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import math
 import os
@@ -11,7 +12,6 @@ from typing import Any
 
 from typing_extensions import NotRequired, TypedDict
 
-from pase_mtf import configs
 from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.machine.link import Link
@@ -65,7 +65,7 @@ class _MachineFields(TypedDict):
 
 
 def _folder() -> pathlib.Path:
-    return pathlib.Path(configs.__file__).parent / "machines"
+    return pathlib.Path(str(importlib.resources.files("pase_mtf.configs"))) / "machines"
 
 
 def names() -> tuple[str, ...]:
