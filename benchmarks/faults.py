@@ -27,7 +27,7 @@ from benchmarks.markdown import table
 from pase_mtf.calibration.cache import tensorflow_version
 from pase_mtf.errors import FormatError
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.checkpoint import find_checkpoint
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.runtime import describe_host
 
 __all__ = ["Row", "document", "main"]

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.markdown import table
 from pase_mtf.errors import PaseError
 from pase_mtf.graph.computation_graph import ComputationGraph, _hash
-from pase_mtf.launch.checkpoint import _own_hash, find_checkpoint
+from pase_mtf.launch.checkpoints.checkpoint import _own_hash, find_checkpoint
 from pase_mtf.launch.flag_values import parse_arms, parse_mesh
 from pase_mtf.launch.options import load_run_config
 from pase_mtf.machine.machine import Machine

@@ -45,11 +45,11 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf import models
     from pase_mtf.calibration.load import load_machine
     from pase_mtf.launch.arms import build_arms
+    from pase_mtf.launch.checkpoints.keeping import Keeper
     from pase_mtf.launch.console import Progress, print_header
     from pase_mtf.launch.data import open_data
     from pase_mtf.launch.files import RunFiles, write_outcome, write_strategy
-    from pase_mtf.launch.judging import Judge
-    from pase_mtf.launch.keeping import Keeper
+    from pase_mtf.launch.judging.judge import Judge
     from pase_mtf.launch.memory import check_memory
     from pase_mtf.launch.program import export_program
     from pase_mtf.launch.report import describe_run, final_table, search_summary

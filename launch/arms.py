@@ -12,7 +12,7 @@ import numpy as np
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.checkpoint import CheckpointInfo, restore
+from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, restore
 from pase_mtf.launch.console import Stage, summarize_error
 from pase_mtf.launch.data import Batch
 from pase_mtf.launch.memory import peak_bytes_per_device, variable_bytes_per_device

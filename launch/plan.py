@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.files import read_json
-from pase_mtf.launch.checkpoint import CheckpointInfo, find_checkpoint
+from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, find_checkpoint
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pase_mtf.launch import arms, settling
+from pase_mtf.launch import arms
+from pase_mtf.launch.judging import settling
 from pase_mtf.lowering import lowering, mesh
 
 KINDS = ("all-reduce", "swap")

@@ -16,9 +16,10 @@ from pase_mtf.calibration import load
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch import arms, checkpoint, keeping, memory, program, strategies
+from pase_mtf.launch import arms, memory, program, strategies
 from pase_mtf.launch.arms import Arm
-from pase_mtf.launch.checkpoint import find_checkpoint
+from pase_mtf.launch.checkpoints import checkpoint, keeping
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.report import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy

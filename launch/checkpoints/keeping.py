@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pase_mtf.errors import UsageError
-from pase_mtf.launch.checkpoint import save_checkpoint
+from pase_mtf.launch.checkpoints.checkpoint import save_checkpoint
 from pase_mtf.launch.data import Batch, Data
 from pase_mtf.launch.training import Record
 

@@ -9,11 +9,11 @@ from planting import KINDS, Plant, planted
 from pase_mtf import models
 from pase_mtf.launch.arms import build_arms
 from pase_mtf.launch.data import open_data
-from pase_mtf.launch.judging import Judge
+from pase_mtf.launch.judging.judge import Judge
+from pase_mtf.launch.judging.settling import settle
 from pase_mtf.launch.options import parse_command_line
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.program import export_program
-from pase_mtf.launch.settling import settle
 from pase_mtf.launch.strategies import random_configurations
 from pase_mtf.launch.training import train
 from pase_mtf.machine.machine import Machine

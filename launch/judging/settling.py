@@ -16,7 +16,7 @@ from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms import Arm, lower_stock_data_parallel
 from pase_mtf.launch.data import Batch
-from pase_mtf.launch.losses import Update, first_difference, largest_update
+from pase_mtf.launch.judging.losses import Update, first_difference, largest_update
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.program import Program, program_of
 from pase_mtf.lowering.lowering import PlanLowering, lower, uniform_plan

@@ -3,8 +3,15 @@ import math
 import numpy as np
 import pytest
 
-from pase_mtf.launch.losses import GROSS, STRICT_STEPS, Update, first_difference, largest_update, relative_tolerance
-from pase_mtf.launch.settling import slot_of
+from pase_mtf.launch.judging.losses import (
+    GROSS,
+    STRICT_STEPS,
+    Update,
+    first_difference,
+    largest_update,
+    relative_tolerance,
+)
+from pase_mtf.launch.judging.settling import slot_of
 
 EPSILON = float(np.finfo(np.float32).eps)
 

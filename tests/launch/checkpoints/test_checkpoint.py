@@ -11,8 +11,8 @@ import pytest
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import FormatError, UsageError
-from pase_mtf.launch import checkpoint
-from pase_mtf.launch.checkpoint import find_checkpoint, restore, save_checkpoint
+from pase_mtf.launch.checkpoints import checkpoint
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, restore, save_checkpoint
 
 
 def _save(text="weights"):
@@ -100,7 +100,7 @@ def test_one_of_version_1_is_read(tmp_path):
 @pytest.mark.parametrize("seed", range(5))
 def test_killed_while_writing(tmp_path, seed):
     """kill -9 at any moment of one checkpoint after another: the last whole one is found, and all else removed."""
-    code = ("import sys, time; from pase_mtf.launch import checkpoint\n"
+    code = ("import sys, time; from pase_mtf.launch.checkpoints import checkpoint\n"
             "checkpoint._as_usage_errors = checkpoint.contextlib.nullcontext\n"  # which loads TensorFlow
             "def save(prefix):\n"
             "    for name in ('data', 'index'):\n"

@@ -15,10 +15,10 @@ from pase_mtf.launch.arms import Arm
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Data
 from pase_mtf.launch.flag_values import parse_arms
-from pase_mtf.launch.losses import Update, agree, first_difference, largest_update
+from pase_mtf.launch.judging.losses import Update, agree, first_difference, largest_update
+from pase_mtf.launch.judging.settling import STEPS, Settled, settle, slot_of
 from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.settling import STEPS, Settled, settle, slot_of
 from pase_mtf.launch.training import History
 from pase_mtf.strategy.strategy import Strategy
 

@@ -1,0 +1,1 @@
+"""The checkpoints of a run: written, kept, found and checked."""
