@@ -63,7 +63,7 @@ class GraphSearch:
         named = tuple(dict.fromkeys(axis for axis in request.fixed.values() if axis is not None))
         meshes = (request.mesh,) if request.mesh else mesh_shapes(request.devices, request.machine, named)
         self.meshes = _meshes_for_fixed(meshes, request.fixed, self._legality)
-        self._verifier = Verifier(graph, outputs)
+        self._verifier = Verifier(graph, outputs, request.memo)
         self._verified: dict[Hashable, Problem | None] = {}
         self.search = Search(costs, self.meshes, request.fixed, request.memory_limit,
                              (lambda shape, rules: None) if rebuilt else self._verify)

@@ -149,7 +149,8 @@ class _Trials:
         try:
             with tf.Graph().as_default():
                 built, graph = self._build(layout)
-                verifier = None if graph.built is built else Verifier(built.graph, built.outputs)
+                verifier = (None if graph.built is built
+                            else Verifier(built.graph, built.outputs, self.request.memo))
                 cost = graph.search.judge("", *layout.parsed(), verifier)
                 self.trials[layout] = _Trial(cost, graph)
         except InfeasibleError as error:

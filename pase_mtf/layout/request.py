@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pase_mtf.errors import UsageError
 from pase_mtf.layout.space import GivenLayout, MeshShape, parse_layout
+from pase_mtf.layout.verify import Memo
 from pase_mtf.machine.machine import Machine
 
 __all__ = ["Request", "compared_layouts"]
@@ -25,6 +26,7 @@ class Request:
       compare: layouts to cost too, as (mesh shape, dim name -> axis name).
       alternatives: how many of the next best layouts to return.
       name: of the program, for people.
+      memo: what was lowered before, of any graph that the program built.
     """
 
     devices: int
@@ -35,6 +37,7 @@ class Request:
     compare: tuple[tuple[MeshShape, dict[str, str]], ...] = ()
     alternatives: int = 3
     name: str = "program"
+    memo: Memo = dataclasses.field(default_factory=Memo, compare=False, repr=False)
 
     def unconstrained(self) -> Request:
         """The same of any layout: no mesh shape, no dim and no memory is prescribed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pase_mtf.compat import mtf, tf
@@ -47,7 +47,7 @@ class ShapeVariable:
     def __init__(self, variable: mtf.Variable, mesh_impl: ShapeMeshImpl) -> None:
         self._shape = mesh_impl.slice_shape(variable.outputs[0].shape)
         self._done = mesh_impl.done
-        self.laid_out_tensor = Slices([tf.placeholder(variable.slice_dtype, self._shape)])
+        self.laid_out_tensor = mesh_impl.slices(variable.slice_dtype, self._shape)
         self.copy_master_to_slices = self.copy_slices_to_master = None
 
     def assign_to_slices(self, assign_fn: Callable[..., Any], values: list[tf.Tensor]) -> tf.Operation:
@@ -69,20 +69,29 @@ class ShapeMeshImpl(mtf.MeshImpl):
     LaidOutTensor = Slices
     LaidOutVariable = ShapeVariable
 
-    def __init__(self, shape: mtf.Shape, layout_rules: mtf.LayoutRules) -> None:
+    def __init__(self, shape: mtf.Shape, layout_rules: mtf.LayoutRules,
+                 placeholders: dict[tuple[tf.DType, tuple[int, ...]], Slices] | None = None) -> None:
+        """Knows the layout.
+
+        Args:
+          shape, layout_rules: as mtf.MeshImpl's.
+          placeholders: slices that were made before in the current TensorFlow graph, by dtype and shape.
+        """
         super().__init__(shape, layout_rules)
         self._shapes: dict[tuple[mtf.Dimension, ...], list[int]] = {}
         self._layouts: dict[tuple[mtf.Dimension, ...], mtf.TensorLayout] = {}
-        self._axes: dict[str, int | None] = {}
-        self.sizes = tuple(self.shape.to_integer_list)
+        self._axes: dict[str, tuple[int, int] | None] = {}
+        self._placeholders = {} if placeholders is None else placeholders
+        self._graph = tf.get_default_graph()
         self._done: dict[tf.Graph, tf.Operation] = {}
 
-    # Partial sums can be added if their mesh implementations are equal: those of other layouts are reused here.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShapeMeshImpl)
-
-    def __hash__(self) -> int:
-        return 0
+    def slices(self, dtype: tf.DType, shape: Sequence[int]) -> Slices:
+        """Slices of a dtype and shape, of nothing in particular: the same for all that ask, in loops and outside."""
+        key = dtype, tuple(shape)
+        if key not in self._placeholders:
+            with self._graph.as_default(), tf.control_dependencies(None):
+                self._placeholders[key] = Slices([tf.placeholder(dtype, shape)])
+        return self._placeholders[key]
 
     def done(self) -> tf.Operation:
         """An operation that does nothing: one for all assignments."""
@@ -91,10 +100,15 @@ class ShapeMeshImpl(mtf.MeshImpl):
             self._done[graph] = tf.no_op()
         return self._done[graph]
 
-    def axis_of(self, name: str) -> int | None:
-        """The mesh axis of a dim."""
+    def axis_number(self, name: str) -> int | None:
+        """The number of the mesh axis that a dim is on."""
+        return self.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0))
+
+    def axis_of(self, name: str) -> tuple[int, int] | None:
+        """The mesh axis that a dim is on: its number and its size."""
         if name not in self._axes:
-            self._axes[name] = self.tensor_dimension_to_mesh_axis(mtf.Dimension(name, 0))
+            axis = self.axis_number(name)
+            self._axes[name] = None if axis is None else (axis, self.shape[axis].size)
         return self._axes[name]
 
     def tensor_layout(self, arg: HasDims) -> mtf.TensorLayout:
@@ -155,8 +169,9 @@ class ShapeMeshImpl(mtf.MeshImpl):
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> Slices:
         """A slice of what would be imported."""
-        return Slices([tf.placeholder(tf.convert_to_tensor(tf_x).dtype, self.slice_shape(x.shape))])
+        return self.slices(tf.convert_to_tensor(tf_x).dtype, self.slice_shape(x.shape))
 
     def export_to_tf_tensor(self, x: mtf.Tensor, laid_out_x: Slices) -> tf.Tensor:
         """A tensor of the whole shape."""
-        return tf.placeholder(laid_out_x.tensor_list[0].dtype, x.shape.to_integer_list)
+        (whole,) = self.slices(laid_out_x.tensor_list[0].dtype, x.shape.to_integer_list).tensor_list
+        return whole

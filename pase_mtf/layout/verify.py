@@ -2,124 +2,249 @@
 
 Where `legality` says what should lower, this sees that it does, operations of users included. It lowers with Mesh-TF's
 own code for every operation, on a mesh implementation that holds one slice for all (they are all of one shape), in a
-scratch graph. Operations that lower alike (the layers of a stack) are lowered once.
+scratch graph.
+
+What lowering an operation makes depends on its class and settings, the shapes of its tensors, the axes that their dims
+are on, and which of its inputs are partial sums. Operations that have all of this in common (the layers of a stack, in
+a loop or not, under this layout or another) are lowered once; of the others the result is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from typing import NamedTuple
+import copy
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from pase_mtf.compat import func_graph, mtf, tf
 from pase_mtf.layout.alike import lowering_key
 from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.shapes import ShapeMeshImpl, ShapeVariable, Slices
 from pase_mtf.layout.space import MeshShape
+from pase_mtf.operations.registry import rule_of
 
-__all__ = ["Verifier"]
+__all__ = ["Memo", "Verifier"]
 
 _ops = mtf.ops
 
 
 class _LoweringError(Exception):
-    def __init__(self, operation: mtf.Operation, cause: Exception) -> None:
+    """What lowering an operation raised.
+
+    Attributes:
+      operation, cause: which, and what.
+      axes: the mesh axes that its inputs are still to be summed over.
+    """
+
+    def __init__(self, operation: mtf.Operation, cause: Exception, axes: frozenset[int]) -> None:
         super().__init__(str(cause))
-        self.operation, self.cause = operation, cause
+        self.operation, self.cause, self.axes = operation, cause, axes
 
 
 # They have side effects or a body, or pass on the very object that they are given: always lowered.
 _ALWAYS = (_ops.ReadVariable, mtf.Assign, _ops.Depend, _ops.WhileLoopOperation, _ops.CustomGradientOperation,
            _ops.StopGradient, _ops.ScalarSummaryOperation)
 
+_Scope: TypeAlias = "tuple[Hashable, ...]"
+"""The loops that an operation stands in, outermost first."""
 
-class _Lowered(NamedTuple):
-    """What lowering an operation made."""
-
-    tensors: list[Slices | mtf.ops.LazyAllreduceSum]
-    variable: ShapeVariable | None
+_Axes: TypeAlias = "tuple[int, ...] | None"
+"""The mesh axes that a partial sum is still to be summed over; None of other tensors."""
 
 
-class _Known:
-    """What lowering one graph under several layouts has in common.
+class _Made(NamedTuple):
+    """What lowering an operation made: of every output dtype, shape of the slices, axes; and the numbers of the inputs
+    whose sums it finished."""
+
+    outputs: tuple[tuple[tf.DType, tuple[int, ...], _Axes], ...]
+    finished: tuple[int, ...]
+
+
+class Memo:
+    """What was lowered before, under any layout, of this graph or of another.
 
     Attributes:
-      results: (key that operations have in common, axes of their dims, mesh, state of their inputs) -> what lowering
-        one of them made.
+      made: (number that operations which lower alike have in common, axes of their dims, state of their inputs) -> what
+        lowering one of them made.
     """
 
     def __init__(self) -> None:
-        self.results: dict[Hashable, _Lowered] = {}
-        self._keys: dict[mtf.Operation, tuple[int, tuple[str, ...]] | None] = {}
+        self.made: dict[Hashable, _Made] = {}
         self._numbers: dict[Hashable, int] = {}
 
-    def key(self, operation: mtf.Operation) -> tuple[int, tuple[str, ...]] | None:
-        """A number that the operations which lower alike have in common, and the names of its dims; None where it has
-        to be lowered every time."""
-        if operation not in self._keys:
-            entry = None
-            if not isinstance(operation, _ALWAYS) and type(operation).lower.__module__ == _ops.__name__:
-                shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
-                names = tuple(dict.fromkeys(name for shape in shapes for name in shape.dimension_names))
-                entry = self._numbers.setdefault(lowering_key(operation), len(self._numbers)), names
-            self._keys[operation] = entry
-        return self._keys[operation]
+    def number(self, operation: mtf.Operation) -> int | None:
+        """A number that the operations which lower alike have in common; None where it has to be lowered every time."""
+        if isinstance(operation, _ALWAYS) or type(operation).lower.__module__ != _ops.__name__:
+            return None
+        return self._numbers.setdefault(lowering_key(operation), len(self._numbers))
+
+
+class _PendingSum(mtf.ops.LazyAllreduceSum):
+    """A partial sum that knows in which loop it was finished: outside of it the sum does not exist."""
+
+    def __init__(self, lowering: _ShapeLowering, slices: Slices, axes: Sequence[int]) -> None:
+        super().__init__(lowering.impl, slices, list(axes))
+        self._lowering = lowering
+        self.finished_in: _Scope | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can be finished, or has been where its sum can be read."""
+        return self.finished_in is None or self._lowering.is_within(self.finished_in)
+
+    def to_laid_out_tensor(self) -> Slices:
+        """Finishes it."""
+        if self.finished_in is None:
+            self.finished_in = self._lowering.scope
+        elif not self.usable:
+            raise ValueError("a sum that a loop finishes cannot be used after it")
+        return self.laid_out_input
+
+
+class _InLoop:
+    """Stands for an operation in the body of a loop while Mesh-TF lowers the loop."""
+
+    def __init__(self, operation: mtf.Operation, scope: _Scope) -> None:
+        self._operation, self._scope, self.name = operation, scope, operation.name
+
+    def lower(self, lowering: _ShapeLowering) -> None:
+        """As all operations are."""
+        lowering.lower_operation(self._operation, self._scope)
 
 
 class _ShapeLowering(mtf.Lowering):
-    """mtf.Lowering without its logging and its rewriting of the graph; operations that lower alike are lowered once."""
+    """mtf.Lowering without its logging and its rewriting of the graph; operations that lower alike are lowered once.
 
-    def __init__(self, graph: mtf.Graph, impl: ShapeMeshImpl, known: _Known) -> None:
+    Attributes:
+      impl: the mesh implementation.
+      scope: of the operation that is being lowered.
+    """
+
+    def __init__(self, verifier: Verifier, impl: ShapeMeshImpl) -> None:
         # Not super().__init__: it rewrites the graph.
-        self.graph, self._impl, self._known = graph, impl, known
+        self.graph, self.impl = verifier.graph, impl
+        self.scope: _Scope = ()
+        self._verifier, self._memo = verifier, verifier.memo
+        self._inside: dict[mtf.Tensor, _Scope] = {}  # tensors that are made in loops
         self._counters: list[tuple[str, int]] = []
         self.tensors: dict[mtf.Tensor, Slices | mtf.ops.LazyAllreduceSum] = {}
         self.operations: dict[mtf.Operation, tf.Operation] = {}
         self.variables: dict[mtf.Variable, ShapeVariable] = {}
-        for operation in graph.operations:
-            try:
-                self._lower(operation)
-            except Exception as error:  # whatever an operation's lowering raises is the answer
-                raise _LoweringError(operation, error) from error
+        for operation in verifier.graph.operations:
+            self.lower_operation(operation, ())
 
     def mesh_impl(self, m: mtf.Mesh | mtf.Tensor | mtf.Operation) -> ShapeMeshImpl:
         """The one implementation, whatever the mesh."""
-        return self._impl
+        return self.impl
 
     def add_counter(self, key: str, value: int) -> None:
         """Counts nothing."""
 
-    def _state(self, tensor: mtf.Tensor) -> tuple[tuple[int, ...], bool] | None:
-        """Of a partial sum: the mesh axes it is still to be reduced over, and whether nobody has done so yet."""
+    def is_within(self, scope: _Scope) -> bool:
+        """Whether what is being lowered stands in these loops."""
+        return self.scope[:len(scope)] == scope
+
+    def lower_operation(self, operation: mtf.Operation, scope: _Scope) -> None:
+        """Lowers an operation that stands in these loops.
+
+        Raises:
+          _LoweringError: whatever its lowering raised.
+        """
+        self.scope = scope
+        try:
+            if self._inside:
+                for tensor in rule_of(operation).reads(operation):
+                    if not self.is_within(self._inside.get(tensor, ())):
+                        raise ValueError(f"{tensor.name} is made in a loop and cannot be read outside of it")
+            self._lower(operation)
+        except _LoweringError:
+            raise
+        except Exception as error:  # whatever an operation's lowering raises is the answer
+            sums = (self.tensors.get(tensor) for tensor in operation.inputs)
+            axes = frozenset(axis for laid_out in sums if isinstance(laid_out, _PendingSum)
+                             for axis in laid_out.mesh_axes)
+            raise _LoweringError(operation, error, axes) from error
+        if scope:
+            self._inside.update(dict.fromkeys(operation.outputs, scope))
+
+    def _state(self, tensor: mtf.Tensor) -> Hashable:
+        """Of a partial sum: the mesh axes it is to be summed over, whether nobody has done so yet, and whether it is
+        of use."""
         laid_out = self.tensors[tensor]
-        if isinstance(laid_out, _ops.LazyAllreduceSum):
-            return tuple(laid_out.mesh_axes), laid_out._reduced is None
+        if isinstance(laid_out, _PendingSum):
+            return tuple(laid_out.mesh_axes), laid_out.finished_in is None, laid_out.usable
         return None
 
     def _lower(self, operation: mtf.Operation) -> None:
-        entry = self._known.key(operation)
+        entry = self._verifier.key(operation)
         if entry is None:
             self._lower_anew(operation)
             return
         number, names = entry
-        key = (number, tuple([self._impl.axis_of(name) for name in names]), self._impl.sizes,
+        key = (number, tuple([self.impl.axis_of(name) for name in names]),
                tuple([self._state(tensor) for tensor in operation.inputs]))
-        if key not in self._known.results:
-            self._lower_anew(operation)
-            self._known.results[key] = _Lowered([self.tensors[output] for output in operation.outputs],
-                                                self.variables.get(operation))
+        made = self._memo.made.get(key)
+        if made is None:
+            self._memo.made[key] = self._lower_anew(operation)
             return
-        lowered = self._known.results[key]
-        self.tensors.update(zip(operation.outputs, lowered.tensors, strict=True))
-        if lowered.variable is not None:
-            self.variables[operation] = lowered.variable
+        for position in made.finished:
+            self.tensors[operation.inputs[position]].to_laid_out_tensor()
+        if isinstance(operation, mtf.Variable):
+            self.variables[operation] = ShapeVariable(operation, self.impl)
+        for output, (dtype, shape, axes) in zip(operation.outputs, made.outputs, strict=True):
+            self.tensors[output] = self._laid_out(dtype, shape, axes)
 
-    def _lower_anew(self, operation: mtf.Operation) -> None:
+    def _laid_out(self, dtype: tf.DType, shape: tuple[int, ...], axes: _Axes) -> Slices | _PendingSum:
+        slices = self.impl.slices(dtype, shape)
+        return slices if axes is None else _PendingSum(self, slices, axes)
+
+    def _lower_anew(self, operation: mtf.Operation) -> _Made:
+        """Lowers an operation by its own code, and puts slices of the same shapes in the place of what it made."""
+        unfinished = [(number, laid_out) for number, laid_out in enumerate(map(self.tensors.get, operation.inputs))
+                      if isinstance(laid_out, _PendingSum) and laid_out.finished_in is None]
         if isinstance(operation, _ops.ImportLaidOutTensorOperation):
             self.set_tensor_lowering(operation.outputs[0], Slices(operation._laid_out_tensor.tensor_list[:1]))
+        elif isinstance(operation, _ops.WhileLoopOperation):
+            self._lower_loop(operation)
+        elif isinstance(operation, _ops.GenericGradOperation):
+            self._lower_gradient(operation)
         else:
             operation.lower(self)
+        outputs = []
         for output in operation.outputs:
             self.laid_out_size(output)
+            laid_out = slices = self.tensors[output]
+            axes: _Axes = None
+            if isinstance(laid_out, _ops.LazyAllreduceSum):
+                axes, slices = tuple(laid_out.mesh_axes), laid_out.laid_out_input
+            outputs.append((slices.tensor_list[0].dtype, tuple(slices.slice_shape), axes))
+            if not isinstance(laid_out, _PendingSum):
+                self.tensors[output] = self._laid_out(*outputs[-1])
+        finished = tuple(number for number, laid_out in unfinished if laid_out.finished_in is not None)
+        return _Made(tuple(outputs), finished)
+
+    def _lower_loop(self, loop: mtf.ops.WhileLoopOperation) -> None:
+        """By Mesh-TF's own code, which lowers the operations of its body by ours."""
+        outer = self.scope
+        ours = copy.copy(loop)
+        for part in ("cond", "body"):
+            scope = (*outer, (loop, part))
+            setattr(ours, f"_{part}_ops", [_InLoop(inner, scope) for inner in getattr(loop, f"_{part}_ops")])
+            self._inside.update(dict.fromkeys(getattr(loop, f"_{part}_inputs"), scope))
+        ours.lower(self)
+        self.scope = outer
+
+    def _lower_gradient(self, gradient: mtf.ops.GenericGradOperation) -> None:
+        """With its function, whose outputs it differentiates by its inputs: those at hand are shapes only."""
+        forward = gradient._forward_op
+        kept = {tensor: self.tensors[tensor] for tensor in (*forward.inputs, *forward.outputs)}
+        pending = any(isinstance(laid_out, _PendingSum) for laid_out in kept.values())
+        if not pending:  # else it fails by itself
+            for tensor in dict.fromkeys(forward.inputs):
+                slices = kept[tensor]
+                self.tensors[tensor] = Slices([tf.placeholder(slices.tensor_list[0].dtype, slices.slice_shape)])
+            forward.lower(self)
+        gradient.lower(self)
+        self.tensors.update(kept)
 
 
 class Verifier:
@@ -128,11 +253,13 @@ class Verifier:
     Attributes:
       graph: the Mesh-TF graph; it is left as it is.
       outputs: tensors that will be exported.
+      memo: what was lowered before.
     """
 
-    def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = ()) -> None:
+    def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = (), memo: Memo | None = None) -> None:
         self.graph, self.outputs = graph, list(outputs)
-        self._known = _Known()
+        self.memo = Memo() if memo is None else memo
+        self._keys: dict[mtf.Operation, tuple[int, tuple[str, ...]] | None] = {}
         self._outer = tf.get_default_graph()
         for operation in graph.operations:
             if isinstance(operation, mtf.Variable) and hasattr(operation, "_master"):
@@ -144,6 +271,17 @@ class Verifier:
         # A function's graph reads the tensors of the user's graph as if they were its inputs.
         with self._outer.as_default():
             self._scratch = func_graph.FuncGraph("layout")
+        self._placeholders: dict[tuple[tf.DType, tuple[int, ...]], Slices] = {}
+
+    def key(self, operation: mtf.Operation) -> tuple[int, tuple[str, ...]] | None:
+        """The number that the operations which lower alike have in common, and the names of its dims; None where it has
+        to be lowered every time."""
+        if operation not in self._keys:
+            number = self.memo.number(operation)
+            shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
+            names = tuple(dict.fromkeys(name for shape in shapes for name in shape.dimension_names))
+            self._keys[operation] = None if number is None else (number, names)
+        return self._keys[operation]
 
     def problem(self, mesh: MeshShape, rules: Mapping[str, str]) -> Problem | None:
         """Lowers the graph under a layout.
@@ -165,17 +303,17 @@ class Verifier:
 
     def _problem(self, mesh: MeshShape, rules: Mapping[str, str]) -> Problem | None:
         shape = mtf.Shape([mtf.Dimension(name, size) for name, size in mesh.axes])
-        impl = ShapeMeshImpl(shape, mtf.LayoutRules(rules.items()))
         with self._outer.as_default(), self._scratch.as_default():
+            impl = ShapeMeshImpl(shape, mtf.LayoutRules(rules.items()), self._placeholders)
             try:
-                lowering = _ShapeLowering(self.graph, impl, self._known)
+                lowering = _ShapeLowering(self, impl)
                 for output in self.outputs:
                     lowering.export_to_tf_tensor(output)
             except _LoweringError as failure:
                 operation = failure.operation
-                names = tuple(rules) if isinstance(operation, _ops.WhileLoopOperation) else tuple(dict.fromkeys(
-                    name for tensor in (*operation.inputs, *operation.outputs)
-                    for name in tensor.shape.dimension_names if name in rules))
+                names = dict.fromkeys(name for tensor in (*operation.inputs, *operation.outputs)
+                                      for name in tensor.shape.dimension_names if name in rules)
+                names.update(dict.fromkeys(name for name in rules if impl.axis_number(name) in failure.axes))
                 text = " ".join(str(failure.cause).split())[:300]
-                return Problem(operation.name, names, f"{type(failure.cause).__name__}: {text}")
+                return Problem(operation.name, tuple(names or rules), f"{type(failure.cause).__name__}: {text}")
         return None
