@@ -50,6 +50,7 @@ setup(
         "pydantic>=2.7,<3",
         "typing-extensions>=4.9,<5",
         "filelock>=3.15,<5",
+        "typeguard>=4.3,<5",
     ],
     extras_require={
         # TensorFlow comes in two builds of the same package; pip cannot choose by hardware, so the user does.

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf
 from pase_mtf.export.grouping import group_operations
 from pase_mtf.export.groups import Group
@@ -18,6 +19,7 @@ from pase_mtf.operations.nodes import Nodes
 __all__ = ["export_graph"]
 
 
+@checked_arguments
 def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] | None = None) -> ComputationGraph:
     """Exports a Mesh-TensorFlow graph: its layers with their dims, operations and variables, and the edges.
 

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pase_mtf.errors import UsageError, shortened
+
 if TYPE_CHECKING:
     from pase_mtf.compat import mtf
 
@@ -33,7 +35,12 @@ def one_layer(graph: mtf.Graph) -> Iterator[None]:
       with one_layer(mesh.graph):
         for step in range(length):
           state = cell(inputs[step], state)
+
+    Raises:
+      UsageError: that is no mtf.Graph.
     """
+    if not isinstance(getattr(graph, "operations", None), list):  # not by its class: models mark layers, loads no more
+        raise UsageError(f"one_layer: graph={shortened(graph)}: is not an mtf.Graph (a mesh has one: mesh.graph)")
     before = len(graph.operations)
     yield
     mark = object()

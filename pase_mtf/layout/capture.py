@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
@@ -110,6 +111,7 @@ class SwappedLowering:
 
 
 @contextlib.contextmanager
+@checked_arguments
 def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | None = None,
                   machine: Machine | str | os.PathLike[str] | None = LOCAL, method: str = "exact",
                   **options: Any) -> Iterator[SwappedLowering]:

@@ -12,9 +12,10 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf, tf
-from pase_mtf.errors import InfeasibleError
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import Layout
@@ -27,6 +28,7 @@ from pase_mtf.machine.machine import LOCAL, Machine
 __all__ = ["find_layout"]
 
 
+@checked_arguments
 def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = None,
                 outputs: Iterable[mtf.Tensor] = (), machine: Machine | str | os.PathLike[str] | None = LOCAL,
                 mesh_shape: GivenShape | None = None, memory_limit: float | None = None,
@@ -64,6 +66,8 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
       InfeasibleError: no layout satisfies the constraints or lowers; names operation and dim.
     """
     program = None if isinstance(graph, mtf.Graph) else Program(graph)
+    if alternatives < 0:
+        raise UsageError(f"find_layout: alternatives={alternatives}: give 0 or more")
     mesh, devices = mesh_and_devices(mesh_shape, devices)
     compared = tuple(compared_layouts(compare, devices))
     tf_graph = tf.get_default_graph() if program is None else tf.Graph()
@@ -74,7 +78,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
     loaded = load_machine(machine, devices)
     loaded.check_devices(devices)
     request = Request(devices, loaded, mesh, memory_limit, {dim: axis or None for dim, axis in (fixed or {}).items()},
-                      compared, max(0, alternatives), name)
+                      compared, alternatives, name)
     with tf_graph.as_default():
         if program is not None and program.arguments:
             return find_layout_of_program(program, built, request)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from pase_mtf.compat import mtf
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import UsageError, shortened
 from pase_mtf.layout.capture import capture_graph
 from pase_mtf.layout.space import MeshShape
 
@@ -29,6 +29,16 @@ class BuiltGraph:
 
     graph: mtf.Graph
     outputs: list[mtf.Tensor]
+
+    def __post_init__(self) -> None:
+        """Checks the outputs.
+
+        Raises:
+          UsageError: one is no tensor of the graph.
+        """
+        for number, tensor in enumerate(self.outputs):
+            if not isinstance(tensor, mtf.Tensor) or tensor.graph is not self.graph:
+                raise UsageError(f"output {number} is {shortened(tensor)}, no tensor of this graph; give mtf.Tensors")
 
     def structure(self) -> Hashable:
         """Equal for graphs of the same operations on the same tensors, whatever they are called."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from pase_mtf.compat import mtf
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import UsageError, shortened
 from pase_mtf.machine.machine import Machine
 
 __all__ = ["MAX_AXES", "GivenLayout", "GivenShape", "MeshShape", "expressible", "mesh_and_devices", "mesh_shapes",
@@ -52,10 +52,10 @@ class MeshShape:
         return ";".join(f"{name}:{size}" for name, size in self.axes)
 
 
-GivenShape: TypeAlias = "str | MeshShape | mtf.Shape"
+GivenShape: TypeAlias = str | MeshShape | mtf.Shape
 """What callers give as a mesh shape."""
 
-GivenLayout: TypeAlias = "str | tuple[GivenShape, str | Mapping[str, str] | mtf.LayoutRules]"
+GivenLayout: TypeAlias = str | tuple[GivenShape, str | Mapping[str, str] | mtf.LayoutRules]
 """What callers give as a layout: mesh shape and layout rules, in one string or as a pair."""
 
 
@@ -87,8 +87,9 @@ def parse_mesh_shape(text: GivenShape) -> MeshShape:
         return MeshShape(tuple((dim.name, dim.size) for dim in text.dims))
     axes = []
     for name, size in _pairs(str(text), "mesh shape"):
-        if not size.isdigit() or int(size) < 1:
-            raise UsageError(f"mesh shape {text!r}: axis {name} has size {size!r}; give a positive number")
+        if not re.fullmatch("[0-9]{1,9}", size) or int(size) < 1:
+            raise UsageError(f"mesh shape {shortened(text)}: axis {name} has size {shortened(size)}; give a positive "
+                             "number")
         axes.append((name, int(size)))
     if len({name for name, _ in axes}) != len(axes):
         raise UsageError(f"mesh shape {text!r}: an axis stands twice; give every axis a name of its own")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -345,6 +346,7 @@ def uniform_plan(graph: mtf.Graph, mesh_shape: MeshShape, layout: Layout, device
     return dict.fromkeys(graph.operations, spec)
 
 
+@runtime_checkable
 class _Strategy(Protocol):
     """What the lowering asks of a `strategy.Strategy`, which stands beside it."""
 
@@ -357,6 +359,7 @@ class _Strategy(Protocol):
         """One per layer."""
 
 
+@checked_arguments
 def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: tf.Tensor | None = None) -> PlanLowering:
     """Lowers a graph under a strategy, in place of `mtf.Lowering(graph, {mesh: mesh_impl})`.
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.operations.nodes import Nodes
@@ -190,6 +191,7 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
                      if name not in twice and not name.startswith(_ANONYMOUS))
 
 
+@checked_arguments
 def register_operation(operation_class: type[mtf.Operation], *,
                        splittable: Callable[[mtf.Operation], Iterable[str]] | Sequence[str],
                        kind: str | None = None, flops: Callable[[mtf.Operation], float] | None = None,

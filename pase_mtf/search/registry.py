@@ -9,6 +9,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any, Protocol
 
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.search.bar import ProgressBar
 from pase_mtf.search.network import CostNetwork
@@ -84,6 +85,7 @@ def methods() -> tuple[str, ...]:
     return tuple(sorted(_METHODS))
 
 
+@checked_arguments
 def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | None = None, gap: float = 0.0,
           progress: Progress | bool | None = None, **options: Any) -> Solution:
     """Finds a cheap assignment.

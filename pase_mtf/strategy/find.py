@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
@@ -23,6 +24,7 @@ from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assign
 __all__ = ["find_strategy"]
 
 
+@checked_arguments
 def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Machine | str = LOCAL,
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,

@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.memory import strategy_memory
@@ -281,6 +282,7 @@ class Strategy:
                 f"this is {graph.name} with {len(graph.layers)} layers (hash {graph.hash}); search again for this one")
 
 
+@checked_arguments
 def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configuration], devices: int,
                       machine: Machine | str = LOCAL, *, name: str = "given",
                       search: Mapping[str, Any] | None = None) -> Strategy:

@@ -1,0 +1,72 @@
+"""What the callers of public functions give, checked by the types that these functions declare."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from pase_mtf.errors import UsageError, shortened
+
+__all__ = ["checked_arguments"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def checked_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A decorator: an argument of another type than the one declared ends in one line that names it.
+
+    Of a collection the first item is looked at; NumPy's numbers count as Python's.
+
+    Raises (when the function is called):
+      UsageError: an argument has another type.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        given = signature.bind(*args, **kwargs)
+        hints = _hints(function)
+        for name, value in given.arguments.items():
+            if name in hints and signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+                plain = value.item() if isinstance(value, np.generic) else value
+                _check(function.__name__, name, plain, hints[name])
+                given.arguments[name] = plain
+        return function(*given.args, **given.kwargs)
+    return checked
+
+
+@functools.cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(function)
+
+
+def _check(function: str, name: str, value: object, hint: Any) -> None:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    classes = [float | int if option is float else option for option in options if isinstance(option, type)]
+    if isinstance(value, bool) and bool not in options and {int, float} & set(options):
+        problem = "is a truth value, not a number"
+    elif Any in options or any(isinstance(value, option) for option in classes):
+        return
+    elif len(classes) == len(options):
+        problem = f"is no {' or '.join(option.__name__.lstrip('_') for option in options)}"
+    else:
+        problem = _problem(value, hint)
+    if problem:
+        raise UsageError(f"{function}: {name}={shortened(value)}: {problem}")
+
+
+def _problem(value: object, hint: Any) -> str:
+    """What is wrong with a collection or a function, looked into; empty: nothing."""
+    from typeguard import CollectionCheckStrategy, TypeCheckError, check_type  # a tenth of a second
+    try:
+        check_type(value, hint, collection_check_strategy=CollectionCheckStrategy.FIRST_ITEM)
+    except TypeCheckError as error:
+        return shortened(str(error), 160, quoted=False)
+    return ""

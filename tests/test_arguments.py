@@ -1,0 +1,118 @@
+"""Arguments of wrong types: every public function ends with one line that names the argument."""
+
+import contextlib
+import inspect
+import re
+
+import numpy as np
+import pytest
+from small_graphs import perceptron
+
+import pase_mtf
+from pase_mtf.arguments import checked_arguments
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import UsageError
+
+# Of these nothing is right anywhere but where `_RIGHT` says so.
+WRONG = (None, 3, -1, 2.5, float("nan"), True, "x", b"x", {}, (1, 2), object(), np.zeros(3), np.int64(4))
+
+# (function, argument): values of `WRONG` that are right there, or for which another error is right, by their type.
+_RIGHT = {
+    ("find_layout", "machine"): (type(None),), ("find_layout", "mesh_shape"): (type(None),),
+    ("find_layout", "devices"): (type(None), int, np.int64), ("find_layout", "memory_limit"): (type(None),),
+    ("find_layout", "fixed"): (type(None), dict), ("find_layout", "outputs"): (dict,),
+    ("find_layout", "exported"): (type(None),), ("find_layout", "name"): (str,),
+    ("find_layout", "alternatives"): (int, np.int64),
+    ("find_strategy", "devices"): (int, np.int64), ("find_strategy", "machine"): (type(None),),
+    ("find_strategy", "mesh"): (type(None),), ("find_strategy", "idle"): (bool,),
+    ("find_strategy", "start_from"): (type(None),), ("find_strategy", "memory_limit"): (type(None),),
+    ("find_strategy", "simple_within"): (int, float, np.int64),
+    ("evaluate_strategy", "devices"): (int, np.int64), ("evaluate_strategy", "machine"): (type(None),),
+    ("evaluate_strategy", "search"): (type(None), dict), ("evaluate_strategy", "name"): (str,),
+    ("export_graph", "name"): (str,), ("export_graph", "meta"): (type(None), dict),
+    ("lower", "step"): (type(None),),
+    ("register_operation", "kind"): (type(None),), ("register_operation", "flops"): (type(None),),
+    ("register_operation", "contracted"): (type(None),), ("register_operation", "lower"): (type(None),),
+    # Its machine and its method are looked up when the program comes to mtf.Lowering.
+    ("swap_lowering", "strategy"): (type(None),), ("swap_lowering", "devices"): (type(None), str),
+    ("swap_lowering", "machine"): (type(None), str), ("swap_lowering", "method"): (str,),
+    ("solve", "method"): (), ("solve", "time_limit"): (type(None), int, float, np.int64),
+    ("solve", "gap"): (int, float, np.int64), ("solve", "progress"): (type(None), bool)}
+
+
+def _entered(function):
+    def call(**arguments):
+        with function(**arguments):
+            pass
+    return call
+
+
+@pytest.fixture(scope="module")
+def calls():
+    """Function -> (the call, arguments that are right)."""
+    program = mtf.Graph()
+    mesh = mtf.Mesh(program, "mesh")
+    batch, width = mtf.Dimension("batch", 4), mtf.Dimension("width", 4)
+    with tf.Graph().as_default():
+        x = mtf.import_tf_tensor(mesh, tf.zeros([4, 4]), mtf.Shape([batch, width]))
+        loss = mtf.reduce_mean(mtf.layers.dense(x, mtf.Dimension("out", 4), name="dense"))
+        mtf.gradients([loss], [variable.outputs[0] for variable in program.trainable_variables])
+        graph = perceptron((8, 8), batch=8)
+        strategy = pase_mtf.find_strategy(pase_mtf.export_graph(program), devices=2, machine="h100")
+        of_graph = {"graph": graph, "devices": 2, "machine": "h100"}
+        yield {
+            "find_layout": (pase_mtf.find_layout, {**of_graph, "graph": program}),
+            "find_strategy": (pase_mtf.find_strategy, of_graph),
+            "evaluate_strategy": (pase_mtf.evaluate_strategy, {**of_graph, "configurations":
+                                  pase_mtf.find_strategy(**of_graph).configurations}),
+            "export_graph": (pase_mtf.export_graph, {"graph": program}),
+            "lower": (pase_mtf.lower, {"graph": program, "strategy": strategy, "devices": ["cpu:0", "cpu:0"]}),
+            "register_operation": (pase_mtf.register_operation,
+                                   {"operation_class": type("Own", (mtf.Operation,), {}), "splittable": []}),
+            "one_layer": (_entered(pase_mtf.one_layer), {"graph": program}),
+            "swap_lowering": (_entered(pase_mtf.swap_lowering), {"machine": "h100"}),
+            "solve": (pase_mtf.solve, {"network": None})}
+
+
+@pytest.mark.parametrize("name", ["find_layout", "find_strategy", "evaluate_strategy", "export_graph", "lower",
+                                  "register_operation", "one_layer", "swap_lowering", "solve"])
+def test_wrong_types_end_in_one_line(calls, name):
+    call, right = calls[name]
+    for argument, parameter in inspect.signature(getattr(pase_mtf, name)).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        for value in WRONG:
+            if type(value) in _RIGHT.get((name, argument), ()):
+                continue
+            with pytest.raises(pase_mtf.PaseError) as caught:
+                call(**{**right, argument: value})
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 400
+
+
+def test_numbers_of_numpy_are_numbers(calls):
+    call, right = calls["find_strategy"]
+    assert call(**{**right, "devices": np.int64(4)}).devices == 4
+
+
+@checked_arguments
+def _function(count: int, names: list[str], rate: float = 0.5, *, on: bool = False, **options: object) -> str:
+    return f"{count} {names} {rate} {on} {options}"
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((True, []), "_function: count=True: is a truth value, not a number"),
+    (("3", []), "_function: count='3': is no int"),
+    ((3, ["a", 1]), None), ((3, [1]), "_function: names=[1]: item 0 of list is not an instance of str"),
+    ((3, [], 1), None), ((3, [], "1"), "rate='1'")])
+def test_the_message_names_the_argument(arguments, message):
+    if message is None:
+        assert _function(*arguments, more=1).startswith("3 ")
+    else:
+        with pytest.raises(UsageError, match=re.escape(message)):
+            _function(*arguments)
+
+
+def test_a_wrong_call_is_pythons_own_error():
+    with pytest.raises(TypeError, match="missing a required argument"), contextlib.suppress(UsageError):
+        _function(3)
