@@ -17,6 +17,7 @@ from benchmarks.make_parallel_text import collect
 from pase_mtf import models
 from pase_mtf.errors import PaseError
 from pase_mtf.files import write_atomically
+from pase_mtf.launch.summary import read_summary
 
 __all__ = ["FASHION_MNIST", "ROOT", "commit", "losses_agree_to", "prepare_data", "processor", "replace_block",
            "run_launcher"]
@@ -86,7 +87,7 @@ def run_launcher(flags: Sequence[str], limit: float = 1800, allowed: Sequence[in
         if done.returncode and done.returncode not in allowed:
             raise RuntimeError(f"launcher {' '.join(flags)} exited with {done.returncode}: "
                                f"{done.stderr.strip()[-500:]}")
-        summary = json.loads(pathlib.Path(output, "summary.json").read_text())
+        summary = read_summary(os.path.join(output, "summary.json"))
         lines = pathlib.Path(output, "metrics.jsonl").read_text().splitlines()
     return {**summary, "wall_seconds": wall, "losses_agree_to": losses_agree_to([json.loads(line) for line in lines])}
 

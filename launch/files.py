@@ -19,7 +19,8 @@ from pase_mtf.launch.arms import Arm
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.memory import MEMORY_METHOD
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.report import ArmRow, arm_rows, report_html, search_summary, summary_json
+from pase_mtf.launch.report import report_html, search_summary
+from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.frontier import FrontierPoint
@@ -156,13 +157,12 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     main = next(iter(strategies.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
               else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
-    files.write("summary.json", summary_json(
-        rows, search=_search(strategies), status=status, facts=facts, left_out=left_out,
-        disagreement=history.disagreement, note=history.note,
-        model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
-        devices=plan.devices.count, mesh=plan.options.mesh, first_step=plan.first_step,
-        memory_method=MEMORY_METHOD, nodes={arm.name: arm.nodes for arm in arms},
-        build_seconds={arm.name: arm.build_seconds for arm in arms}))
+    files.write("summary.json", summary_json(Summary(
+        status=status, model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
+        mesh=plan.options.mesh, devices=plan.devices.count, first_step=plan.first_step, arms=rows,
+        left_out=dict(left_out), disagreement=history.disagreement, note=history.note, search=_search(strategies),
+        nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
+        memory_method=MEMORY_METHOD, facts=dict(facts))))
     notes = {"Search": search_summary(strategies.get("search", main), graph)}
     if history.disagreement:
         notes = {"Losses disagree": history.disagreement, **notes}

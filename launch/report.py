@@ -1,16 +1,14 @@
-"""What a run found out: its header, the numbers of every arm, the table at its end, summary.json and report.html."""
+"""What a run shows people: its header, the table at its end, and report.html."""
 
 from __future__ import annotations
 
 import base64
 import importlib.metadata
 import io
-import json
 import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
 
 import jinja2
 from matplotlib.axes import Axes
@@ -20,41 +18,15 @@ from tabulate import tabulate
 from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.data import Data
-from pase_mtf.launch.flag_values import STOCK
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.summary import ArmRow
 from pase_mtf.launch.training import History
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.frontier import FrontierPoint, draw_frontier
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["ArmRow", "arm_rows", "describe_run", "final_table", "report_html", "search_summary", "summary_json"]
-
-
-class ArmRow(TypedDict):
-    """The numbers of one arm, as they stand in summary.json; None where nothing was measured or predicted.
-
-    Attributes:
-      predicted_ms, measured_ms: time of a step (measured: the median of `measured_steps`).
-      measured_ms_spread, measured_ms_quartiles: half the distance of the quartiles, and these.
-      examples_per_second, speedup_over_data_parallel, speedup_over_stock: by the measured times.
-      predicted_bytes, measured_bytes: memory of the fullest device.
-      final_loss: of the last step.
-      same_as: the arm with the very same strategy that was trained in its stead.
-    """
-
-    predicted_ms: float | None
-    measured_ms: float | None
-    measured_ms_spread: float | None
-    examples_per_second: float | None
-    speedup_over_data_parallel: float | None
-    speedup_over_stock: float | None
-    predicted_bytes: float | None
-    measured_bytes: int | None
-    final_loss: float | None
-    measured_ms_quartiles: list[float] | None
-    measured_steps: int
-    same_as: str | None
+__all__ = ["describe_run", "final_table", "report_html", "search_summary"]
 
 
 def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGraph) -> dict[str, str]:
@@ -108,66 +80,6 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
             f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"
             f"predicted step: {1e3 * strategy.seconds:.2f} ms ({parts})")
-
-
-def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Strategy], same_as: Mapping[str, str],
-             measured_bytes: Mapping[str, int | None], batch: int) -> dict[str, ArmRow]:
-    """The numbers of every arm.
-
-    Args:
-      names: all arms, in the order of the rows.
-      history: of the arms that were trained.
-      strategies: arm -> Strategy; stock Mesh-TF has none, and no prediction: the cost model describes our lowering.
-      same_as: arm -> the arm with the very same strategy that was trained in its stead.
-      measured_bytes: arm -> peak bytes of the fullest device.
-      batch: examples per step.
-
-    Returns:
-      arm -> its numbers.
-    """
-    timings = {name: history.timing(same_as.get(name, name)) for name in names}
-    # Where the batch does not split over all devices their names say over how many it does.
-    stock, ours = (next((name for name in names if name.startswith(base)), base) for base in (STOCK, "data_parallel"))
-
-    def speedup(name: str, over: str) -> float | None:
-        timing, base = timings[name], timings.get(over)
-        return base.median / timing.median if timing and base else None
-
-    rows: dict[str, ArmRow] = {}
-    for name in names:
-        trained, timing, strategy = same_as.get(name, name), timings[name], strategies.get(name)
-        losses = history.losses(trained)
-        rows[name] = {
-            "predicted_ms": strategy.seconds * 1e3 if strategy else None,
-            "measured_ms": timing.median * 1e3 if timing else None,
-            "measured_ms_spread": timing.spread * 1e3 if timing else None,
-            "examples_per_second": batch / timing.median if timing else None,
-            "speedup_over_data_parallel": speedup(name, ours),
-            "speedup_over_stock": speedup(name, stock),
-            "predicted_bytes": strategy.memory_bytes if strategy else None,
-            "measured_bytes": measured_bytes.get(trained),
-            "final_loss": losses[-1] if losses else None,
-            "measured_ms_quartiles": [timing.lower * 1e3, timing.upper * 1e3] if timing else None,
-            "measured_steps": timing.steps if timing else 0,
-            "same_as": same_as.get(name),
-        }
-    return rows
-
-
-def summary_json(rows: Mapping[str, ArmRow], **more: object) -> str:
-    """The text of summary.json; numbers that are not finite become null."""
-    data = {"format": "pase_mtf.summary", "version": 1, **more, "arms": rows}
-    return json.dumps(_finite(data), indent=2) + "\n"
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
 
 
 def final_table(rows: Mapping[str, ArmRow]) -> str:

@@ -11,18 +11,20 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import filelock
+from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.errors import FormatError, UsageError
-from pase_mtf.files import read_json, write_atomically
+from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.launch.console import summarize_error
 
 __all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "find_checkpoint", "restore", "save_checkpoint"]
@@ -42,6 +44,23 @@ _PREFIX = "model"
 _PARTIAL = ".partial-"
 _LOCK = ".writing.lock"
 _CHUNK = 1 << 22
+
+
+class _File(TypedDict):
+    bytes: int
+    sha256: str
+
+
+class _Manifest(TypedDict):
+    """What a manifest holds; version 1 had no hashes, and of a file its size alone."""
+
+    format: str
+    version: int
+    step: int
+    graph_hash: str
+    files: dict[str, _File | int]
+    next_loss: NotRequired[float | None]
+    sha256: NotRequired[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +120,8 @@ def save_checkpoint(folder: str, save: Callable[[str], object], *, step: int, gr
                 _to_disk(path)
                 files[name] = {"bytes": os.path.getsize(path), "sha256": _sha256(path)}
             manifest = {"format": FORMAT, "version": VERSION, "step": step, "graph_hash": graph_hash,
-                        "next_loss": next_loss, "files": files}
+                        "next_loss": next_loss if next_loss is None or math.isfinite(next_loss) else None,
+                        "files": files}
             manifest["sha256"] = _own_hash(manifest)
             write_atomically(os.path.join(temporary, _MANIFEST), json.dumps(manifest, indent=2) + "\n")
             os.chmod(temporary, 0o755)
@@ -185,22 +205,20 @@ def _checked(folder: str, named: int | None) -> CheckpointInfo:
     """
     path = os.path.join(folder, _MANIFEST)
     manifest = read_json(path, FORMAT, VERSION)
-    step, files, graph_hash = (manifest.get(name) for name in ("step", "files", "graph_hash"))
-    if not isinstance(files, dict) or not isinstance(graph_hash, str) or type(step) is not int:
-        raise FormatError(f"{path}: not a complete checkpoint; it is truncated or foreign")
+    check_schema(path, manifest, _Manifest)
+    step: int = manifest["step"]
     if not 0 <= step <= MAX_STEP:
         raise FormatError(f"{path}: step {str(step)[:24]}, it has to be 0 to {MAX_STEP}; it was changed")
     if manifest["version"] > 1 and manifest.get("sha256") != _own_hash(manifest):
         raise FormatError(f"{path}: contents do not match their own SHA-256; it was damaged or changed")
     if named is not None and step != named:
         raise FormatError(f"{path}: is of step {step}, its folder says {named}; it was moved or changed")
-    for name, entry in files.items():
+    for name, entry in manifest["files"].items():
         _check_file(os.path.join(folder, name), entry if isinstance(entry, dict) else {"bytes": entry})
-    loss = manifest.get("next_loss")
-    return CheckpointInfo(folder, step, graph_hash, float(loss) if isinstance(loss, (int, float)) else None)
+    return CheckpointInfo(folder, step, manifest["graph_hash"], manifest.get("next_loss"))
 
 
-def _check_file(file: str, entry: dict[str, Any]) -> None:
+def _check_file(file: str, entry: Mapping[str, Any]) -> None:
     found = os.path.getsize(file) if os.path.isfile(file) else None
     if found is None:
         raise FormatError(f"{file}: is missing, the checkpoint is not whole")

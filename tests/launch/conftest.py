@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pase_mtf.launch.__main__ import main
+from pase_mtf.launch.summary import read_summary
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +32,10 @@ def launch(preset, tmp_path, capsys):
     """Runs the launcher and returns (exit code, output folder, stdout, stderr)."""
     def run(*flags, output="run"):
         folder = tmp_path / output
-        return _main(preset, folder, *flags), folder, *capsys.readouterr()
+        code = _main(preset, folder, *flags)
+        if (folder / "summary.json").exists():
+            read_summary(folder / "summary.json")  # what every run writes fits its own schema
+        return code, folder, *capsys.readouterr()
     return run
 
 

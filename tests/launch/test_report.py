@@ -1,20 +1,11 @@
 import html
-import json
 import re
 from types import SimpleNamespace
 
 import pytest
 
-from pase_mtf.launch.report import (
-    ArmRow,
-    _memory,
-    arm_rows,
-    final_table,
-    report_html,
-    search_summary,
-    size,
-    summary_json,
-)
+from pase_mtf.launch.report import _memory, final_table, report_html, search_summary, size
+from pase_mtf.launch.summary import arm_rows
 from pase_mtf.launch.training import History, Record
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.registry import Solution
@@ -39,49 +30,13 @@ def rows():
     return arm_rows(names, history, strategies, {"expert": "search"}, {"search": 3 * 2**20}, batch=10)
 
 
-def test_numbers(rows):
-    search = rows["search"]
-    assert set(search) == set(ArmRow.__annotations__)
-    assert search["measured_ms"] == pytest.approx(20)
-    assert search["measured_ms_spread"] == pytest.approx(1.5)
-    assert search["examples_per_second"] == pytest.approx(500)
-    assert search["speedup_over_data_parallel"] == pytest.approx(2.5)
-    assert search["speedup_over_stock"] == pytest.approx(4)
-    assert search["predicted_ms"] == pytest.approx(19)
-    assert search["predicted_bytes"] == 2**20
-    assert search["measured_bytes"] == 3 * 2**20
-    assert search["final_loss"] == pytest.approx(0.25)
-    assert rows["stock_data_parallel"]["predicted_ms"] is None
-    assert rows["data_parallel"]["speedup_over_data_parallel"] == pytest.approx(1)
-
-
-def test_an_arm_with_the_same_strategy_shares_the_measurement(rows):
-    assert rows["expert"]["same_as"] == "search"
-    assert rows["expert"]["measured_ms"] == rows["search"]["measured_ms"]
-    assert rows["expert"]["measured_bytes"] == rows["search"]["measured_bytes"]
+def test_an_arm_with_the_same_strategy_is_named(rows):
     assert "expert (= search)" in final_table(rows)
-
-
-def test_without_baselines():
-    rows = arm_rows(["search"], _history(search=[999, 20]), {"search": _strategy(0.1, 1)}, {}, {}, 10)
-    assert rows["search"]["speedup_over_stock"] is None
-    assert rows["search"]["speedup_over_data_parallel"] is None
 
 
 def test_nothing_was_measured():
     rows = arm_rows(["search", "stock_data_parallel"], History(0, {}), {"search": _strategy(0.1, 1)}, {}, {}, 10)
-    assert rows["search"]["measured_ms"] is None
-    assert rows["search"]["predicted_ms"] == pytest.approx(100)
-    assert json.loads(summary_json(rows))["arms"]["search"]["final_loss"] is None
-    final_table(rows)
-
-
-def test_json_has_no_nan(rows):
-    rows["search"]["final_loss"] = float("nan")
-    text = summary_json(rows, search={"seconds": 0.1, "optimal": True, "gap": float("inf")})
-    data = json.loads(text, parse_constant=lambda name: pytest.fail(name))
-    assert data["arms"]["search"]["final_loss"] is None
-    assert data["search"] == {"seconds": 0.1, "optimal": True, "gap": None}
+    assert "100.0" in final_table(rows)
 
 
 def test_table_is_aligned(rows):

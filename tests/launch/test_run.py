@@ -20,7 +20,7 @@ from pase_mtf.launch import arms, memory, program, strategies
 from pase_mtf.launch.arms import Arm
 from pase_mtf.launch.checkpoints import checkpoint, keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
-from pase_mtf.launch.report import ArmRow
+from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
 

@@ -190,11 +190,11 @@ def _remove(folder):
 
 
 @pytest.mark.parametrize(("damage", "says"), [
-    (_damage_manifest, "truncated"), (_foreign_manifest, "foreign"), (_incomplete_manifest, "not a complete"),
+    (_damage_manifest, "truncated"), (_foreign_manifest, "foreign"), (_incomplete_manifest, "is missing"),
     (_newer_manifest, "upgrade"), (_truncate, "has 3 bytes of 7"), (_remove, "is missing"),
     (lambda folder: _flip(folder / "model.data"), "model.data: its SHA-256"), (_flip_manifest, "their own SHA-256"),
     (_with(step=-5), "checkpoint.json: step -5, it has to be 0 to"), (_with(step=10**20), "step 1000"),
-    (_with(step=2**31), "step 2147483648"), (_with(step=10**400), "step 1000"), (_with(step=True), "not a complete"),
+    (_with(step=2**31), "step 2147483648"), (_with(step=10**400), "step 1000"), (_with(step=True), "step is True"),
     (_with(step=8), "is of step 8, its folder says 7"),
 ])
 def test_refuses_damaged_checkpoints(tmp_path, damage, says):

@@ -1,0 +1,154 @@
+"""summary.json: the numbers of a run for other programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from pase_mtf.files import check_schema, read_json
+from pase_mtf.launch.flag_values import STOCK
+from pase_mtf.launch.training import History
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["ArmRow", "Summary", "arm_rows", "read_summary", "summary_json"]
+
+_FORMAT, _VERSION = "pase_mtf.summary", 1
+
+
+class ArmRow(TypedDict):
+    """The numbers of one arm, as they stand in summary.json; None where nothing was measured or predicted.
+
+    Attributes:
+      predicted_ms, measured_ms: time of a step (measured: the median of `measured_steps`).
+      measured_ms_spread, measured_ms_quartiles: half the distance of the quartiles, and these.
+      examples_per_second, speedup_over_data_parallel, speedup_over_stock: by the measured times.
+      predicted_bytes, measured_bytes: memory of the fullest device.
+      final_loss: of the last step.
+      same_as: the arm with the very same strategy that was trained in its stead.
+    """
+
+    predicted_ms: float | None
+    measured_ms: float | None
+    measured_ms_spread: float | None
+    examples_per_second: float | None
+    speedup_over_data_parallel: float | None
+    speedup_over_stock: float | None
+    predicted_bytes: float | None
+    measured_bytes: int | None
+    final_loss: float | None
+    measured_ms_quartiles: list[float] | None
+    measured_steps: int
+    same_as: str | None
+
+
+class Summary(TypedDict):
+    """What a run found out.
+
+    Attributes:
+      status: "search only", "done", "interrupted", "diverged" or "losses disagree".
+      model, preset, batch, mesh: as the flags say; `devices` is the number of them.
+      first_step: 0, or the step of the checkpoint that the run began with.
+      arms: arm -> its numbers, in the order of the table.
+      left_out: arm -> why there is none.
+      disagreement: which arm computed something else, and how that was seen; None: none.
+      note: what was suspected of the losses and turned out to be rounding.
+      search: what the exact search says about itself: seconds, whether its result is proven, its gap, and more; None
+        where no arm used it.
+      nodes, build_seconds: arm -> TensorFlow nodes of its graph, and what it took to make it.
+      memory_method: how `measured_bytes` was measured.
+      facts: the header of the run, as people read it.
+    """
+
+    status: str
+    model: str
+    preset: str
+    batch: int
+    mesh: str
+    devices: int
+    first_step: int
+    arms: dict[str, ArmRow]
+    left_out: dict[str, str]
+    disagreement: str | None
+    note: str | None
+    search: dict[str, Any] | None
+    nodes: dict[str, int]
+    build_seconds: dict[str, float]
+    memory_method: str
+    facts: dict[str, str]
+
+
+def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Strategy], same_as: Mapping[str, str],
+             measured_bytes: Mapping[str, int | None], batch: int) -> dict[str, ArmRow]:
+    """The numbers of every arm.
+
+    Args:
+      names: all arms, in the order of the rows.
+      history: of the arms that were trained.
+      strategies: arm -> Strategy; stock Mesh-TF has none, and no prediction: the cost model describes our lowering.
+      same_as: arm -> the arm with the very same strategy that was trained in its stead.
+      measured_bytes: arm -> peak bytes of the fullest device.
+      batch: examples per step.
+
+    Returns:
+      arm -> its numbers.
+    """
+    timings = {name: history.timing(same_as.get(name, name)) for name in names}
+    # Where the batch does not split over all devices their names say over how many it does.
+    stock, ours = (next((name for name in names if name.startswith(base)), base) for base in (STOCK, "data_parallel"))
+
+    def speedup(name: str, over: str) -> float | None:
+        timing, base = timings[name], timings.get(over)
+        return base.median / timing.median if timing and base else None
+
+    rows: dict[str, ArmRow] = {}
+    for name in names:
+        trained, timing, strategy = same_as.get(name, name), timings[name], strategies.get(name)
+        losses = history.losses(trained)
+        rows[name] = {
+            "predicted_ms": strategy.seconds * 1e3 if strategy else None,
+            "measured_ms": timing.median * 1e3 if timing else None,
+            "measured_ms_spread": timing.spread * 1e3 if timing else None,
+            "examples_per_second": batch / timing.median if timing else None,
+            "speedup_over_data_parallel": speedup(name, ours),
+            "speedup_over_stock": speedup(name, stock),
+            "predicted_bytes": strategy.memory_bytes if strategy else None,
+            "measured_bytes": measured_bytes.get(trained),
+            "final_loss": losses[-1] if losses else None,
+            "measured_ms_quartiles": [timing.lower * 1e3, timing.upper * 1e3] if timing else None,
+            "measured_steps": timing.steps if timing else 0,
+            "same_as": same_as.get(name),
+        }
+    return rows
+
+
+def summary_json(summary: Summary) -> str:
+    """The text of summary.json; numbers that are not finite become null."""
+    data = {"format": _FORMAT, "version": _VERSION, **summary}
+    return json.dumps(_finite(data), indent=2) + "\n"
+
+
+def read_summary(path: str | os.PathLike[str]) -> Summary:
+    """Reads a summary.json.
+
+    Raises:
+      FormatError: the file is missing, truncated, something else, or an entry of it is not what it has to be.
+    """
+    data = {name: value for name, value in read_json(path, _FORMAT, _VERSION).items()
+            if name not in ("format", "version")}
+    check_schema(path, data, Summary)
+    return data  # type: ignore[return-value]
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
