@@ -179,7 +179,7 @@ def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[A
 def _parse_arm(item: str, flag: str) -> list[ArmName]:
     method, _, count = item.partition(":")
     if method in _RANDOM and flag == "--compare":
-        if not count.isdigit() or not 1 <= int(count) <= _MAX_RANDOM:
+        if not re.fullmatch("[0-9]{1,9}", count) or not 1 <= int(count) <= _MAX_RANDOM:
             raise UsageError(f"{flag}={item}: say how many {method} strategies, as in {method}:3 "
                              f"(at most {_MAX_RANDOM})")
         return [ArmName(f"{method}_{number}", method, str(number)) for number in range(int(count))]

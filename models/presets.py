@@ -179,7 +179,10 @@ def _convert(key: str, kind: str, value: object) -> object:
     if kind == "int" and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UsageError(f"{key}={shortened(value)}: it is too large") from None
     if kind == "str" and isinstance(value, str):
         return value
     wanted = {"int": "a whole number", "float": "a number", "str": "a string"}.get(kind, "a list")

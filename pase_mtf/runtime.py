@@ -10,6 +10,7 @@ import glob
 import os
 import pathlib
 import platform
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -163,7 +164,7 @@ def _explicit(flag: str, count: int) -> Devices:
     kinds = set()
     for name in names:
         kind, _, number = name.upper().rpartition("DEVICE:")[2].partition(":")
-        if kind not in ("CPU", "GPU") or not number.isdigit():
+        if kind not in ("CPU", "GPU") or not re.fullmatch("[0-9]{1,9}", number):
             raise UsageError(f"--devices={flag}: {name!r} is no device name; write /device:CPU:0 or /device:GPU:0")
         if kind == "GPU" and int(number) >= len(_gpus()):
             raise UsageError(f"--devices={flag}: more GPUs than there are ({len(_gpus())}); leave {name} out")

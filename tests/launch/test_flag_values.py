@@ -63,7 +63,8 @@ def test_reads_arms(strategy, compare, expected):
     ("serach", "none", "'search'"), ("search", "exprt", "'expert'"), ("search", "data-parallel", "'data_parallel'"),
     ("random:2", "none", "known"), ("stock_data_parallel", "none", "choose one of"), ("mcmc", "none", "choose one of"),
     ("search", "random:0", "random:3"), ("search", "changed:65", "changed:3"), ("changed:1", "none", "known"),
-    ("search", "random:x", "random:3"), ("search", "random", "random:3"),
+    ("search", "random:x", "random:3"), ("search", "random:²", "random:3"),
+    ("search", "random:" + "9" * 5000, "random:3"), ("search", "random", "random:3"),
 ])
 def test_offers_the_nearest_arm(strategy, compare, offered):
     with pytest.raises(UsageError, match=offered):

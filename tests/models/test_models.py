@@ -253,6 +253,7 @@ def test_registry_is_light_and_helpful():
     ("transformer", {"d_model": "wide"}, "d_model='wide': it has to be a whole number"),
     ("transformer", {"heads": 0}, "heads=0: it has to be at least 1"),
     ("transformer", {"heads": 10**12}, "heads=1000000000000: no size may exceed 2147483647"),
+    ("transformer", {"dropout": 10**400}, "dropout=1000"),
     ("transformer", {"heads": True}, "heads=True: it has to be a whole number"),
     ("transformer", {"dropout": 1.0}, "dropout=1.0"),
     ("transformer", {"learning_rate": 0}, "learning_rate=0.0"),
