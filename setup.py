@@ -59,11 +59,13 @@ setup(
         # What the launcher reads and draws with: plots of its report, images, text.
         "launch": ["matplotlib>=3.8,<4", "pillow>=10,<14", "tokenizers>=0.19,<1", "jinja2>=3.1,<4"],
         "lint": ["ruff>=0.6,<1", "import-linter>=2.1,<3", "mypy>=1.11,<2", "types-tabulate>=0.10,<1"],
-        # The last three serve Mesh-TensorFlow's own tests; setuptools stands in for distutils, gone since Python 3.12,
-        # and builds the wheel that is tested. tf-keras, which tensorflow-probability imports, is left to the Makefile:
-        # its dependency would install one build of TensorFlow over the other.
+        # mock, tensorflow-probability and setuptools serve Mesh-TensorFlow's own tests, gin-config its transformers;
+        # setuptools stands in for distutils, gone since Python 3.12, and builds the wheel that is tested. tf-keras,
+        # which tensorflow-probability imports, is left to the Makefile: its dependency would install one build of
+        # TensorFlow over the other.
         "test": ["pytest>=8,<10", "pytest-xdist>=3.5,<4", "hypothesis>=6.100,<7",
-                 "mock>=5,<6", "tensorflow-probability>=0.25,<0.26", "setuptools>=68,<90"],
+                 "mock>=5,<6", "tensorflow-probability>=0.25,<0.26", "setuptools>=68,<90",
+                 "gin-config>=0.5,<0.6"],
         # For Mesh-TensorFlow's own layout optimiser, a peer in benchmarks/layout.py. Not part of "test": it wants
         # an older protobuf than TensorFlow does.
         "auto_mtf": ["ortools>=9.10,<10"],

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,13 @@ from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.layout.space import MeshShape, parse_layout, parse_mesh_shape
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["CapturedGraph", "SwappedLowering", "capture_graph", "swap_lowering"]
+__all__ = ["CapturedGraph", "SwappedLowering", "capture_graph", "own_layout_of", "swap_lowering"]
 
 
 @dataclasses.dataclass
@@ -53,9 +55,31 @@ class CapturedGraph:
         return self._graph
 
     @property
+    def own(self) -> tuple[MeshShape, dict[str, str]] | None:
+        """The layout that it was about to be lowered with; None where there is none, or one for each mesh."""
+        layouts = {(impl.shape.to_string, str(impl.layout_rules)): impl for impl in self.mesh_to_impl.values()
+                   if isinstance(impl, mtf.MeshImpl)}
+        if len(layouts) != 1:
+            return None
+        (impl,) = layouts.values()
+        mesh = parse_mesh_shape(impl.shape)
+        try:
+            return parse_layout((mesh, impl.layout_rules))
+        except UsageError:  # one that Mesh-TF refuses too, at the first tensor with the dim
+            return None
+
+    @property
     def found(self) -> bool:
         """Whether the program came to lower a graph."""
         return self._graph is not None
+
+
+_OWN: weakref.WeakKeyDictionary[mtf.Graph, tuple[MeshShape, dict[str, str]] | None] = weakref.WeakKeyDictionary()
+
+
+def own_layout_of(graph: mtf.Graph) -> tuple[MeshShape, dict[str, str]] | None:
+    """The layout that a captured graph was about to be lowered with."""
+    return _OWN.get(graph)
 
 
 class _Stop(BaseException):
@@ -91,6 +115,7 @@ def capture_graph() -> Iterator[CapturedGraph]:
              **__: Any) -> None:
         del self
         captured._graph, captured.mesh_to_impl = graph, dict(mesh_to_impl)
+        _OWN[graph] = captured.own
         raise _Stop
 
     with contextlib.suppress(_Stop), _lowering_becomes(stop):

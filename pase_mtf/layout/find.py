@@ -8,6 +8,7 @@ The command line is `python -m pase_mtf.layout --graph=my_project.train:build_gr
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.layout.capture import own_layout_of
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import Layout
 from pase_mtf.layout.program import BuiltGraph, Program
@@ -75,35 +77,45 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         # Before the machine is loaded, which takes minutes where it has to be measured: what is wrong with the program
         # is told first.
         built = BuiltGraph(graph, list(outputs)) if program is None else program.build_first(mesh, devices)
+        own = own_layout_of(graph) if program is None else program.own_layout(built)
+    foreign = own is not None and own[0].devices != devices
     loaded = load_machine(machine, devices)
     loaded.check_devices(devices)
     request = Request(devices, loaded, mesh, memory_limit, {dim: axis or None for dim, axis in (fixed or {}).items()},
-                      compared, alternatives, name)
+                      None if foreign else own, compared, alternatives, name)
     with tf_graph.as_default():
-        if program is not None and program.arguments:
-            return find_layout_of_program(program, built, request)
-        return _find_layout_of_graph(built, exported, request)
+        found = (find_layout_of_program(program, built, request) if program is not None and program.arguments else
+                 _find_layout_of_graph(built, exported, request))
+    if own is not None and foreign:
+        found = dataclasses.replace(found, notes=(*found.notes, (
+            f"note: the program's own layout {own[0]} is for {own[0].devices} devices, and is not among these")))
+    return found
 
 
 def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, request: Request) -> Layout:
     one = GraphSearch(built.graph, built.outputs, request, exported=exported)
     found = one.candidates(1 + request.alternatives)
-    if not found:
+    own = None if request.own is None else one.judge_own(*request.own)
+    best = one.cost("best", found[0].mesh, found[0].rules) if found else None
+    if own is not None and request.allows(own) and (best is None or own.seconds < best.seconds * (1 - 1e-9)):
+        best = dataclasses.replace(own, name="best")
+    if best is None:
         raise InfeasibleError(one.why_nothing())
-    if request.devices > 1 and not any(candidate.axis_of for candidate in found):
+    if request.devices > 1 and not any(candidate.axis_of for candidate in found) and not best.layout_rules:
         problem = one.why_no_split()
         if problem:
             raise InfeasibleError(f"{request.name}: no dim can be split over {request.devices} devices; {problem}")
-    best = found[0]
     data_parallel = one.data_parallel()
     return Layout(
-        best=one.cost("best", best.mesh, best.rules), graph_name=request.name, devices=request.devices,
+        best=best, graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,
         data_parallel=one.judge("data parallel", *data_parallel) if data_parallel else None,
+        own=own,
         compared=tuple(one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1)),
         alternatives=tuple(one.cost(f"next best {number}", candidate.mesh, candidate.rules)
                            for number, candidate in enumerate(found[1:], 1)),
         search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
                 **one.sizes()},
-        notes=(*one.notes(best), *(f"note: {note}" for entry in request.compare for note in one.unknown_dims(*entry))),
+        notes=(*(one.notes(found[0]) if found else ()),
+               *(f"note: {note}" for entry in request.compare for note in one.unknown_dims(*entry))),
         variables=one.variables, _search=one.search)

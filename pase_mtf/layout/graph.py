@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from pase_mtf.layout.request import Request
 from pase_mtf.layout.search import Candidate, Search
 from pase_mtf.layout.space import MeshShape, mesh_shapes, rules_text
 from pase_mtf.layout.verify import Verifier
+from pase_mtf.operations.registry import is_known
 from pase_mtf.strategy.experts import batch_dim
 
 __all__ = ["GraphSearch"]
@@ -63,6 +65,7 @@ class GraphSearch:
         named = tuple(dict.fromkeys(axis for axis in request.fixed.values() if axis is not None))
         meshes = (request.mesh,) if request.mesh else mesh_shapes(request.devices, request.machine, named)
         self.meshes = _meshes_for_fixed(meshes, request.fixed, self._legality)
+        self._unknown = {operation.name for operation in graph.operations if not is_known(operation)}
         self._verifier = Verifier(graph, outputs, request.memo)
         self._verified: dict[Hashable, Problem | None] = {}
         self.search = Search(costs, self.meshes, request.fixed, request.memory_limit,
@@ -120,6 +123,36 @@ class GraphSearch:
         problem = self._legality.problem(axis_of, shape.sizes) or (
             self._verify(shape, rules) if verifier is None else verifier.problem(shape, rules))
         return self.cost(label, shape, rules, str(problem or ""))
+
+    def judge_own(self, shape: MeshShape, rules: Mapping[str, str], verifier: Verifier | None = None) -> LayoutCost:
+        """What the program's own layout costs. It is lowered before anybody calls it illegal: where our rules know too
+        little of an operation class to allow it, and it lowers, it stands, and `doubt` says what is not known.
+
+        Args:
+          shape, rules: the layout; what it says about dims of other models is left out.
+          verifier: as in `judge`.
+        """
+        rules = {dim: axis for dim, axis in rules.items() if dim in self._legality.sizes}
+        cost = self.judge("own", shape, rules, verifier)
+        if not cost.problem:
+            return cost
+        problem = self._verify(shape, rules) if verifier is None else verifier.problem(shape, rules)
+        if problem is not None:
+            return dataclasses.replace(cost, problem=str(problem))
+        known = self._problem_of_known_classes({dim: shape.names.index(axis) for dim, axis in rules.items()}, shape)
+        if known is not None:
+            return dataclasses.replace(cost, problem=f"it lowers, but not to the values of one device: {known}")
+        return dataclasses.replace(cost, problem="", doubt=cost.problem)
+
+    def _problem_of_known_classes(self, axis_of: Mapping[str, int], shape: MeshShape) -> Problem | None:
+        """Why a layout is not legal, but for what only the rules of unknown operation classes forbid."""
+        everything = self._legality.whole
+        self._legality.whole = {dim: problem for dim, problem in everything.items()
+                                if problem.operation not in self._unknown}
+        try:
+            return self._legality.problem(axis_of, shape.sizes)
+        finally:
+            self._legality.whole = everything
 
     def unknown_dims(self, shape: MeshShape, rules: Mapping[str, str]) -> list[str]:
         """Of every rule that names no dim of the graph, what a person should know. Rules of a whole project name dims

@@ -25,6 +25,7 @@ class LayoutCost:
       parts: part of the cost -> seconds.
       memory: part -> bytes on the fullest device.
       problem: why it does not lower; "" if it does. Then the prediction is of nothing that can be run.
+      doubt: what our rules do not know to be right about a layout that lowers; "" where they do.
     """
 
     name: str
@@ -34,6 +35,7 @@ class LayoutCost:
     parts: dict[str, float]
     memory: dict[str, float]
     problem: str = ""
+    doubt: str = ""
 
     @property
     def memory_bytes(self) -> float:
@@ -61,6 +63,7 @@ class Layout:
       devices: p.
       machine_name, machine_source: whose numbers the predictions are.
       data_parallel: the batch over all devices; None where no dim could be called the batch.
+      own: the layout that the program itself names; None where it names none for so many devices.
       compared: the layouts that were given for comparison, in order.
       alternatives: the next best, cheapest first.
       search: "seconds", "export_seconds", "optimal", "gap", "mesh_shapes", "dims", "layers", "vertices",
@@ -76,6 +79,7 @@ class Layout:
     machine_name: str
     machine_source: str
     data_parallel: LayoutCost | None
+    own: LayoutCost | None
     compared: tuple[LayoutCost, ...]
     alternatives: tuple[LayoutCost, ...]
     search: dict[str, float]
@@ -113,7 +117,7 @@ class Layout:
         return format_layout(mesh.axes, parse_rules(self.layout_rules, mesh), style, self.variables)
 
     def __str__(self) -> str:
-        entries = [self.best, *([self.data_parallel] if self.data_parallel else []), *self.compared,
+        entries = [self.best, *(entry for entry in (self.own, self.data_parallel) if entry), *self.compared,
                    *self.alternatives]
         head = ["layout", "mesh shape", "layout rules", "ms a step", "compute", "collectives", "resharding", "MiB"]
         verdict = ("proven optimal" if self.search["optimal"]
@@ -123,6 +127,8 @@ class Layout:
                 + tabulate([entry.row() for entry in entries], head, disable_numparse=True,
                            colalign=(*["left"] * 3, *["right"] * 5)))
         problems = [f"{entry.name}: {entry.problem}" for entry in entries if entry.problem]
+        problems += [f"{entry.name}: it lowers; not known to be right: {entry.doubt}" for entry in entries
+                     if entry.doubt]
         replicated = (["note: no dim is split: every device does all of the work, which is faster here than what "
                        "splitting it would send"] if self.devices > 1 and not self.best.layout_rules else [])
         return "\n".join([text, *problems, *self.notes, *replicated])

@@ -8,10 +8,13 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
-from pase_mtf.compat import mtf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.layout.capture import capture_graph
-from pase_mtf.layout.space import MeshShape
+from pase_mtf.layout.masters import placeholder_masters
+from pase_mtf.layout.reads import Reads, watched
+from pase_mtf.layout.space import MeshShape, parse_layout, rules_text
+from pase_mtf.operations.registry import rule_of
 
 __all__ = ["BuiltGraph", "Program"]
 
@@ -25,10 +28,14 @@ class BuiltGraph:
     Attributes:
       graph: of Mesh-TF.
       outputs: the tensors that the program exports, as far as it says.
+      reads: what the program asked about the layout; None where nobody could see.
+      own: the layout that the program was about to lower it with, if it came to that.
     """
 
     graph: mtf.Graph
     outputs: list[mtf.Tensor]
+    reads: Reads | None = None
+    own: tuple[MeshShape, dict[str, str]] | None = None
 
     def __post_init__(self) -> None:
         """Checks the outputs.
@@ -42,20 +49,27 @@ class BuiltGraph:
 
     def structure(self) -> Hashable:
         """Equal for graphs of the same operations on the same tensors, whatever they are called."""
-        entries: list[Hashable] = []
-        number: dict[mtf.Tensor, int] = {}
-        for operation in self.graph.operations:
-            # Offsets, dims it works along, and the like.
-            settings = tuple((key, tuple(value.dims) if isinstance(value, mtf.Shape) else value)
-                             for key, value in vars(operation).items()
-                             if isinstance(value, (bool, int, float, str, mtf.Dimension, mtf.Shape)) and key != "_name")
-            slices = getattr(operation, "_laid_out_tensor", None)
-            entries.append((type(operation), settings, tuple(number.get(tensor, -1) for tensor in operation.inputs),
-                            tuple((tuple(tensor.shape.dims), tensor.dtype) for tensor in operation.outputs),
-                            slices and (len(slices.tensor_list), tuple(slices.slice_shape))))
-            for tensor in operation.outputs:
-                number[tensor] = len(number)
-        return tuple(entries)
+        return _structure(self.graph.operations, {})
+
+
+def _structure(operations: Iterable[mtf.Operation], number: dict[mtf.Tensor, int]) -> Hashable:
+    """See BuiltGraph.structure; bodies of loops count."""
+    entries: list[Hashable] = []
+    for operation in operations:
+        # Offsets, dims it works along, and the like.
+        settings = tuple((key, tuple(value.dims) if isinstance(value, mtf.Shape) else value)
+                         for key, value in vars(operation).items()
+                         if isinstance(value, (bool, int, float, str, mtf.Dimension, mtf.Shape)) and key != "_name")
+        slices = getattr(operation, "_laid_out_tensor", None)
+        for tensor in operation.inputs:  # a loop's variables have no operation in it
+            number.setdefault(tensor, len(number))
+        entries.append((type(operation), settings, tuple(number[tensor] for tensor in operation.inputs),
+                        tuple((tuple(tensor.shape.dims), tensor.dtype) for tensor in operation.outputs),
+                        slices and (len(slices.tensor_list), tuple(slices.slice_shape)),
+                        _structure(rule_of(operation).body(operation), number)))
+        for tensor in operation.outputs:
+            number.setdefault(tensor, len(number))
+    return tuple(entries)
 
 
 class Program:
@@ -90,12 +104,43 @@ class Program:
             raise UsageError(f"{self._name} needs arguments ({', '.join(unknown)}); "
                              "give a function that takes none but mesh_shape and layout")
         self.has_defaults = all(name in parameters and name not in required for name in self.arguments)
+        self._defaults = {name: parameters[name].default for name in self.arguments if name in parameters}
 
     def build_first(self, mesh: MeshShape | None, devices: int) -> BuiltGraph:
-        """The graph for no layout: as the function builds it by default, or for a mesh over which nothing is split."""
-        return self.build(None if self.has_defaults else (str(mesh or f"rows:{devices}"), ""))
+        """The graph for a mesh over which nothing is split; where the function does not take that, or takes nothing,
+        as it builds it by default."""
+        layout: tuple[MeshShape, dict[str, str]] = mesh or MeshShape((("rows", devices),)), {}
+        if not self.arguments:
+            return self.build(None)
+        if not self.has_defaults:
+            return self.build(layout)
+        try:
+            return self.build(layout)
+        except Exception:  # whatever it says to what it is not made for
+            return self.build(None)
 
-    def build(self, layout: tuple[str, str] | None) -> BuiltGraph:
+    def own_layout(self, first: BuiltGraph) -> tuple[MeshShape, dict[str, str]] | None:
+        """The layout that the program itself names: that of its own lowering, or the defaults of its arguments.
+
+        Args:
+          first: what it built first.
+        """
+        if first.reads is None:
+            return first.own
+        if not self.has_defaults:
+            return None
+        with contextlib.suppress(UsageError):
+            mesh_shape, rules = (self._defaults.get(name) for name in _ARGUMENTS)
+            if isinstance(mesh_shape, (str, mtf.Shape)) and isinstance(rules, (str, mtf.LayoutRules)) and mesh_shape:
+                return parse_layout((mesh_shape, rules))
+        if first.own is None:
+            return None
+        # What it lowers with where nobody says anything stands in its flags, perhaps.
+        with tf.Graph().as_default(), contextlib.suppress(Exception):
+            return self.build(None).own
+        return None
+
+    def build(self, layout: tuple[MeshShape, dict[str, str]] | None) -> BuiltGraph:
         """Calls the function in the current tf.Graph; where it goes on to lower its graph, it is stopped there.
 
         Args:
@@ -104,12 +149,19 @@ class Program:
         Raises:
           UsageError: it returns something else than a graph.
         """
-        given = dict(zip(_ARGUMENTS, layout, strict=True)) if layout else {}
+        if layout is None:
+            return self._call({}, None)
+        mesh, rules = layout
+        with watched(mesh, rules, (str(mesh), rules_text(rules))) as (reads, given):
+            return self._call({name: given[name] for name in self.arguments}, reads)
+
+    def _call(self, given: Mapping[str, str], reads: Reads | None) -> BuiltGraph:
         result = None
-        with capture_graph() as captured:
-            result = self._build_graph(**{name: given[name] for name in self.arguments if name in given})
+        with capture_graph() as captured, placeholder_masters():
+            result = self._build_graph(**given)
         if captured.found:
-            return BuiltGraph(captured.graph, [])
+            with contextlib.nullcontext() if reads is None else reads.paused():
+                return BuiltGraph(captured.graph, [], reads, captured.own)
         outputs: Iterable[mtf.Tensor] = ()
         if isinstance(result, tuple) and len(result) == 2:
             result, outputs = result
@@ -117,4 +169,4 @@ class Program:
             outputs = [outputs]
         if not isinstance(result, mtf.Graph):
             raise UsageError(f"{self._name} returned {type(result).__name__}; return an mtf.Graph, or (graph, outputs)")
-        return BuiltGraph(result, list(outputs))
+        return BuiltGraph(result, list(outputs), reads)

@@ -24,8 +24,9 @@ from pase_mtf.layout.verify import Verifier
 
 __all__ = ["find_layout_of_program"]
 
-# Graphs that are built for candidates, after those for the starting points.
+# Graphs that are built for candidates, after those for the starting points; and candidates tried on graphs at hand.
 _CANDIDATES = 10
+_TRIALS = 200
 
 
 class _Strings(NamedTuple):
@@ -108,6 +109,21 @@ class _Trial:
     graph: _SearchedGraph | None
 
 
+@dataclasses.dataclass
+class _Build:
+    """A graph that the program built, which stands for all layouts about which it would see the same.
+
+    Attributes:
+      built: the graph.
+      graph: of its structure.
+      verifier: lowers it; None where `graph` is of this very build.
+    """
+
+    built: BuiltGraph
+    graph: _SearchedGraph
+    verifier: Verifier | None
+
+
 class _Trials:
     """Layouts, each tried on its own graph.
 
@@ -120,19 +136,25 @@ class _Trials:
     def __init__(self, program: Program, first: BuiltGraph, request: Request) -> None:
         self.program, self.request = program, request
         self.trials: dict[_Strings, _Trial] = {}
-        self.graphs: dict[Hashable, _SearchedGraph] = {
-            first.structure(): _SearchedGraph(first, request, first=True)}
+        graph = _SearchedGraph(first, request, first=True)
+        self.graphs: dict[Hashable, _SearchedGraph] = {first.structure(): graph}
+        self._built = [_Build(first, graph, None)]
         self.builds = 1
 
-    def _build(self, layout: _Strings) -> tuple[BuiltGraph, _SearchedGraph]:
-        """Calls the program for a layout, and prepares the search of its graph if it is of a new structure.
+    def _build(self, layout: _Strings) -> _Build:
+        """The graph for a layout: one at hand, if the program saw nothing else there; otherwise the program is called,
+        and the search of its graph prepared if it is of a new structure.
 
         Raises:
           InfeasibleError: the program refuses the layout.
         """
+        parsed = layout.parsed()
+        for known in self._built:
+            if known.built.reads is not None and known.built.reads.same_for(*parsed, layout):
+                return known
         self.builds += 1
         try:
-            built = self.program.build(layout)
+            built = self.program.build(parsed)
         except Exception as error:  # whatever a program says to a layout that it does not take
             what = " ".join(str(error).split())[:300]
             what = what if isinstance(error, PaseError) else f"{type(error).__name__}: {what}"
@@ -140,19 +162,23 @@ class _Trials:
         structure = built.structure()
         if structure not in self.graphs:
             self.graphs[structure] = _SearchedGraph(built, self.request, first=False)
-        return built, self.graphs[structure]
+        graph = self.graphs[structure]
+        build = _Build(built, graph, None if graph.built is built
+                       else Verifier(built.graph, built.outputs, self.request.memo))
+        self._built.append(build)
+        return build
 
-    def try_layout(self, layout: _Strings) -> None:
-        """Costs a layout on the graph that is built for it, and lowers it there."""
+    def try_layout(self, layout: _Strings, *, own: bool = False) -> None:
+        """Costs a layout on the graph that is built for it, and lowers it there; `own`: it is the program's own."""
         if layout in self.trials:
             return
         try:
             with tf.Graph().as_default():
-                built, graph = self._build(layout)
-                verifier = (None if graph.built is built
-                            else Verifier(built.graph, built.outputs, self.request.memo))
-                cost = graph.search.judge("", *layout.parsed(), verifier)
-                self.trials[layout] = _Trial(cost, graph)
+                build = self._build(layout)
+                search = build.graph.search
+                cost = (search.judge_own(*layout.parsed(), build.verifier) if own
+                        else search.judge("", *layout.parsed(), build.verifier))
+                self.trials[layout] = _Trial(cost, build.graph)
         except InfeasibleError as error:
             self.trials[layout] = _Trial(LayoutCost("", *layout, 0.0, {}, {}, str(error)), None)
 
@@ -162,12 +188,7 @@ class _Trials:
 
     def _satisfies(self, layout: _Strings) -> bool:
         """Whether a layout lowers and is what the caller asked for."""
-        cost, request = self.trials[layout].cost, self.request
-        _, rules = layout.parsed()
-        return (not cost.problem
-                and (request.memory_limit is None or cost.memory_bytes <= request.memory_limit)
-                and (request.mesh is None or layout.mesh_shape == str(request.mesh))
-                and all(rules.get(dim) == axis for dim, axis in request.fixed.items()))
+        return self.request.allows(self.trials[layout].cost)
 
     def usable(self) -> list[_Strings]:
         """The layouts that satisfy the caller, cheapest first."""
@@ -182,14 +203,14 @@ class _Trials:
     def try_candidates(self) -> float:
         """Tries candidates until none promises to be better; returns what no layout of a graph that was built can be
         below."""
-        last = self.builds + _CANDIDATES
+        last, most = self.builds + _CANDIDATES, len(self.trials) + _TRIALS
         while True:
             best = min((self.trials[layout].cost.seconds for layout in self.usable()), default=float("inf"))
             candidate = self.cheapest_candidate()
             # Of equals the first is as good.
             if candidate is None or candidate[0] >= best * (1 - 1e-9):
                 return best
-            if self.builds >= last:
+            if self.builds >= last or len(self.trials) >= most:
                 return candidate[0]
             self.try_layout(candidate[1])
 
@@ -213,6 +234,9 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
     compared = [_Strings.of(*layout) for layout in request.compare]
     parallel = first_graph.search.data_parallel()
     data_parallel = None if parallel is None else _Strings.of(*parallel)
+    own = None if request.own is None else _Strings.of(*request.own)
+    if own is not None:
+        trials.try_layout(own, own=True)
     for layout in [*compared, *([data_parallel] if data_parallel else [])]:
         trials.try_layout(layout)
     if len(trials.graphs) > 1 and parallel is not None:
@@ -233,8 +257,9 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
         best=trials.cost(usable[0], "best"), graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,
         data_parallel=trials.cost(data_parallel, "data parallel") if data_parallel else None,
+        own=trials.cost(own, "own") if own else None,
         compared=tuple(trials.cost(layout, f"given {number}") for number, layout in enumerate(compared, 1)),
-        alternatives=_alternatives(trials, {usable[0], *compared, *([data_parallel] if data_parallel else [])}),
+        alternatives=_alternatives(trials, {usable[0], *compared, *filter(None, (own, data_parallel))}),
         search={"seconds": best.graph.search.seconds, "export_seconds": best.graph.search.export_seconds,
                 "optimal": gap <= 1e-9, "gap": gap, "builds": trials.builds, "graphs": len(trials.graphs),
                 **best.graph.search.sizes()},

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from pase_mtf.errors import UsageError
-from pase_mtf.layout.space import GivenLayout, MeshShape, parse_layout
+from pase_mtf.layout.layout import LayoutCost
+from pase_mtf.layout.space import GivenLayout, MeshShape, parse_layout, parse_mesh_shape, parse_rules
 from pase_mtf.layout.verify import Memo
 from pase_mtf.machine.machine import Machine
 
@@ -23,6 +24,7 @@ class Request:
       mesh: the only mesh shape; None: all compete.
       memory_limit: bytes per device; None: no limit.
       fixed: dim name -> axis name, None for a dim that stays whole.
+      own: the layout that the program itself names, of as many devices; None: it names none.
       compare: layouts to cost too, as (mesh shape, dim name -> axis name).
       alternatives: how many of the next best layouts to return.
       name: of the program, for people.
@@ -34,10 +36,20 @@ class Request:
     mesh: MeshShape | None = None
     memory_limit: float | None = None
     fixed: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    own: tuple[MeshShape, dict[str, str]] | None = None
     compare: tuple[tuple[MeshShape, dict[str, str]], ...] = ()
     alternatives: int = 3
     name: str = "program"
     memo: Memo = dataclasses.field(default_factory=Memo, compare=False, repr=False)
+
+    def allows(self, cost: LayoutCost) -> bool:
+        """Whether a layout lowers and is what the caller asked for."""
+        mesh = parse_mesh_shape(cost.mesh_shape)
+        rules = parse_rules(cost.layout_rules, mesh)
+        return (not cost.problem
+                and (self.memory_limit is None or cost.memory_bytes <= self.memory_limit)
+                and (self.mesh is None or mesh == self.mesh)
+                and all(rules.get(dim) == axis for dim, axis in self.fixed.items()))
 
     def unconstrained(self) -> Request:
         """The same of any layout: no mesh shape, no dim and no memory is prescribed."""

@@ -112,6 +112,40 @@ def test_graphs_that_are_alike_are_searched_once():
     assert len(found.alternatives) == 3
 
 
+def test_a_program_that_looks_at_one_dim_is_built_once_for_every_answer():
+    built = []
+
+    def build_graph(mesh_shape, layout):
+        shape, rules = mtf.convert_to_shape(mesh_shape), mtf.convert_to_layout_rules(layout)
+        built.append(mtf.tensor_dim_to_mesh_dim_size(rules, shape, mtf.Dimension("batch", 8)))
+        placement_mesh_impl.PlacementMeshImpl(shape, rules, [""] * shape.size)  # sees nothing that others do not
+        return dense(batch=8, hidden=16 * built[-1])
+    found = find_layout(build_graph, 4, machine=FLAT)
+    # Whole; over all devices; over either of two axes.
+    assert found.search["builds"] == len(built) <= 4
+    assert found.search["graphs"] == len(set(built)) == 3
+    assert found.search["optimal"]
+
+
+def test_loops_that_differ_inside_are_other_graphs():
+    def build_graph(mesh_shape="", layout=""):
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        batch, width = mtf.Dimension("batch", 16), mtf.Dimension("width", 8)
+        x = mtf.import_tf_tensor(mesh, tf.ones([16, 8]), [batch, width])
+        w = mtf.get_variable(mesh, "w", [width, mtf.Dimension("hidden", 8)])
+        parts = 2 * mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, batch)
+        gradients, outputs = mtf.serialize_training_step(
+            {"x": x}, lambda given: {"loss": mtf.reduce_sum(mtf.einsum([given["x"], w], reduced_dims=[width]))}, batch,
+            16 // parts)
+        mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
+        return graph, [outputs["loss"]]
+    # Of four microbatches, each goes into four parts; of eight it could not.
+    found = find_layout(build_graph, 4, machine=FLAT, compare=["all:4;batch:all"])
+    assert found.search["graphs"] > 1
+    assert not found.compared[0].problem
+
+
 def test_a_program_may_refuse_a_layout():
     def build_graph(mesh_shape="", layout=""):
         if "batch" in layout:
@@ -197,7 +231,7 @@ def test_a_broken_program_is_told_before_the_machine_is_measured(monkeypatch):
 def test_after_so_many_candidates_the_gap_is_told():
     """The graph without a layout promises what no layout keeps: the graph for any layout is larger."""
     def build_graph(mesh_shape="", layout=""):
-        return dense(batch=64, hidden=1024 if layout else 16)
+        return dense(batch=64, hidden=1024 if layout.strip() else 16)
     found = find_layout(build_graph, 4, machine=FLAT)
     assert not found.search["optimal"]
     assert found.search["gap"] > 0

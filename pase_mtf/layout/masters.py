@@ -1,0 +1,43 @@
+"""Graphs that are only looked at need no variables: a placeholder stands for each master, which is built far sooner."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+
+__all__ = ["placeholder_masters"]
+
+
+@contextlib.contextmanager
+def placeholder_masters() -> Iterator[None]:
+    """Within the block the master of an mtf.Variable is a placeholder of its name, dtype and shape.
+
+    TensorFlow's variables are most of what building a graph of Mesh-TF takes (handle, initial value, assignment and
+    read of every slot). Variables that the program makes by itself are as ever.
+    """
+    making = False
+    original = mtf.Variable.__init__
+
+    def init(self: mtf.Variable, *args: Any, **kwargs: Any) -> None:
+        nonlocal making
+        before, making = making, True
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            making = before
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if not making:
+            return next_creator(**kwargs)
+        with tf.name_scope(None):
+            return tf.placeholder(kwargs["dtype"], kwargs["shape"], name=kwargs["name"])
+
+    mtf.Variable.__init__ = init
+    try:
+        with tf.variable_creator_scope(create):
+            yield
+    finally:
+        mtf.Variable.__init__ = original

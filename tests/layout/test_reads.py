@@ -1,0 +1,94 @@
+"""What a program sees of a layout while it builds its graph."""
+
+import re
+
+import pytest
+
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.layout.masters import placeholder_masters
+from pase_mtf.layout.reads import watched
+from pase_mtf.layout.space import parse_mesh_shape, parse_rules
+
+MESH = parse_mesh_shape("rows:2;cols:4")
+RULES = parse_rules("batch:rows;d_ff:cols", MESH)
+TEXTS = str(MESH), "batch:rows;d_ff:cols"
+BATCH, LENGTH = mtf.Dimension("batch", 8), mtf.Dimension("length", 8)
+
+
+def asked(look):
+    with watched(MESH, RULES, TEXTS) as (reads, given):
+        look(**given)
+    mtf.tensor_dim_to_mesh_dim_size(given["layout"], given["mesh_shape"], LENGTH)  # after the block: nobody cares
+    return reads
+
+
+def impl(mesh_shape, layout):
+    return placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, [""] * 8)
+
+
+@pytest.mark.parametrize(("look", "questions"), [
+    (lambda mesh_shape, layout: None, set()),
+    (impl, set()),
+    (lambda mesh_shape, layout: mtf.convert_to_shape(mesh_shape).size, set()),
+    (lambda mesh_shape, layout: mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, BATCH),
+     {("axis", "batch"), ("size", 0)}),
+    (lambda mesh_shape, layout: impl(mesh_shape, layout).slice_shape(mtf.Shape([BATCH, LENGTH])),
+     {("axis", "batch"), ("size", 0), ("axis", "length")}),
+    (lambda mesh_shape, layout: mtf.convert_to_shape(mesh_shape or "a:1"), {("given", "mesh_shape")}),
+    (lambda mesh_shape, layout: mtf.convert_to_shape(mesh_shape)[1].size, {("size", 1)}),
+    (lambda mesh_shape, layout: mtf.convert_to_shape(mesh_shape).dims[-1], {("axes", None)}),
+    (lambda mesh_shape, layout: len(mtf.convert_to_shape(mesh_shape).dims), {("axes", None)}),
+    (lambda mesh_shape, layout: mtf.convert_to_shape(mesh_shape).to_integer_list,
+     {("axes", None), ("size", 0), ("size", 1)}),
+    (lambda mesh_shape, layout: mtf.convert_to_shape(mesh_shape)[0] == ("rows", 2), {("name", 0), ("size", 0)}),
+    (lambda mesh_shape, layout: "batch" in layout, {("text", "layout")}),
+    (lambda mesh_shape, layout: f"{layout}", {("text", "layout")}),
+    (lambda mesh_shape, layout: str(layout), {("text", "layout")}),
+    (lambda mesh_shape, layout: "in " + mesh_shape, {("text", "mesh_shape")}),
+    (lambda mesh_shape, layout: re.findall("x", layout), {("text", "layout")}),
+    (lambda mesh_shape, layout: mtf.convert_to_layout_rules(layout)._pairs, {("text", "layout")}),
+    (lambda mesh_shape, layout: mtf.convert_to_layout_rules(mesh_shape), {("text", "mesh_shape")}),
+    (lambda mesh_shape, layout: mtf.tensor_dim_to_mesh_dim_size(layout, "rows:8", BATCH), {("text", "layout")}),
+])
+def test_what_is_asked_is_seen(look, questions):
+    assert set(asked(look).answers) == questions
+
+
+def test_layouts_with_the_same_answers_are_the_same():
+    reads = asked(lambda mesh_shape, layout: mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, BATCH))
+
+    def same(mesh_shape, rules):
+        mesh = parse_mesh_shape(mesh_shape)
+        return reads.same_for(mesh, parse_rules(rules, mesh), (mesh_shape, rules))
+    assert same("a:2;b:4", "batch:a")
+    assert same("a:2;b:2;c:2", "length:b;batch:a")
+    assert not same("a:4;b:2", "batch:a")
+    assert not same("a:2;b:4", "batch:b")
+    assert not same("a:2;b:4", "")
+
+
+def test_mesh_tensorflow_is_as_before_after_it():
+    before = mtf.Shape.__init__, mtf.LayoutRules.__init__, mtf.ops._parse_string_to_list_of_pairs, re.sub
+    with pytest.raises(ValueError, match="stop"), watched(MESH, RULES, TEXTS):
+        raise ValueError("stop")
+    assert before == (mtf.Shape.__init__, mtf.LayoutRules.__init__, mtf.ops._parse_string_to_list_of_pairs, re.sub)
+
+
+def test_masters_are_placeholders_of_the_same_names():
+    def build():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        with tf.variable_scope("model"):
+            mtf.get_variable(mesh, "w", mtf.Shape([BATCH, LENGTH]))
+        own = tf.get_variable("own", [2])
+        return own, graph.all_variables[0]
+    with tf.Graph().as_default(), placeholder_masters():
+        own, variable = build()
+        assert tf.global_variables() == [own]  # what the program makes by itself is made
+        assert variable.get_master().op.type == "Placeholder"
+        assert variable.get_master().shape.as_list() == [8, 8]
+        assert variable.name == "model/w"
+    with tf.Graph().as_default():
+        own, variable = build()
+        assert len(tf.global_variables()) == 2
+        assert variable.name == "model/w"

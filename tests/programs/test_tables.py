@@ -1,0 +1,40 @@
+"""Every program of the tables builds, as small as it comes, and is exported whole."""
+
+import functools
+import itertools
+
+import pytest
+from programs import training
+
+from benchmarks import programs
+from pase_mtf.compat import mtf
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.layout.space import parse_layout
+
+_QUICK = ("lm_default", "experts_attention")
+_ZOO = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in programs.tables()["zoo"]]
+
+
+@functools.cache
+def _names():
+    return list(itertools.chain(*programs.tables().values()))
+
+
+def test_names_are_of_one_program_each():
+    assert len(set(_names())) == len(_names())
+    assert len(programs.tables()["zoo"]) >= 20
+    assert len(programs.tables()["small"]) >= 12
+
+
+@pytest.mark.parametrize("name", [*programs.tables()["small"], *_ZOO])
+def test_it_builds_and_is_exported(name):
+    own = programs.own_layout(name, 8)
+    assert parse_layout(own)[0].devices == 8
+    with training.built(name) as program:
+        assert program.loss.shape == mtf.Shape([])
+        exported = export_graph(program.graph)
+        assert exported.layers
+        assert sum(variable.size for variable in program.graph.trainable_variables) == exported.parameters
+        batch = next(program.batches())
+        assert {key: list(value.shape) for key, value in batch.items()} == {
+            key: placeholder.shape.as_list() for key, placeholder in program.placeholders.items()}
