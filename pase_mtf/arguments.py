@@ -49,13 +49,14 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _check(function: str, name: str, value: object, hint: Any) -> None:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    classes = [float | int if option is float else option for option in options if isinstance(option, type)]
+    classes = [float | int if option is float else option for option in options
+               if isinstance(option, type) and getattr(option, "_is_runtime_protocol", True)]
     if isinstance(value, bool) and bool not in options and {int, float} & set(options):
         problem = "is a truth value, not a number"
     elif Any in options or any(isinstance(value, option) for option in classes):
         return
     elif len(classes) == len(options):
-        problem = f"is no {' or '.join(option.__name__.lstrip('_') for option in options)}"
+        problem = f"is no {' or '.join(_name(option) for option in options)}"
     else:
         problem = _problem(value, hint)
     if problem:
@@ -68,5 +69,11 @@ def _problem(value: object, hint: Any) -> str:
     try:
         check_type(value, hint, collection_check_strategy=CollectionCheckStrategy.FIRST_ITEM)
     except TypeCheckError as error:
+        if isinstance(hint, types.UnionType):  # of these it tells at length why each is none
+            return f"is no {' or '.join(_name(option) for option in typing.get_args(hint))}"
         return shortened(str(error), 160, quoted=False)
     return ""
+
+
+def _name(option: Any) -> str:
+    return str(getattr(option, "__name__", option)).lstrip("_").replace("Callable", "function")

@@ -106,10 +106,8 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
       UsageError: unknown method or option, an argument out of range, or a network that is not valid.
       InfeasibleError: no assignment is finite, or none satisfies the constraints.
     """
-    if not isinstance(method, str) or method not in _METHODS:
+    if method not in _METHODS:
         raise UsageError(f"unknown search {method!r}; {nearest(method, _METHODS)}")
-    if not isinstance(network, CostNetwork):
-        raise UsageError(f"cannot search {network!r}; give a CostNetwork, such as CostNetwork.load reads from a file")
     if time_limit is not None and not (isinstance(time_limit, Real) and time_limit > 0):
         raise UsageError(f"time limit of {time_limit!r} seconds; give a positive number, or none")
     if not (isinstance(gap, Real) and gap >= 0):

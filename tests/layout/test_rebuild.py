@@ -211,7 +211,7 @@ def test_wrong_functions_are_told():
         find_layout(lambda: 3, 4, machine=FLAT)
     with pytest.raises(UsageError, match="needs arguments"):
         find_layout(lambda params: dense(), 4, machine=FLAT)
-    with pytest.raises(UsageError, match="'None' is no graph and no function"):
+    with pytest.raises(UsageError, match="graph=None: is no Graph or function"):
         find_layout(None, 4, machine=FLAT)
 
 

@@ -131,7 +131,7 @@ def test_a_class_that_keeps_its_parents_lowering_keeps_its_rule(builder):
 
 @pytest.mark.usefixtures("rules")
 @pytest.mark.parametrize(("arguments", "words"), [
-    ((int,), "no subclass of mtf.Operation"),
+    ((int,), "not a subclass of mesh_tensorflow"),
     ((Reversed, "matmull"), "kind='matmull' of Reversed is unknown; choose from matmul"),
 ])
 def test_wrong_registrations_are_answered(arguments, words):

@@ -151,7 +151,7 @@ def test_unknown_names_offer_the_nearest():
                     {"method": "k_best", "k": 2.5}):
         with pytest.raises(UsageError):
             solve(network, **options)
-    with pytest.raises(UsageError, match=r"cannot search 'x\.npz'; give a CostNetwork"):
+    with pytest.raises(UsageError, match=r"network='x\.npz': is no CostNetwork"):
         solve("x.npz")
 
 
