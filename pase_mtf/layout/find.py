@@ -106,16 +106,17 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
         if problem:
             raise InfeasibleError(f"{request.name}: no dim can be split over {request.devices} devices; {problem}")
     data_parallel = one.data_parallel()
+    parallel = one.judge("data parallel", *data_parallel) if data_parallel else None
+    compared = tuple(one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1))
     return Layout(
         best=best, graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,
-        data_parallel=one.judge("data parallel", *data_parallel) if data_parallel else None,
-        own=own,
-        compared=tuple(one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1)),
+        data_parallel=parallel, own=own, compared=compared,
         alternatives=tuple(one.cost(f"next best {number}", candidate.mesh, candidate.rules)
                            for number, candidate in enumerate(found[1:], 1)),
         search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
                 **one.sizes()},
         notes=(*(one.notes(found[0]) if found else ()),
+               *one.own_classes([*([parallel] if parallel else []), *([own] if own else []), *compared]),
                *(f"note: {note}" for entry in request.compare for note in one.unknown_dims(*entry))),
         variables=one.variables, _search=one.search)

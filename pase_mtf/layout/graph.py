@@ -14,14 +14,16 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.costs import LayoutCosts
 from pase_mtf.layout.layout import LayoutCost
 from pase_mtf.layout.legality import Problem, StockLegality
+from pase_mtf.layout.own_classes import own_class_notes
 from pase_mtf.layout.request import Request
 from pase_mtf.layout.search import Candidate, Search
 from pase_mtf.layout.space import MeshShape, mesh_shapes, rules_text
 from pase_mtf.layout.verify import Verifier
-from pase_mtf.operations.registry import is_known
 from pase_mtf.strategy.experts import batch_dim
 
 __all__ = ["GraphSearch"]
+
+_UNKNOWN = "is not known to be legal"
 
 
 class GraphSearch:
@@ -65,7 +67,6 @@ class GraphSearch:
         named = tuple(dict.fromkeys(axis for axis in request.fixed.values() if axis is not None))
         meshes = (request.mesh,) if request.mesh else mesh_shapes(request.devices, request.machine, named)
         self.meshes = _meshes_for_fixed(meshes, request.fixed, self._legality)
-        self._unknown = {operation.name for operation in graph.operations if not is_known(operation)}
         self._verifier = Verifier(graph, outputs, request.memo)
         self._verified: dict[Hashable, Problem | None] = {}
         self.search = Search(costs, self.meshes, request.fixed, request.memory_limit,
@@ -122,7 +123,8 @@ class GraphSearch:
         axis_of = {dim: shape.names.index(axis) for dim, axis in rules.items() if dim in self._legality.sizes}
         problem = self._legality.problem(axis_of, shape.sizes) or (
             self._verify(shape, rules) if verifier is None else verifier.problem(shape, rules))
-        return self.cost(label, shape, rules, str(problem or ""))
+        cost = self.cost(label, shape, rules, str(problem or ""))
+        return dataclasses.replace(cost, known=problem is None or problem.known)
 
     def judge_own(self, shape: MeshShape, rules: Mapping[str, str], verifier: Verifier | None = None) -> LayoutCost:
         """What the program's own layout costs. It is lowered before anybody calls it illegal: where our rules know too
@@ -138,17 +140,18 @@ class GraphSearch:
             return cost
         problem = self._verify(shape, rules) if verifier is None else verifier.problem(shape, rules)
         if problem is not None:
-            return dataclasses.replace(cost, problem=str(problem))
+            return dataclasses.replace(cost, problem=str(problem), known=True)
         known = self._problem_of_known_classes({dim: shape.names.index(axis) for dim, axis in rules.items()}, shape)
         if known is not None:
-            return dataclasses.replace(cost, problem=f"it lowers, but not to the values of one device: {known}")
+            return dataclasses.replace(cost, problem=f"it lowers, but not to the values of one device: {known}",
+                                       known=True)
         return dataclasses.replace(cost, problem="", doubt=cost.problem)
 
     def _problem_of_known_classes(self, axis_of: Mapping[str, int], shape: MeshShape) -> Problem | None:
         """Why a layout is not legal, but for what only the rules of unknown operation classes forbid."""
         everything = self._legality.whole
         self._legality.whole = {dim: problem for dim, problem in everything.items()
-                                if problem.operation not in self._unknown}
+                                if problem.known}
         try:
             return self._legality.problem(axis_of, shape.sizes)
         finally:
@@ -204,6 +207,11 @@ class GraphSearch:
                 reasons.append(str(problems[-1]))
         return "; ".join(reasons[:5]) or "name the dims of its tensors"
 
+    def own_classes(self, costs: Iterable[LayoutCost]) -> tuple[str, ...]:
+        """What trying the program's own Operation classes showed, and which of these layouts were kept out by those
+        that could not be tried."""
+        return own_class_notes(self._legality.unknown, costs)
+
     def notes(self, best: Candidate) -> tuple[str, ...]:
         """Cheaper layouts that do not lower."""
         notes: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -211,7 +219,8 @@ class GraphSearch:
             if candidate.cost <= best.cost * (1 + 1e-9):
                 notes.setdefault((problem.operation, problem.dims), (
                     f"note: {candidate.mesh} with {rules_text(candidate.rules)} came first "
-                    f"({1e3 * candidate.cost:.3f} ms) but does not lower: {problem}; this is the next best"))
+                    f"({1e3 * candidate.cost:.3f} ms) but {'does not lower' if problem.known else _UNKNOWN}: "
+                    f"{problem}; this is the next best"))
         return tuple(notes.values())[:3]
 
 

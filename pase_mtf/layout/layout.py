@@ -26,6 +26,7 @@ class LayoutCost:
       memory: part -> bytes on the fullest device.
       problem: why it does not lower; "" if it does. Then the prediction is of nothing that can be run.
       doubt: what our rules do not know to be right about a layout that lowers; "" where they do.
+      known: whether that is certain; else nobody knows what an Operation class of the program's own does.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LayoutCost:
     memory: dict[str, float]
     problem: str = ""
     doubt: str = ""
+    known: bool = True
 
     @property
     def memory_bytes(self) -> float:
@@ -46,7 +48,7 @@ class LayoutCost:
         """The cells of a table for people: name, layout, milliseconds (all, compute, collectives, resharding), MiB."""
         names = [self.name, self.mesh_shape, self.layout_rules or "(none)"]
         if self.problem:
-            return [*names, "does not lower", "", "", "", ""]
+            return [*names, "does not lower" if self.known else "not known to be legal", "", "", "", ""]
         collectives = sum(seconds for part, seconds in self.parts.items() if "all-reduce" in part)
         resharding = sum(seconds for part, seconds in self.parts.items() if part.startswith("resharding"))
         split = (self.seconds, self.seconds - collectives - resharding, collectives, resharding)

@@ -17,7 +17,7 @@ from typing import Any
 from pase_mtf.compat import mtf
 from pase_mtf.layout.space import expressible
 from pase_mtf.operations.protocols import Dims, dims_of
-from pase_mtf.operations.registry import is_known, names_of, rule_of
+from pase_mtf.operations.registry import is_known, rule_of
 from pase_mtf.operations.stock_reshape import reshape_problem
 from pase_mtf.operations.stock_sums import PendingSum
 
@@ -32,11 +32,13 @@ class Problem:
       operation: the name of the Mesh-TF operation.
       dims: the dims whose splits cause it.
       reason: for people.
+      known: whether it is certain; else nobody knows what an operation does to a split.
     """
 
     operation: str
     dims: tuple[str, ...]
     reason: str
+    known: bool = True
 
     def __str__(self) -> str:
         return f"operation {self.operation}, dim {' and '.join(self.dims)}: {self.reason}"
@@ -51,6 +53,7 @@ class StockLegality:
       apart: pairs of dims that may not share a mesh axis -> the problem.
       parts: dim name -> (number of parts it must have, operation): slices that were laid out beforehand.
       reshapes: (dims before, dims after) -> operation.
+      unknown: operations of classes without a rule, which are tried.
     """
 
     def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = (), devices: int = 0, *,
@@ -69,6 +72,7 @@ class StockLegality:
         self.parts: dict[str, tuple[int, str]] = {}
         self.reshapes: dict[tuple[Dims, Dims], str] = {}
         self.hopeless: list[Problem] = []
+        self.unknown: list[mtf.Operation] = []
         self.devices, self.rebuilt = devices, rebuilt
         self._reduced: dict[tuple[PendingSum, str], Problem] = {}  # sums that may not be pending
         self._sums: dict[mtf.Tensor, PendingSum] = {}
@@ -90,13 +94,15 @@ class StockLegality:
                                  "layout rules cannot mention this name")
 
     # -- what single operations demand: `operations.protocols.StockDemands` ------------------------------------------
-    def _mark_whole(self, operation: str, names: Iterable[str], reason: str) -> None:
+    def _mark_whole(self, operation: str, names: Iterable[str], reason: str, *, known: bool = True) -> None:
         for name in names:
-            self.whole.setdefault(name, Problem(operation, (name,), reason))
+            if known and name in self.whole and not self.whole[name].known:
+                del self.whole[name]
+            self.whole.setdefault(name, Problem(operation, (name,), reason, known))
 
-    def keep_whole(self, operation: mtf.Operation, names: Iterable[str], reason: str) -> None:
-        """These dims may not be split."""
-        self._mark_whole(operation.name, names, reason)
+    def keep_whole(self, operation: mtf.Operation, names: Iterable[str], reason: str, *, known: bool = True) -> None:
+        """These dims may not be split, or (not `known`) nobody knows whether they may."""
+        self._mark_whole(operation.name, names, reason, known=known)
 
     def keep_apart(self, operation: mtf.Operation, dims: Dims, what: str) -> None:
         """Dims that one tensor (or iteration space) has: none twice, no two of them on one axis."""
@@ -146,11 +152,9 @@ class StockLegality:
         rule = rule_of(operation)
         for tensor in (*operation.inputs, *operation.outputs):
             self.keep_apart(operation, dims_of(tensor.shape), "one tensor")
-        if is_known(operation):
-            rule.stock_demands(operation, self)
-        else:
-            self.keep_whole(operation, names_of(operation), f"{type(operation).__name__} is unknown; tell with "
-                            "register_operation what it can split")
+        if not is_known(operation):
+            self.unknown.append(operation)
+        rule.stock_demands(operation, self)
         if inside is not None:
             self._check_captured(operation, inside)
         if not rule.is_view:

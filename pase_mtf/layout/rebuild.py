@@ -253,6 +253,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
     gap = max(0.0, best.cost.seconds / bound - 1.0)
     notes = (f"note: the graph depends on its layout; this is the best of {len(usable)} layouts whose graphs were "
              "built",) if gap > 1e-9 else ()
+    asked = [trials.cost(layout, name) for layout, name in ((data_parallel, "data parallel"), (own, "own")) if layout]
     return Layout(
         best=trials.cost(usable[0], "best"), graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,
@@ -263,7 +264,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
         search={"seconds": best.graph.search.seconds, "export_seconds": best.graph.search.export_seconds,
                 "optimal": gap <= 1e-9, "gap": gap, "builds": trials.builds, "graphs": len(trials.graphs),
                 **best.graph.search.sizes()},
-        notes=notes, variables=best.graph.search.variables, _search=best.graph.search.search)
+        notes=(*notes, *best.graph.search.own_classes(asked)), variables=best.graph.search.variables, _search=best.graph.search.search)
 
 
 def _batch_on_one_of_two_axes(batch: str, request: Request) -> list[_Strings]:

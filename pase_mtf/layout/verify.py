@@ -16,10 +16,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from pase_mtf.compat import func_graph, mtf, tf
-from pase_mtf.layout.alike import lowering_key
 from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.shapes import ShapeMeshImpl, ShapeVariable, Slices
 from pase_mtf.layout.space import MeshShape
+from pase_mtf.operations.alike import lowering_key
 from pase_mtf.operations.registry import rule_of
 
 __all__ = ["Memo", "Verifier"]

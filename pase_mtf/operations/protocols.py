@@ -100,8 +100,8 @@ class StockDemands(Protocol):
     devices: int
     rebuilt: bool
 
-    def keep_whole(self, operation: mtf.Operation, names: Iterable[str], reason: str) -> None:
-        """These dims may not be split."""
+    def keep_whole(self, operation: mtf.Operation, names: Iterable[str], reason: str, *, known: bool = True) -> None:
+        """These dims may not be split, or (not `known`) nobody knows whether they may."""
 
     def keep_apart(self, operation: mtf.Operation, dims: Dims, what: str) -> None:
         """No two of these dims may share a mesh axis."""

@@ -16,10 +16,11 @@ from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowering, StockDemands
-from pase_mtf.operations.stock_sums import PendingSum
+from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
+from pase_mtf.operations.trial import Trial, try_operation
 
 __all__ = ["KINDS", "Rule", "add_rules", "always", "dim_sizes", "elements", "is_known", "names_of",
-           "register_operation", "rule_of", "splittable_dims", "tensors_of"]
+           "register_operation", "rule_of", "splittable_dims", "tensors_of", "trial_of"]
 
 KINDS = ("matmul", "convolution", "reduction", "pointwise", "gather", "none")
 """What an operation can be on a device; "none" costs nothing."""
@@ -129,7 +130,6 @@ class Rule:
 
 
 _RULES: dict[type[mtf.Operation], Rule] = {}
-_UNKNOWN = Rule(splittable=always(()))
 
 
 def add_rules(rules: Mapping[type, Rule]) -> None:
@@ -156,17 +156,69 @@ def is_known(operation: mtf.Operation) -> bool:
 def rule_of(operation: mtf.Operation) -> Rule:
     """The rule of an operation: its class's, or the nearest parent's.
 
-    Of an unknown class (see `is_known`) the parent's kind and FLOPs are taken, but nothing of it may be split and it
-    lowers itself.
+    Of an unknown class (see `is_known`) the parent's kind and FLOPs are taken; what it can split is found by trying.
     """
     found = _nearest(type(operation))
-    if found is None:
-        return _UNKNOWN
-    cls, rule = found
-    if type(operation).lower is cls.lower:
-        return rule
-    return dataclasses.replace(rule, splittable=always(()), lower=None, stock_demands=_demand_nothing,
-                               stock_sums=always({}))
+    if found is not None and type(operation).lower is found[0].lower:
+        return found[1]
+    return dataclasses.replace(found[1] if found else Rule(), **_AS_TRIED)
+
+
+def trial_of(operation: mtf.Operation) -> Trial | None:
+    """What trying an operation of an unknown class showed; None of a known one."""
+    return None if is_known(operation) else try_operation(operation)
+
+
+def _tried_splits(operation: mtf.Operation) -> tuple[str, ...]:
+    return try_operation(operation).splits
+
+
+def _tried_contracted(operation: mtf.Operation) -> tuple[tuple[str, ...], ...]:
+    return try_operation(operation).contracted or tuple(() for _ in operation.outputs)
+
+
+def _tried_spaces(operation: mtf.Operation) -> list[list[mtf.Dimension]]:
+    dims = {dim.name: dim for tensor in tensors_of(operation) for dim in tensor.shape.dims}
+    return [*_shapes(operation), *([dims[one], dims[other]] for one, other in try_operation(operation).apart)]
+
+
+def _tried_demands(operation: mtf.Operation, demands: StockDemands) -> None:
+    trial, name = try_operation(operation), type(operation).__name__
+    if trial.untried:
+        demands.keep_whole(operation, names_of(operation), f"{name} is unknown and cannot be tried: {trial.untried}; "
+                           "tell with register_operation what it can split", known=False)
+        return
+    for dim, reason in trial.whole.items():
+        demands.keep_whole(operation, [dim], f"{name}, {reason}")
+    for space in _tried_spaces(operation):
+        demands.keep_apart(operation, tuple((dim.name, dim.size) for dim in space), f"a {name}")
+    for number in trial.reduced:
+        demands.need_reduced(operation, operation.inputs[number], f"{name} gives wrong values of a pending sum")
+
+
+def _tried_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) -> dict[mtf.Tensor, PendingSum]:
+    trial, found = try_operation(operation), {}
+    for number, (output, dims) in enumerate(zip(operation.outputs, trial.pending, strict=False)):
+        source = operation.inputs[trial.passed[number]] if number in trial.passed else None
+        if source in sums:
+            found[output] = sums[source]
+        elif dims:
+            found[output] = ReducedSum(dims)
+    return found
+
+
+def _lower_as_tried(operation: mtf.Operation, lowering: Lowering) -> None:
+    """By its own code, which is given no pending sum that it cannot read."""
+    kept = {operation.inputs[number]: lowering.stored(operation.inputs[number])
+            for number in try_operation(operation).reduced}
+    lowering.tensors.update({tensor: laid_out.to_laid_out_tensor() for tensor, laid_out in kept.items()})
+    operation.lower(lowering)
+    lowering.tensors.update(kept)
+
+
+_AS_TRIED: dict[str, Any] = {
+    "splittable": _tried_splits, "contracted": _tried_contracted, "sum_is_pending": always(False),
+    "spaces": _tried_spaces, "stock_demands": _tried_demands, "stock_sums": _tried_sums, "lower": _lower_as_tried}
 
 
 def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
@@ -177,7 +229,7 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
     operation) and whether two dims of one tensor share a mesh axis (they must not).
 
     Args:
-      operation: any Mesh-TF operation. One of an unknown class may split nothing.
+      operation: any Mesh-TF operation. One of an unknown class may split what trying it shows.
 
     Returns:
       A subset of the dim names of its inputs and outputs (and, for a while loop, of its body).

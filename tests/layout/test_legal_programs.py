@@ -65,17 +65,21 @@ def rules_of(found):
     return parse_rules(found.layout_rules, parse_mesh_shape(found.mesh_shape))
 
 
-def test_an_unknown_operation_splits_nothing_until_it_is_registered():
+def test_what_is_registered_of_an_operation_counts_and_not_what_trying_it_shows():
     with tf.Graph().as_default():
         b = Builder(tf.float32)
         loss = program(b, Reversed)
         found = find_layout(b.graph, 4, [loss], FLAT)
+        assert "batch" in rules_of(found)
+        assert "hidden" not in rules_of(found)
+        assert not found.data_parallel.problem
+        register_operation(Reversed, splittable=lambda operation: [])
+        found = find_layout(b.graph, 4, [loss], FLAT)
         assert not {"batch", "hidden"} & set(rules_of(found))
-        assert "register_operation" in found.data_parallel.problem
+        assert "registered as unable" in found.data_parallel.problem
         register_operation(Reversed, splittable=lambda operation: ["batch"])
         found = find_layout(b.graph, 4, [loss], FLAT)
         assert "batch" in rules_of(found)
-        assert "hidden" not in rules_of(found)
         assert not found.data_parallel.problem
 
 

@@ -1,0 +1,204 @@
+"""Copies of an operation with other sizes: the same class and settings on smaller tensors, in a graph of its own.
+
+An operation keeps what its constructor was given: dims, shapes, numbers, functions that hold them. In a copy, dims and
+what is made of them have the new sizes. A number that is no dim's size may be one all the same (the end of a mask,
+say), so dims that are at least as large keep theirs.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pase_mtf.compat import mtf, tf
+
+__all__ = ["SMALL", "CannotCopyError", "Pair", "copy_operation", "numbers_that_may_be_sizes",
+           "shrunk"]
+
+SMALL = 8
+"""The size that a larger dim has in a copy."""
+
+Pair: TypeAlias = "tuple[str, int]"
+"""Name and size of a dim of the original."""
+
+# What the constructor of mtf.Operation sets, and a copy has of its own.
+_OWN = {"_inputs", "_outputs", "_mesh", "_name"}
+
+
+class CannotCopyError(Exception):
+    """Why there is no copy."""
+
+
+def _class_functions(operation: mtf.Operation) -> Iterator[types.FunctionType]:
+    """The functions of an operation's class and of those that it inherits from, Mesh-TF's own left out."""
+    for cls in type(operation).__mro__:
+        if issubclass(cls, mtf.Operation) and cls.__module__ != mtf.ops.__name__:
+            for name, value in vars(cls).items():
+                if isinstance(value, types.FunctionType) and name not in ("__init__", "gradient"):
+                    yield value
+
+
+def _numbers(value: Any, depth: int = 0) -> Iterator[int]:
+    """The integers that a value holds, dims left out."""
+    if depth > 5 or isinstance(value, (bool, str, bytes, mtf.Dimension, mtf.Shape, mtf.Tensor, mtf.Operation)):
+        return
+    if isinstance(value, (int, np.integer)):
+        yield int(value)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _numbers(item, depth + 1)
+    elif isinstance(value, dict):
+        yield from _numbers(list(value.values()), depth + 1)
+    elif isinstance(value, functools.partial):
+        yield from _numbers([*value.args, *value.keywords.values(), value.func], depth + 1)
+    elif isinstance(value, types.FunctionType):
+        yield from _numbers(value.__code__, depth + 1)
+        yield from _numbers([value.__defaults__, value.__kwdefaults__], depth + 1)
+        for cell in value.__closure__ or ():
+            try:
+                yield from _numbers(cell.cell_contents, depth + 1)
+            except ValueError:  # not bound yet
+                continue
+    elif isinstance(value, types.CodeType):
+        yield from _numbers(value.co_consts, depth + 1)
+
+
+def numbers_that_may_be_sizes(operation: mtf.Operation) -> set[int]:
+    """The numbers above `SMALL` that an operation holds and that are no size of its dims, or that stand in the text of
+    its class."""
+    sizes = {size for tensor in (*operation.inputs, *operation.outputs) for size in tensor.shape.to_integer_list}
+    held = {number for name, value in vars(operation).items() if name not in _OWN for number in _numbers(value)}
+    written = {number for function in _class_functions(operation) for number in _numbers(function)}
+    return {number for number in (held - sizes) | written if number > SMALL}
+
+
+class _Copying:
+    """Values of an operation, and what becomes of them in its copy."""
+
+    def __init__(self, sizes: Mapping[Pair, int], tensors: Mapping[mtf.Tensor, mtf.Tensor], mesh: mtf.Mesh) -> None:
+        self._sizes, self._tensors, self._mesh = sizes, dict(tensors), mesh
+        self._operations: dict[mtf.Operation, mtf.Operation] = {}
+        of_size: dict[int, set[int]] = {}
+        for (_, size), small in sizes.items():
+            of_size.setdefault(size, set()).add(small)
+        self._numbers = {size: next(iter(small)) for size, small in of_size.items() if size > SMALL and len(small) == 1}
+        self._ambiguous = {size for size, small in of_size.items() if size > SMALL and len(small) > 1}
+
+    def dim(self, dim: mtf.Dimension) -> mtf.Dimension:
+        return mtf.Dimension(dim.name, self._sizes.get((dim.name, dim.size), dim.size))
+
+    def shape(self, shape: mtf.Shape) -> mtf.Shape:
+        return mtf.Shape([self.dim(dim) for dim in shape.dims])
+
+    def value(self, value: Any, depth: int = 0) -> Any:
+        """What stands in the copy in the place of a value.
+
+        Raises:
+          CannotCopyError: it depends on sizes in a way that cannot be followed.
+        """
+        if depth > 8:
+            return value
+        if isinstance(value, mtf.Dimension):
+            return self.dim(value)
+        if isinstance(value, mtf.Shape):
+            return self.shape(value)
+        if isinstance(value, mtf.Tensor):
+            if value not in self._tensors:
+                raise CannotCopyError(f"it holds tensor {value.name}, which is none of its inputs")
+            return self._tensors[value]
+        if isinstance(value, mtf.Mesh):
+            return self._mesh
+        if isinstance(value, mtf.Graph):
+            return self._mesh.graph
+        if isinstance(value, mtf.Operation):
+            return self.operation(value, depth + 1)
+        if isinstance(value, (bool, str, bytes, float, complex, type)) or value is None:
+            return value
+        if isinstance(value, int):
+            if value in self._ambiguous:
+                raise CannotCopyError(f"it holds {value}, which is the size of several dims")
+            return self._numbers.get(value, value)
+        if isinstance(value, (np.ndarray, tf.Tensor)):
+            if any((size or 0) > SMALL for size in np.shape(value)):
+                raise CannotCopyError(f"it holds an array of shape {tuple(np.shape(value))}")
+            return value
+        return self._container(value, depth + 1)
+
+    def _container(self, value: Any, depth: int) -> Any:
+        if isinstance(value, (list, set, frozenset)):
+            return type(value)([self.value(item, depth) for item in value])
+        if isinstance(value, tuple):
+            items = [self.value(item, depth) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, dict):
+            made = copy.copy(value)
+            made.update({name: self.value(item, depth) for name, item in value.items()})
+            return made
+        if isinstance(value, functools.partial):
+            return functools.partial(self.value(value.func, depth), *self.value(value.args, depth),
+                                     **self.value(value.keywords, depth))
+        if isinstance(value, types.MethodType):
+            return types.MethodType(value.__func__, self.value(value.__self__, depth))
+        if isinstance(value, types.FunctionType) and (value.__closure__ or value.__defaults__):
+            return self._function(value, depth)
+        return value
+
+    def _function(self, function: types.FunctionType, depth: int) -> types.FunctionType:
+        if str(function.__module__).startswith("tensorflow."):
+            return function
+        cells = []
+        for cell in function.__closure__ or ():
+            try:
+                cells.append(types.CellType(self.value(cell.cell_contents, depth)))
+            except ValueError:  # not bound yet
+                cells.append(cell)
+        made = types.FunctionType(function.__code__, function.__globals__, function.__name__,
+                                  self.value(function.__defaults__, depth), tuple(cells) or None)
+        made.__kwdefaults__ = self.value(function.__kwdefaults__, depth)
+        made.__dict__.update(function.__dict__)
+        return made
+
+    def operation(self, original: mtf.Operation, depth: int = 0) -> mtf.Operation:
+        """The copy of an operation whose inputs were copied; its outputs are, too, from now on."""
+        if original not in self._operations:
+            made = self._operations[original] = copy.copy(original)
+            made._mesh, made._name = self._mesh, self._mesh.graph.unique_name("tried")
+            made._inputs = [self.value(tensor, depth) for tensor in original.inputs]
+            made._outputs = []
+            for number, tensor in enumerate(original.outputs):
+                if tensor not in self._tensors:
+                    self._tensors[tensor] = mtf.Tensor(made, self.shape(tensor.shape), tensor.dtype, index=number)
+                made._outputs.append(self._tensors[tensor])
+            for name, value in vars(original).items():
+                if name not in _OWN:
+                    setattr(made, name, self.value(value, depth + 1))
+        return self._operations[original]
+
+
+def copy_operation(operation: mtf.Operation, inputs: Sequence[mtf.Tensor], sizes: Mapping[Pair, int], mesh: mtf.Mesh,
+                   ) -> mtf.Operation:
+    """A copy of an operation, the last of its graph's operations.
+
+    Args:
+      operation: is left as it is.
+      inputs: of the copy.
+      sizes: (name, size) of the original's dims -> size in the copy; those that are not there keep theirs.
+      mesh: of the copy.
+
+    Raises:
+      CannotCopyError: what it holds cannot be copied.
+    """
+    copying = _Copying(sizes, dict(zip(operation.inputs, inputs, strict=True)), mesh)
+    made = copying.operation(operation)
+    made.graph.operations.append(made)
+    return made
+
+
+def shrunk(pairs: Collection[Pair], kept: Collection[Pair]) -> dict[Pair, int]:
+    """Small sizes for all dims but those that keep theirs."""
+    return {pair: pair[1] if pair in kept else min(pair[1], SMALL) for pair in pairs}

@@ -1,0 +1,135 @@
+"""What trying operations of unknown classes shows."""
+
+import numpy as np
+import own_operations as own
+import pytest
+from nets import Builder, dim
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.operations import trial
+from pase_mtf.operations.registry import splittable_dims, trial_of
+from pase_mtf.operations.trial import try_operation
+
+# Far too large to be tried as they are.
+BATCH, WIDTH = dim("batch", 4096), dim("width", 8192)
+
+
+@pytest.fixture
+def x():
+    with tf.Graph().as_default():
+        builder = Builder(tf.float32)
+        yield mtf.import_tf_tensor(builder.mesh, tf.zeros([4096, 8192]), mtf.Shape([BATCH, WIDTH]))
+
+
+def test_one_that_computes_element_by_element_splits_all(x):
+    assert try_operation(own.Doubled(x)) == trial.Trial(("batch", "width"), contracted=((),), pending=((),))
+
+
+def test_one_that_sums(x):
+    found = try_operation(own.SumOver(x, WIDTH))
+    assert found.splits == ("batch", "width")
+    assert found.contracted == found.pending == (("width",),)
+    assert found.reduced == ()
+
+
+def test_one_that_pads_and_its_gradient(x):
+    for name, size, other in (("width", 8192, "batch"), ("batch", 4096, "width")):
+        padded = own.CustomPad(x, dim(name, size), (3, 1))
+        found = try_operation(padded)
+        assert found.splits == (other,)
+        assert set(found.whole) == {name}
+        gradient = own.CustomPadGradient(padded, padded.outputs[0])
+        assert splittable_dims(gradient) == {other}
+
+
+def test_what_lowers_to_wrong_values_is_found_out(x):
+    found = try_operation(own.Centred(x))
+    assert found.splits == ("batch",)
+    assert found.whole == {"width": "tried, it gives wrong values"}
+
+
+def test_pending_sums_that_it_cannot_read(x):
+    found = try_operation(own.ScalarNote(mtf.reduce_sum(x)))
+    assert (found.splits, found.reduced, found.untried) == ((), (0,), "")
+
+
+def test_a_fixed_size_cannot_be_tried_small(x):
+    assert "may be a size" in try_operation(own.FixedSize(x)).untried
+    small = Builder(tf.float32).input("x", [dim("batch", 16), dim("width", 96)])
+    found = try_operation(own.FixedSize(small, 48))
+    assert found.untried == ""  # it is small enough to be tried as it is
+    assert found.splits == ("batch", "width")
+
+
+@pytest.mark.parametrize("end", [3, 20, 5000])
+def test_numbers_that_are_places_are_not_taken_for_granted(x, end):
+    """With 8 elements in the dim, all of them are before the place, split or not."""
+    assert "width" not in try_operation(own.Masked(x, end)).splits
+    small = Builder(tf.float32).input("x", [dim("batch", 16), dim("width", 32)])
+    found = try_operation(own.Masked(small, 20))
+    assert found.splits == ("batch",)
+    assert found.whole == {"width": "tried, it gives wrong values"}
+
+
+def test_what_cannot_be_compared_is_not_tried(x):
+    assert "random" in try_operation(own.Noisy(x)).untried
+    assert "no outputs" in try_operation(own.Silent(x)).untried
+
+
+def test_dims_of_different_tensors_that_cannot_share_an_axis():
+    class Outer(mtf.Operation):
+        """Of two vectors the products of all pairs, summed."""
+
+        def __init__(self, one, other):
+            super().__init__([one, other], name="outer")
+            self._outputs = [mtf.Tensor(self, mtf.Shape([]), one.dtype)]
+
+        def lower(self, lowering):
+            impl = lowering.mesh_impl(self)
+            y = impl.slicewise(lambda s, t: tf.reduce_sum(s[:, None] * t), *(lowering.tensors[t] for t in self.inputs))
+            axes = {impl.tensor_dimension_to_mesh_axis(dim) for t in self.inputs for dim in t.shape.dims} - {None}
+            lowering.set_tensor_lowering(self.outputs[0], impl.allreduce(y, sorted(axes), "SUM") if axes else y)
+
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        found = try_operation(Outer(b.input("x", [dim("x", 64)]), b.input("y", [dim("y", 64)])))
+        assert found.splits == ("x", "y")
+        assert found.apart == (("x", "y"),)
+
+
+def test_it_is_tried_once_and_left_as_it_is(x, monkeypatch):
+    made = []
+    monkeypatch.setattr(trial, "_bench", lambda operation, original=trial._bench: (
+        made.append(operation), original(operation))[1])
+    operations = [own.CustomPad(x, WIDTH, (3, 1)) for _ in range(3)] + [own.CustomPad(x, WIDTH, (2, 2))]
+    before = [dict(vars(operation)) for operation in operations]
+    count = len(x.graph.operations)
+    for operation in operations:
+        assert trial_of(operation).splits == ("batch",)
+    assert made == [operations[0], operations[3]]
+    assert [dict(vars(operation)) for operation in operations] == before
+    assert len(x.graph.operations) == count
+
+
+def test_known_classes_are_not_tried(x):
+    assert trial_of(mtf.tanh(x).operation) is None
+
+
+def test_integers_are_indices_that_there_are():
+    class Row(mtf.Operation):
+        """Rows of a table by their number: what is not in a slice is not found."""
+
+        def __init__(self, table, rows):
+            super().__init__([table, rows], name="row")
+            self._outputs = [mtf.Tensor(self, mtf.Shape([*rows.shape.dims, table.shape.dims[1]]), table.dtype)]
+
+        def lower(self, lowering):
+            lowering.set_tensor_lowering(self.outputs[0], lowering.mesh_impl(self).slicewise(
+                tf.gather, *(lowering.tensors[t] for t in self.inputs)))
+
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        found = try_operation(Row(b.input("t", [dim("vocab", 64), dim("width", 64)]),
+                                  b.labels("i", [dim("batch", 64)], 64)))
+        assert set(found.splits) == {"width", "batch"}
+        assert np.all([name == "vocab" for name in found.whole])
