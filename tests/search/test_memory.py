@@ -45,10 +45,10 @@ def test_against_brute_force(seeds):
         allowed = np.isfinite(costs) & (needs <= limit * (1 + 1e-12))
         if not allowed.any():
             with pytest.raises(InfeasibleError):
-                solve(network, memory=usage, memory_limit=limit)
+                solve(network, memory=usage, memory_limit=limit, time_limit=600)
             refused += 1
             continue
-        solution = solve(network, memory=usage, memory_limit=limit)
+        solution = solve(network, memory=usage, memory_limit=limit, time_limit=600)
         best = costs[allowed].min()
         scale = abs(costs[np.isfinite(costs)]).max()
         assert solution.optimal
@@ -102,7 +102,7 @@ def test_wrong_memory():
 def test_generous_limit_changes_nothing():
     network = CostNetwork.load(INSTANCES / "transformer_8.npz")
     free = solve(network)
-    solution = solve(network, memory=bytes_of(network, 0), memory_limit=1e15)
+    solution = solve(network, memory=bytes_of(network, 0), memory_limit=1e15, time_limit=600)
     assert solution.optimal
     assert solution.cost == free.cost
 
@@ -111,7 +111,7 @@ def test_generous_limit_changes_nothing():
 def test_frontier(name, tmp_path):
     network = CostNetwork.load(INSTANCES / f"{name}.npz")
     usage = bytes_of(network, 1)
-    points = frontier.frontier(network, usage, 6)
+    points = frontier.frontier(network, usage, 6, time_limit=600)
     costs = [point.solution.cost for point in points]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] == solve(network).cost
@@ -130,7 +130,7 @@ def test_frontier(name, tmp_path):
 def test_limits_of_a_frontier():
     network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
     usage = bytes_of(network, 1)
-    points = frontier.frontier(network, usage, fractions=(1, 0, 0.5))
+    points = frontier.frontier(network, usage, fractions=(1, 0, 0.5), time_limit=600)
     ends = memory.least_memory(network, usage)[0], needed(usage, solve(network).assignment)
     assert [point.memory_limit for point in points] == pytest.approx([ends[0], sum(ends) / 2, ends[1]])
     for wrong in ((), (0, 1.5), (-0.1,), (float("nan"),)):
@@ -155,7 +155,7 @@ def test_a_bound_for_less_memory_is_none_for_more(monkeypatch):
                                    optimal=False)
     least = memory.least_memory(network, usage)[0]
     monkeypatch.setattr(frontier, "minimise_within", hurried)
-    first, second = frontier.frontier(network, usage, 2)
+    first, second = frontier.frontier(network, usage, 2, time_limit=600)
     assert first.solution.optimal
     assert (second.solution.cost, second.solution.assignment) == (first.solution.cost, first.solution.assignment)
     assert second.memory == first.memory
@@ -170,7 +170,7 @@ def test_time_limit_is_honest(monkeypatch):
     usage = bytes_of(network, 2)
     least, _ = memory.least_memory(network, usage)
     limit = least + 0.5 * (needed(usage, solve(network).assignment) - least)
-    optimum = solve(network, memory=usage, memory_limit=limit)
+    optimum = solve(network, memory=usage, memory_limit=limit, time_limit=600)
     assert optimum.optimal
     looks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(looks)))
