@@ -14,7 +14,6 @@ Nothing here calls itself but the search among a few promising configurations, a
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.depth_first import descend, descent_bytes
 from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
-from pase_mtf.search.messages import PassState, improve, message_passes
+from pase_mtf.search.messages import PassState, improve, message_passes, prune
 from pase_mtf.search.packed import Packed, Reduction, lift, quantum, reduce
 from pase_mtf.search.pulls import EXACTLY, grain, rounded_down
 from pase_mtf.search.registry import Progress, relative_gap
@@ -52,8 +51,11 @@ _WAITING = 0.25
 _OPERATIONS_PER_SECOND = 5e7
 # Matrix entries that a reduced network may have, whatever the network had.
 _MOST_COPIED = 1 << 23
-# Entries of all edges from where on the first passes are in single precision: below, the others are as quick.
+# Entries of all edges from where on a network is large: it pays to look for a good assignment before more passes.
 _LARGE = 1 << 21
+# How often passes read an entry of a matrix on average from where on a copy in single precision pays, which takes as
+# long to make as reading everything a dozen times.
+_REREAD = 8
 # Single precision holds costs between these limits.
 _LEAST_COST, _MOST_COST = 1e-25, 1e25
 # Configurations per vertex that are looked at for a good assignment, by reduced cost.
@@ -346,14 +348,10 @@ class Minimiser:
                                self._budget.seconds, step)
         self.statistics["passes"] += found.passes
         self._offer(p, part.state.best, found.cost)
-        if part.rough is not EXACTLY:
+        if part.work >= _LARGE or part.rough is not EXACTLY:
             if self._thorough:
                 self._look_for_better(p, part.state)
-            bounds = part.state.bounds
-            # Where layers repeat, one like the other, so that they go on repeating.
-            room = self.cost - self._target() - (bounds if step == 0.0 else np.full(len(bounds), bounds.min()))
-            for v, (begin, end) in enumerate(itertools.pairwise(p.first.tolist())):  # there may be millions
-                part.state.active[begin:end] &= part.state.reduced_costs[begin:end] <= room[v]
+            prune(p, part.state, self.cost - self._target(), step != 0.0)
         part.bound = max(part.bound, float(found.bound))
 
     def _keep_potentials(self, part: _Part) -> None:
@@ -373,19 +371,19 @@ class Minimiser:
     def _look_for_better(self, p: Packed, state: PassState) -> None:
         """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
         them."""
-        few = np.zeros(len(p.unary), bool)
-        for begin, end in itertools.pairwise(p.first.tolist()):
-            if end - begin <= _PROMISING:
-                few[begin:end] = True
-            else:
-                value = np.where(state.active[begin:end], state.reduced_costs[begin:end], np.inf)
-                few[begin + np.argpartition(value, _PROMISING)[:_PROMISING]] = True
-        part = reduce(p, few).network
+        few = _promising(p.first, state.active, state.reduced_costs, _PROMISING)
+        try:
+            part = reduce(p, few).network
+        except InfeasibleError:  # of these few no assignment is finite: that says nothing of the others
+            return
         own = part.original
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
         search = Minimiser(part, budget=Budget(self._budget.deadline, self._room * (1 - _WAITING)), cutoff=self.cost,
                            unit=self._unit, thorough=False)
-        search.run(most_nodes=1)
+        try:
+            search.run(most_nodes=1)
+        except InfeasibleError:
+            return
         if search.best is not None:
             choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
             self._offer(p, choice, improve(p, choice, _SWEEPS))
@@ -449,12 +447,34 @@ def _count(first: np.ndarray, active: np.ndarray) -> np.ndarray:  # pragma: no c
     return found
 
 
+@compiled
+def _promising(first: np.ndarray, active: np.ndarray, reduced_costs: np.ndarray, count: int
+               ) -> np.ndarray:  # pragma: no cover (compiled)
+    """bool [configurations]: so many per vertex, those of the least reduced costs, active ones first."""
+    found, best, least = np.zeros(len(active), np.bool_), np.empty(count, np.int64), np.empty(count)
+    for v in range(len(first) - 1):
+        kept = 0
+        for position in range(first[v], first[v + 1]):
+            value = reduced_costs[position] if active[position] else np.inf
+            if kept == count and not value < least[kept - 1]:
+                continue
+            kept = min(kept + 1, count)
+            place = kept - 1
+            while place > 0 and value < least[place - 1]:
+                best[place], least[place] = best[place - 1], least[place - 1]
+                place -= 1
+            best[place], least[place] = position, value
+        for place in range(kept):
+            found[best[place]] = True
+    return found
+
+
 def _rounded_down(p: Packed, room: float) -> np.ndarray:
     """The matrices in single precision where that pays and fits so many bytes, else EXACTLY."""
-    if _work(p) < _LARGE or p.values.nbytes > room:
+    work = _work(p)
+    if work < _LARGE or work < _REREAD * len(p.values) or p.values.nbytes > room:
         return EXACTLY
-    fits = all(array.max(initial=0.0) < _MOST_COST and array.min(initial=0.0) > -_MOST_COST
-               for array in (p.unary, p.values)) and p.values.max(initial=0.0) >= _LEAST_COST
+    fits = p.least > -_MOST_COST and _LEAST_COST <= p.most < _MOST_COST
     return rounded_down(p) if fits else EXACTLY
 
 
@@ -479,10 +499,10 @@ def _entries_left(p: Packed, domains: np.ndarray) -> int:
 
 
 def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
-    """Whether the network without the inactive configurations takes clearly less work, and no more memory
-    than now (matrices that were shared may part)."""
+    """Whether the network without the inactive configurations takes so much less work that copying it, some five times
+    as dear as a pass over it, pays, and no more memory than now (matrices that were shared may part)."""
     work = _entries_left(p, domains)
     before = int((p.extents[0] * p.extents[1]).sum())
-    return work < 0.7 * before + 1000 and work <= max(2 * len(p.values), _MOST_COPIED)
+    return work < 0.3 * before + 1000 and work <= max(2 * len(p.values), _MOST_COPIED)
 
 

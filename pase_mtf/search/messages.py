@@ -20,7 +20,7 @@ from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.packed import Packed, reduce
 from pase_mtf.search.pulls import EXACTLY, pull, pull_rough
 
-__all__ = ["PassResult", "PassState", "improve", "message_passes", "reduced_costs"]
+__all__ = ["PassResult", "PassState", "improve", "message_passes", "prune", "reduced_costs"]
 
 # Entries of a matrix from where on it pays to look for an edge that has been pulled with the same potentials.
 _SHARED = 1 << 12
@@ -324,10 +324,14 @@ def _prune_rough(theta: np.ndarray, delta: float, room: float, active: np.ndarra
 
 
 @compiled
-def _prune(p: Packed, state: PassState, most: float) -> None:  # pragma: no cover (compiled)
-    """Prunes the configurations that are only in assignments that cost more than `most`."""
+def prune(p: Packed, state: PassState, most: float, alike: bool) -> None:  # pragma: no cover (compiled)
+    """Prunes the configurations that are only in assignments that cost more than `most`; with `alike`, by one bound for
+    all vertices: where layers repeat, they go on repeating."""
+    least = np.inf
+    for bound in state.bounds:
+        least = min(least, bound)
     for v in range(len(p.first) - 1):
-        room = most - state.bounds[v]
+        room = most - (least if alike else state.bounds[v])
         for position in range(p.first[v], p.first[v + 1]):
             if state.reduced_costs[position] > room:
                 state.active[position] = False
@@ -415,7 +419,7 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
             bound = max(bound, running) if known else bound
             break
         if known and len(rough) == 0:
-            _prune(p, state, best_cost + margin)
+            prune(p, state, best_cost + margin, False)
         bound, known = max(bound, running), True
         made += ahead
         if best_cost - bound <= enough:

@@ -83,6 +83,13 @@ class CostNetwork:
         return tuple(NetworkEdge(source, target, matrices[matrix], classes[rows], classes[columns])
                      for source, target, matrix, rows, columns in self.arrays.edges())
 
+    @functools.cached_property
+    def extremes(self) -> tuple[float, float]:
+        """The least and the greatest of all costs, of layers and of edges; (inf, -inf) of a network without any."""
+        costs = [self.arrays.unary, *self.arrays.matrices()]
+        return (min((float(array.min(initial=math.inf)) for array in costs), default=math.inf),
+                max((float(array.max(initial=-math.inf)) for array in costs), default=-math.inf))
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of configurations per layer."""
@@ -184,6 +191,7 @@ class CostNetwork:
         normal = CostNetwork.of_arrays(normalize(self.arrays, budget or Budget(memory=math.inf)), self.kinds)
         if keep:
             self._normal = normal
+            normal.extremes  # noqa: B018 (read once, for every search to come)
         return normal
 
     def save(self, path: str | os.PathLike[str]) -> None:

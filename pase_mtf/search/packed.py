@@ -37,6 +37,7 @@ class Packed(NamedTuple):
       adjacent_at: int64 [2, vertices + 1], where the list of edges that have a vertex at that side begins.
       adjacent: int32 [2, edges], those lists.
       constant: cost of what has been decided already.
+      least, most: no entry of `unary` and of the matrices is below the one or above the other.
     """
 
     first: np.ndarray
@@ -53,6 +54,8 @@ class Packed(NamedTuple):
     adjacent_at: np.ndarray
     adjacent: np.ndarray
     constant: float
+    least: float
+    most: float
 
     @property
     def vertices(self) -> int:
@@ -85,7 +88,7 @@ class Packed(NamedTuple):
 
 def _assemble(first: np.ndarray, unary: np.ndarray, original: np.ndarray, values: np.ndarray, matrix: np.ndarray,
               ends: np.ndarray, extents: np.ndarray, classes: np.ndarray, classes_at: np.ndarray,
-              constant: float) -> Packed:
+              constant: float, extremes: tuple[float, float]) -> Packed:
     vertices, edges = len(first) - 1, len(matrix)
     bounds = np.zeros(2 * edges + 1, np.int64)
     np.cumsum(extents.T.ravel(), out=bounds[1:])
@@ -96,19 +99,28 @@ def _assemble(first: np.ndarray, unary: np.ndarray, original: np.ndarray, values
         adjacent[side] = np.argsort(ends[side], kind="stable")
     return Packed(first, unary, original, values, matrix, ends, extents, classes, classes_at,
                   np.ascontiguousarray(bounds[:-1].reshape(-1, 2).T), int(bounds[-1]), adjacent_at, adjacent,
-                  float(constant))
+                  float(constant), *extremes)
+
+
+@compiled
+def _places(first: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """Of every configuration, its index in its vertex's domain."""
+    found = np.empty(first[-1], np.int32)
+    for v in range(len(first) - 1):
+        for k in range(first[v + 1] - first[v]):
+            found[first[v] + k] = k
+    return found
 
 
 def pack(network: CostNetwork) -> Packed:
     """Lays a normalized network out for compiled code. Its values and classes are not copied."""
     arrays = network.arrays
     values, = arrays.values
-    original = np.arange(len(arrays.unary)) - np.repeat(arrays.first[:-1], np.diff(arrays.first))
     return _assemble(
-        arrays.first, arrays.unary, original.astype(np.int32), values, arrays.matrix_at[arrays.edge_matrix],
+        arrays.first, arrays.unary, _places(arrays.first), values, arrays.matrix_at[arrays.edge_matrix],
         arrays.ends,
         np.ascontiguousarray(arrays.shapes[arrays.edge_matrix].T), arrays.classes,
-        arrays.classes_at[arrays.edge_classes], 0.0)
+        arrays.classes_at[arrays.edge_classes], 0.0, network.extremes)
 
 
 # Entries of all matrices from where on a network is not copied for nothing.
@@ -317,7 +329,7 @@ def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = Non
     budget = budget or Budget(memory=math.inf)
     if messages is None:
         messages = np.zeros(packed.potentials)
-    forbidden = max(packed.unary.max(initial=0.0), packed.values.max(initial=0.0)) == np.inf
+    forbidden = packed.most == np.inf
     if keep_large and len(packed.values) > _LARGE and not forbidden and active.all():
         return Reduction(packed, messages, np.arange(len(packed.matrix)), np.zeros(0, np.int64))
     # Most networks forbid nothing, and never need this kernel.
@@ -340,7 +352,7 @@ def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = Non
     begin = np.cumsum(extents.sum(axis=0)) - extents.sum(axis=0)
     matrix = packed.matrix[left]
     if np.array_equal(extents, packed.extents[:, left]):  # no edge loses a class: the matrices stay where they are
-        values = packed.values
+        values, least, most = packed.values, packed.least, packed.most
     else:
         kind = np.unique(matrix, return_inverse=True)[1]
         new_matrix = np.empty_like(matrix)
@@ -348,9 +360,10 @@ def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = Non
                              new_matrix, budget.memory / 8)
         if size > len(values):
             raise MemoryError(f"{8 * size} bytes for the matrices")
-        matrix = new_matrix
+        matrix, least, most = new_matrix, values.min(initial=np.inf), values.max(initial=-np.inf)
     network = _assemble(first, unary, packed.original[kept], values, matrix, ends, extents, classes, classes_at,
-                        constant)
+                        constant, (float(min(least, unary.min(initial=np.inf))),
+                                   float(max(most, unary.max(initial=-np.inf)))))
     from_where = np.repeat(packed.potentials_at[:, left].T.ravel(), extents.T.ravel())
     return Reduction(network, messages[from_where + old_class], left, old_class)
 

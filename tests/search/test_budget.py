@@ -104,6 +104,7 @@ def test_a_bound_without_a_whole_pass(seed):
 def test_nothing_calls_itself(monkeypatch):
     """The search among promising configurations met the same part again, and called itself until Python gave up."""
     monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
+    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
     only_branching(monkeypatch)
     depth, deepest = [0], [0]
     run = Minimiser.run
@@ -228,6 +229,7 @@ def test_many_layers_without_edges():
 @pytest.mark.parametrize("seed", [0, 3, 13, 31])
 def test_costs_at_the_ends_of_float(unit, seed, monkeypatch):
     monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
+    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
     rng, every = np.random.default_rng(seed), np.arange(4)
 
     def draw(*shape):

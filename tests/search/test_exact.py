@@ -149,6 +149,7 @@ def _large_ring(seed, classes=600, layers=5):
 @pytest.mark.parametrize("seed", range(3))
 def test_single_precision_of_large_networks_changes_nothing(seed, monkeypatch):
     network = _large_ring(seed)
+    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
     quick = solve(network, certificate=False)
     calls = []
     monkeypatch.setattr(branch_and_bound, "rounded_down", lambda p: calls.append(p) or rounded_down(p))
@@ -157,7 +158,7 @@ def test_single_precision_of_large_networks_changes_nothing(seed, monkeypatch):
     assert again.optimal
     assert again.assignment == quick.assignment
     check_certificate(network, again)
-    monkeypatch.setattr(branch_and_bound, "_LARGE", 1 << 62)
+    monkeypatch.setattr(branch_and_bound, "_REREAD", 1 << 62)
     calls.clear()
     slow = solve(network, certificate=False)
     assert not calls

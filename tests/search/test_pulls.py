@@ -73,6 +73,7 @@ def test_the_optimum_of_what_repeats(seed, kind, monkeypatch):
         steps.append(grain(*arguments))
         return steps[-1]
     monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
+    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
     monkeypatch.setattr(pulls, "_REPETITIVE", 2)
     monkeypatch.setattr(branch_and_bound, "grain", noted)
     network = _blocks(seed, 10, 68, kind)

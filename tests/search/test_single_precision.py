@@ -17,6 +17,7 @@ def single(monkeypatch):
         calls[0] += 1
         return rounded_down(p)
     monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
+    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
     monkeypatch.setattr(branch_and_bound, "_CHEAP_OPERATIONS", 0)
     monkeypatch.setattr(branch_and_bound, "rounded_down", rounded)
     monkeypatch.setattr(Minimiser, "_descend", lambda self, part: False)
