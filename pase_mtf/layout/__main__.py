@@ -30,8 +30,8 @@ def _define() -> None:
     flags.DEFINE_string("mesh_shape", None, "only this mesh shape, such as rows:2;cols:4", flag_values=_FLAGS)
     flags.DEFINE_multi_string("compare", [], "a layout to cost too: mesh shape and layout rules in one string, such "
                               "as rows:2;cols:4;batch:rows (may be repeated)", flag_values=_FLAGS)
-    flags.DEFINE_multi_string("fix", [], "dim:axis for a dim whose axis is given, dim: for one that stays whole (may "
-                              "be repeated)", flag_values=_FLAGS)
+    flags.DEFINE_multi_string("fix", [], "dim:axis for a dim whose axis is given, dim: for one that stays whole, "
+                              "dim=other for two that are to share an axis (may be repeated)", flag_values=_FLAGS)
     flags.DEFINE_string("machine", "local", "whose numbers count: a name, a file, or local (measured)",
                         flag_values=_FLAGS)
     flags.DEFINE_string("memory_limit", None, "bytes per device, such as 11e9", flag_values=_FLAGS)
@@ -95,18 +95,24 @@ def _reporting(build_graph: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
-def _fixed(entries: Sequence[str]) -> dict[str, str | None]:
-    """What --fix says: dim name -> axis name, None for a dim that stays whole."""
+def _fixed(entries: Sequence[str]) -> tuple[dict[str, str | None], list[tuple[str, str]]]:
+    """What --fix says: dim name -> axis name, None for a dim that stays whole; and pairs of dims that share an axis."""
     fixed: dict[str, str | None] = {}
+    together: list[tuple[str, str]] = []
     for entry in entries:
         for part in entry.replace(",", ";").split(";"):
+            one, equals, other = (word.strip() for word in part.partition("="))
+            if equals and one and other and one != other and not set(":=") & set(one + other):
+                together.append((one, other))
+                continue
             dim, colon, axis = part.strip().partition(":")
             if not colon or not dim or ":" in axis:
-                raise UsageError(f"--fix={entry}: {part!r} is not dim:axis; write it as in --fix=batch:rows")
+                raise UsageError(f"--fix={entry}: {part!r} is not dim:axis; write it as in --fix=batch:rows, or "
+                                 "--fix=nx=nx_block for two dims on one axis")
             if fixed.setdefault(dim, axis or None) != (axis or None):
                 raise UsageError(f"--fix={entry}: {dim} is fixed twice, to {fixed[dim] or 'no axis'} and to "
                                  f"{axis or 'no axis'}; a dim has one axis")
-    return fixed
+    return fixed, together
 
 
 _Number = TypeVar("_Number", int, float)
@@ -134,14 +140,14 @@ def _run() -> str:
     memory_limit = _number("memory_limit", _FLAGS.memory_limit, float)
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
-    fixed = _fixed(_FLAGS.fix)
+    fixed, together = _fixed(_FLAGS.fix)
     if not 0 <= _FLAGS.alternatives <= _MOST_ALTERNATIVES:
         raise UsageError(f"--alternatives={_FLAGS.alternatives}: give a number from 0 to {_MOST_ALTERNATIVES}")
     build_graph = _reporting(_load(_FLAGS.graph))
     # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
     from pase_mtf.layout.find import find_layout
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
-                        memory_limit=memory_limit, fixed=fixed, compare=_FLAGS.compare,
+                        memory_limit=memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
                         alternatives=_FLAGS.alternatives, name=_FLAGS.graph)
     print(found, file=sys.stderr)
     for dim in _FLAGS.explain:

@@ -34,8 +34,9 @@ __all__ = ["find_layout"]
 def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = None,
                 outputs: Iterable[mtf.Tensor] = (), machine: Machine | str | os.PathLike[str] | None = LOCAL,
                 mesh_shape: GivenShape | None = None, memory_limit: float | None = None,
-                fixed: Mapping[str, str | None] | None = None, *, compare: Sequence[GivenLayout] = (),
-                alternatives: int = 3, exported: ComputationGraph | None = None, name: str = "program") -> Layout:
+                fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),
+                compare: Sequence[GivenLayout] = (), alternatives: int = 3,
+                exported: ComputationGraph | None = None, name: str = "program") -> Layout:
     """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
 
     Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
@@ -54,6 +55,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
       memory_limit: bytes per device.
       fixed: dim name -> axis name for dims whose axis is given, None for those that stay whole. Axes named here are
         among those of the mesh shape.
+      together: pairs of dims that are to be on one axis, or both on none.
       compare: layouts to cost too, as "mesh shape;layout rules" ("rows:2;cols:4;batch:rows"), or pairs of the two.
       alternatives: how many of the next best layouts to return.
       exported: what export_graph made of the graph, if it is at hand.
@@ -82,7 +84,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
     loaded = load_machine(machine, devices)
     loaded.check_devices(devices)
     request = Request(devices, loaded, mesh, memory_limit, {dim: axis or None for dim, axis in (fixed or {}).items()},
-                      None if foreign else own, compared, alternatives, name)
+                      tuple(together), None if foreign else own, compared, alternatives, name)
     with tf_graph.as_default():
         found = (find_layout_of_program(program, built, request) if program is not None and program.arguments else
                  _find_layout_of_graph(built, exported, request))

@@ -63,6 +63,7 @@ class GraphSearch:
         start = time.perf_counter()
         outputs = list(outputs)
         self._legality = StockLegality(graph, outputs, request.devices, rebuilt=rebuilt)
+        _keep_together(self._legality, request)
         costs = LayoutCosts(self.exported, request.machine, self._legality)
         named = tuple(dict.fromkeys(axis for axis in request.fixed.values() if axis is not None))
         meshes = (request.mesh,) if request.mesh else mesh_shapes(request.devices, request.machine, named)
@@ -190,9 +191,9 @@ class GraphSearch:
                     f"is {search.least_memory:.0f}; raise the limit or use more devices")
         if search.rejected:
             return f"{name}: no layout lowers: {search.rejected[0][1]}; change the operation or fix other dims"
-        for dim, (parts, operation) in legality.parts.items():
-            return (f"{name}: no layout lowers: operation {operation}, dim {dim}: its slices were laid out beforehand "
-                    f"in {parts} parts; give a mesh shape with an axis of {parts}")
+        for dim, (parts, operation, reason) in legality.parts.items():
+            return (f"{name}: no layout lowers: operation {operation}, dim {dim}: {reason}; give a mesh shape with an "
+                    f"axis of {parts}")
         return f"{name}: no layout lowers over {self.request.devices} devices with what is fixed; fix fewer dims"
 
     def why_no_split(self) -> str:
@@ -222,6 +223,16 @@ class GraphSearch:
                     f"({1e3 * candidate.cost:.3f} ms) but {'does not lower' if problem.known else _UNKNOWN}: "
                     f"{problem}; this is the next best"))
         return tuple(notes.values())[:3]
+
+
+def _keep_together(legality: StockLegality, request: Request) -> None:
+    """Tells the legality of a graph which dims the caller wants on one axis."""
+    for names in request.together:
+        for dim in names:
+            if dim not in legality.sizes:
+                known = [name for name in legality.sizes if not name.startswith("_")]
+                raise UsageError(f"fixed {'='.join(names)}: {dim!r} is no dim of the graph; {nearest(dim, known)}")
+        legality.keep_together(names, Problem("(none)", names, f"{names[0]} and {names[1]} are to share an axis"))
 
 
 def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],

@@ -51,7 +51,8 @@ class StockLegality:
       sizes: dim name -> size -> the first operation that has it with that size.
       whole: dim name -> the problem that any split of it causes.
       apart: pairs of dims that may not share a mesh axis -> the problem.
-      parts: dim name -> (number of parts it must have, operation): slices that were laid out beforehand.
+      parts: dim name -> (number of parts it must have, operation, why).
+      together: pairs of dims that have to share a mesh axis, or both be whole -> the problem where they do not.
       reshapes: (dims before, dims after) -> operation.
       unknown: operations of classes without a rule, which are tried.
     """
@@ -69,7 +70,8 @@ class StockLegality:
         self.sizes: dict[str, dict[int, str]] = {}
         self.whole: dict[str, Problem] = {}
         self.apart: dict[frozenset[str], Problem] = {}
-        self.parts: dict[str, tuple[int, str]] = {}
+        self.parts: dict[str, tuple[int, str, str]] = {}
+        self.together: dict[frozenset[str], Problem] = {}
         self.reshapes: dict[tuple[Dims, Dims], str] = {}
         self.hopeless: list[Problem] = []
         self.unknown: list[mtf.Operation] = []
@@ -132,7 +134,18 @@ class StockLegality:
 
     def need_parts(self, operation: mtf.Operation, name: str, parts: int) -> None:
         """This dim has to be split into so many parts."""
-        self.parts.setdefault(name, (parts, operation.name))
+        self.parts.setdefault(name, (parts, operation.name, f"its slices were laid out beforehand in {parts} parts"))
+
+    def need_together(self, operation: mtf.Operation, names: tuple[str, str], parts: int) -> None:
+        """These two dims have to be on one axis, of so many devices."""
+        reason = f"its function of slices lowers only with {names[0]} and {names[1]} together on an axis of {parts}"
+        for name in names:
+            self.parts.setdefault(name, (parts, operation.name, reason))
+        self.keep_together(names, Problem(operation.name, names, reason))
+
+    def keep_together(self, names: tuple[str, str], problem: Problem) -> None:
+        """These two dims have to be on one axis, or both on none; the problem where they are not."""
+        self.together.setdefault(frozenset(names), problem)
 
     def reshape(self, operation: mtf.Operation, old: Dims, new: Dims) -> None:
         """A tensor of these dims is reshaped to those."""
@@ -187,15 +200,18 @@ class StockLegality:
             if size % sizes[axis]:
                 return Problem(operation, (name,), f"size {size} does not divide by {sizes[axis]}")
         if name in self.parts and self.parts[name][0] != sizes[axis]:
-            parts, operation = self.parts[name]
-            return Problem(operation, (name,), f"its slices were laid out beforehand in {parts} parts")
+            _, operation, reason = self.parts[name]
+            return Problem(operation, (name,), reason)
         return self._sums_and_reshapes({name: axis}, sizes)
 
     def problem_of_pair(self, one: str, axis: int, other: str, other_axis: int,
                         sizes: Sequence[int]) -> Problem | None:
         """Why two dims, each of which can be split so alone, cannot be both."""
-        if axis == other_axis and frozenset((one, other)) in self.apart:
-            return self.apart[frozenset((one, other))]
+        pair = frozenset((one, other))
+        if axis == other_axis and pair in self.apart:
+            return self.apart[pair]
+        if axis != other_axis and pair in self.together:
+            return self.together[pair]
         return self._reshape_problems({one: axis, other: other_axis}, sizes)
 
     def problem(self, axis_of: Mapping[str, int], sizes: Sequence[int]) -> Problem | None:
@@ -208,9 +224,12 @@ class StockLegality:
         if self.hopeless:
             return self.hopeless[0]
         axis_of = {name: axis for name, axis in axis_of.items() if name in self.sizes}
-        for name, (parts, operation) in self.parts.items():
+        for name, (_, operation, reason) in self.parts.items():
             if name not in axis_of:
-                return Problem(operation, (name,), f"its slices were laid out beforehand in {parts} parts")
+                return Problem(operation, (name,), reason)
+        for pair, apart in self.together.items():
+            if len({axis_of.get(name) for name in pair}) > 1:
+                return apart
         for name, axis in axis_of.items():
             problem = self.problem_of(name, axis, sizes)
             if problem is not None:

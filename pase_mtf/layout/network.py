@@ -65,7 +65,8 @@ class MeshNetwork:
     def _find_values(self) -> dict[str, tuple[int | None, ...]]:
         banned = {next(iter(entry.items())) for entry in self._forbidden if len(entry) == 1}
         result = {}
-        for name in dict.fromkeys((*self.costs.dims, *self._fixed)):
+        tied = itertools.chain(*map(sorted, self._legality.together))
+        for name in dict.fromkeys((*self.costs.dims, *self._fixed, *tied)):
             free = [axis for axis, size in enumerate(self._sizes)
                     if size > 1 and (name, axis) not in banned
                     and self._legality.problem_of(name, axis, self._sizes) is None]
@@ -87,7 +88,7 @@ class MeshNetwork:
     def _together(self, one: str, axis: int | None, other: str, other_axis: int | None) -> bool:
         """Whether two dims may be on these axes at the same time."""
         if axis is None or other_axis is None:
-            return True
+            return axis == other_axis or frozenset((one, other)) not in self._legality.together
         if any(len(entry) == 2 and entry.get(one, -1) == axis and entry.get(other, -1) == other_axis
                for entry in self._forbidden):
             return False

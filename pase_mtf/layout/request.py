@@ -24,6 +24,7 @@ class Request:
       mesh: the only mesh shape; None: all compete.
       memory_limit: bytes per device; None: no limit.
       fixed: dim name -> axis name, None for a dim that stays whole.
+      together: pairs of dims that are to be on one axis, or both on none.
       own: the layout that the program itself names, of as many devices; None: it names none.
       compare: layouts to cost too, as (mesh shape, dim name -> axis name).
       alternatives: how many of the next best layouts to return.
@@ -36,6 +37,7 @@ class Request:
     mesh: MeshShape | None = None
     memory_limit: float | None = None
     fixed: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    together: tuple[tuple[str, str], ...] = ()
     own: tuple[MeshShape, dict[str, str]] | None = None
     compare: tuple[tuple[MeshShape, dict[str, str]], ...] = ()
     alternatives: int = 3
@@ -49,11 +51,12 @@ class Request:
         return (not cost.problem
                 and (self.memory_limit is None or cost.memory_bytes <= self.memory_limit)
                 and (self.mesh is None or mesh == self.mesh)
-                and all(rules.get(dim) == axis for dim, axis in self.fixed.items()))
+                and all(rules.get(dim) == axis for dim, axis in self.fixed.items())
+                and all(rules.get(one) == rules.get(other) for one, other in self.together))
 
     def unconstrained(self) -> Request:
         """The same of any layout: no mesh shape, no dim and no memory is prescribed."""
-        return dataclasses.replace(self, mesh=None, memory_limit=None, fixed={})
+        return dataclasses.replace(self, mesh=None, memory_limit=None, fixed={}, together=())
 
 
 def compared_layouts(compare: Sequence[GivenLayout], devices: int) -> list[tuple[MeshShape, dict[str, str]]]:

@@ -115,6 +115,9 @@ class StockDemands(Protocol):
     def need_parts(self, operation: mtf.Operation, name: str, parts: int) -> None:
         """This dim has to be split into so many parts."""
 
+    def need_together(self, operation: mtf.Operation, names: tuple[str, str], parts: int) -> None:
+        """These two dims have to be on one axis, of so many devices."""
+
     def reshape(self, operation: mtf.Operation, old: Dims, new: Dims) -> None:
         """A tensor of these dims is reshaped to those."""
 

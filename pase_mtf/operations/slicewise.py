@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.operations.joined import joined_dims
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.protocols import Lowering, StockDemands
 from pase_mtf.operations.registry import Rule, add_rules, always, names_of, splittable_dims
@@ -27,7 +28,11 @@ def _demands(operation: mtf.Operation, demands: StockDemands) -> None:
     demands.keep_whole(operation, names - set(operation.splittable_dims), "it is not declared splittable")
     given = {dim for tensor in operation.inputs for dim in tensor.shape.dimension_names}
     made = [set(tensor.shape.dimension_names) for tensor in operation.outputs]
-    demands.keep_whole(operation, names - set.intersection(given, *made),
+    joined = joined_dims(operation)
+    for pair in joined:
+        demands.need_together(operation, (pair.given, pair.made), pair.parts)
+    demands.keep_whole(operation, names - set.intersection(given, *made) - {name for pair in joined
+                                                                            for name in (pair.given, pair.made)},
                        "a function of slices cannot make or sum up a split dim")
 
 
@@ -42,10 +47,17 @@ def _gradient_nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> N
     return Nodes(broadcast_runs=broadcast_runs(operation.outputs[0], operation.inputs))
 
 
+def _joined(forward: mtf.Operation) -> set[str]:
+    """Dims that the function makes of blocks, each of them on the device that has the block: its gradient is whole."""
+    return {pair.made for pair in joined_dims(forward)} if isinstance(forward, mtf.SlicewiseOperation) else set()
+
+
 def _gradient_contracted(operation: mtf.Operation) -> tuple[tuple[str, ...], ...]:
     """Of every input's gradient, the dims that the function's outputs have and the input lacks: every part of them has
     used the input, and has a part of its gradient."""
-    made = dict.fromkeys(name for tensor in operation._forward_op.outputs for name in tensor.shape.dimension_names)
+    joined = _joined(operation._forward_op)
+    made = dict.fromkeys(name for tensor in operation._forward_op.outputs for name in tensor.shape.dimension_names
+                         if name not in joined)
     return tuple(tuple(name for name in made if name not in x.shape.dimension_names)
                  for x in operation._forward_op.inputs)
 
@@ -77,7 +89,7 @@ def _gradient_demands(operation: mtf.ops.GenericGradOperation, demands: StockDem
     forward = operation._forward_op
     for tensor in (*forward.inputs, *forward.outputs, *operation._grad_ys):
         demands.need_reduced(operation, tensor, "the gradient of a slicewise function of a pending sum")
-    made = {dim for tensor in forward.outputs for dim in tensor.shape.dimension_names}
+    made = {dim for tensor in forward.outputs for dim in tensor.shape.dimension_names} - _joined(forward)
     for tensor, gradient in zip(forward.inputs, operation.outputs, strict=True):
         if demands.is_used(gradient) and tensor.dtype.is_floating:
             demands.keep_whole(operation, made - set(tensor.shape.dimension_names),

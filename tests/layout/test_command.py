@@ -138,6 +138,8 @@ def test_flags_and_files(program, capsys, tmp_path):
     (["--mesh=8", "--graph=their_program:broken"], "failed: KeyError: 'hidden_size'", 2),
     (["--mesh=8", "--graph={}", "--format=yaml"], "--format=yaml: unknown", 2),
     (["--mesh=8", "--graph={}", "--fix=batch"], "not dim:axis", 2),
+    (["--mesh=8", "--graph={}", "--fix=batch="], "for two dims on one axis", 2),
+    (["--mesh=8", "--graph={}", "--machine=h100", "--fix=batch=hiden"], "did you mean 'hidden'", 2),
     (["--mesh=8", "--graph={}", "--machine=h100", "--fix=batches:rows"], "did you mean 'batch'", 2),
     (["--mesh=8", "--graph={}", "--machine=h100", "--memory_limit=10"], "least any layout needs", 3),
     (["--mesh=7", "--graph={}", "--machine=h100"], "does not divide by 7", 3),
