@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -231,10 +232,28 @@ def _vocabulary(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
         tokenizers.pre_tokenizers.Split(tokenizers.Regex(rf"\S{{{_LONGEST_WORD}}}"), "isolated"),
         tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.train_from_iterator(itertools.chain.from_iterable(texts), tokenizers.trainers.BpeTrainer(
+    trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=size, special_tokens=_SPECIAL, show_progress=False,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    _interruptible(lambda: tokenizer.train_from_iterator(itertools.chain.from_iterable(texts), trainer))
     with contextlib.suppress(OSError, PaseError):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, tokenizer.to_str())
     return tokenizer
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Runs what does not look at signals (a compiled library) in a thread of its own, so that Ctrl-C need not wait."""
+    outcome: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            outcome.append(error)
+    thread = threading.Thread(target=run, daemon=True)  # the end of the process does not wait for it
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if outcome:
+        raise outcome[0]

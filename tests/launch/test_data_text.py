@@ -1,7 +1,9 @@
 """What a run trains on: parallel text, plain text to be continued, and the windows of a language model."""
 
+import _thread
 import dataclasses
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from pase_mtf import models
 from pase_mtf.errors import DataError
 from pase_mtf.launch.data import check_data, open_data
-from pase_mtf.launch.data.text import END, PADDING, RESERVED, START, read_lines
+from pase_mtf.launch.data.text import END, PADDING, RESERVED, START, _interruptible, read_lines
 
 TEXT = models.load_config("transformer", "tiny", batch=4, length=16, vocab=400)
 TRANSFORMER = models.get("transformer")
@@ -196,3 +198,25 @@ def test_data_is_checked_without_a_model(tmp_path):
             check_data(spec, LANGUAGE)
     with pytest.raises(DataError, match=r"empty\.txt"):
         check_data(str(tmp_path / "empty.txt"), models.load_config("alexnet", "tiny", batch=4))
+
+
+def test_ctrl_c_does_not_wait_for_a_library():
+    """Compiled code looks at no signal, so it runs beside the thread that does."""
+    started, release = threading.Event(), threading.Event()
+    places = []
+
+    def work():
+        places.append(threading.current_thread())
+        started.set()
+        release.wait(60)
+
+    threading.Thread(target=lambda: started.wait(60) and _thread.interrupt_main(), daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        _interruptible(work)
+    release.set()
+    assert places[0] is not threading.main_thread()
+
+
+def test_what_fails_beside_fails():
+    with pytest.raises(ZeroDivisionError):
+        _interruptible(lambda: 1 / 0)
