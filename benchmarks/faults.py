@@ -72,7 +72,9 @@ class _Runs:
 
     def start(self, output: str | pathlib.Path, *flags: str) -> subprocess.Popen[str]:
         """A run, whose lines can be read."""
-        return subprocess.Popen(self.command(output, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # A shell's background jobs ignore Ctrl-C, and so would what they start.
+        return subprocess.Popen(self.command(output, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
     def resume(self, output: pathlib.Path, steps: int = 3) -> subprocess.CompletedProcess[str]:
         """A run that goes on from another, into a folder beside it."""
@@ -134,7 +136,12 @@ def _ended(runs: _Runs, number: signal.Signals, code: int) -> list[Row]:
         process = runs.start(output, *flags)
         wait(process)
         process.send_signal(number)
-        _, err = process.communicate(timeout=_LIMIT)
+        try:
+            _, err = process.communicate(timeout=_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return Row(f"{number.name} {name}", 1, 0, f"still running after {_LIMIT:.0f} s")
         tidy = process.returncode in (code, 0 if flags else code) and "Traceback" not in err
         if output.exists():
             found = "checkpoint, summary, report; went on from there"
