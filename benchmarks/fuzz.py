@@ -1,6 +1,6 @@
 """Feeds every reader of files changed and random contents, and counts what comes of it.
 
-    python -m benchmarks.fuzz --inputs=2000 [--seed=0]
+    python -m benchmarks.fuzz [--inputs=2000] [--seed=0]    writes docs/benchmarks/fuzz.md and fuzz.json
 
 An input is either refused with one line (PaseError), or taken; then what was read is used as well. Anything else is a
 fault, which is printed with the number of its input. The tests marked slow do the same with inputs of hypothesis.
@@ -24,23 +24,27 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
 from pase_mtf.errors import PaseError
+from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph, _hash
 from pase_mtf.launch.checkpoints.checkpoint import _own_hash, find_checkpoint
 from pase_mtf.launch.flag_values import parse_arms, parse_mesh
 from pase_mtf.launch.options import load_run_config
+from pase_mtf.launch.summary import Summary, read_summary, summary_json
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models import load_config
+from pase_mtf.runtime import describe_host
 from pase_mtf.search import solve
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.strategy.compile import small_graph
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["TARGETS", "Target", "main"]
+__all__ = ["TARGETS", "Target", "document", "main"]
 
-_ROOT = pathlib.Path(__file__).absolute().parents[1]
+_PAGE = ROOT / "docs" / "benchmarks" / "fuzz.md"
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 2 ** 31, 2 ** 63, 2 ** 64, -2 ** 63, 10 ** 30, 10 ** 400, 0.0, -0.0, 0.5, 1e-300,
     5e-324, 1e300, 1.7e308, float("nan"), float("inf"), "", "8", "yes", "batch", "\0", "é" * 9, "x" * 10_000, [], [[]],
@@ -100,7 +104,8 @@ def _changed(data: Any, source: random.Random) -> Any:
         elif kind == 1:
             holder.insert(key, source.choice(_VALUES))
         elif kind == 2 and isinstance(place, (int, float)) and not isinstance(place, bool):
-            holder[key] = place * source.choice((-1, 0, 2, 0.5, 1e30))
+            factor = source.choice((-1, 0, 2, 0.5, 1e30))
+            holder[key] = place * factor if abs(place) < 1e300 else -place
         else:
             holder[key] = source.choice(_VALUES)
     return data
@@ -174,7 +179,7 @@ class _Workplace:
         Machine.load("h100").save(folder / "machine.json")
         self.data = {name: json.loads((folder / f"{name}.json").read_text())
                      for name in ("graph", "strategy", "machine")}
-        instance = _ROOT / "tests" / "data" / "instances" / "rnnlm_8.npz"
+        instance = ROOT / "tests" / "data" / "instances" / "rnnlm_8.npz"
         CostNetwork.load(instance).save(folder / "network.npz")
         self.networks = [dict(np.load(instance)), dict(np.load(folder / "network.npz"))]
 
@@ -220,6 +225,20 @@ class _Workplace:
         self.path("resumed/config.json", raw)
         load_run_config(str(self.folder / "resumed"))
 
+    def summary(self, source: random.Random) -> bytes:
+        row = {"predicted_ms": 1.5, "measured_ms": None, "measured_ms_spread": None, "examples_per_second": None,
+               "speedup_over_data_parallel": None, "speedup_over_stock": None, "predicted_bytes": 2e9,
+               "measured_bytes": None, "final_loss": 0.5, "measured_ms_quartiles": None, "measured_steps": 0,
+               "same_as": None}
+        return _json(json.loads(summary_json(Summary(
+            status="search only", model="alexnet", preset="tiny", batch=8, mesh="8", devices=8, first_step=0,
+            arms={"search": row, "expert": row}, left_out={"mcmc": "why"}, disagreement=None, note=None,  # type: ignore
+            search={"seconds": 0.1, "optimal": True}, nodes={"search": 9}, build_seconds={"search": 1.0},
+            memory_method="how", facts={"devices": "8"}))), source)
+
+    def read_summary(self, raw: bytes) -> None:
+        summary_json(read_summary(self.path("read.json", raw)))
+
     def preset(self, source: random.Random) -> bytes:
         return _json({"preset": "tiny", "vocab": 400, "layers": 2, "learning_rate": 0.5, "dropout": 0.1}, source)
 
@@ -247,22 +266,24 @@ def targets(folder: pathlib.Path) -> list[Target]:
         Target("network", lambda source: _npz(source.choice(place.networks), source), place.read_network),
         Target("checkpoint", place.manifest, place.read_manifest),
         Target("run configuration", place.run_config, place.read_run_config),
+        Target("summary", place.summary, place.read_summary),
         Target("preset", place.preset, place.read_preset),
         Target("mesh flag", _words, parse_mesh),
         Target("arms flags", lambda source: (_words(source), _words(source)), lambda words: parse_arms(*words))]
 
 
-TARGETS = ("machine", "strategy", "graph", "network", "checkpoint", "run configuration", "preset", "mesh flag",
-           "arms flags")
+TARGETS = ("machine", "strategy", "graph", "network", "checkpoint", "run configuration", "summary", "preset",
+           "mesh flag", "arms flags")
 """The names of `targets`, for those who need them before there is a folder."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; its exit code is 1 where there are faults."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=1000, help="of every kind (default: %(default)s)")
+    parser.add_argument("--inputs", type=int, default=2000, help="of every kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the random changes")
-    parser.add_argument("--only", help="one kind of input")
+    parser.add_argument("--only", choices=TARGETS, help="one kind of input; its counts are printed, the page is left")
+    parser.add_argument("--output", type=pathlib.Path, default=_PAGE, help="the page; its numbers lie beside it")
     flags = parser.parse_args(arguments)
     rows, faults = [], 0
     with tempfile.TemporaryDirectory(prefix="pase_mtf-fuzz-") as name:
@@ -278,8 +299,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"{target.name} {number}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
             faults += counts["faults"]
             rows.append([target.name, flags.inputs, *counts.values()])
-    print(table(["kind of input", "inputs", "refused in one line", "taken", "faults"], rows))
+    where = f"{describe_host()}; Python {sys.version.split()[0]}, commit {commit()}"
+    measured = {"where": where, "seed": flags.seed, "rows": rows}
+    print(document(measured))
+    if flags.only is None:
+        write_atomically(flags.output.with_suffix(".json"), json.dumps(measured, indent=1) + "\n")
+        write_atomically(flags.output, document(measured))
     return 1 if faults else 0
+
+
+def document(measured: dict[str, Any]) -> str:
+    """The page."""
+    body = table(["kind of input", "inputs", "refused in one line", "taken and used", "faults"], measured["rows"])
+    return (f"# Changed and random inputs\n\n{body}\n\nFiles with values changed, missing, added, damaged or nested, "
+            "and flags of random words. What is taken is used: a graph is searched, a network solved. A fault is "
+            f"anything but a result or one line of refusal. Seed {measured['seed']}; {measured['where']}. "
+            "Reproduce with `python -m benchmarks.fuzz`.\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import re
 from pase_mtf.errors import UsageError, nearest, shortened
 
 __all__ = ["ARM_NAMES", "MAX_DEVICES", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor", "parse_arms",
-           "parse_bytes", "parse_mesh"]
+           "parse_mesh"]
 
 STOCK = "stock_data_parallel"
 ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
@@ -26,27 +26,6 @@ _ORDER = ("stock", *_BY_NAME, "file", *_RANDOM)
 MAX_DEVICES = 1024
 
 _REMEDY = "give a number of devices (--mesh=8) or a mesh shape (--mesh='rows:2;cols:4')"
-
-
-_BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
-          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-
-
-def parse_bytes(text: str) -> float | None:
-    """Reads the value of --memory_limit: bytes, "11GB", "10.5GiB", "none" (infinite), or "device" (None).
-
-    Raises:
-      UsageError: it is something else, or nothing.
-    """
-    word = text.strip().lower()
-    if word in ("device", "none"):
-        return None if word == "device" else math.inf
-    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?)\s*([kmgt]?i?b)?", word)
-    limit = float(match[1]) * _BYTES[match[2] or ""] if match and (match[2] or "") in _BYTES else 0.0
-    if not limit >= 1.0:
-        raise UsageError(f"--memory_limit={text}: give bytes (11000000000), a size (11GB, 10.5GiB), device (what a "
-                         "device of the machine holds) or none")
-    return limit
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 from absl import flags
 
 from pase_mtf import models
+from pase_mtf.amounts import parse_bytes
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.files import read_json
 from pase_mtf.launch.flag_values import (
@@ -20,7 +21,6 @@ from pase_mtf.launch.flag_values import (
     fitting_arms,
     largest_divisor,
     parse_arms,
-    parse_bytes,
     parse_mesh,
 )
 from pase_mtf.machine.machine import Machine

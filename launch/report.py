@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
+from pase_mtf.amounts import bytes_text
 from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.data import Data
@@ -103,14 +104,8 @@ def number(value: float | None, form: str, unit: str = "") -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes for people."""
-    if value is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
+    """Bytes for people, or a dash."""
+    return "-" if value is None else bytes_text(value)
 
 
 _PAGE = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from absl import flags
 
+from pase_mtf.amounts import parse_bytes
 from pase_mtf.errors import PaseError, UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.layout.formats import FORMATS
@@ -34,7 +35,8 @@ def _define() -> None:
                               "dim=other for two that are to share an axis (may be repeated)", flag_values=_FLAGS)
     flags.DEFINE_string("machine", "local", "whose numbers count: a name, a file, or local (measured)",
                         flag_values=_FLAGS)
-    flags.DEFINE_string("memory_limit", None, "bytes per device, such as 11e9", flag_values=_FLAGS)
+    flags.DEFINE_string("memory_limit", "device", "what a layout may need per device: bytes, 11GB, 10.5GiB, "
+                        "device (what one of the machine holds) or none", flag_values=_FLAGS)
     flags.DEFINE_string("format", "flags", f"what to print: {', '.join(FORMATS)}", flag_values=_FLAGS)
     flags.DEFINE_string("output", None, "write to this file instead of the standard output", flag_values=_FLAGS)
     flags.DEFINE_bool("overwrite", False, "replace the output file if it exists", flag_values=_FLAGS)
@@ -137,7 +139,7 @@ def _run() -> str:
     devices = _number("mesh", _FLAGS.mesh, int)
     if devices is None and _FLAGS.mesh_shape is None:
         raise UsageError("--mesh is missing; say how many devices: --mesh=8")
-    memory_limit = _number("memory_limit", _FLAGS.memory_limit, float)
+    parse_bytes(_FLAGS.memory_limit)  # before the program is built
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
     fixed, together = _fixed(_FLAGS.fix)
@@ -147,7 +149,7 @@ def _run() -> str:
     # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
     from pase_mtf.layout.find import find_layout
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
-                        memory_limit=memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
+                        memory_limit=_FLAGS.memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
                         alternatives=_FLAGS.alternatives, name=_FLAGS.graph)
     print(found, file=sys.stderr)
     for dim in _FLAGS.explain:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pase_mtf.amounts import parse_bytes
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf, tf
@@ -23,7 +24,7 @@ from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import Layout
 from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.rebuild import find_layout_of_program
-from pase_mtf.layout.request import Request, compared_layouts
+from pase_mtf.layout.request import Request, bytes_limit, compared_layouts
 from pase_mtf.layout.space import GivenLayout, GivenShape, mesh_and_devices
 from pase_mtf.machine.machine import LOCAL, Machine
 
@@ -33,7 +34,7 @@ __all__ = ["find_layout"]
 @checked_arguments
 def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = None,
                 outputs: Iterable[mtf.Tensor] = (), machine: Machine | str | os.PathLike[str] | None = LOCAL,
-                mesh_shape: GivenShape | None = None, memory_limit: float | None = None,
+                mesh_shape: GivenShape | None = None, memory_limit: float | str | None = "device",
                 fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),
                 compare: Sequence[GivenLayout] = (), alternatives: int = 3,
                 exported: ComputationGraph | None = None, name: str = "program") -> Layout:
@@ -52,7 +53,8 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
       machine: a Machine, the name of one, the path of its file, or "local" (None is the same), which is measured: see
         `pase_mtf.calibration.load.load_machine`.
       mesh_shape: only this one, as "rows:2;cols:4"; otherwise the search chooses.
-      memory_limit: bytes per device.
+      memory_limit: what a layout may need per device: bytes, "11GB", "device" (what a device of the machine holds), or
+        None (or "none"): no limit, then an answer that does not fit says so.
       fixed: dim name -> axis name for dims whose axis is given, None for those that stay whole. Axes named here are
         among those of the mesh shape.
       together: pairs of dims that are to be on one axis, or both on none.
@@ -67,9 +69,12 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
     Raises:
       UsageError: arguments that do not parse or do not fit each other; a function that returns something else, or
         needs other arguments.
-      InfeasibleError: no layout satisfies the constraints or lowers; names operation and dim.
+      InfeasibleError: no layout lowers (names operation and dim), or satisfies the constraints; where none fits the
+        memory limit, with what the lightest needs.
     """
     program = None if isinstance(graph, mtf.Graph) else Program(graph)
+    if isinstance(memory_limit, str):
+        parse_bytes(memory_limit)
     if alternatives < 0:
         raise UsageError(f"find_layout: alternatives={alternatives}: give 0 or more")
     mesh, devices = mesh_and_devices(mesh_shape, devices)
@@ -83,7 +88,8 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
     foreign = own is not None and own[0].devices != devices
     loaded = load_machine(machine, devices)
     loaded.check_devices(devices)
-    request = Request(devices, loaded, mesh, memory_limit, {dim: axis or None for dim, axis in (fixed or {}).items()},
+    request = Request(devices, loaded, mesh, bytes_limit(memory_limit, loaded),
+                      {dim: axis or None for dim, axis in (fixed or {}).items()},
                       tuple(together), None if foreign else own, compared, alternatives, name)
     with tf_graph.as_default():
         found = (find_layout_of_program(program, built, request) if program is not None and program.arguments else
@@ -113,12 +119,12 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
     return Layout(
         best=best, graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,
-        data_parallel=parallel, own=own, compared=compared,
+        device_bytes=request.machine.memory_bytes, data_parallel=parallel, own=own, compared=compared,
         alternatives=tuple(one.cost(f"next best {number}", candidate.mesh, candidate.rules)
                            for number, candidate in enumerate(found[1:], 1)),
         search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
                 **one.sizes()},
         notes=(*(one.notes(found[0]) if found else ()),
-               *one.own_classes([*([parallel] if parallel else []), *([own] if own else []), *compared]),
+               *one.of_program([*([parallel] if parallel else []), *([own] if own else []), *compared]),
                *(f"note: {note}" for entry in request.compare for note in one.unknown_dims(*entry))),
         variables=one.variables, _search=one.search)

@@ -19,6 +19,7 @@ from pase_mtf.layout.request import Request
 from pase_mtf.layout.search import Candidate, Search
 from pase_mtf.layout.space import MeshShape, mesh_shapes, rules_text
 from pase_mtf.layout.verify import Verifier
+from pase_mtf.operations.registry import rule_of
 from pase_mtf.strategy.experts import batch_dim
 
 __all__ = ["GraphSearch"]
@@ -60,6 +61,7 @@ class GraphSearch:
         self.variables = {variable.name: tuple(variable.shape.dimension_names) for variable in graph.all_variables}
         self.exported = exported or export_graph(graph, name=request.name)
         self.export_seconds = time.perf_counter() - start
+        self._random = list(_random_operations(graph.operations))
         start = time.perf_counter()
         outputs = list(outputs)
         self._legality = StockLegality(graph, outputs, request.devices, rebuilt=rebuilt)
@@ -186,9 +188,12 @@ class GraphSearch:
         if legality.hopeless:
             return (f"{name}: no layout lowers: {legality.hopeless[0]}; build the graph for {self.request.devices} "
                     "devices")
-        if search.memory_limit is not None and search.least_memory < float("inf"):
-            return (f"{name}: memory limit of {search.memory_limit:.0f} bytes per device: the least any layout needs "
-                    f"is {search.least_memory:.0f}; raise the limit or use more devices")
+        if search.lightest is not None:
+            least, mesh, axis_of = search.lightest
+            rules = {dim: mesh.names[axis] for dim, axis in axis_of.items()}
+            return (f"{name}: {self.request.too_large(least)}, the least that any layout needs ({mesh}, "
+                    f"{rules_text(rules) or 'no rules'}); take more devices, a smaller batch, or a higher memory limit "
+                    "(none lifts it)")
         if search.rejected:
             return f"{name}: no layout lowers: {search.rejected[0][1]}; change the operation or fix other dims"
         for dim, (parts, operation, reason) in legality.parts.items():
@@ -208,10 +213,10 @@ class GraphSearch:
                 reasons.append(str(problems[-1]))
         return "; ".join(reasons[:5]) or "name the dims of its tensors"
 
-    def own_classes(self, costs: Iterable[LayoutCost]) -> tuple[str, ...]:
-        """What trying the program's own Operation classes showed, and which of these layouts were kept out by those
-        that could not be tried."""
-        return own_class_notes(self._legality.unknown, costs)
+    def of_program(self, costs: Iterable[LayoutCost]) -> tuple[str, ...]:
+        """What trying the program's own Operation classes showed, which of these layouts were kept out by those that
+        could not be tried, and whether the losses of two layouts can be compared."""
+        return (*own_class_notes(self._legality.unknown, costs), *_noise_note(self._random))
 
     def notes(self, best: Candidate) -> tuple[str, ...]:
         """Cheaper layouts that do not lower."""
@@ -233,6 +238,22 @@ def _keep_together(legality: StockLegality, request: Request) -> None:
                 known = [name for name in legality.sizes if not name.startswith("_")]
                 raise UsageError(f"fixed {'='.join(names)}: {dim!r} is no dim of the graph; {nearest(dim, known)}")
         legality.keep_together(names, Problem("(none)", names, f"{names[0]} and {names[1]} are to share an axis"))
+
+
+def _random_operations(operations: Iterable[mtf.Operation]) -> Iterator[str]:
+    """Names of the operations that draw random numbers, those in loops too."""
+    for operation in operations:
+        if isinstance(operation, mtf.ops.RandomOperation):
+            yield operation.name
+        yield from _random_operations(rule_of(operation).body(operation))
+
+
+def _noise_note(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return (f"note: the program draws random numbers ({which}): stock Mesh-TensorFlow draws others under another "
+            "layout, so that losses of two layouts differ by noise; pase_mtf.lower draws the same under every one",)
 
 
 def _meshes_for_fixed(meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],

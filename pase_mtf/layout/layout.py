@@ -6,6 +6,7 @@ import dataclasses
 
 from tabulate import tabulate
 
+from pase_mtf.amounts import bytes_text
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.layout.formats import format_layout
 from pase_mtf.layout.search import Search
@@ -44,6 +45,12 @@ class LayoutCost:
         """Bytes on the fullest device."""
         return sum(self.memory.values())
 
+    def memory_text(self, device_bytes: float) -> str:
+        """One line: what is needed of what a device holds, and for what."""
+        parts = ", ".join(f"{part} {bytes_text(amount)}" for part, amount in self.memory.items() if amount > 0)
+        return (f"memory per device: {bytes_text(self.memory_bytes)} of {bytes_text(device_bytes)} at the predicted "
+                f"peak ({parts or 'nothing'})")
+
     def row(self) -> list[str]:
         """The cells of a table for people: name, layout, milliseconds (all, compute, collectives, resharding), MiB."""
         names = [self.name, self.mesh_shape, self.layout_rules or "(none)"]
@@ -64,6 +71,7 @@ class Layout:
       graph_name: of the graph.
       devices: p.
       machine_name, machine_source: whose numbers the predictions are.
+      device_bytes: what a device of that machine holds.
       data_parallel: the batch over all devices; None where no dim could be called the batch.
       own: the layout that the program itself names; None where it names none for so many devices.
       compared: the layouts that were given for comparison, in order.
@@ -80,6 +88,7 @@ class Layout:
     devices: int
     machine_name: str
     machine_source: str
+    device_bytes: float
     data_parallel: LayoutCost | None
     own: LayoutCost | None
     compared: tuple[LayoutCost, ...]
@@ -131,9 +140,12 @@ class Layout:
         problems = [f"{entry.name}: {entry.problem}" for entry in entries if entry.problem]
         problems += [f"{entry.name}: it lowers; not known to be right: {entry.doubt}" for entry in entries
                      if entry.doubt]
+        problems += [f"{entry.name}: needs {bytes_text(entry.memory_bytes)} per device, {self.machine_name} holds "
+                     f"{bytes_text(self.device_bytes)}"
+                     for entry in entries if not entry.problem and entry.memory_bytes > self.device_bytes]
         replicated = (["note: no dim is split: every device does all of the work, which is faster here than what "
                        "splitting it would send"] if self.devices > 1 and not self.best.layout_rules else [])
-        return "\n".join([text, *problems, *self.notes, *replicated])
+        return "\n".join([text, self.best.memory_text(self.device_bytes), *problems, *self.notes, *replicated])
 
     def explain(self, dim: str) -> str:
         """What every axis would cost for a dim: with the other rules as they are, and with all others chosen anew.

@@ -190,6 +190,17 @@ class _Trials:
         """Whether a layout lowers and is what the caller asked for."""
         return self.request.allows(self.trials[layout].cost)
 
+    def why_too_large(self) -> str:
+        """What the lightest of the layouts needs that lower but do not fit the memory; "" without any."""
+        lowering = [trial.cost for trial in self.trials.values() if not trial.cost.problem]
+        if not lowering:
+            return ""
+        least = min(lowering, key=lambda cost: cost.memory_bytes)
+        problem = self.request.too_large(least.memory_bytes)
+        return problem and (f"{self.request.name}: {problem}, the least of the {len(lowering)} layouts that were tried "
+                            f"({least.mesh_shape}, {least.layout_rules or 'no rules'}); take more devices, a smaller "
+                            "batch, or a higher memory limit (none lifts it)")
+
     def usable(self) -> list[_Strings]:
         """The layouts that satisfy the caller, cheapest first."""
         return sorted(filter(self._satisfies, self.trials), key=lambda layout: self.trials[layout].cost.seconds)
@@ -245,7 +256,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
     bound = trials.try_candidates()
     usable = trials.usable()
     if not usable:
-        why = first_graph.why_nothing() if len(trials.graphs) == 1 else ""
+        why = (first_graph.why_nothing() if len(trials.graphs) == 1 else "") or trials.why_too_large()
         raise InfeasibleError(why or f"{request.name}: every layout found changes the graph into one that does not "
                                      "lower under it; fix the mesh shape")
     best = trials.trials[usable[0]]
@@ -257,6 +268,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
     return Layout(
         best=trials.cost(usable[0], "best"), graph_name=request.name, devices=request.devices,
         machine_name=request.machine.name, machine_source=request.machine.source,
+        device_bytes=request.machine.memory_bytes,
         data_parallel=trials.cost(data_parallel, "data parallel") if data_parallel else None,
         own=trials.cost(own, "own") if own else None,
         compared=tuple(trials.cost(layout, f"given {number}") for number, layout in enumerate(compared, 1)),
@@ -264,7 +276,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
         search={"seconds": best.graph.search.seconds, "export_seconds": best.graph.search.export_seconds,
                 "optimal": gap <= 1e-9, "gap": gap, "builds": trials.builds, "graphs": len(trials.graphs),
                 **best.graph.search.sizes()},
-        notes=(*notes, *best.graph.search.own_classes(asked)), variables=best.graph.search.variables,
+        notes=(*notes, *best.graph.search.of_program(asked)), variables=best.graph.search.variables,
         _search=best.graph.search.search)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
-from pase_mtf.errors import UsageError
+from pase_mtf.amounts import bytes_text, parse_bytes
+from pase_mtf.errors import UsageError, shortened
 from pase_mtf.layout.layout import LayoutCost
 from pase_mtf.layout.space import GivenLayout, MeshShape, parse_layout, parse_mesh_shape, parse_rules
 from pase_mtf.layout.verify import Memo
 from pase_mtf.machine.machine import Machine
 
-__all__ = ["Request", "compared_layouts"]
+__all__ = ["Request", "bytes_limit", "compared_layouts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Request:
       devices: p.
       machine: whose numbers count.
       mesh: the only mesh shape; None: all compete.
-      memory_limit: bytes per device; None: no limit.
+      memory_limit: bytes per device; infinite: no limit.
       fixed: dim name -> axis name, None for a dim that stays whole.
       together: pairs of dims that are to be on one axis, or both on none.
       own: the layout that the program itself names, of as many devices; None: it names none.
@@ -35,7 +37,7 @@ class Request:
     devices: int
     machine: Machine
     mesh: MeshShape | None = None
-    memory_limit: float | None = None
+    memory_limit: float = math.inf
     fixed: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     together: tuple[tuple[str, str], ...] = ()
     own: tuple[MeshShape, dict[str, str]] | None = None
@@ -49,14 +51,22 @@ class Request:
         mesh = parse_mesh_shape(cost.mesh_shape)
         rules = parse_rules(cost.layout_rules, mesh)
         return (not cost.problem
-                and (self.memory_limit is None or cost.memory_bytes <= self.memory_limit)
+                and cost.memory_bytes <= self.memory_limit
                 and (self.mesh is None or mesh == self.mesh)
                 and all(rules.get(dim) == axis for dim, axis in self.fixed.items())
                 and all(rules.get(one) == rules.get(other) for one, other in self.together))
 
     def unconstrained(self) -> Request:
         """The same of any layout: no mesh shape, no dim and no memory is prescribed."""
-        return dataclasses.replace(self, mesh=None, memory_limit=None, fixed={}, together=())
+        return dataclasses.replace(self, mesh=None, memory_limit=math.inf, fixed={}, together=())
+
+    def too_large(self, memory_bytes: float) -> str:
+        """What a layout needs beyond the memory limit, or without one beyond a device; empty where it needs no more."""
+        limit = self.machine.memory_bytes if math.isinf(self.memory_limit) else self.memory_limit
+        if memory_bytes <= limit:
+            return ""
+        holder = f"a device of {self.machine.name} holds" if limit == self.machine.memory_bytes else "the limit is"
+        return f"needs {bytes_text(memory_bytes)} per device, {holder} {bytes_text(limit)}"
 
 
 def compared_layouts(compare: Sequence[GivenLayout], devices: int) -> list[tuple[MeshShape, dict[str, str]]]:
@@ -71,3 +81,19 @@ def compared_layouts(compare: Sequence[GivenLayout], devices: int) -> list[tuple
             raise UsageError(f"layout to compare with has mesh {shape} of {shape.devices} devices, not {devices}; "
                              "compare meshes of one size")
     return found
+
+
+def bytes_limit(given: float | str | None, machine: Machine) -> float:
+    """The memory limit that a caller gave, in bytes; infinite for None.
+
+    Raises:
+      UsageError: it does not parse, or is not above zero.
+    """
+    if given is None:
+        return math.inf
+    if isinstance(given, str):
+        limit = parse_bytes(given)
+        return machine.memory_bytes if limit is None else limit
+    if not given > 0:
+        raise UsageError(f"memory_limit={shortened(given)}: give a positive number of bytes")
+    return float(given)

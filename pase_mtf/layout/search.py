@@ -88,20 +88,21 @@ class Search:
 
     Attributes:
       costs: of the graph's layouts.
-      meshes, fixed, memory_limit: what they have to satisfy.
+      meshes, fixed, memory_limit: what they have to satisfy; bytes per device, infinite without a limit.
       verify: lowers a layout, and says what goes wrong.
       rejected: layouts that were cheaper but do not lower, and why.
       networks: per mesh shape that was looked into, vertices and configurations of its network.
-      least_memory: bytes per device that the layouts need at least, where none was within the limit.
+      lightest: where no layout of a mesh shape was within the limit: the bytes per device that the lightest needs, its
+        mesh shape, and dim name -> index of its axis.
     """
 
     def __init__(self, costs: LayoutCosts, meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],
-                 memory_limit: float | None, verify: Callable[[MeshShape, dict[str, str]], Problem | None]) -> None:
+                 memory_limit: float, verify: Callable[[MeshShape, dict[str, str]], Problem | None]) -> None:
         self.costs, self.meshes, self.fixed = costs, meshes, fixed
         self.memory_limit, self.verify = memory_limit, verify
         self.rejected: list[tuple[Candidate, Problem]] = []
         self.networks: dict[MeshShape, tuple[int, int]] = {}
-        self.least_memory = math.inf
+        self.lightest: tuple[float, MeshShape, dict[str, int]] | None = None
 
     def _fixed_axes(self, mesh: MeshShape) -> dict[str, int | None]:
         """The fixed dims by index of the axis."""
@@ -192,32 +193,37 @@ class Search:
 
     def _assignments(self, network: MeshNetwork) -> Iterator[dict[str, int]]:
         """Layouts within the memory limit, cheapest first; the first of them may come twice."""
-        count = itertools.count()
+        any_fits = False
         try:
-            if self.memory_limit is not None:
-                solution = self._cheapest_within_memory(network, self.memory_limit)
-                if solution is None:
-                    return
-                yield network.layout(solution)
-            for _, assignment in cheapest(network.network):
+            for number, (_, assignment) in enumerate(cheapest(network.network)):
                 axis_of = network.layout(assignment)
                 if self._fits(network.mesh, axis_of):
+                    any_fits = True
                     yield axis_of
-                if next(count) > _PATIENCE:
+                elif not any_fits:
+                    # The cheapest that fits may come late in this order: it is searched for by itself.
+                    solution = self._cheapest_within_memory(network)
+                    if solution is None:
+                        return
+                    any_fits = True
+                    yield network.layout(solution)
+                if number > _PATIENCE:
                     return
         except InfeasibleError:
             return
 
     def _fits(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> bool:
-        return self.memory_limit is None or sum(self.costs.memory(mesh, axis_of).values()) <= self.memory_limit
+        return (math.isinf(self.memory_limit)
+                or sum(self.costs.memory(mesh, axis_of).values()) <= self.memory_limit)
 
-    def _cheapest_within_memory(self, network: MeshNetwork, limit: float) -> tuple[int, ...] | None:
+    def _cheapest_within_memory(self, network: MeshNetwork) -> tuple[int, ...] | None:
         memory = network.memory_vectors()
-        try:
-            return solve(network.network, memory=memory, memory_limit=limit).assignment
-        except InfeasibleError:
-            self.least_memory = min(self.least_memory, least_memory(network.network, memory)[0])
-            return None
+        least, lightest = least_memory(network.network, memory)
+        if least <= self.memory_limit:
+            return solve(network.network, memory=memory, memory_limit=self.memory_limit).assignment
+        if self.lightest is None or least < self.lightest[0]:
+            self.lightest = least, network.mesh, network.layout(lightest)
+        return None
 
     def cheapest_with(self, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:
         """The cheapest legal layout of a mesh shape with a dim on an axis (None: on none), without needless rules."""

@@ -5,7 +5,7 @@ import json
 import pytest
 from markdown_cells import rows
 
-from benchmarks import accuracy, layout_report, paper_document, search, search_document
+from benchmarks import accuracy, fuzz, layout_report, paper_document, search, search_document
 from benchmarks.speedup_rows import Rows, compact_table, full_table
 
 
@@ -16,6 +16,7 @@ def _read(path):
 @pytest.mark.parametrize(("page", "measured", "document"), [
     ("benchmarks/accuracy.md", "benchmarks/accuracy.json", lambda path: accuracy.document(_read(path))),
     ("benchmarks/batches.md", "benchmarks/batches.json", lambda path: compact_table(list(Rows(str(path))))),
+    ("benchmarks/fuzz.md", "benchmarks/fuzz.json", lambda path: fuzz.document(_read(path))),
     ("benchmarks/layout.md", "benchmarks/layout.json", lambda path: layout_report.document(_read(path))),
     ("benchmarks/search.md", "benchmarks/search.json", lambda path: search_document.document(search.load(path))),
     ("benchmarks/speedup.md", "benchmarks/speedup.json", lambda path: full_table(list(Rows(str(path))))),

@@ -1,9 +1,8 @@
-import math
 
 import pytest
 
 from pase_mtf.errors import UsageError
-from pase_mtf.launch.flag_values import fitting_arms, parse_arms, parse_bytes, parse_mesh
+from pase_mtf.launch.flag_values import fitting_arms, parse_arms, parse_mesh
 
 
 @pytest.mark.parametrize(("text", "devices", "axes"), [
@@ -75,20 +74,6 @@ def test_offers_the_nearest_arm(strategy, compare, offered):
 def test_numbers_of_thousands_of_digits(text):
     with pytest.raises(UsageError, match="can be driven"):
         parse_mesh(text)
-
-
-@pytest.mark.parametrize(("text", "limit"), [
-    ("1000", 1000), ("11GB", 11e9), ("10.5 GiB", 10.5 * 2**30), ("80gb", 80e9), ("3kib", 3072), ("7b", 7),
-    ("none", math.inf), ("device", None)])
-def test_reads_bytes(text, limit):
-    assert parse_bytes(text) == limit
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "0.5", "1e9", "inf", "nan", "11 gigabytes", "9" * 5000])
-def test_refuses_bytes_in_one_line(text):
-    with pytest.raises(UsageError, match="--memory_limit=") as caught:
-        parse_bytes(text)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("batch", "devices", "suffix"), [(64, 8, ""), (64, 12, "_8"), (60, 7, "_6"), (36, 96, "_36")])

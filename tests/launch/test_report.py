@@ -49,7 +49,7 @@ def test_table_is_aligned(rows):
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (12, "12 B"), (2**20, "1.0 MiB"), (3 * 2**30, "3.00 GiB"),
-                                             (2**41, "2048.00 GiB")])
+                                             (2**41, "2.00 TiB")])
 def test_size(value, text):
     assert size(value) == text
 

@@ -1,11 +1,13 @@
 """find_layout against all layouts there are, and against random ones."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 from nets import NETS, build
 
+from pase_mtf.amounts import bytes_text
 from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.build import price_strategy
 from pase_mtf.cost.memory import strategy_memory
@@ -26,12 +28,12 @@ SHARED = Machine("shared", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),), shar
 MACHINES = {"flat": FLAT, "steep": STEEP, "shared": SHARED}
 
 
-def perceptron():
+def perceptron(size=8):
     """Three dense layers of the user's own names, with a rename between them."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
-    batch, wide, narrow = mtf.Dimension("batch", 8), mtf.Dimension("wide", 16), mtf.Dimension("narrow", 8)
-    x = mtf.import_tf_tensor(mesh, tf.ones([8, 8]), [batch, narrow])
+    batch, wide, narrow = mtf.Dimension("batch", size), mtf.Dimension("wide", 16), mtf.Dimension("narrow", 8)
+    x = mtf.import_tf_tensor(mesh, tf.ones([size, 8]), [batch, narrow])
     w = [mtf.get_variable(mesh, f"w{number}", dims, initializer=tf.ones_initializer()) for number, dims in enumerate(
         ([narrow, wide], [wide, narrow], [mtf.Dimension("other", 8), wide]))]
     y = mtf.relu(mtf.einsum([x, w[0]], [batch, wide]))
@@ -190,18 +192,54 @@ def test_explain_lists_every_axis():
 
 def test_memory_limit():
     with tf.Graph().as_default():
-        graph, loss, _ = perceptron()
+        graph, loss, _ = perceptron(32)
         free = find_layout(graph, 4, [loss], FLAT)
         costs, legality = costs_of(graph, FLAT, 4, [loss])
         everything = [(costs.total(mesh, axis_of), sum(costs.memory(mesh, axis_of).values()))
                       for mesh, axis_of in all_layouts(legality, mesh_shapes(4, FLAT))]
         least = min(memory for _, memory in everything)
         limit = (least + free.memory_bytes) / 2
+        assert limit < free.memory_bytes
         found = find_layout(graph, 4, [loss], FLAT, memory_limit=limit)
         assert found.memory_bytes <= limit
         assert found.seconds == pytest.approx(min(cost for cost, memory in everything if memory <= limit), rel=1e-9)
-        with pytest.raises(InfeasibleError, match=f"the least any layout needs is {least:.0f}"):
+        with pytest.raises(InfeasibleError) as caught:
             find_layout(graph, 4, [loss], FLAT, memory_limit=least * 0.9)
+        assert f"needs {bytes_text(least)} per device, the limit is {bytes_text(least * 0.9)}" in str(caught.value)
+
+
+def test_what_a_device_holds_is_the_limit_unless_another_is_given():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron(32)
+        free = find_layout(graph, 4, [loss], FLAT)
+        lightest = find_layout(graph, 4, [loss], FLAT, memory_limit=free.memory_bytes * 0.99)
+        small = dataclasses.replace(FLAT, memory_bytes=lightest.memory_bytes)
+        assert find_layout(graph, 4, [loss], small).best == lightest.best
+        beyond = find_layout(graph, 4, [loss], small, memory_limit="none")
+        assert beyond.best == free.best
+        needs = f"best: needs {bytes_text(free.memory_bytes)} per device, flat holds {bytes_text(small.memory_bytes)}"
+        assert needs in str(beyond)
+        assert needs not in str(find_layout(graph, 4, [loss], FLAT))
+        with pytest.raises(InfeasibleError, match="a device of flat holds 1 B"):
+            find_layout(graph, 4, [loss], dataclasses.replace(FLAT, memory_bytes=1.0))
+
+
+def test_the_answer_says_what_memory_is_for():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        found = find_layout(graph, 4, [loss], FLAT)
+    line, = (line for line in str(found).splitlines() if line.startswith("memory per device: "))
+    for part, amount in found.best.memory.items():
+        assert (f"{part} {bytes_text(amount)}" in line) == (amount > 0)
+    assert f"{bytes_text(found.memory_bytes)} of {bytes_text(FLAT.memory_bytes)}" in line
+
+
+def test_noise_is_told():
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron()
+        assert "random" not in str(find_layout(graph, 4, [loss], FLAT))
+        mtf.dropout(loss.operation.inputs[0], is_training=True, keep_prob=0.5, name="mask")
+        assert "the program draws random numbers (mask" in str(find_layout(graph, 4, [loss], FLAT))
 
 
 def test_orders_of_axes_compete_where_links_differ():

@@ -1,0 +1,39 @@
+"""Amounts of memory, as people write and read them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from pase_mtf.errors import UsageError
+
+__all__ = ["bytes_text", "parse_bytes"]
+
+_BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
+          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(text: str) -> float | None:
+    """Reads the value of --memory_limit: bytes, "11GB", "10.5GiB", "none" (infinite), or "device" (None).
+
+    Raises:
+      UsageError: it is something else, or nothing.
+    """
+    word = text.strip().lower()
+    if word in ("device", "none"):
+        return None if word == "device" else math.inf
+    match = re.fullmatch(r"(\d{1,30}(?:\.\d{1,30})?(?:e\+?\d{1,2})?)\s*([kmgt]?i?b)?", word)
+    limit = float(match[1]) * _BYTES[match[2] or ""] if match and (match[2] or "") in _BYTES else 0.0
+    if not limit >= 1.0:
+        raise UsageError(f"--memory_limit={text}: give bytes (11000000000), a size (11GB, 10.5GiB), device (what a "
+                         "device of the machine holds) or none")
+    return limit
+
+
+def bytes_text(amount: float) -> str:
+    """Bytes in the unit that people would choose, such as "10.50 GiB"."""
+    for unit, form in (("B", ".0f"), ("KiB", ".1f"), ("MiB", ".1f"), ("GiB", ".2f")):
+        if amount < 1024:
+            return f"{amount:{form}} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} TiB"

@@ -1,0 +1,27 @@
+import math
+
+import pytest
+
+from pase_mtf.amounts import bytes_text, parse_bytes
+from pase_mtf.errors import UsageError
+
+
+@pytest.mark.parametrize(("text", "limit"), [
+    ("1000", 1000), ("11GB", 11e9), ("10.5 GiB", 10.5 * 2**30), ("80gb", 80e9), ("3kib", 3072), ("7b", 7),
+    ("none", math.inf), ("device", None), ("11e9", 11e9), ("1.5e+3 kb", 1.5e6)])
+def test_reads_bytes(text, limit):
+    assert parse_bytes(text) == limit
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "0.5", "e9", "1e-9", "1e999", "inf", "nan",
+                                  "11 gigabytes", "9" * 5000])
+def test_refuses_bytes_in_one_line(text):
+    with pytest.raises(UsageError, match="--memory_limit=") as caught:
+        parse_bytes(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("amount", "text"), [
+    (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (17.3e9, "16.11 GiB"), (1.3e12, "1.18 TiB")])
+def test_bytes_for_people(amount, text):
+    assert bytes_text(amount) == text
