@@ -48,8 +48,9 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf.launch.checkpoints.keeping import Keeper
     from pase_mtf.launch.console import Progress, print_header
     from pase_mtf.launch.data import open_data
-    from pase_mtf.launch.files import RunFiles, write_outcome, write_strategy
+    from pase_mtf.launch.files import RunFiles, write_outcome
     from pase_mtf.launch.judging.judge import Judge
+    from pase_mtf.launch.layout_file import layout_of_run
     from pase_mtf.launch.memory import check_memory
     from pase_mtf.launch.program import export_program
     from pase_mtf.launch.report import describe_run, final_table, search_summary
@@ -69,11 +70,13 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         for name, reason in left_out.items():
             print(f"{name} is left out: {reason}")
         chosen = strategies[options.arms[0].name]
-        write_strategy(files, graph, chosen)
+        chosen.save(files.path("strategy.json"))
+        layout = layout_of_run(plan, graph, machine, chosen)
+        files.write("layout.txt", layout)
         print(search_summary(strategies.get("search", chosen), graph))
         if options.search_only:
             print(chosen.table())
-            write_outcome(files, plan, machine, facts, graph, strategies, left_out)
+            write_outcome(files, plan, machine, facts, graph, strategies, left_out, layout)
             files.keep()
             return 0
 
@@ -95,7 +98,8 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         history.note, unwritten = judge.note, None
         if options.checkpoint and not history.disagreement and history.diverged is None:
             unwritten = keeper.finish()
-        rows = write_outcome(files, plan, machine, facts, graph, strategies, left_out, same, arms, history)
+        rows = write_outcome(files, plan, machine, facts, graph, strategies, left_out, layout, same, arms,
+                             history)
         print("", final_table(rows), "", f"files: {options.output_dir}", sep="\n")
         for arm in arms:
             arm.close()

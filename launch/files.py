@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -14,7 +13,6 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms import Arm
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.memory import MEMORY_METHOD
@@ -26,10 +24,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["RunFiles", "layout_text", "single_mesh", "write_outcome", "write_strategy"]
-
-_Mesh = list[tuple[str, int]]
-
+__all__ = ["RunFiles", "write_outcome"]
 
 class RunFiles:
     """Writes into the output directory; every failure to write is one line for the user.
@@ -124,14 +119,8 @@ class RunFiles:
             raise
 
 
-def write_strategy(files: RunFiles, graph: ComputationGraph, strategy: Strategy) -> None:
-    """Writes strategy.json and layout.txt."""
-    strategy.save(files.path("strategy.json"))
-    files.write("layout.txt", _layout(graph, strategy))
-
-
 def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[str, str],
-                  graph: ComputationGraph, strategies: Mapping[str, Strategy], left_out: Mapping[str, str],
+                  graph: ComputationGraph, strategies: Mapping[str, Strategy], left_out: Mapping[str, str], layout: str,
                   same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None) -> dict[str, ArmRow]:
     """Writes summary.json and report.html.
@@ -144,6 +133,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
       graph: its computation graph.
       strategies: arm -> strategy; the first is the one of --strategy.
       left_out: arm -> why there is none.
+      layout: the text of layout.txt.
       same_as: arm -> the arm with the same strategy that was trained in its stead.
       arms, history: what was trained; nothing with --search_only.
 
@@ -172,7 +162,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         notes["Measured memory"] = MEMORY_METHOD
     files.write("report.html", report_html(
         title=f"{plan.options.model} on {plan.devices.count} devices", facts={**facts, "status": status}, rows=rows,
-        history=history, strategy_table=main.table(), layout=_layout(graph, main), notes=notes,
+        history=history, strategy_table=main.table(), layout=layout, notes=notes,
         # Who interrupts a run does not want to wait for it.
         frontier=() if history.interrupted else _frontier(main), memory_limit=plan.options.bytes_per_device(machine)))
     return rows
@@ -192,78 +182,3 @@ def _search(strategies: Mapping[str, Strategy]) -> dict[str, Any] | None:
         return None
     found = strategies["search"].search
     return {"seconds": found.get("seconds"), "optimal": found.get("optimal"), "gap": found.get("gap"), **found}
-
-
-def _layout(graph: ComputationGraph, strategy: Strategy) -> str:
-    return layout_text(graph, strategy.configurations, strategy.devices, strategy.name)
-
-
-def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration],
-                devices: int) -> tuple[_Mesh, dict[str, str]] | None:
-    """The one mesh shape and the one set of layout rules that put every tensor where this strategy puts it.
-
-    Plain Mesh-TF splits a dim of a given name wherever it occurs, by the one axis its rule names, so the layers have to
-    agree: the same factorisation of the devices, the same axis per dim name, and no layer that replicates a dim with a
-    rule.
-
-    Args:
-      graph, configurations: the strategy.
-      devices: p.
-
-    Returns:
-      (mesh as (axis name, size), outermost first; dim name -> axis name), or None where the layers do not agree.
-    """
-    # A mesh axis is an interval of strides: from how many devices share a part, to how many a whole round takes.
-    boundaries = {1, devices}
-    splits: list[dict[str, tuple[int, int]]] = []
-    for layer, configuration in zip(graph.layers, configurations, strict=True):
-        if configuration.devices != devices:
-            return None
-        strides = configuration.strides
-        split = {dim: (strides[dim], strides[dim] * parts) for dim, parts in configuration.splits.items()}
-        # A renamed dim is laid out like the one it was renamed from: its name needs the same rule.
-        split.update({other: split[dim] for other, dim in layer.aliases.items() if dim in split})
-        splits.append(split)
-        boundaries.update(*splits[-1].values())
-    cuts = sorted(boundaries)
-    if any(high % low for low, high in itertools.pairwise(cuts)):
-        return None
-    axes = {(low, high): f"axis_{number}"
-            for number, (low, high) in enumerate(reversed(list(itertools.pairwise(cuts))))}
-    rules: dict[str, str] = {}
-    for split in splits:
-        for dim, interval in split.items():
-            if interval not in axes or rules.setdefault(dim, axes[interval]) != axes[interval]:
-                return None
-    for layer, split in zip(graph.layers, splits, strict=True):
-        if any(dim in rules and dim not in split for dim in (*layer.dims, *layer.aliases)):
-            return None
-    return [(name, high // low) for (low, high), name in axes.items()], rules
-
-
-def layout_text(graph: ComputationGraph, configurations: Sequence[Configuration], devices: int, name: str) -> str:
-    """The text of layout.txt.
-
-    Args:
-      graph, configurations: the strategy.
-      devices: p.
-      name: of the strategy, for people.
-    """
-    head = f"# strategy {name}, {devices} devices, graph {graph.name} ({graph.hash})\n"
-    found = single_mesh(graph, configurations, devices)
-    if found:
-        mesh, rules = found
-        return (head + "# One mesh expresses it; hand these to mtf.placement_mesh_impl.PlacementMeshImpl.\n"
-                f"mesh_shape = {_join(mesh)}\nlayout = {_join(sorted(rules.items()))}\n")
-    lines = [head + "# No single mesh expresses it: every layer has its own (pase_mtf.lower puts them together).\n"
-             "# Axes are numbered per layer, outermost first; devices 0..n-1 lie row-major over them."]
-    for layer, configuration in zip(graph.layers, configurations, strict=True):
-        mesh = [(f"axis_{number}", parts) for number, (_, parts) in enumerate(configuration.axes)]
-        rules_here = [(name, axis) for (dim, _), (axis, _) in zip(configuration.axes, mesh, strict=True) if dim
-                      for name in (dim, *(other for other, same in layer.aliases.items() if same == dim))]
-        lines.append(f"{layer.name}: mesh_shape = {_join(mesh)}  layout = {_join(rules_here)}")
-    return "\n".join(lines) + "\n"
-
-
-def _join(pairs: Sequence[tuple[str, object]]) -> str:
-    return ";".join(f"{first}:{second}" for first, second in pairs) or '""'

@@ -1,0 +1,145 @@
+"""layout.txt: the strategy of a run in the words of plain Mesh-TensorFlow, one mesh shape and one set of rules.
+
+Where the layers of a strategy do not agree on one mesh, it lists the layout of every layer, and beside them the best
+that one mesh can do, with what that costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from pase_mtf.compat import tf
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.console import Stage
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.program import program_of, variables_by_name
+from pase_mtf.layout.find import find_layout
+from pase_mtf.layout.layout import LayoutCost
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["best_single_layout", "layout_of_run", "layout_text", "single_mesh"]
+
+_Mesh = list[tuple[str, int]]
+_NOTHING = '""'
+
+
+def layout_of_run(plan: Plan, graph: ComputationGraph, machine: Machine, strategy: Strategy) -> str:
+    """The text of layout.txt for the trained strategy of a run.
+
+    Args:
+      plan: of the run.
+      graph: of its program.
+      machine: whose numbers count.
+      strategy: the one that is trained.
+    """
+    beside = ""
+    if single_mesh(graph, strategy.configurations, strategy.devices) is None:
+        with Stage("best single layout"):
+            beside = _beside(best_single_layout(plan, machine), strategy)
+    return layout_text(graph, strategy.configurations, strategy.devices, strategy.name, beside)
+
+
+def best_single_layout(plan: Plan, machine: Machine) -> LayoutCost | str:
+    """The best layout of the program of a run that one mesh expresses, within its limit of memory; or why there is
+    none.
+
+    Args:
+      plan: of the run.
+      machine: whose numbers count.
+    """
+    limit = plan.options.bytes_per_device(machine)
+    with tf.Graph().as_default(), variables_by_name():
+        program = program_of(plan)
+        try:
+            return find_layout(program.graph, plan.devices.count, [program.loss], machine, alternatives=0,
+                               memory_limit=None if math.isinf(limit) else limit, name=plan.options.model).best
+        except InfeasibleError as error:
+            return str(error)
+
+
+def _beside(single: LayoutCost | str, strategy: Strategy) -> str:
+    """The best single layout as comments of layout.txt."""
+    if isinstance(single, str):
+        return f"# And no single mesh would do: {single}"
+    return (f"# The best that one mesh can do is predicted {1e3 * single.seconds:.3f} ms a step, "
+            f"{single.seconds / strategy.seconds:.2f} times this strategy's {1e3 * strategy.seconds:.3f} ms:\n"
+            f"# mesh_shape = {single.mesh_shape}\n# layout = {single.layout_rules or _NOTHING}")
+
+
+def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration],
+                devices: int) -> tuple[_Mesh, dict[str, str]] | None:
+    """The one mesh shape and the one set of layout rules that put every tensor where this strategy puts it.
+
+    Plain Mesh-TF splits a dim of a given name wherever it occurs, by the one axis its rule names, so the layers have to
+    agree: the same factorisation of the devices, the same axis per dim name, and no layer that replicates a dim with a
+    rule.
+
+    Args:
+      graph, configurations: the strategy.
+      devices: p.
+
+    Returns:
+      (mesh as (axis name, size), outermost first; dim name -> axis name), or None where the layers do not agree.
+    """
+    # A mesh axis is an interval of strides: from how many devices share a part, to how many a whole round takes.
+    boundaries = {1, devices}
+    splits: list[dict[str, tuple[int, int]]] = []
+    for layer, configuration in zip(graph.layers, configurations, strict=True):
+        if configuration.devices != devices:
+            return None
+        strides = configuration.strides
+        split = {dim: (strides[dim], strides[dim] * parts) for dim, parts in configuration.splits.items()}
+        # A renamed dim is laid out like the one it was renamed from: its name needs the same rule.
+        split.update({other: split[dim] for other, dim in layer.aliases.items() if dim in split})
+        splits.append(split)
+        boundaries.update(*splits[-1].values())
+    cuts = sorted(boundaries)
+    if any(high % low for low, high in itertools.pairwise(cuts)):
+        return None
+    axes = {(low, high): f"axis_{number}"
+            for number, (low, high) in enumerate(reversed(list(itertools.pairwise(cuts))))}
+    rules: dict[str, str] = {}
+    for split in splits:
+        for dim, interval in split.items():
+            if interval not in axes or rules.setdefault(dim, axes[interval]) != axes[interval]:
+                return None
+    for layer, split in zip(graph.layers, splits, strict=True):
+        if any(dim in rules and dim not in split for dim in (*layer.dims, *layer.aliases)):
+            return None
+    return [(name, high // low) for (low, high), name in axes.items()], rules
+
+
+def layout_text(graph: ComputationGraph, configurations: Sequence[Configuration], devices: int, name: str,
+                beside: str = "") -> str:
+    """The text of layout.txt.
+
+    Args:
+      graph, configurations: the strategy.
+      devices: p.
+      name: of the strategy, for people.
+      beside: comments on what one mesh could do instead, for a strategy that needs more than one.
+    """
+    head = f"# strategy {name}, {devices} devices, graph {graph.name} ({graph.hash})\n"
+    found = single_mesh(graph, configurations, devices)
+    if found:
+        mesh, rules = found
+        return (head + "# One mesh expresses it; hand these to mtf.placement_mesh_impl.PlacementMeshImpl.\n"
+                f"mesh_shape = {_join(mesh)}\nlayout = {_join(sorted(rules.items()))}\n")
+    lines = [head + "# No single mesh expresses it: every layer has its own (pase_mtf.lower puts them together).\n"
+             "# Axes are numbered per layer, outermost first; devices 0..n-1 lie row-major over them.",
+             *([beside] if beside else [])]
+    for layer, configuration in zip(graph.layers, configurations, strict=True):
+        mesh = [(f"axis_{number}", parts) for number, (_, parts) in enumerate(configuration.axes)]
+        rules_here = [(name, axis) for (dim, _), (axis, _) in zip(configuration.axes, mesh, strict=True) if dim
+                      for name in (dim, *(other for other, same in layer.aliases.items() if same == dim))]
+        lines.append(f"{layer.name}: mesh_shape = {_join(mesh)}  layout = {_join(rules_here)}")
+    return "\n".join(lines) + "\n"
+
+
+def _join(pairs: Sequence[tuple[str, object]]) -> str:
+    return ";".join(f"{first}:{second}" for first, second in pairs) or _NOTHING
