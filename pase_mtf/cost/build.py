@@ -11,7 +11,7 @@ import numpy as np
 from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.memory import layer_memory
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
-from pase_mtf.cost.resharding import resharding_seconds
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import OperationSignature, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions, positions_of
 from pase_mtf.errors import UsageError, nearest
@@ -131,7 +131,7 @@ class _Builder:
     """Prices layers and edges, each shape once."""
 
     def __init__(self, machine: Machine, model: str) -> None:
-        self._machine, self._model = machine, model
+        self._reshardings, self._model = Reshardings(machine), model
         # By the identity of what `table` and `_shardings` return, which live as long as the builder.
         self._tables: dict[tuple[int, tuple[tuple[str, int], ...]], ConfigurationTable] = {}
         self._parts: dict[tuple[tuple[OperationSignature, ...], int], np.ndarray] = {}
@@ -156,7 +156,7 @@ class _Builder:
         key = signature, id(table)
         if key not in self._parts:
             price = layer_parts if self._model == "seconds" else paper_parts
-            self._parts[key] = price(signature, table, self._machine)
+            self._parts[key] = price(signature, table, self._reshardings)
         return self._parts[key]
 
     def edge(self, edge: Edge, tables: Sequence[ConfigurationTable],
@@ -188,9 +188,9 @@ class _Builder:
         key = id(source.shards), id(target.shards), shape, itemsize
         if key not in self._matrices:
             if self._model == "seconds":
-                matrix = resharding_seconds(source, target, shape, itemsize, self._machine)
+                matrix = self._reshardings.seconds(source, target, shape, itemsize)
             else:
-                matrix = paper_edge(source, target, shape, self._machine)
+                matrix = paper_edge(source, target, shape, self._reshardings)
             self._matrices[key] = matrix
         return self._matrices[key]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import move_seconds
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import FILTER_GRADIENT, PHASES, PRODUCTS, OperationSignature, TensorBytes
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.machine.machine import Machine
@@ -71,7 +72,8 @@ class _Shares:
         return matrix
 
 
-def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTable, machine: Machine) -> np.ndarray:
+def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTable,
+                reshardings: Reshardings) -> np.ndarray:
     """Seconds per training step of a layer under each of its configurations, by part.
 
     A kernel takes the longer of its arithmetic and its memory traffic at the sizes one device holds, then the time to
@@ -83,12 +85,12 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     Args:
       signature: `layer_signature` of the layer.
       table: its configurations.
-      machine: its numbers.
+      reshardings: price what is moved within the layer, on the machine whose numbers count.
 
     Returns:
       float64 [len(PARTS), K].
     """
-    result = np.zeros((len(PARTS), len(table.devices)))
+    result, machine = np.zeros((len(PARTS), len(table.devices))), reshardings.machine
     operations = collections.Counter(signature)
     kernels = [kernel for entry, times in operations.items() if entry.kind != "none"
                for kernel in _kernels(entry, times, machine)]
@@ -105,7 +107,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         for columns, tensors in entry.sums:
             result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(columns, tensors, table, machine)
         if entry.move:
-            result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, machine)
+            result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, reshardings)
     return result
 
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.cost.resharding import elements_moved, resharding_seconds
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.tables import ConfigurationTable, positions_of
 from pase_mtf.graph.computation_graph import LayerOperation
-from pase_mtf.machine.machine import Machine
 
 __all__ = ["Move", "move_elements", "move_of", "move_seconds"]
 
@@ -66,11 +65,12 @@ def _halo(move: Move, table: ConfigurationTable) -> tuple[np.ndarray, np.ndarray
     return np.where(shards > 1, elements * np.minimum(1.0, offset / block), 0.0), shards, table.strides[:, column]
 
 
-def move_seconds(move: Move, table: ConfigurationTable, machine: Machine) -> np.ndarray:
+def move_seconds(move: Move, table: ConfigurationTable, reshardings: Reshardings) -> np.ndarray:
     """Seconds of the move under each of K configurations: float64 [K], 0 where everything is in its place."""
+    machine = reshardings.machine
     if not move.shifted:
         source, target = table.shardings(move.source), table.shardings(move.target)
-        pairs = resharding_seconds(source, target, move.shape, move.itemsize, machine)
+        pairs = reshardings.seconds(source, target, move.shape, move.itemsize)
         seconds: np.ndarray = pairs[source.index, target.index]
         return seconds
     elements, shards, strides = _halo(move, table)
@@ -87,10 +87,10 @@ def move_seconds(move: Move, table: ConfigurationTable, machine: Machine) -> np.
     return np.where(shards > 1, seconds, 0.0)
 
 
-def move_elements(move: Move, table: ConfigurationTable) -> np.ndarray:
+def move_elements(move: Move, table: ConfigurationTable, reshardings: Reshardings) -> np.ndarray:
     """The most elements that a device fetches in the move, under each of K configurations."""
     if move.shifted:
         return _halo(move, table)[0]
     source, target = table.shardings(move.source), table.shardings(move.target)
-    elements: np.ndarray = elements_moved(source, target, move.shape)[source.index, target.index]
+    elements: np.ndarray = reshardings.elements(source, target, move.shape)[source.index, target.index]
     return elements

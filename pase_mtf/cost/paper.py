@@ -13,10 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.moves import move_elements
-from pase_mtf.cost.resharding import elements_moved
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import PRODUCTS, OperationSignature
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
-from pase_mtf.machine.machine import Machine
 
 __all__ = ["PAPER_PARTS", "paper_edge", "paper_parts"]
 
@@ -35,7 +34,8 @@ def _group(table: ConfigurationTable, columns: Sequence[int]) -> np.ndarray:
     return 1.0 / table.share(sorted({column for column in columns if column >= 0}))
 
 
-def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTable, machine: Machine) -> np.ndarray:
+def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTable,
+                reshardings: Reshardings) -> np.ndarray:
     """FLOP of a layer under each configuration, by part.
 
     A matrix product of local sizes m, n, k (a convolution is one) costs 3 m n k for its compute, an all-reduce of m n
@@ -47,12 +47,12 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     Args:
       signature: `layer_signature` of the layer.
       table: its K configurations.
-      machine: gives r.
+      reshardings: price what is moved within the layer; their machine gives r.
 
     Returns:
       float64 [len(PAPER_PARTS), K].
     """
-    result = np.zeros((len(PAPER_PARTS), len(table.devices)))
+    result, machine = np.zeros((len(PAPER_PARTS), len(table.devices))), reshardings.machine
     # (columns, bytes, dims absent, variables of this kind) -> times
     read: collections.Counter[tuple[tuple[int, ...], float, tuple[int, ...], int]] = collections.Counter()
     forward = collections.Counter(entry for entry in signature if entry.phase == "forward")
@@ -72,7 +72,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             if product or (only_pointwise and variables):
                 read[columns, nbytes, tuple(sorted(set(entry.dims) - set(columns))), variables] += count
         if entry.move:
-            result[_MOVES] += count * 2.0 * machine.balance * move_elements(entry.move, table)
+            result[_MOVES] += count * 2.0 * machine.balance * move_elements(entry.move, table, reshardings)
     for (columns, nbytes, absent, variables), times in read.items():
         result[_GRADIENTS] += (min(times, variables) if variables else times) * machine.balance * _words(
             nbytes / 4.0, table.share(columns), _group(table, absent))
@@ -80,12 +80,12 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
 
 
 def paper_edge(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int],
-               machine: Machine) -> np.ndarray:
+               reshardings: Reshardings) -> np.ndarray:
     """FLOP of an edge for every pair of shardings: the words that move forward, and the gradient's that move back.
 
     Returns:
       float64 [R, C].
     """
-    flop: np.ndarray = machine.balance * (
-        elements_moved(source, target, shape) + elements_moved(target, source, shape).T)
+    flop: np.ndarray = reshardings.machine.balance * (
+        reshardings.elements(source, target, shape) + reshardings.elements(target, source, shape).T)
     return flop

@@ -1,7 +1,7 @@
 """What it costs to move a tensor from one sharding to another, counted device by device.
 
 A device that needs a block of the target sharding holds a part of it already; it fetches the rest from the nearest
-devices that hold it. That is counted for one of all pairs of shardings that are alike (`distinct_pairs`).
+devices that hold it. That is counted for one of all pairs of shardings that are alike (`DistinctPairs`).
 """
 
 from __future__ import annotations
@@ -11,64 +11,73 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pase_mtf.cost.critical_path import critical_path
-from pase_mtf.cost.distinct_pairs import Sharded, distinct_pairs, gcd
+from pase_mtf.cost.critical_path import CriticalPaths
+from pase_mtf.cost.dim_relations import Sharded, gcd
+from pase_mtf.cost.distinct_pairs import DistinctPairs
 from pase_mtf.cost.tables import DistinctShardings
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.compiled import compiled
 
-__all__ = ["elements_moved", "resharding_seconds"]
+__all__ = ["Reshardings"]
 
 
-def resharding_seconds(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int], itemsize: int,
-                       machine: Machine) -> np.ndarray:
-    """Seconds to move a tensor between two shardings, for every pair of them.
+class Reshardings:
+    """Prices the moving of tensors on one machine. Pairs of shardings that are alike are looked at once, whichever
+    tensor they are of: price all edges of a graph with one object."""
 
-    On real devices: the critical-path device; what it fetches at each link level takes bytes/bandwidth, each message a
-    latency. On shared cores: what is sliced or concatenated is copied (read and written) once for all devices that
-    need it; every slice and concatenation costs an operation, every block sent (by reference) a latency. Where Mesh-TF
-    itself does it there (`machine.ring`), every device concatenates for itself, out of blocks that went round a ring,
-    and slices for itself.
+    def __init__(self, machine: Machine) -> None:
+        """Knows no pair."""
+        self.machine = machine
+        domains = np.array([1, *(link.devices for link in machine.links[:-1])], np.int64)
+        self._seconds = CriticalPaths(domains, np.array([1.0 / link.bandwidth for link in machine.links]),
+                                      np.array([link.latency for link in machine.links]))
+        self._elements = CriticalPaths(np.ones(1, np.int64), np.ones(1), np.zeros(1))
+        self._copies = _Copies()
 
-    Args:
-      source: R shardings of the tensor where it is made.
-      target: C shardings of it where it is used.
-      shape: unsplit size of its T dims.
-      itemsize: bytes per element.
-      machine: its links.
+    def seconds(self, source: DistinctShardings, target: DistinctShardings, shape: Sequence[int],
+                itemsize: int) -> np.ndarray:
+        """Seconds to move a tensor between two shardings, for every pair of them.
 
-    Returns:
-      float64 [R, C]; 0 where the shardings are equal.
-    """
-    nbytes = float(math.prod(shape) * itemsize)
-    if machine.shared_cores and machine.ring:
-        return _stock_seconds(source, target, nbytes, machine)
-    if machine.shared_cores:
-        return _shared_memory_seconds(source, target, nbytes, itemsize, machine)
-    domains = np.array([1, *(link.devices for link in machine.links[:-1])], np.int64)
-    per_tensor = np.array([nbytes / link.bandwidth for link in machine.links])
-    per_message = np.array([link.latency for link in machine.links])
-    return critical_path(_sharded(source), _sharded(target), domains, per_tensor, per_message)
+        On real devices: the critical-path device; what it fetches at each link level takes bytes/bandwidth, each
+        message a latency. On shared cores: what is sliced or concatenated is copied (read and written) once for all
+        devices that need it; every slice and concatenation costs an operation, every block sent (by reference) a
+        latency. Where Mesh-TF itself does it there (`machine.ring`), every device concatenates for itself, out of
+        blocks that went round a ring, and slices for itself.
 
+        Args:
+          source: R shardings of the tensor where it is made.
+          target: C shardings of it where it is used.
+          shape: unsplit size of its T dims.
+          itemsize: bytes per element.
 
-def elements_moved(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int]) -> np.ndarray:
-    """The most elements that a device needs of the target sharding and does not hold, for every pair: the paper's t_x.
+        Returns:
+          float64 [R, C]; 0 where the shardings are equal.
+        """
+        nbytes = float(math.prod(shape) * itemsize)
+        if self.machine.shared_cores and self.machine.ring:
+            return _stock_seconds(source, target, nbytes, self.machine)
+        if self.machine.shared_cores:
+            copies = self._copies.of(_sharded(source), _sharded(target))
+            return _shared_memory_seconds(*copies, nbytes, itemsize, self.machine)
+        return self._seconds.costs(_sharded(source), _sharded(target), nbytes)
 
-    Returns:
-      float64 [R, C].
-    """
-    return critical_path(_sharded(source), _sharded(target), np.ones(1, np.int64), np.array([float(math.prod(shape))]),
-                         np.zeros(1))
+    def elements(self, source: DistinctShardings, target: DistinctShardings, shape: Sequence[int]) -> np.ndarray:
+        """The most elements that a device needs of the target sharding and does not hold, for every pair: the paper's
+        t_x.
+
+        Returns:
+          float64 [R, C].
+        """
+        return self._elements.costs(_sharded(source), _sharded(target), float(math.prod(shape)))
 
 
 def _sharded(shardings: DistinctShardings) -> Sharded:
     return Sharded(shardings.devices, shardings.shards, shardings.strides)
 
 
-def _shared_memory_seconds(source: DistinctShardings, target: DistinctShardings, nbytes: float, itemsize: int,
+def _shared_memory_seconds(copied: np.ndarray, nodes: np.ndarray, sent: np.ndarray, nbytes: float, itemsize: int,
                            machine: Machine) -> np.ndarray:
-    """What our lowering takes where devices share memory: [R, C]."""
-    copied, nodes, sent = _copies(_sharded(source), _sharded(target))
+    """What our lowering takes where devices share memory, by what `_Copies.of` counts: [R, C]."""
     # The copies are spread over the nodes that make them.
     each = nbytes * copied / np.maximum(nodes, 1.0)
     seconds = machine.traffic_seconds(2.0 * each)
@@ -160,18 +169,26 @@ def _slices_and_concatenations_of_all(source_shards: np.ndarray, target_shards: 
     return copied, nodes, joined
 
 
-def _copies(source: Sharded, target: Sharded) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is copied where memory is shared, as the lowering moves a tensor: every block of the target once.
+class _Copies:
+    """Counts what is copied where memory is shared, as the lowering moves a tensor: every block of the target once."""
 
-    Args:
-      source: R shardings where the tensor is made.
-      target: C shardings where it is used.
+    def __init__(self) -> None:
+        self._pairs = DistinctPairs(np.ones(1, np.int64), far_alike=False)
+        self._own = np.empty(0)  # of every distinct pair, how many devices hold some of what they need
 
-    Returns:
-      (copied, nodes, sent), each float64 [R, C]: how many times the tensor is copied, the nodes that slice and
-      concatenate, and how often a block is sent to another device.
-    """
-    copied, nodes, joined = _slices_and_concatenations_of_all(source.shards, target.shards)
-    pairs = distinct_pairs(source, target, np.ones(1, np.int64), far_alike=False)
-    own = _count_own(pairs.rows, pairs.columns, *source, *target)
-    return copied, nodes, target.devices - own[pairs.number] + joined
+    def of(self, source: Sharded, target: Sharded) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What moving a tensor copies, for every pair of shardings.
+
+        Args:
+          source: R shardings where the tensor is made.
+          target: C shardings where it is used.
+
+        Returns:
+          (copied, nodes, sent), each float64 [R, C]: how many times the tensor is copied, the nodes that slice and
+          concatenate, and how often a block is sent to another device.
+        """
+        copied, nodes, joined = _slices_and_concatenations_of_all(source.shards, target.shards)
+        pairs = self._pairs.number(source, target)
+        if len(pairs.new):
+            self._own = np.concatenate((self._own, _count_own(pairs.new[:, 0], pairs.new[:, 1], *source, *target)))
+        return copied, nodes, target.devices - self._own[pairs.number] + joined

@@ -17,7 +17,7 @@ import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
-from pase_mtf.cost.resharding import resharding_seconds
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import OperationSignature, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -117,6 +117,7 @@ class LayoutCosts:
         self._seconds: dict[tuple[Group, Configuration], np.ndarray] = {}
         self._bytes: dict[tuple[Group, Configuration], np.ndarray] = {}
         self._reshard_seconds: dict[Hashable, float] = {}
+        self._priced = Reshardings(self.machine)
 
     def never_share_an_axis(self, dims: Sequence[str]) -> bool:
         """Whether no two of the dims can be on one axis, so that each is split exactly where its rule says."""
@@ -166,7 +167,7 @@ class LayoutCosts:
             if (positions, width) not in tables:
                 tables[positions, width] = ConfigurationTable.build(
                     new, dict(zip(group, positions, strict=True)), width)
-            total += count * layer_parts(signature, tables[positions, width], self.machine)
+            total += count * layer_parts(signature, tables[positions, width], self._priced)
         for column, configuration in enumerate(new):
             self._seconds[group, configuration] = total[:, column]
 
@@ -213,6 +214,11 @@ class LayoutCosts:
         return {group: configuration_of(_axis_dims(group, axis_of, len(mesh.sizes)), mesh.sizes)
                 for group in self.groups}
 
+    def reshard_matrix(self, resharding: Resharding, source: DistinctShardings,
+                       target: DistinctShardings) -> np.ndarray:
+        """Seconds of moving a tensor once, for every pair of shardings of it."""
+        return self._priced.seconds(source, target, resharding.shape, resharding.itemsize)
+
     def reshard_seconds(self, resharding: Resharding, source: Configuration, target: Configuration) -> float:
         """Seconds of moving a tensor once between two configurations."""
         ends = source.partition(resharding.source_dims), target.partition(resharding.target_dims)
@@ -220,7 +226,7 @@ class LayoutCosts:
             return 0.0
         key = ends, resharding.shape, resharding.itemsize
         if key not in self._reshard_seconds:
-            self._reshard_seconds[key] = float(resharding_seconds(
-                shardings_of([source], resharding.source_dims), shardings_of([target], resharding.target_dims),
-                resharding.shape, resharding.itemsize, self.machine)[0, 0])
+            self._reshard_seconds[key] = float(self.reshard_matrix(
+                resharding, shardings_of([source], resharding.source_dims),
+                shardings_of([target], resharding.target_dims))[0, 0])
         return self._reshard_seconds[key]

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pase_mtf.cost.resharding import resharding_seconds
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.layout.costs import AxisDims, Group, LayoutCosts, configuration_of, shardings_of
 from pase_mtf.layout.space import MeshShape
@@ -146,7 +145,7 @@ class MeshNetwork:
                 continue
             ends = (shardings_of(configurations[resharding.source], resharding.source_dims),
                     shardings_of(configurations[resharding.target], resharding.target_dims))
-            matrix = count * resharding_seconds(*ends, resharding.shape, resharding.itemsize, self.costs.machine)
+            matrix = count * self.costs.reshard_matrix(resharding, *ends)
             if matrix.any():
                 edges.append(_edge(first + source, first + target, matrix, ends[0].index, ends[1].index))
         for vertex, seconds in within.items():

@@ -8,6 +8,7 @@ from small_graphs import dense, perceptron
 
 from pase_mtf.cost import build as build_module
 from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
@@ -55,7 +56,7 @@ def test_equal_layers_and_edges_are_priced_once(monkeypatch):
         return wrapped
 
     monkeypatch.setattr(build_module, "layer_parts", counted("layer", build_module.layer_parts))
-    monkeypatch.setattr(build_module, "resharding_seconds", counted("edge", build_module.resharding_seconds))
+    monkeypatch.setattr(Reshardings, "seconds", counted("edge", Reshardings.seconds))
     graph = perceptron([64] * 50)
     priced = build_network(graph, REAL, 8)
     # Names differ from layer to layer; shapes do not. Forward and backward edges cut the same tensor in the same ways.

@@ -9,6 +9,7 @@ from small_graphs import dense
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.memory import layer_memory
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand, Variable
@@ -26,7 +27,7 @@ def _machine(**changes):
 
 def _parts(layer, configurations, machine):
     table = ConfigurationTable.build(configurations, dim_positions(layer), len(layer.dims))
-    return dict(zip(PARTS, layer_parts(layer_signature(layer), table, machine), strict=True))
+    return dict(zip(PARTS, layer_parts(layer_signature(layer), table, Reshardings(machine)), strict=True))
 
 
 WHOLE, BATCH, OUT, IN = (Configuration(), Configuration((("batch", 4),)), Configuration((("out", 4),)),

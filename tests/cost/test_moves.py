@@ -8,6 +8,7 @@ import pytest
 from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.moves import move_elements, move_of, move_seconds
 from pase_mtf.cost.paper import PAPER_PARTS, paper_parts
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
@@ -33,7 +34,8 @@ SHIFT = _layer("shift", ("layers", "units"), ("layers", "units"), shift=("layers
 def _move(layer, *axes, machine=MACHINE):
     table = ConfigurationTable.build([Configuration(axes)], dim_positions(layer), len(layer.dims))
     move = move_of(layer.operations[0], dim_positions(layer))
-    return float(move_seconds(move, table, machine)[0]), float(move_elements(move, table)[0])
+    return (float(move_seconds(move, table, Reshardings(machine))[0]),
+            float(move_elements(move, table, Reshardings(machine))[0]))
 
 
 def test_a_rename_gathers_what_it_leaves_whole():
@@ -61,9 +63,9 @@ def test_layers_are_charged(layer):
     configuration = Configuration((("layers", 2), ("units", 2)))
     table = ConfigurationTable.build([configuration], dim_positions(layer), len(layer.dims))
     seconds, elements = _move(layer, *configuration.axes)
-    parts = dict(zip(PARTS, layer_parts(layer_signature(layer), table, MACHINE)[:, 0], strict=True))
+    parts = dict(zip(PARTS, layer_parts(layer_signature(layer), table, Reshardings(MACHINE))[:, 0], strict=True))
     assert parts["resharding forward"] == seconds > 0
-    paper = dict(zip(PAPER_PARTS, paper_parts(layer_signature(layer), table, MACHINE)[:, 0], strict=True))
+    paper = dict(zip(PAPER_PARTS, paper_parts(layer_signature(layer), table, Reshardings(MACHINE))[:, 0], strict=True))
     assert paper["moves"] == pytest.approx(2 * MACHINE.balance * elements)
 
 
@@ -74,4 +76,4 @@ def test_nothing_else_moves():
     whole = _layer("shift", ("layers", "units"), ("layers", "units"))  # its dim is never split
     assert move_of(whole.operations[0], position) is None
     assert np.all(layer_parts(layer_signature(same), ConfigurationTable.build(
-        [Configuration((("units", 8),))], position, len(DIMS)), MACHINE)[-3:] == 0)
+        [Configuration((("units", 8),))], position, len(DIMS)), Reshardings(MACHINE))[-3:] == 0)

@@ -8,9 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from pase_mtf.cost.critical_path import critical_path
-from pase_mtf.cost.distinct_pairs import Sharded, distinct_pairs
-from pase_mtf.cost.resharding import elements_moved, resharding_seconds
+from pase_mtf.cost.critical_path import CriticalPaths
+from pase_mtf.cost.dim_relations import Sharded
+from pase_mtf.cost.distinct_pairs import DistinctPairs
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import KINDS, Link, Machine
@@ -80,8 +81,9 @@ def test_agrees_with_a_count_of_elements(devices):
         sources = [_random_configuration(rng, devices, shape) for _ in range(8)]
         targets = [_random_configuration(rng, devices, shape) for _ in range(8)]
         rows, columns = _shardings(sources), _shardings(targets)
-        matrix = resharding_seconds(rows, columns, shape, 4, machine)
-        moved = elements_moved(rows, columns, shape)
+        priced = Reshardings(machine)
+        matrix = priced.seconds(rows, columns, shape, 4)
+        moved = priced.elements(rows, columns, shape)
         for i, source in enumerate(sources):
             for j, target in enumerate(targets):
                 expected = _brute_force(source, target, shape, 4, links)
@@ -89,6 +91,9 @@ def test_agrees_with_a_count_of_elements(devices):
                 counted = max(len(need - held) for need, held in itertools.zip_longest(
                     _blocks(target, shape), _blocks(source, shape)[:target.devices], fillvalue=set()))
                 assert moved[rows.index[i], columns.index[j]] == pytest.approx(counted)
+
+
+_SIZES = (1.0, 0.03, 40.0)  # messages count for something, for much, for nearly nothing
 
 
 def _common_elements(source, target):
@@ -107,10 +112,10 @@ def _common_elements(source, target):
     return np.bincount(blocks[0] * counts[1] + blocks[1], minlength=math.prod(counts)).reshape(counts), *held
 
 
-def _element_cost(common, block, wanted, domains, per_tensor, per_message):
-    """Cost of the critical-path device, which is looked for among all of them."""
+def _element_costs(common, block, wanted, domains, per_tensor, per_message):
+    """Cost of the critical-path device, which is looked for among all of them, for tensors of all `_SIZES`."""
     needed = common.sum(axis=0)[wanted], (common > 0).sum(axis=0)[wanted]
-    cost, crossed = np.zeros(len(wanted)), (0, 0)
+    moved, messages, crossed = np.zeros(len(wanted)), np.zeros(len(wanted)), (0, 0)
     for domain, tensor, message in [*zip(domains, per_tensor, per_message, strict=True)][::-1]:
         different = np.unique(np.stack([np.arange(len(block)) // domain, block], axis=1), axis=0)
         begin = np.flatnonzero(np.diff(different[:, 0], prepend=-1))
@@ -120,9 +125,10 @@ def _element_cost(common, block, wanted, domains, per_tensor, per_message):
         held_blocks[:len(begin)] = np.add.reduceat((common > 0)[different[:, 1]].astype(int), begin, axis=0)
         mine = np.arange(len(wanted)) // domain, wanted
         missing = needed[0] - held[mine], needed[1] - held_blocks[mine]
-        cost += (missing[0] - crossed[0]) * tensor / common.sum() + (missing[1] - crossed[1]) * message
+        moved += (missing[0] - crossed[0]) * tensor / common.sum()
+        messages += (missing[1] - crossed[1]) * message
         crossed = missing
-    return cost.max()
+    return [(size * moved + messages).max() for size in _SIZES]
 
 
 def _agrees_on_pairs(devices, sources, targets):
@@ -134,13 +140,18 @@ def _agrees_on_pairs(devices, sources, targets):
     # The last machine's outer links are the faster ones.
     prices = (([1, 8], [1.0, 9.0], [0.01, 0.02]), ([1, 6, 24], [1.0, 2.0, 5.0], [0.3, 0.3, 0.7]),
               ([1, 4], [3.0, 1.0], [0.1, 0.2]))
-    matrices = [critical_path(*arrays, *map(np.array, price)) for price in prices]
+    paths = [CriticalPaths(*map(np.array, price)) for price in prices]
+    half = [Sharded(*(array[::2] for array in end)) for end in arrays]  # the others are priced when these are known
+    matrices = []
+    for path in paths:
+        path.costs(*half, 1.0)
+        matrices.append([path.costs(*arrays, size) for size in _SIZES])
     for i, source in enumerate(ends[0]):
         for j, target in enumerate(ends[1]):
             counted = _common_elements(source, target)
-            for price, matrix in zip(prices, matrices, strict=True):
-                assert matrix[rows.index[i], columns.index[j]] == pytest.approx(
-                    _element_cost(*counted, *price), rel=1e-9, abs=1e-9), f"{source} to {target}, domains {price[0]}"
+            for price, found in zip(prices, matrices, strict=True):
+                assert [matrix[rows.index[i], columns.index[j]] for matrix in found] == pytest.approx(
+                    _element_costs(*counted, *price), rel=1e-9, abs=1e-9), f"{source} to {target}, domains {price[0]}"
 
 
 @pytest.mark.parametrize("devices", [6, 8, 12, 24, 48, 72, 96, 144, 1000])
@@ -159,12 +170,28 @@ def test_pairs_that_are_alike_are_one():
     configurations = [_random_configuration(rng, 96, (96, 96, 96)) for _ in range(150)]
     found = _shardings(configurations)
     shardings = Sharded(found.devices, found.shards, found.strides)
-    pairs = distinct_pairs(shardings, shardings, np.array([1, 8]), far_alike=True)
+    known = DistinctPairs(np.array([1, 8]), far_alike=True)
+    pairs = known.number(shardings, shardings)
+    assert len(pairs.new) == known.count < 0.4 * pairs.number.size
+    assert (pairs.number[pairs.new[:, 0], pairs.new[:, 1]] == np.arange(len(pairs.new))).all()
+    # Which dim it is makes no difference, nor which tensor.
     swapped = Sharded(found.devices, found.shards[:, ::-1], found.strides[:, ::-1])
-    same = distinct_pairs(swapped, swapped, np.array([1, 8]), far_alike=True)
-    np.testing.assert_array_equal(pairs.number, same.number)  # which dim it is makes no difference
-    assert len(pairs.rows) < 0.6 * pairs.number.size
-    assert (pairs.number[pairs.rows, pairs.columns] == np.arange(len(pairs.rows))).all()
+    same = known.number(swapped, swapped)
+    np.testing.assert_array_equal(pairs.number, same.number)
+    assert len(same.new) == 0
+
+
+def test_a_finer_split_is_a_split_within_each_shard_of_the_coarser():
+    """Eight rows to two is two rows to two beside a dim of four that becomes whole."""
+    known = DistinctPairs(np.array([1, 8]), far_alike=False)
+    devices = np.full(1, 96)
+    one = known.number(Sharded(devices, np.array([[8, 1]]), np.array([[3, 1]])),
+                       Sharded(devices, np.array([[2, 1]]), np.array([[6, 1]])))
+    two = known.number(Sharded(devices, np.array([[2, 4]]), np.array([[12, 3]])),
+                       Sharded(devices, np.array([[2, 1]]), np.array([[6, 1]])))
+    other = known.number(Sharded(devices, np.array([[2, 4]]), np.array([[12, 3]])),
+                         Sharded(devices, np.array([[2, 1]]), np.array([[12, 1]])))
+    assert one.number[0, 0] == two.number[0, 0] != other.number[0, 0]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -172,7 +199,7 @@ def test_equal_partitions_cost_nothing(shared):
     rng = random.Random(2)
     configurations = [_random_configuration(rng, 8, (8, 8, 8)) for _ in range(30)]
     shardings = _shardings(configurations)
-    matrix = resharding_seconds(shardings, shardings, (8, 8, 8), 4, _machine(Link(64, 1e9, 1e-6), shared=shared))
+    matrix = Reshardings(_machine(Link(64, 1e9, 1e-6), shared=shared)).seconds(shardings, shardings, (8, 8, 8), 4)
     assert np.all(np.diagonal(matrix) == 0)
     assert np.all(matrix >= 0)
     assert matrix.max() > 0
@@ -183,7 +210,7 @@ def test_monotone_in_message_size(shared):
     rng = random.Random(3)
     shardings = _shardings([_random_configuration(rng, 8, (64, 64, 64)) for _ in range(30)])
     machine = _machine(Link(4, 1e9, 1e-6), Link(64, 1e8, 1e-5), shared=shared)
-    small, large = (resharding_seconds(shardings, shardings, (size, 64, 64), 4, machine) for size in (64, 128))
+    small, large = (Reshardings(machine).seconds(shardings, shardings, (size, 64, 64), 4) for size in (64, 128))
     assert np.all(large >= small)
     assert np.any(large > small)
 
@@ -226,7 +253,7 @@ def test_shared_cores_count_copies(devices):
     sources = [_random_configuration(rng, devices, shape) for _ in range(15)]
     targets = [_random_configuration(rng, devices, shape) for _ in range(15)]
     rows, columns = _shardings(sources), _shardings(targets)
-    matrix = resharding_seconds(rows, columns, shape, 4, machine)
+    matrix = Reshardings(machine).seconds(rows, columns, shape, 4)
     for i, source in enumerate(sources):
         for j, target in enumerate(targets):
             copied, nodes, handed = _copied(source, target, shape)
@@ -236,13 +263,13 @@ def test_shared_cores_count_copies(devices):
 
 @pytest.mark.parametrize("devices", [6, 12])
 def test_devices_with_a_block_of_their_own_are_counted(devices):
-    from pase_mtf.cost.resharding import _copies
+    from pase_mtf.cost.resharding import _Copies
     rng = random.Random(devices)
     shape, whole = (devices,) * 3, Configuration((("", devices),))
     configurations = [whole, *(_random_configuration(rng, devices, shape) for _ in range(12))]
     found = _shardings(configurations)
     shardings = Sharded(found.devices, found.shards, found.strides)
-    sent = _copies(shardings, shardings)[2][np.ix_(found.index, found.index)]
+    sent = _Copies().of(shardings, shardings)[2][np.ix_(found.index, found.index)]
     blocks = [_blocks(configuration, shape) for configuration in configurations]
     for i, held in enumerate(blocks):
         for j, needed in enumerate(blocks):
@@ -255,6 +282,7 @@ def test_devices_with_a_block_of_their_own_are_counted(devices):
 def test_unsplit_to_split_by_hand():
     whole, halves = Configuration(), Configuration((("a", 2),))
     shardings = _shardings([whole, halves, Configuration((("b", 2),)), Configuration((("", 2),))])
-    moved = elements_moved(shardings, shardings, (4, 4, 1))[np.ix_(shardings.index, shardings.index)]
+    priced = Reshardings(_machine(Link(64, 1e9, 1e-6)))
+    moved = priced.elements(shardings, shardings, (4, 4, 1))[np.ix_(shardings.index, shardings.index)]
     # Device 1 has nothing of the whole tensor on device 0; from a- to b-halves each device lacks a quarter.
     np.testing.assert_array_equal(moved, [[0, 8, 8, 16], [8, 0, 4, 8], [8, 4, 0, 8], [0, 0, 0, 0]])

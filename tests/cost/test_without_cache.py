@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 _START = """
 import numba.core.caching, pase_mtf
 from pase_mtf.cost.build import price_strategy
-from pase_mtf.cost.critical_path import _pair_costs
+from pase_mtf.cost.critical_path import _pair_lines
 from small_graphs import perceptron
-assert isinstance(_pair_costs._cache, numba.core.caching.NullCache), "there is a cache: this tests nothing"
+assert isinstance(_pair_lines._cache, numba.core.caching.NullCache), "there is a cache: this tests nothing"
 graph, machine = perceptron(), pase_mtf.Machine.load("1080ti")
 """
 _PRICE = """
