@@ -54,7 +54,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf.launch.memory import check_memory
     from pase_mtf.launch.program import export_program
     from pase_mtf.launch.report import describe_run, final_table, search_summary
-    from pase_mtf.launch.strategies import duplicates, find_strategies
+    from pase_mtf.launch.strategies import duplicates, find_strategies, possible_arms
 
     options = plan.options
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
@@ -63,12 +63,14 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         machine = load_machine(plan.machine, plan.devices.count, plan.devices.kind)
         graph = export_program(plan)
         graph.save(files.path("graph.json"))
-        facts = describe_run(plan, data, machine, graph)
+        wanted = possible_arms(plan, graph)
+        facts = describe_run(plan, data, machine, graph, wanted)
         print_header(facts)
 
         strategies, left_out = find_strategies(plan, graph, machine)
         for name, reason in left_out.items():
             print(f"{name} is left out: {reason}")
+        arm_names = [arm.name for arm in wanted if arm.name not in left_out]
         chosen = strategies[options.arms[0].name]
         chosen.save(files.path("strategy.json"))
         layout = layout_of_run(plan, graph, machine, chosen)
@@ -76,12 +78,12 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         print(search_summary(strategies.get("search", chosen), graph))
         if options.search_only:
             print(chosen.table())
-            write_outcome(files, plan, machine, facts, graph, strategies, left_out, layout)
+            write_outcome(files, plan, machine, facts, graph, arm_names, strategies, left_out, layout)
             files.keep()
             return 0
 
         same = duplicates(strategies)
-        trained = [arm.name for arm in options.arms if arm.name not in same and arm.name not in left_out]
+        trained = [name for name in arm_names if name not in same]
         check_memory(plan, strategies, trained, machine)
         arms = build_arms(plan, graph, strategies, trained)
         keeper = Keeper(files.path("checkpoint"), arms[0], data, graph.hash, first_step=plan.first_step,
@@ -98,7 +100,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         history.note, unwritten = judge.note, None
         if options.checkpoint and not history.disagreement and history.diverged is None:
             unwritten = keeper.finish()
-        rows = write_outcome(files, plan, machine, facts, graph, strategies, left_out, layout, same, arms,
+        rows = write_outcome(files, plan, machine, facts, graph, arm_names, strategies, left_out, layout, same, arms,
                              history)
         print("", final_table(rows), "", f"files: {options.output_dir}", sep="\n")
         for arm in arms:

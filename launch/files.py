@@ -120,7 +120,8 @@ class RunFiles:
 
 
 def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[str, str],
-                  graph: ComputationGraph, strategies: Mapping[str, Strategy], left_out: Mapping[str, str], layout: str,
+                  graph: ComputationGraph, names: Sequence[str], strategies: Mapping[str, Strategy],
+                  left_out: Mapping[str, str], layout: str,
                   same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None) -> dict[str, ArmRow]:
     """Writes summary.json and report.html.
@@ -131,6 +132,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
       machine: whose numbers the predictions are.
       facts: its header.
       graph: its computation graph.
+      names: of the arms, in the order of the table, without those left out.
       strategies: arm -> strategy; the first is the one of --strategy.
       left_out: arm -> why there is none.
       layout: the text of layout.txt.
@@ -142,7 +144,6 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     """
     history = history or History(plan.first_step, {})
     measured = {arm.name: arm.measured_bytes for arm in arms}
-    names = [arm.name for arm in plan.options.arms if arm.name not in left_out]
     rows = arm_rows(names, history, strategies, same_as or {}, measured, plan.options.batch)
     main = next(iter(strategies.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement

@@ -92,8 +92,8 @@ class ArmName:
       name: in tables and files.
       method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random", "changed"
         (the best strategy with some layers changed at random) or "file".
-      argument: number of the random strategy, path of the strategy file, or the devices of data parallelism that leaves
-        others idle.
+      argument: number of the random strategy, path of the strategy file, or the devices of data parallelism or of an
+        expert that leaves others idle.
     """
 
     name: str

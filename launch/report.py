@@ -19,6 +19,7 @@ from pase_mtf.amounts import bytes_text
 from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.data import Data
+from pase_mtf.launch.flag_values import ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.launch.training import History
@@ -30,8 +31,9 @@ from pase_mtf.strategy.strategy import Strategy
 __all__ = ["describe_run", "final_table", "report_html", "search_summary"]
 
 
-def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGraph) -> dict[str, str]:
-    """The header of a run: what it runs, on what, and where its numbers come from."""
+def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGraph,
+                 arms: Sequence[ArmName]) -> dict[str, str]:
+    """The header of a run: what it runs, on what, under which arms, and where its numbers come from."""
     options = plan.options
     rate = "its own schedule" if options.learning_rate is None else f"{options.learning_rate:g}"
     facts = {
@@ -45,11 +47,15 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
         "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, seed {options.seed}, "
                     f"{options.warmup} warm-up + {options.steps} steps",
         "data": data.describe(),
-        "arms": ", ".join(arm.name for arm in options.arms),
+        "arms": ", ".join(arm.name for arm in arms),
         "output": os.path.abspath(options.output_dir),
     }
     if options.uneven:
         facts["data parallelism"] = options.uneven
+    for arm in arms:
+        if arm.method == "expert" and arm.argument:
+            facts["expert"] = (f"has no strategy for {plan.devices.count} devices: over {arm.argument} of them, "
+                               f"{plan.devices.count - int(arm.argument)} idle")
     if plan.checkpoint:
         facts["resumes"] = f"{options.resume} at step {plan.first_step}"
     return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import random
@@ -17,11 +18,12 @@ from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import ArmName, MeshFlag
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.experts import configurations_of_layout, data_parallel
+from pase_mtf.strategy.experts import configurations_of_layout, data_parallel, expert, expert_devices
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies", "random_configurations"]
+__all__ = ["SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies", "possible_arms",
+           "random_configurations"]
 
 SIMPLE_WITHIN = 0.01
 """Data parallelism is trained where the best strategy is predicted faster by no more than this fraction: a promise so
@@ -40,6 +42,24 @@ class Found(NamedTuple):
     left_out: dict[str, str]
 
 
+def possible_arms(plan: Plan, graph: ComputationGraph) -> tuple[ArmName, ...]:
+    """The arms of a run, the one of --strategy first: where an expert to compare with has no strategy for all devices,
+    it is an arm of its own name over as many as it has one for, while the others idle."""
+    main, *others = plan.options.arms
+    return (main, *(_fitting_expert(arm, plan, graph) if arm.method == "expert" else arm for arm in others))
+
+
+def _fitting_expert(arm: ArmName, plan: Plan, graph: ComputationGraph) -> ArmName:
+    mesh = plan.options.mesh_flag
+    try:
+        expert(graph, mesh.devices, mesh.axes or None)
+    except InfeasibleError:
+        count = expert_devices(graph, mesh.devices)
+        if count > 1:
+            return dataclasses.replace(arm, name=f"{arm.name}_{count}", argument=str(count))
+    return arm
+
+
 def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine) -> Found:
     """Finds or loads the strategy of every arm; one to compare with that cannot be is left out.
 
@@ -54,7 +74,8 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine) -> Fo
       MismatchError: a strategy file is for another graph, or for another number of devices.
       FormatError: a strategy file is truncated or foreign.
     """
-    main, *others = [arm for arm in plan.options.arms if arm.method != "stock"]
+    arms = possible_arms(plan, graph)
+    main, *others = [arm for arm in arms if arm.method != "stock"]
     found = Found({main.name: _find(main, plan, graph, machine)}, {})
     limit = plan.options.bytes_per_device(machine)
     if problem := _too_large(found.strategies[main.name], limit):
@@ -70,7 +91,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine) -> Fo
             found.left_out[arm.name] = problem
         else:
             found.strategies[arm.name] = strategy
-    for arm in plan.options.arms:
+    for arm in arms:
         ours = next((name for name in found.left_out if name.startswith("data_parallel")), "")
         if arm.method == "stock" and ours:
             found.left_out[arm.name] = found.left_out[ours]
@@ -95,6 +116,8 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine) -
                         memory_limit=None if math.isinf(limit) else limit)
         case "data_parallel":
             return given(data_parallel(graph, int(arm.argument or mesh.devices)))
+        case "expert" if arm.argument:
+            return given(expert(graph, int(arm.argument)))
         case "expert":
             return find(method="expert", mesh=mesh.axes or None)
         case "mcmc" | "mcmc_expert":

@@ -14,7 +14,7 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["BY_HAND", "batch_dim", "configurations_of_layout", "data_parallel", "expert"]
+__all__ = ["BY_HAND", "batch_dim", "configurations_of_layout", "data_parallel", "expert", "expert_devices"]
 
 BY_HAND = ("data_parallel", "expert")
 """The strategies that are written down, not searched for."""
@@ -22,6 +22,7 @@ BY_HAND = ("data_parallel", "expert")
 # rows x columns of the Mesh-TensorFlow transformer's mesh, for the numbers of devices that the paper lists.
 _TRANSFORMER_MESHES = {2: (2, 1), 4: (4, 1), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8)}
 _TRANSFORMER_COLUMNS = ("heads", "d_ff", "vocab")
+_IN_ITS_BLOCKS = ("heads", "d_ff")
 # The dims of recurrent layers that stand on top of each other, or side by side.
 _RECURRENT = ("layers", "directions")
 
@@ -101,17 +102,45 @@ def expert(graph: ComputationGraph, devices: int,
         mesh, or one as square as p allows).
 
     Raises:
-      InfeasibleError: nothing can be split over this many devices.
+      InfeasibleError: the batch does not split over this many devices, or an axis of the transformer's mesh splits
+        nothing of its blocks.
     """
     if any("heads" in layer.dims for layer in graph.layers):
         rows, columns = ((mesh[0][1], mesh[1][1]) if mesh is not None and len(mesh) == 2
                          else _transformer_mesh(devices))
-        name = batch_dim(graph)
-        rules = {name: "rows", **dict.fromkeys(_TRANSFORMER_COLUMNS, "columns")}
-        return configurations_of_layout(graph, [("rows", rows), ("columns", columns)], rules)
+        return _transformer_layout(graph, rows, columns)
     if any(name in layer.splittable for layer in graph.layers for name in _RECURRENT):
         return _pipelines(graph, devices)
     return _one_weird_trick(graph, devices)
+
+
+def expert_devices(graph: ComputationGraph, devices: int) -> int:
+    """The largest number of devices, of at most p, on which the expert has a strategy; 1 where there is none.
+
+    Args:
+      graph: the computation graph.
+      devices: p.
+    """
+    for count in range(devices, 1, -1):
+        try:
+            expert(graph, count)
+        except InfeasibleError:
+            continue
+        return count
+    return 1
+
+
+def _transformer_layout(graph: ComputationGraph, rows: int, columns: int) -> tuple[Configuration, ...]:
+    name = batch_dim(graph)
+    rules = {name: "rows", **dict.fromkeys(_TRANSFORMER_COLUMNS, "columns")}
+    result = configurations_of_layout(graph, [("rows", rows), ("columns", columns)], rules)
+    split = {dim for configuration in result for dim in configuration.splits}
+    if (rows > 1 and name not in split) or (columns > 1 and split.isdisjoint(_IN_ITS_BLOCKS)):
+        sizes = {dim: max(layer.dims.get(dim, 0) for layer in graph.layers) for dim in (name, *_IN_ITS_BLOCKS)}
+        raise InfeasibleError(f"the transformer's layout: no splitting {name}={sizes[name]} by {rows} and "
+                              f"{' or '.join(f'{dim}={sizes[dim]}' for dim in _IN_ITS_BLOCKS)} by {columns}; take "
+                              "another mesh or batch")
+    return result
 
 
 def _pipelines(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:

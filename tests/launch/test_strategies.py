@@ -7,8 +7,9 @@ from pase_mtf.errors import InfeasibleError, OutOfMemoryError
 from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
-from pase_mtf.launch.strategies import changed_configurations, find_strategies
+from pase_mtf.launch.strategies import changed_configurations, find_strategies, possible_arms
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import expert
 
 
 def _plan(**options):
@@ -22,10 +23,13 @@ def test_any_number_of_devices(mesh, parallel):
     assert [arm.name for arm in plan.options.arms] == [
         "search", f"stock_data_parallel_{parallel}", f"data_parallel_{parallel}", "expert"]
     strategies, left_out = find_strategies(plan, graph, Machine.load("h100"))
-    assert list(strategies) == ["search", f"data_parallel_{parallel}"]
-    assert "batch=64 does not divide" in left_out["expert"]
-    assert {configuration.devices for configuration in strategies[f"data_parallel_{parallel}"].configurations} == {
-        parallel}
+    assert list(strategies) == ["search", f"data_parallel_{parallel}", f"expert_{parallel}"]
+    assert left_out == {}
+    for arm in (f"data_parallel_{parallel}", f"expert_{parallel}"):
+        assert {configuration.devices for configuration in strategies[arm].configurations} == {parallel}
+    assert strategies[f"expert_{parallel}"].configurations == expert(graph, parallel)
+    assert [arm.name for arm in possible_arms(plan, graph)] == [
+        "search", f"stock_data_parallel_{parallel}", *list(strategies)[1:]]
     assert str(plan.devices.count) in plan.options.uneven
 
 
@@ -33,6 +37,10 @@ def test_nothing_to_compare_with():
     plan = _plan(mesh="6", batch=7)
     assert [arm.name for arm in plan.options.arms] == ["search", "expert"]
     assert plan.options.uneven.endswith("left out")
+    strategies, left_out = find_strategies(_plan(mesh="6", batch=7), perceptron((32, 64, 64, 16), batch=11),
+                                           Machine.load("h100"))
+    assert list(strategies) == ["search"]
+    assert "batch=11 does not divide" in left_out["expert"]
 
 
 def test_what_does_not_fit_is_no_answer_and_not_compared_with():

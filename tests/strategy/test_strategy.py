@@ -14,7 +14,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, Laye
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy import find, strategy
-from pase_mtf.strategy.experts import batch_dim, configurations_of_layout, data_parallel, expert
+from pase_mtf.strategy.experts import batch_dim, configurations_of_layout, data_parallel, expert, expert_devices
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
@@ -371,6 +371,14 @@ def test_the_transformer_layout():
                               Configuration((("batch", 2), ("", 4))))
     assert expert(net, 4)[0] == Configuration((("batch", 4),))  # the paper's mesh for 4 devices is 4 x 1
     assert expert(net, 8, mesh=[("rows", 4), ("cols", 2)])[0] == Configuration((("batch", 4), ("heads", 2)))
+    for devices, reason in ((12, "batch=16 by 3 "), (7, "heads=8 or d_ff=64 by 7;")):  # meshes of 3 x 4 and 1 x 7
+        with pytest.raises(InfeasibleError, match=reason):
+            expert(net, devices)
+    assert [expert_devices(net, devices) for devices in (16, 12, 7, 3, 1)] == [16, 8, 4, 2, 1]
+
+
+def test_an_expert_has_a_strategy_where_the_batch_splits(graph):
+    assert [expert_devices(graph, devices) for devices in (64, 63, 12, 7, 1)] == [64, 32, 8, 4, 1]
 
 
 def test_a_layout_leaves_whole_what_it_cannot_split():
