@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["Joined", "joined_dims"]
+__all__ = ["Joined", "in_blocks", "joined_dims"]
 
 # Ways to pair the dims of one function that are looked at.
 _MOST_PAIRINGS = 50
@@ -59,6 +59,42 @@ def _find(operation: mtf.SlicewiseOperation) -> tuple[Joined, ...]:
                 operation, parts):
             return joined
     return ()
+
+
+def in_blocks(operation: mtf.SlicewiseOperation, joined: Sequence[Joined],
+              slices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """What the function makes of whole dims: it is called for every block, as on the device that would hold it.
+
+    Args:
+      operation: the function of slices.
+      joined: its `joined_dims`; the slices hold all of these dims.
+      slices: of the inputs.
+
+    Returns:
+      Slices of the outputs, which hold all of these dims.
+    """
+    def block(tensor: mtf.Tensor, of: tf.Tensor, place: Sequence[int]) -> tf.Tensor:
+        for pair, number in zip(joined, place, strict=True):
+            if pair.given in tensor.shape.dimension_names:
+                axis = tensor.shape.dimension_names.index(pair.given)
+                of = tf.split(of, pair.parts, axis)[number]
+        return of
+
+    places = list(itertools.product(*(range(pair.parts) for pair in joined)))
+    results = []
+    for place in places:
+        made = operation._tf_fn(*(block(tensor, of, place) for tensor, of in zip(
+            operation.inputs, slices, strict=True)))
+        results.append(list(made) if isinstance(made, (tuple, list)) else [made])
+    outputs = []
+    for tensor, cells in zip(operation.outputs, zip(*results, strict=True), strict=True):
+        rest = list(cells)
+        for pair in reversed(joined):  # the last varies fastest
+            rows = [rest[start:start + pair.parts] for start in range(0, len(rest), pair.parts)]
+            names = tensor.shape.dimension_names
+            rest = [tf.concat(row, names.index(pair.made)) if pair.made in names else row[0] for row in rows]
+        outputs += rest
+    return outputs
 
 
 def _splittable(operation: mtf.SlicewiseOperation, tensors: Sequence[mtf.Tensor]) -> Iterator[tuple[str, int]]:

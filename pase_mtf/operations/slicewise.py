@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.operations.joined import joined_dims
+from pase_mtf.operations.joined import in_blocks, joined_dims
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.protocols import Lowering, StockDemands
 from pase_mtf.operations.registry import Rule, add_rules, always, names_of, splittable_dims
@@ -15,8 +15,22 @@ _ops = mtf.ops
 
 
 def _splittable(operation: mtf.Operation) -> set[str]:
-    """Slicewise covers every component-wise function; the user declares what may be split."""
-    return names_of(operation) & set(operation.splittable_dims)
+    """Slicewise covers every component-wise function; the user declares what may be split. Dims that have to share an
+    axis are none that a layer could split one by one: our lowering leaves them whole."""
+    joined = {name for pair in joined_dims(operation) for name in (pair.given, pair.made)}
+    return (names_of(operation) & set(operation.splittable_dims)) - joined
+
+
+def _lower(operation: mtf.Operation, lowering: Lowering) -> None:
+    joined = joined_dims(operation)
+    if not joined:
+        operation.lower(lowering)
+        return
+    slices = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in operation.inputs]
+    laid_out = lowering.mesh_impl(operation).per_device(
+        lambda _, *row: tuple(in_blocks(operation, joined, row)), *slices)
+    for output, value in zip(operation.outputs, laid_out, strict=True):
+        lowering.set_tensor_lowering(output, value)
 
 
 def _nodes(operation: mtf.Operation, known: dict[Hashable, Nodes]) -> Nodes:
@@ -97,7 +111,8 @@ def _gradient_demands(operation: mtf.ops.GenericGradOperation, demands: StockDem
 
 
 add_rules({
-    _ops.SlicewiseOperation: Rule(splittable=_splittable, nodes=_nodes, stock_demands=_demands),
+    _ops.SlicewiseOperation: Rule(
+        splittable=_splittable, nodes=_nodes, lower=_lower, stock_demands=_demands),
     _ops.GenericGradOperation: Rule(
         splittable=_gradient_splittable, nodes=_gradient_nodes, contracted=_gradient_contracted,
         sum_is_pending=always(True), leader=lambda operation: operation._forward_op, lower=_lower_gradient,

@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
-from harness import device_names, session
+from harness import MACHINE, device_names, session
 
 from benchmarks import programs
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.find import find_layout
+from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.operations.joined import Joined, joined_dims
+from pase_mtf.strategy.find import find_strategy
 
 _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
 FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
@@ -52,12 +55,16 @@ def test_a_program_that_joins_blocks_is_laid_out_as_its_owner_does():
     assert "lowers only with nx_block and nx together on an axis of 2" in compared[1].problem
 
 
-def _losses(mesh_shape, rules):
+def _under(mesh_shape, rules):
+    impl = placement_mesh_impl.PlacementMeshImpl(mesh_shape, rules, device_names(8))
+    return lambda program: mtf.Lowering(program.graph, {program.mesh: impl})
+
+
+def _losses(lower):
     """Of a few steps of the program on 8 devices."""
     with tf.Graph().as_default():
         program = programs.build("joined_blocks", "reduced")
-        impl = placement_mesh_impl.PlacementMeshImpl(mesh_shape, rules, device_names(8))
-        lowering = mtf.Lowering(program.graph, {program.mesh: impl})
+        lowering = lower(program)
         loss = lowering.export_to_tf_tensor(program.loss)
         updates = [lowering.lowered_operation(operation) for operation in program.updates]
         fill = lowering.copy_masters_to_slices()
@@ -73,9 +80,18 @@ def test_the_layout_found_trains_as_the_owners_does():
     with tf.Graph().as_default():
         program = programs.build("joined_blocks", "reduced")
         found = find_layout(program.graph, 8, program.outputs, FLAT)
-    losses = _losses(found.mesh_shape, found.layout_rules)
-    np.testing.assert_allclose(losses, _losses(*programs.own_layout("joined_blocks", 8)), rtol=1e-5)
+    losses = _losses(_under(found.mesh_shape, found.layout_rules))
+    np.testing.assert_allclose(losses, _losses(_under(*programs.own_layout("joined_blocks", 8))), rtol=1e-5)
     assert len(set(losses)) == 3
+
+
+def test_layers_with_layouts_of_their_own_train_as_the_owners_layout():
+    with tf.Graph().as_default():
+        exported = export_graph(programs.build("joined_blocks", "reduced").graph)
+    strategy = find_strategy(exported, 8, MACHINE)
+    assert any(configuration.devices > 1 for configuration in strategy.configurations)
+    losses = _losses(lambda program: lower(program.graph, strategy, device_names(8)))
+    np.testing.assert_allclose(losses, _losses(_under(*programs.own_layout("joined_blocks", 8))), rtol=1e-5)
 
 
 def dense():
