@@ -1,10 +1,13 @@
 """Layout rules for real programs: found, predicted, legal, measured; beside those written by hand and auto_mtf's.
 
+    python -m benchmarks.layout --sections=survey                            # every program, a process each; goes on
+    python -m benchmarks.layout --sections=survey --again                    # anew
     python -m benchmarks.layout                                              # everything: most of an hour on two cores
     python -m benchmarks.layout --sections=measured --programs=bert,toy      # a piece; what was measured before is kept
     python -m benchmarks.layout --sections=                                  # only the tables, anew
 
-Sections: `search` (how long it takes to export, to search, and auto_mtf takes), `predicted` (every layout and the
+Sections: `survey` (`benchmarks.layout_survey`: all programs, what was answered before stands), and of the package's own
+examples `search` (how long it takes to export, to search, and auto_mtf takes), `predicted` (every layout and the
 per-layer strategy, at full size), `legal` (at 4, 8, 16 and 32 devices), `measured` (reduced size, 8 virtual devices of
 this machine). Writes docs/benchmarks/layout.json, layout.md and layout.svg.
 
@@ -26,11 +29,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks import auto_mtf, layout_cases, programs
+from benchmarks import auto_mtf, layout_cases, layout_survey, programs
 from benchmarks.layout_report import document, plot
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import tf
-from pase_mtf.errors import PaseError
+from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.phases import phases_of
 from pase_mtf.files import write_atomically
@@ -170,8 +173,15 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
     return {"machine": machine.name, "auto_mtf": auto, "rows": rows}
 
 
+def survey(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[str, Any]:
+    """What `benchmarks.layout_survey` says of a program; pieces that were answered before stand."""
+    before = {} if flags.again else dict(known.get("survey", {}))
+    open_pieces = [piece for piece in flags.pieces.split(",") if piece not in before]
+    return before | (layout_survey.run(name, open_pieces, flags.machine, flags.process_limit) if open_pieces else {})
+
+
 SECTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    "search": search, "predicted": predicted, "legal": legal, "measured": measured}
+    "survey": survey, "search": search, "predicted": predicted, "legal": legal, "measured": measured}
 
 
 def _versions() -> str:
@@ -186,11 +196,25 @@ def _versions() -> str:
     return ", ".join([*found, f"Python {platform.python_version()}"])
 
 
+def _names(section: str, flags: argparse.Namespace) -> list[str]:
+    """The programs of a section: the layouts of the older sections are written by hand, for the package's examples."""
+    known = [*programs.PROGRAMS] if section != "survey" else [
+        name for table in programs.tables().values() for name in table]
+    wanted = flags.programs.split(",") if flags.programs else known
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"--programs={name}: section {section} has {', '.join(known)}")
+    return wanted
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where a piece failed (the others are written all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sections", default=",".join(SECTIONS))
-    parser.add_argument("--programs", default=",".join(programs.PROGRAMS))
+    parser.add_argument("--programs", help="default: all that a section has")
+    parser.add_argument("--pieces", default=",".join(layout_survey.PIECES), help="of the survey")
+    parser.add_argument("--again", action="store_true", help="survey programs that were answered before, too")
+    parser.add_argument("--process_limit", type=float, default=600, help="seconds for a program of the survey")
     parser.add_argument("--machine", default="h100", help="whose numbers predict the full sizes")
     parser.add_argument("--limit", type=float, default=120, help="seconds until auto_mtf is stopped")
     parser.add_argument("--keep_auto_mtf", action="store_true", help="its earlier answers at full size stand")
@@ -200,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = pathlib.Path(flags.output)
     path = folder / "layout.json"
     data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"programs": {}}
-    pieces = [(name, section) for name in flags.programs.split(",") for section in flags.sections.split(",") if section]
+    pieces = [(name, section) for section in flags.sections.split(",") if section for name in _names(section, flags)]
     failed = False
     for name, section in tqdm(pieces, unit=" pieces"):
         known = data["programs"].setdefault(name, {})
@@ -210,7 +234,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {name}, {section}: {error}", file=sys.stderr)
             failed = True
             continue
-        data["host"], data["versions"] = describe_host(), _versions()
+        described = {"host": describe_host(), "versions": _versions()}
+        if section == "survey":
+            data["survey"] = {**described, "machine": flags.machine}
+        else:
+            data.update(described)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(data, indent=1) + "\n")
     if data["programs"]:

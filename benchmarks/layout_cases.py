@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import programs
@@ -14,10 +14,11 @@ from pase_mtf.errors import PaseError
 from pase_mtf.launch.arms import Arm
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.layout import Layout
-from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import Devices
+from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.runtime import Devices, session_config
 
-__all__ = ["by_hand", "find", "first_loss", "lower_stock", "measure", "predicted_cost", "stock_arm"]
+__all__ = ["builder", "by_hand", "find", "first_loss", "losses", "lower_stock", "measure", "predicted_cost",
+           "slow_machine", "stock_arm"]
 
 _BY_HAND = {
     # Batch on one axis; heads, the feed-forward's hidden dim and the vocabulary on the other; experts with the batch.
@@ -46,11 +47,20 @@ def by_hand(name: str, devices: int) -> list[tuple[str, str, str]]:
     return found
 
 
-def find(name: str, size: str, devices: int, machine: Machine, compare: Sequence[tuple[str, str]] = (),
-         mesh: str | None = None) -> Layout:
-    """The layout that pase_mtf finds for a program; on one mesh shape only, if it is given."""
-    def build_graph(mesh_shape: str | None = None, layout: str | None = None) -> Any:
+def builder(name: str, size: str, devices: int, seen: Callable[[mtf.Graph], Any] = lambda graph: None) -> Any:
+    """The function that builds a program, as find_layout takes it.
+
+    Args:
+      name, size: of the program.
+      devices: the program's own layout for so many are the defaults of the function's arguments, where it has one.
+      seen: is given every graph that is built.
+    """
+    mesh_shape, rules = (None, None) if name in programs.PROGRAMS else (programs.own_layout(name, devices)
+                                                                        or (None, None))
+
+    def build_graph(mesh_shape: str | None = mesh_shape, layout: str | None = rules) -> Any:
         program = programs.build(name, size, mesh_shape, layout)
+        seen(program.graph)
         return program.graph, program.outputs
 
     def build_once() -> Any:
@@ -59,11 +69,17 @@ def find(name: str, size: str, devices: int, machine: Machine, compare: Sequence
     def build_laid_out(mesh_shape: str, layout: str) -> Any:
         return build_graph(mesh_shape, layout)
 
-    build = build_graph if name in programs.REBUILT else build_once
     if name in ("unet_2d", "unet_3d"):
         # It imports slices that are laid out: there is no graph without a mesh.
-        build = build_laid_out
-    return find_layout(build, devices=devices, machine=machine, mesh_shape=mesh, compare=list(compare), name=name)
+        return build_laid_out
+    return build_once if name in programs.PROGRAMS and name not in programs.REBUILT else build_graph
+
+
+def find(name: str, size: str, devices: int, machine: Machine, compare: Sequence[tuple[str, str]] = (),
+         mesh: str | None = None) -> Layout:
+    """The layout that pase_mtf finds for a program; on one mesh shape only, if it is given."""
+    return find_layout(builder(name, size, devices), devices=devices, machine=machine, mesh_shape=mesh,
+                       compare=list(compare), name=name)
 
 
 def predicted_cost(name: str, size: str, devices: int, machine: Machine, mesh_shape: str, rules: str) -> dict[str, Any]:
@@ -93,6 +109,46 @@ def lower_stock(program: programs.Program, mesh_shape: str, rules: str) -> mtf.L
     impl = placement_mesh_impl.PlacementMeshImpl(
         shape, mtf.convert_to_layout_rules(rules), [f"/device:CPU:{number}" for number in range(shape.size)])
     return mtf.Lowering(program.graph, {program.mesh: impl})
+
+
+def slow_machine() -> Machine:
+    """A machine on which even the reduced programs are worth splitting."""
+    rates = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
+    return Machine("splits everything", rates, 1e7, 1e12, 1e-6, (Link(2, 1e8, 1e-8), Link(64, 1e7, 1e-7)))
+
+
+def losses(build: Callable[[], programs.Program], lowering: Callable[[programs.Program], mtf.Lowering], steps: int,
+           devices: Devices, values: Mapping[str, Any] | None = None) -> tuple[list[float], dict[str, Any]]:
+    """The losses of the first steps of a program.
+
+    Args:
+      build: builds it in the current tf.Graph.
+      lowering: lowers it.
+      steps: how many.
+      devices: of the session.
+      values: initial values of its master variables, by name; None: those of the seed.
+
+    Returns:
+      (losses, initial values).
+    """
+    with tf.Graph().as_default():
+        program = build()
+        lowered = lowering(program)
+        loss = lowered.export_to_tf_tensor(program.loss)
+        updates = [lowered.lowered_operation(operation) for operation in program.updates]
+        fill, masters = lowered.copy_masters_to_slices(), {
+            variable.op.name: variable for variable in tf.global_variables()}
+        with tf.Session(config=session_config(devices)) as session:
+            session.run(tf.global_variables_initializer())
+            for name, value in (values or {}).items():
+                masters[name].load(value, session)
+            initial = session.run(masters) if values is None else {}
+            session.run(fill)
+            result = []
+            for batch in itertools.islice(program.batches(), steps):
+                feed = {program.placeholders[name]: value for name, value in batch.items()}
+                result.append(float(session.run([loss, *updates], feed)[0]))
+    return result, initial
 
 
 def stock_arm(label: str, name: str, size: str, mesh_shape: str, rules: str, devices: Devices) -> Arm:

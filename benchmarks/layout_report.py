@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks import markdown
+from benchmarks import markdown, survey_report
 
 __all__ = ["document", "plot"]
 
@@ -177,6 +177,8 @@ def document(data: dict[str, Any]) -> str:
     parts = ["# Layout rules for real programs\n\nPrograms of the mesh-tensorflow package as they are "
              "(`benchmarks/programs`), and those of `examples/`. `python -m benchmarks.layout` measures all this; "
              f"{data.get('host', '')}; {data.get('versions', '')}."]
+    if having("survey"):
+        parts.append(survey_report.document(data))
     if having("search"):
         parts.append(
             "## Time to answer\n\nFull size, 8 devices. “Export + search” is one graph, with the check that the "

@@ -357,7 +357,8 @@ def build(name: str, size: str = "reduced", mesh_shape: Any = None, layout: Any 
     entry = SMALL[name]
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:0"]))
-    mesh_shape, rules = mtf.convert_to_shape(mesh_shape or ""), mtf.convert_to_layout_rules(layout or "")
+    mesh_shape, rules = mtf.convert_to_shape(
+        "" if mesh_shape is None else mesh_shape), mtf.convert_to_layout_rules("" if layout is None else layout)
     inputs = Inputs()
 
     def parts(dim: str) -> int:

@@ -329,7 +329,8 @@ def build(name: str, size: str = "reduced", mesh_shape: Any = None, layout: Any 
         16, entry.reduced_length, 128)
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "my_mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:0"]))
-    mesh_shape, rules = mtf.convert_to_shape(mesh_shape or ""), mtf.convert_to_layout_rules(layout or "")
+    mesh_shape, rules = mtf.convert_to_shape(
+        "" if mesh_shape is None else mesh_shape), mtf.convert_to_layout_rules("" if layout is None else layout)
     words = [mtf.Dimension("outer_batch", 1), mtf.Dimension("batch", batch), mtf.Dimension("length", length)]
     inputs = Inputs()
     features = {key: inputs.tensor(mesh, key, words, below=vocab, low=1)

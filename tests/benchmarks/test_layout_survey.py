@@ -1,0 +1,75 @@
+"""The survey of all programs: what becomes of a program that hangs, what the page says, a real one."""
+
+import pytest
+from markdown_cells import row_of
+
+from benchmarks import layout_survey, survey_report
+
+
+def _cost(seconds, size=1e9, problem=""):
+    return {"mesh_shape": "rows:8", "rules": "batch:rows", "seconds": seconds, "bytes": size, "problem": problem}
+
+
+def _full(ours, own=None, cpu=2.0, **more):
+    return {"operations": 1234, "builds": 2, "cpu_seconds": cpu, "parts": {"building": 0.5, "export": 0.25},
+            "ours": ours, "own": own, "data_parallel": _cost(0.5), "limit": 8e10, "optimal": True, "gap": 0.0,
+            "notes": [], **more}
+
+
+def _tiny(stock, per_layer=0.0, **more):
+    return {"mesh_shape": "rows:8", "rules": "batch:rows", "one_device": [1.5, 1.25], "beside": ";", "devices": 4,
+            "stock": stock,
+            "per_layer": {"losses": [1.5, 1.25], "difference": per_layer}, **more}
+
+
+def _page(**entries):
+    return survey_report.document({"survey": {"host": "Chip (2 cores)", "versions": "TensorFlow 9", "machine": "h100"},
+                                   "programs": {name: {"survey": entry} for name, entry in entries.items()}})
+
+
+def test_a_program_without_an_answer_does_not_stop_the_others():
+    found = layout_survey.run("one_name", ["full_8", "tiny"], "h100", 0.2)
+    assert found == {piece: {"problem": "no answer after 0 s"} for piece in ("full_8", "tiny")}
+
+
+def test_an_unknown_program_is_told():
+    found = layout_survey.run("no_such_program", ["tiny"], "h100", 300)
+    assert found["tiny"]["problem"] == "KeyError: 'no_such_program'"
+
+
+def test_what_the_page_says_of_good_answers():
+    page = _page(good={"full_8": _full(_cost(0.01), _cost(0.02)), "tiny": _tiny({"losses": [], "difference": 1e-7}),
+                       "auto_8": _cost(0.04)})
+    times = page[:page.index("### Predicted")]
+    assert row_of(times, "good")[1:] == ["1,234", "8", "2", "0.5", "0.2", "1.2", "", "2.0", "proven"]
+    for words in ("1 programs, 1 searches: 1 answered, 0 refused in words; no answer at all: none", "Over 15 s: none",
+                  "Beyond the device's memory: none", "Dearer than an own layout that lowers and fits: none",
+                  "did not lower or run: none", "one device's: none", "20.00 ms, 1.0 GB", "40.00 ms, 1.0 GB",
+                  "Chip (2 cores); TensorFlow 9", "1.5, 1.25"):
+        assert words in page
+
+
+def test_what_the_page_says_of_others():
+    page = _page(
+        hangs={"full_8": {"problem": "no answer after 600 s"}},
+        refuses={"full_8": {"operations": 9, "cpu_seconds": 1.0, "limit": 8e10, "problem": "nothing fits"}},
+        dear={"full_8": _full(_cost(0.03), _cost(0.02), cpu=20.0)},
+        dear_but_own_does_not_fit={"full_8": _full(_cost(0.03), _cost(0.02, 9e10))},
+        large={"full_8": _full(_cost(0.03, 9e10))},
+        fails={"tiny": _tiny({"problem": "ValueError: no"})},
+        noisy={"tiny": _tiny({"losses": [], "difference": 0.1}, other_noise=0.2)},
+        wrong={"tiny": _tiny({"losses": [], "difference": 0.1}, other_noise=0.0)})
+    for words in ("1 refused in words (refuses at p = 8)", "no answer at all: 1 (hangs at p = 8)",
+                  "Over 15 s: 1 (dear at p = 8: 20 s)", "memory: 1 (large at p = 8: 90.0 GB)",
+                  "lowers and fits: 1 (dear at p = 8: 1.50×)", "did not lower or run: 1 (fails (stock))",
+                  "one device's: 2 (noisy, wrong)", "other noise: 1 (noisy)"):
+        assert words in page
+
+
+@pytest.mark.slow
+def test_a_program_is_surveyed():
+    found = layout_survey.run("one_name", ["full_8", "tiny"], "h100", 600)
+    assert found["full_8"]["ours"]["seconds"] <= found["full_8"]["data_parallel"]["seconds"]
+    assert set(found["full_8"]["parts"]) == {"building", "export", "verification"}
+    assert found["tiny"]["rules"]
+    assert max(found["tiny"][arm]["difference"] for arm in ("stock", "per_layer")) <= 1e-5
