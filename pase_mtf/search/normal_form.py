@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -41,54 +40,97 @@ class _JointClasses(NamedTuple):
     number: int
 
 
-@functools.lru_cache(maxsize=64)
-def _weights(count: int) -> np.ndarray:
-    """Odd numbers."""
-    return np.random.default_rng(0).integers(0, 2 ** 63, max(count, 1), np.uint64) | np.uint64(1)
+# Entries of a line that are compared before all of it is read.
+_SAMPLE = 24
 
 
-@functools.lru_cache(maxsize=256)
-def _places(count: int) -> np.ndarray:
-    """A few indices below `count`, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, 24).astype(int))
+@compiled
+def _weight(place: int) -> np.uint64:  # pragma: no cover (compiled)
+    """An odd number that is as good as random (splitmix64: Steele, Lea and Flood 2014)."""
+    bits = np.uint64(place) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (bits ^ (bits >> np.uint64(31))) | np.uint64(1)
 
 
-def _distinct(matrix: np.ndarray, classes: np.ndarray, axis: int) -> tuple[np.ndarray | None, np.ndarray]:
-    """Which rows (axis 0) or columns of a matrix to keep so that none is unused and none repeats another, and the
-    classes then. None: all.
+@compiled
+def _sums(bits: np.ndarray, axis: int, lines: np.ndarray, step: int) -> np.ndarray:  # pragma: no cover (compiled)
+    """uint64 per listed row (axis 0) or column: the sum of every step-th entry with odd weights."""
+    found = np.zeros(len(lines), np.uint64)
+    if axis == 0:
+        for number in range(len(lines)):
+            for place in range(0, bits.shape[1], step):
+                found[number] += _weight(place) * bits[lines[number], place]
+    else:
+        for place in range(0, bits.shape[0], step):
+            weight = _weight(place)
+            for number in range(len(lines)):
+                found[number] += weight * bits[place, lines[number]]
+    return found
+
+
+@compiled
+def _same(bits: np.ndarray, axis: int, one: int, other: int) -> bool:  # pragma: no cover (compiled)
+    for place in range(bits.shape[1 - axis]):
+        if (bits[one, place] != bits[other, place]) if axis == 0 else (bits[place, one] != bits[place, other]):
+            return False
+    return True
+
+
+@compiled
+def _first_alike(bits: np.ndarray, axis: int, lines: np.ndarray, sums: np.ndarray, verify: bool
+                 ) -> np.ndarray:  # pragma: no cover (compiled)
+    """For every listed line the number of the first with the same sum (and, to be verified, the same entries)."""
+    places = 2
+    while places < 2 * len(lines):
+        places *= 2
+    table, found = np.full(places, -1), np.arange(len(lines))  # a hash table: -1 where it is empty
+    for number in range(len(lines)):
+        place = np.int64((sums[number] * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(20)) & (places - 1)
+        while table[place] >= 0:
+            other = table[place]
+            if sums[other] == sums[number] and (not verify or _same(bits, axis, lines[other], lines[number])):
+                found[number] = other
+                break
+            place = (place + 1) & (places - 1)
+        else:
+            table[place] = number
+    return found
+
+
+@compiled
+def _distinct(matrix: np.ndarray, classes: np.ndarray, axis: int
+              ) -> tuple[np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
+    """Which rows (axis 0) or columns of a matrix to keep, ascending, so that none is unused and none repeats another,
+    and the classes then.
 
     They are compared by a sum of bits with odd weights, first in a few places; what those do not tell apart is compared
     as a whole, and verified.
     """
-    used = np.zeros(matrix.shape[axis], bool)
-    used[classes] = True
-    kept = None
-    if not used.all():
-        kept, classes = np.flatnonzero(used), (np.cumsum(used, dtype=np.int32) - np.int32(1))[classes]
-    bits, length = matrix.view(np.uint64), matrix.shape[1 - axis]
-    places = _places(length)
-    some = bits.take(places, 1 - axis).reshape(matrix.shape[0] if axis == 0 else -1, matrix.shape[1] if axis else -1)
-    count = matrix.shape[axis]
-    weights = _weights(length)
-    sums = some @ weights[:len(places)] if axis == 0 else weights[:len(places)] @ some
-    if kept is not None:
-        sums, count = sums[kept], len(kept)
-    _, kind, members = np.unique(sums, return_inverse=True, return_counts=True)
-    if len(members) == count:
-        return kept, classes
-    alike = np.flatnonzero(members[kind] > 1)
-    lines = bits.take(alike if kept is None else kept[alike], axis)
-    sums[alike] = lines @ weights[:length] if axis == 0 else weights[:length] @ lines
-    sums[alike] ^= kind[alike].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    _, keep, kind = np.unique(sums, return_index=True, return_inverse=True)
-    same = alike[keep[kind[alike]] != alike]
-    for line, other in zip(same.tolist(), keep[kind[same]].tolist(), strict=True):
-        one, two = (position if kept is None else int(kept[position]) for position in (line, other))
-        if not np.array_equal(bits.take(one, axis), bits.take(two, axis)):
-            return kept, classes
-    if len(keep) == count:
-        return kept, classes
-    return keep if kept is None else kept[keep], kind.astype(np.int32)[classes]
+    bits, number = matrix.view(np.uint64), np.full(matrix.shape[axis], -1)
+    for c in classes:
+        number[c] = 0
+    lines = np.flatnonzero(number == 0)
+    some = _first_alike(bits, axis, lines, _sums(bits, axis, lines, max(1, bits.shape[1 - axis] // _SAMPLE)), False)
+    repeated = np.zeros(len(lines), np.bool_)
+    for position in range(len(lines)):
+        if some[position] != position:
+            repeated[position] = repeated[some[position]] = True
+    doubtful = lines[repeated]
+    alike = _first_alike(bits, axis, doubtful, _sums(bits, axis, doubtful, 1), True)
+    for position in range(len(doubtful)):
+        number[doubtful[position]] = 1 + doubtful[alike[position]]  # 1 + the line it repeats
+    kept, count = np.empty(len(lines), np.int64), 0
+    for line in lines:
+        if number[line] == 0 or number[line] == 1 + line:
+            kept[count], number[line] = line, count
+            count += 1
+        else:
+            number[line] = number[number[line] - 1]  # that one came first, and has its class
+    new = np.empty(len(classes), np.int32)
+    for k in range(len(classes)):
+        new[k] = number[classes[k]]
+    return kept[:count], new
 
 
 @compiled
@@ -165,10 +207,7 @@ class _Normalizer:
         keep_rows, rows = _distinct(matrix, self._classes.arrays[table.rows], 1 - columns_axis)
         keep_columns, columns = _distinct(matrix, self._classes.arrays[table.columns], columns_axis)
         number = table.matrix
-        if number < len(self._given) or keep_rows is not None or keep_columns is not None:
-            height, width = matrix.shape[::-1] if table.turned else matrix.shape
-            keep_rows = np.arange(height) if keep_rows is None else keep_rows
-            keep_columns = np.arange(width) if keep_columns is None else keep_columns
+        if number < len(self._given) or len(keep_rows) * len(keep_columns) < matrix.size:
             tight = self._room(len(keep_rows), len(keep_columns))
             _put(tight, matrix, keep_rows, keep_columns, table.turned, False)
             number = self._added(tight)

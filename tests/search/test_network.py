@@ -77,6 +77,24 @@ def test_equal_matrices_share_memory():
     assert network.normalized().distinct_matrices == 7
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("turned", [False, True])
+def test_lines_that_differ_in_one_entry_stay_apart(seed, turned):
+    """Whichever entries are looked at first: of 40 copies of 5 lines, some unused, a few are changed somewhere."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, 9, (5, 301)).astype(float)[rng.integers(0, 5, 40)]
+    changed = rng.choice(40, 12, replace=False)
+    rows[changed, rng.integers(0, 301, 12)] += 0.5
+    used = np.sort(rng.choice(40, 35, replace=False))
+    classes = rng.permutation(np.concatenate([used, used[:10]]))
+    every = np.arange(301)
+    edge = NetworkEdge(0, 1, rows.T, every, classes) if turned else NetworkEdge(0, 1, rows, classes, every)
+    vectors = [np.zeros(301), np.zeros(45)] if turned else [np.zeros(45), np.zeros(301)]
+    normal, = CostNetwork(vectors, [edge]).normalized().edges
+    assert normal.matrix.size == len(np.unique(rows[used], axis=0)) * len(np.unique(rows[used], axis=1).T)
+    assert (normal.matrix[np.ix_(normal.rows, normal.columns)] == (rows[classes].T if turned else rows[classes])).all()
+
+
 @pytest.mark.parametrize("name", ["transformer_8", "alexnet_8"])
 def test_save_and_load(tmp_path, name):
     network = CostNetwork.load(INSTANCES / f"{name}.npz")
