@@ -11,6 +11,7 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.operations.flow import all_operations
 from pase_mtf.operations.registry import splittable_dims
 
 ops = mtf.ops
@@ -25,6 +26,7 @@ class Net:
       loss: a scalar.
       outputs: further tensors whose values are to agree.
       updates: the optimizer's operations.
+      gradients: of the trainable variables, where the net makes them itself.
     """
 
     graph: mtf.Graph
@@ -32,6 +34,7 @@ class Net:
     loss: mtf.Tensor
     outputs: list[mtf.Tensor] = dataclasses.field(default_factory=list)
     updates: list[mtf.Operation] = dataclasses.field(default_factory=list)
+    gradients: list[mtf.Tensor] = dataclasses.field(default_factory=list)
 
 
 class Builder:
@@ -211,8 +214,45 @@ def odd_functions(b: Builder) -> Net:
     return Net(b.graph, b.mesh, loss, [*looped[1:], *sums[1:], small, *real])
 
 
+def microbatches(b: Builder, splits: int = 2, *, unrolled: bool = False, errors: bool = True) -> Net:
+    """A perceptron that is trained on one part of its batch after another: in a loop, or one by one without any.
+
+    Args:
+      b: makes it.
+      splits: of the batch.
+      unrolled: one by one.
+      errors: the loop also returns the error of every example.
+    """
+    batch, features, hidden, classes = dim("batch", 16), dim("features", 8), dim("hidden", 16), dim("classes", 8)
+    w1, w2 = b.variable("w1", [features, hidden]), b.variable("w2", [hidden, classes])
+    bias = b.variable("bias", [hidden])
+    part, number = dim("batch", batch.size // splits), dim("microbatch", splits)
+    data = {"x": b.input("x", [batch, features]), "wanted": b.input("wanted", [batch, classes])}
+
+    def model(part_of: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+        state = mtf.relu(mtf.einsum([part_of["x"], w1], [part, hidden]) + bias)
+        made = mtf.softmax(mtf.einsum([state, w2], [part, classes]), classes)
+        error = mtf.square(made - part_of["wanted"])
+        found = {"loss": mtf.reduce_mean(error)}
+        return {**found, "errors": mtf.reduce_sum(error, reduced_dim=classes)} if errors else found
+
+    if not unrolled:
+        gradients, made = mtf.serialize_training_step(data, model, batch, splits)
+        return Net(b.graph, b.mesh, made["loss"], [made["errors"]] if errors else [], gradients=gradients)
+    losses, each = [], []
+    for index in range(splits):
+        chosen = mtf.constant(b.mesh, index, dtype=tf.int32)
+        made = model({key: mtf.gather(mtf.replace_dimensions(tensor, batch, [part, number]), chosen, number)
+                      for key, tensor in data.items()})
+        losses.append(made["loss"])
+        each.append(mtf.gradients(losses[-1:], [variable.outputs[0] for variable in b.graph.trainable_variables]))
+    total = [mtf.add_n(list(same)) for same in zip(*each, strict=True)]
+    return Net(b.graph, b.mesh, mtf.add_n(losses), gradients=total)
+
+
 NETS: dict[str, Callable[[Builder], Net]] = {
-    "mlp": mlp, "cnn": cnn, "transformer": transformer, "odd_shapes": odd_shapes, "odd_functions": odd_functions}
+    "mlp": mlp, "cnn": cnn, "transformer": transformer, "odd_shapes": odd_shapes, "odd_functions": odd_functions,
+    "microbatches": microbatches}
 
 
 class ExactAdam(mtf.optimize.AdamWeightDecayOptimizer):
@@ -233,7 +273,7 @@ def build(name: str, optimizer: str, dtype: tf.DType) -> Net:
     """A net with its gradients and updates, in the current tf.Graph."""
     net = NETS[name](Builder(dtype))
     variables = net.graph.trainable_variables
-    gradients = mtf.gradients([net.loss], [variable.outputs[0] for variable in variables])
+    gradients = net.gradients or mtf.gradients([net.loss], [variable.outputs[0] for variable in variables])
     rule = {
         "sgd": lambda: mtf.optimize.SgdOptimizer(0.05),
         "adam": lambda: (mtf.optimize.AdamWeightDecayOptimizer if dtype == tf.float32 else ExactAdam)(0.01),
@@ -267,12 +307,9 @@ def random_spec(operation: mtf.Operation, devices: int, rng: np.random.Generator
         factors.append(factor)
         rest //= factor
     sizes: dict[str, list[int]] = {}
-    loops = isinstance(operation, ops.WhileLoopOperation)
-    inner = [*operation._cond_ops, *operation._body_ops] if loops else [operation]
-    for op in inner:
-        for tensor in (*op.inputs, *op.outputs):
-            for d in tensor.shape.dims:
-                sizes.setdefault(d.name, []).append(d.size)
+    for tensor in (*operation.inputs, *operation.outputs):
+        for d in tensor.shape.dims:
+            sizes.setdefault(d.name, []).append(d.size)
     names = sorted(splittable_dims(operation) & set(sizes))
     axes = []
     for factor in factors:
@@ -287,7 +324,7 @@ def random_spec(operation: mtf.Operation, devices: int, rng: np.random.Generator
 
 
 def random_plan(graph: mtf.Graph, devices: int, seed: int) -> dict[mtf.Operation, MeshSpec]:
-    """A random mesh for every operation of a graph."""
+    """A random mesh for every operation of a graph, and for those in its loops."""
     rng = np.random.default_rng(seed)
     first = bool(rng.integers(2))
-    return {operation: random_spec(operation, devices, rng, first) for operation in graph.operations}
+    return {operation: random_spec(operation, devices, rng, first) for operation in all_operations(graph)}

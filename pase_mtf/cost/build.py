@@ -136,7 +136,7 @@ class _Builder:
         self._tables: dict[tuple[int, tuple[tuple[str, int], ...]], ConfigurationTable] = {}
         self._parts: dict[tuple[tuple[OperationSignature, ...], int], np.ndarray] = {}
         self._shardings: dict[tuple[int, tuple[int, ...]], DistinctShardings] = {}
-        self._matrices: dict[tuple[int, int, tuple[int, ...], int], np.ndarray] = {}
+        self._matrices: dict[tuple[int, int, tuple[int, ...], int, int], np.ndarray] = {}
         # By contents.
         self._equal_tables: dict[tuple[bytes, bytes, tuple[int, ...]], ConfigurationTable] = {}
         self._equal_shardings: dict[tuple[bytes, bytes, bytes, tuple[int, ...]], DistinctShardings] = {}
@@ -170,7 +170,7 @@ class _Builder:
         source = self._sharding(tables[edge.source], positions_of(source_dims, positions[edge.source]))
         target = self._sharding(tables[edge.target], positions_of(target_dims, positions[edge.target]))
         matrix = (np.zeros((len(source.devices), len(target.devices))) if free
-                  else self._matrix(source, target, edge.shape, edge.itemsize))
+                  else self._matrix(source, target, edge))
         return NetworkEdge(edge.source, edge.target, matrix, source.index, target.index)
 
     def _sharding(self, table: ConfigurationTable, positions: tuple[int, ...]) -> DistinctShardings:
@@ -182,17 +182,20 @@ class _Builder:
             self._shardings[key] = dataclasses.replace(same, index=found.index)
         return self._shardings[key]
 
-    def _matrix(self, source: DistinctShardings, target: DistinctShardings, shape: tuple[int, ...],
-                itemsize: int) -> np.ndarray:
+    def _matrix(self, source: DistinctShardings, target: DistinctShardings, edge: Edge) -> np.ndarray:
         # Arrays of equal contents are one object (see `_sharding`).
-        key = id(source.shards), id(target.shards), shape, itemsize
-        if key not in self._matrices:
-            if self._model == "seconds":
-                matrix = self._reshardings.seconds(source, target, shape, itemsize)
-            else:
-                matrix = paper_edge(source, target, shape, self._reshardings)
-            self._matrices[key] = matrix
-        return self._matrices[key]
+        shards = id(source.shards), id(target.shards)
+        key = (*shards, edge.shape, edge.itemsize, edge.trips)
+        if key in self._matrices:
+            return self._matrices[key]
+        if edge.trips != 1:
+            matrix = edge.trips * self._matrix(source, target, dataclasses.replace(edge, trips=1))
+        elif self._model == "seconds":
+            matrix = self._reshardings.seconds(source, target, edge.shape, edge.itemsize)
+        else:
+            matrix = paper_edge(source, target, edge.shape, self._reshardings)
+        self._matrices[key] = matrix
+        return matrix
 
 
 def build_network(graph: ComputationGraph, machine: Machine, devices: int,

@@ -6,7 +6,6 @@ what fraction of each tensor a device holds under a configuration is then worked
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import move_seconds
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import FILTER_GRADIENT, PHASES, PRODUCTS, OperationSignature, TensorBytes
+from pase_mtf.cost.signature import FILTER_GRADIENT, PHASES, PRODUCTS, OperationSignature, TensorBytes, counted
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.machine.machine import Machine
 
@@ -91,7 +90,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
       float64 [len(PARTS), K].
     """
     result, machine = np.zeros((len(PARTS), len(table.devices))), reshardings.machine
-    operations = collections.Counter(signature)
+    operations = counted(signature)
     kernels = [kernel for entry, times in operations.items() if entry.kind != "none"
                for kernel in _kernels(entry, times, machine)]
     if kernels:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pase_mtf.cost.moves import move_elements
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import PRODUCTS, OperationSignature
+from pase_mtf.cost.signature import PRODUCTS, OperationSignature, counted
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
 
 __all__ = ["PAPER_PARTS", "paper_edge", "paper_parts"]
@@ -55,7 +55,7 @@ def paper_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
     result, machine = np.zeros((len(PAPER_PARTS), len(table.devices))), reshardings.machine
     # (columns, bytes, dims absent, variables of this kind) -> times
     read: collections.Counter[tuple[tuple[int, ...], float, tuple[int, ...], int]] = collections.Counter()
-    forward = collections.Counter(entry for entry in signature if entry.phase == "forward")
+    forward = counted(entry for entry in signature if entry.phase == "forward")
     only_pointwise = not any(entry.kind in (*PRODUCTS, "convolution") for entry in forward)
     for entry, count in forward.items():  # an unrolled recurrence does the same at every time step
         product = entry.kind in (*PRODUCTS, "convolution")

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pase_mtf.cost.moves import Move, move_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 
-__all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "layer_signature"]
+__all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
+           "layer_signature"]
 
 PHASES = ("forward", "backward", "update")
 PRODUCTS = ("matmul", "batched matmul")
@@ -41,6 +43,7 @@ class OperationSignature(NamedTuple):
         updates.
       channels: of a convolution, the column and the size of the channels that it makes (column -1: never split).
       stride_inflation: of the gradient of a convolution's image, how many times larger than the output the image is.
+      trips: of `LayerOperation`; the same operation run as often as another layer repeats it costs the same.
       runs: the columns that split them, and how many of them take time of their own: of a convolution its taps (the
         pixels that it makes times those of its window), else its broadcast runs.
     """
@@ -60,6 +63,7 @@ class OperationSignature(NamedTuple):
     channels: tuple[int, int] = (-1, 0)
     stride_inflation: float = 1.0
     runs: tuple[tuple[int, ...], float] = ((), 0.0)
+    trips: int = 1
 
 
 def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
@@ -73,6 +77,14 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
         if operation.kind != "none" or operation.sums or move:
             found.append(_operation_signature(operation, move, variables, position))
     return tuple(found)
+
+
+def counted(signature: Iterable[OperationSignature]) -> collections.Counter[OperationSignature]:
+    """The distinct operations of a layer as run once, and how often a step runs each."""
+    found: collections.Counter[OperationSignature] = collections.Counter()
+    for entry in signature:
+        found[entry if entry.trips == 1 else entry._replace(trips=1)] += entry.trips
+    return found
 
 
 def _operation_signature(operation: LayerOperation, move: Move | None,
@@ -100,7 +112,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         transposed=tuple(tensor(operand) for operand in transposed), move=move,
         weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
         traffic=operation.traffic, channels=_output_channels(operation, position),
-        stride_inflation=_stride_inflation(operation), runs=_runs(operation, kind, position))
+        stride_inflation=_stride_inflation(operation), runs=_runs(operation, kind, position), trips=operation.trips)
 
 
 def _output_channels(operation: LayerOperation, position: dict[str, int]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pase_mtf.arguments import checked_arguments
@@ -13,7 +13,8 @@ from pase_mtf.export.groups import Group
 from pase_mtf.export.pending_sums import pending_sums
 from pase_mtf.export.phases import FORWARD, phases_of
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
-from pase_mtf.operations.facts import OperationFacts, read_operations
+from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operations
+from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.nodes import Nodes
 
 __all__ = ["export_graph"]
@@ -33,33 +34,46 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] 
       meta: anything JSON can hold that should travel with the graph (batch, preset, ...).
 
     Returns:
-      The computation graph.
+      The computation graph. Where it rests on something that the Mesh-TensorFlow graph does not tell (how often a loop
+      runs whose condition depends on data), `meta["assumed"]` says so, a sentence each.
     """
-    facts = read_operations(graph)
+    flow = Flow(graph)
+    facts = read_operations(graph, flow)
     phases = phases_of(graph, facts)
-    exporter = _Exporter(facts, phases, group_operations(graph, facts, phases))
+    exporter = _Exporter(facts, phases, group_operations(graph, facts, phases), flow)
     return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
-                            operations=len(facts), meta=dict(meta or {}))
+                            operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
+
+
+def _assumed(facts: Sequence[OperationFacts]) -> dict[str, list[str]]:
+    """What `export_graph` adds to meta."""
+    unknown = [fact.name for fact in facts if fact.iterations is None]
+    return {"assumed": [f"how often loop {name} runs is not in the graph: predictions are of {ASSUMED_TRIPS} iteration"
+                        for name in unknown]} if unknown else {}
 
 
 class _Exporter:
 
-    def __init__(self, facts: list[OperationFacts], phases: list[str], groups: list[Group]) -> None:
-        self._facts, self._phases, self._groups = facts, phases, groups
+    def __init__(self, facts: list[OperationFacts], phases: list[str], groups: list[Group], flow: Flow) -> None:
+        self._facts, self._phases, self._groups, self._flow = facts, phases, groups, flow
         self._group_of = {id(facts[index].operation): number
                           for number, group in enumerate(groups) for index in group.members}
+        self._index_of = {id(fact.operation): fact.index for fact in facts}
         self._dims = [group.dims() for group in groups]
         self._splittable = [
             tuple(dim for dim, size in dims.items() if dim in group.legal and size > 1)
             for group, dims in zip(groups, self._dims, strict=True)]
         # Most tensors of a layer have a shape that the layer has seen before: they are one object.
+        self._trips = {fact.loops: fact.trips for fact in facts}
         self._operands: dict[tuple[int, tuple[mtf.Dimension, ...], int], Operand] = {}
         self._assigned = self._assigned_values()
         # Gradients that no assignment needs (that of the input image, say): TensorFlow never runs them.
         self._unused = {fact.index for fact, phase in zip(facts, phases, strict=True)
                         if phase != FORWARD and not fact.is_needed}
         self._sums = pending_sums((fact for fact in facts if fact.index not in self._unused),
-                                  lambda operation: self._group_of.get(id(operation)), self._split_names)
+                                  lambda operation: self._group_of.get(id(operation)), self._split_names,
+                                  {output: inside for parts in flow.parts.values()
+                                   for inside, output in parts.accumulators})
 
     def _split_names(self, group: int, names: Iterable[str]) -> tuple[str, ...]:
         """Those of the names that the layer can split, by the names that it gives them."""
@@ -80,6 +94,7 @@ class _Exporter:
         """A Layer per group, with unique names."""
         used: set[str] = set()
         result = []
+        accumulated = self._accumulated()
         assignments: dict[int, set[int]] = {}
         for index, owner in self._assigned:
             assignments.setdefault(owner, set()).add(index)
@@ -91,9 +106,11 @@ class _Exporter:
             used.add(name)
             splittable = self._splittable[number]
             members = sorted({*assignments.get(number, ()), *group.members})
+            operations = [self._operation(number, self._facts[index]) for index in members]
+            operations = sorted([*operations, *accumulated.get(number, ())], key=lambda operation: operation.index)
             result.append(Layer(
                 name=name, kind=group.kind, dims=self._dims[number], splittable=splittable,
-                operations=tuple(self._operation(number, self._facts[index]) for index in members),
+                operations=tuple(operations),
                 variables=tuple(self._variable(number, self._facts[index].operation) for index in group.members
                                 if self._facts[index].rule.is_variable),
                 aliases={other: dim for other, dim in group.aliases.items() if dim in splittable}))
@@ -124,7 +141,32 @@ class _Exporter:
             kind=fact.kind if runs else "none", flops=flops, dims=tuple(dims), inputs=inputs, outputs=outputs,
             reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=self._shift(group, fact), role=fact.role,
-            nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs)
+            nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips)
+
+    def _accumulated(self) -> dict[int, list[LayerOperation]]:
+        """What loops add up, by the layer that makes it: an addition in every iteration, and what is due after all."""
+        found: dict[int, list[LayerOperation]] = {}
+        for fact in self._running_loops():
+            for inside, output in self._flow.parts[fact.operation].accumulators:
+                maker = self._flow.home(inside).operation
+                group = self._group_of[id(maker)]
+                operand, sums = self._operand(group, output), self._sums.get(output, ())
+                adding = LayerOperation(
+                    index=fact.index, name=fact.name, type=type(fact.operation).__name__,
+                    phase=self._phases[self._index_of[id(maker)]], kind="pointwise", flops=float(output.size),
+                    dims=tuple(dict.fromkeys(filter(None, operand.dims))), inputs=(operand, operand),
+                    outputs=(operand,), trips=self._trips_in(fact))
+                found.setdefault(group, []).append(adding)
+                if sums:
+                    found[group].append(dataclasses.replace(
+                        adding, kind="none", flops=0.0, inputs=(operand,), reduced=sums, trips=fact.trips))
+        return found
+
+    def _running_loops(self) -> list[OperationFacts]:
+        return [fact for fact in self._facts if fact.operation in self._flow.parts and fact.index not in self._unused]
+
+    def _trips_in(self, loop: OperationFacts) -> int:
+        return self._trips.get((*loop.loops, loop.operation), loop.trips)
 
     def _shift(self, group: int, fact: OperationFacts) -> tuple[str, int] | tuple[()]:
         shift = fact.rule.shift(fact.operation)
@@ -147,27 +189,43 @@ class _Exporter:
     def edges(self) -> tuple[Edge, ...]:
         """Every tensor of more than one element that crosses from one layer to another, once per way it is read."""
         found: dict[tuple[int, int, tuple[str, ...]], Edge] = {}
+
+        def add(tensor: mtf.Tensor, group: int, phase: str, trips: int) -> None:
+            source = self._group_of.get(id(self._flow.home(tensor).operation))
+            if source is None or source == group or tensor.size <= 1:
+                return
+            names = self._operand(group, tensor).dims
+            key = (id(tensor), group, names)
+            if key not in found:
+                found[key] = Edge(
+                    source=source, target=group, tensor=tensor.name, phase=phase,
+                    shape=tuple(tensor.shape.to_integer_list), itemsize=tensor.dtype.size,
+                    source_dims=self._operand(source, tensor).dims, target_dims=names, trips=trips)
+
         for fact in self._facts:
             if fact.index in self._unused:
                 continue
             for group, tensor in self._reads(fact):
-                source = self._group_of.get(id(tensor.operation))
-                if source is None or source == group or tensor.size <= 1:
-                    continue
-                names = self._operand(group, tensor).dims
-                key = (id(tensor), group, names)
-                if key not in found:
-                    found[key] = Edge(
-                        source=source, target=group, tensor=tensor.name, phase=self._phases[fact.index],
-                        shape=tuple(tensor.shape.to_integer_list), itemsize=tensor.dtype.size,
-                        source_dims=self._operand(source, tensor).dims, target_dims=names)
+                # What is made outside of a loop is moved before the loop starts.
+                trips = self._trips.get(self._flow.loops_around(tensor), fact.trips)
+                add(tensor, group, self._phases[fact.index], trips)
+        for loop in self._running_loops():
+            for variable in self._flow.parts[loop.operation].variables:
+                maker = self._flow.home(variable.output).operation
+                group, phase = self._group_of[id(maker)], self._phases[self._index_of[id(maker)]]
+                add(variable.start, group, phase, loop.trips)
+                add(variable.next, group, phase, self._trips_in(loop))
         return tuple(found.values())
 
     def _reads(self, fact: OperationFacts) -> list[tuple[int, mtf.Tensor]]:
-        """(layer that reads it, tensor): the layer is the operation's, of an assignment its variable's."""
+        """(layer that reads it, tensor): the layer is the operation's, of an assignment its variable's.
+
+        What a loop hands on is read by nobody before it is used.
+        """
+        if fact.operation in self._flow.parts:
+            return []
         if fact.assigns:
             return [(self._group_of[id(variable)], value) for variable, value in fact.assigns
                     if id(variable) in self._group_of]
         group = self._group_of[id(fact.operation)]
-        outside = [tensor for tensor in fact.captures if id(tensor.operation) in self._group_of]
-        return [(group, tensor) for tensor in (*fact.reads, *outside)]
+        return [(group, tensor) for tensor in fact.reads]

@@ -27,7 +27,7 @@ class _Grouping:
 
     def _sources(self, fact: OperationFacts) -> list[int]:
         """The operations whose outputs this one reads, biggest tensor first."""
-        tensors = sorted(fact.reads, key=lambda tensor: -tensor.size) if len(fact.reads) > 1 else fact.reads
+        tensors = sorted(fact.sources, key=lambda tensor: -tensor.size) if len(fact.sources) > 1 else fact.sources
         return [self.number[id(tensor.operation)] for tensor in tensors if id(tensor.operation) in self.number]
 
     # -- forward -----------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ class _Grouping:
         for fact in self.facts:
             if self.phases[fact.index] != FORWARD:
                 continue
-            if layer_mark(fact.operation) is not None:
+            if _mark_of(fact) is not None:
                 self.groups.put(fact.index, self._marked_group(fact))
                 self._absorb(fact.index)
                 continue
@@ -52,7 +52,7 @@ class _Grouping:
                 self.groups.put(index, self.groups.open(index))
 
     def _marked_group(self, fact: OperationFacts) -> int:
-        mark = layer_mark(fact.operation)
+        mark = _mark_of(fact)
         if mark not in self.marked:
             self.marked[mark] = self.groups.open(fact.index)
         owner = self.groups.find(self.marked[mark])
@@ -217,23 +217,21 @@ class _Grouping:
         else:
             self.groups.put(fact.index, self.groups.open(fact.index))
 
-    # -- loops -------------------------------------------------------------------------------------------------------
-    def loops(self) -> None:
-        """A loop's body shares the loop's layout: variables it reads belong to the loop's layer."""
-        for fact in self.facts:
-            for tensor in fact.captures:
-                source = self.number.get(id(tensor.operation))
-                if source is not None and self.facts[source].rule.is_variable and tensor.size > 1:
-                    self.groups.merge(self.groups.owner(source), self.groups.owner(fact.index))
+
+def _mark_of(fact: OperationFacts) -> object | None:
+    """The mark of an operation, or of the outermost loop that it is in and that has one."""
+    return next((mark for operation in (*fact.loops, fact.operation) if (mark := layer_mark(operation)) is not None),
+                None)
 
 
 def group_operations(graph: mtf.Graph, facts: Sequence[OperationFacts], phases: Sequence[str]) -> list[Group]:
     """Groups the operations of a Mesh-TF graph into layers.
 
-    Einsums, convolutions, poolings, reductions (with the softmax or normalisation built on them), loops and gathers
-    open layers; pointwise operations, broadcasts and renames join the layer they follow when its iteration space
-    covers theirs. Operations that read the same variable belong to one layer, and so do those that the model itself
-    holds together (`one_layer`). Gradients follow their forward operation, the optimizer follows the variable.
+    Einsums, convolutions, poolings, reductions (with the softmax or normalisation built on them) and gathers open
+    layers, those in a loop too (the loop itself holds no more than what counts its iterations); pointwise operations,
+    broadcasts and renames join the layer they follow when its iteration space covers theirs. Operations that read the
+    same variable belong to one layer, and so do those that the model itself holds together (`one_layer`). Gradients
+    follow their forward operation, the optimizer follows the variable.
 
     Args:
       graph: any mtf.Graph.
@@ -244,5 +242,4 @@ def group_operations(graph: mtf.Graph, facts: Sequence[OperationFacts], phases: 
     grouping.forward()
     grouping.backward()
     grouping.update()
-    grouping.loops()
     return grouping.groups.result()

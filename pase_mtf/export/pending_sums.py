@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from pase_mtf.compat import mtf
 from pase_mtf.operations.facts import OperationFacts
@@ -12,19 +12,23 @@ __all__ = ["pending_sums"]
 
 
 def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operation], int | None],
-                 dims_in: Callable[[int, Iterable[str]], tuple[str, ...]]) -> dict[mtf.Tensor, tuple[str, ...]]:
+                 dims_in: Callable[[int, Iterable[str]], tuple[str, ...]],
+                 accumulated: Mapping[mtf.Tensor, mtf.Tensor]) -> dict[mtf.Tensor, tuple[str, ...]]:
     """The dims whose split leaves a tensor as partial sums, which an all-reduce of that tensor has to sum.
 
     Mesh-TF's sums are pending until somebody needs them: an addition of sums over the same dims adds first and reduces
-    once. The all-reduce is charged to the last tensor of such a chain.
+    once. The all-reduce is charged to the last tensor of such a chain. What a loop accumulates is pending until the
+    loop has ended, even if the loop itself needs the sum of every iteration, too.
 
     Args:
       facts: of the operations that are run.
       layer_of: the number of the layer that an operation is in, None for one of another graph.
       dims_in: given a layer and dim names, those that the layer can split, by its own names.
+      accumulated: what comes out of a loop -> what every iteration adds to it.
     """
     facts = list(facts)
     consumers = Counter(tensor for fact in facts for tensor in fact.reads)
+    consumers.update(accumulated.values())
     due: dict[mtf.Tensor, tuple[str, ...]] = {}
     pending: dict[mtf.Tensor, tuple[str, ...]] = {}
     for fact in facts:
@@ -47,4 +51,9 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
                 passed = pending.pop(tensor)
             due.update(dict.fromkeys(outputs, passed))
             pending.update(dict.fromkeys(outputs, passed))
+    for output, inside in accumulated.items():
+        if inside in pending:
+            due[output] = pending[inside]
+            if consumers[inside] == 1:
+                del due[inside]
     return due

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
@@ -47,6 +47,7 @@ class _OperationFields(TypedDict):
     rows: float
     role: str
     partial_sums: list[list[str]]
+    trips: NotRequired[int]
 
 
 class _VariableFields(TypedDict):
@@ -74,6 +75,7 @@ class _EdgeFields(TypedDict):
     itemsize: int
     source_dims: list[str]
     target_dims: list[str]
+    trips: NotRequired[int]
 
 
 class _GraphFields(TypedDict):
@@ -116,7 +118,7 @@ class LayerOperation:
     """One Mesh-TF operation of a layer.
 
     Attributes:
-      index: position of the operation in `mtf.Graph.operations`.
+      index: position of the operation in `mtf.Graph.operations`, in which those in a loop stand before the loop.
       name: its Mesh-TF name (not unique: recompute repeats names).
       type: its class name.
       phase: "forward", "backward" or "update".
@@ -138,6 +140,7 @@ class LayerOperation:
         the operation, as the other facts do, and is no part of the graph's hash.
       partial_sums: `reduced` of every output, where they differ (then `reduced` is empty); else empty. No part of the
         graph's hash either.
+      trips: how often a step runs it, in a loop. Its other numbers are of once. Files leave it out where it is 1.
     """
 
     index: int
@@ -156,6 +159,7 @@ class LayerOperation:
     broadcast_runs: float = dataclasses.field(default=0.0, metadata={"key": "rows"})
     role: str = dataclasses.field(default="", metadata={"hashed": False})
     partial_sums: tuple[tuple[str, ...], ...] = dataclasses.field(default=(), metadata={"hashed": False})
+    trips: int = dataclasses.field(default=1, metadata={"optional": True})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
@@ -214,6 +218,8 @@ class Edge:
       shape, itemsize: its unsplit size, bytes per element.
       source_dims, target_dims: for every dim of the tensor, its name in the source and in the target layer ("" where
         that side never splits it). They differ where a rename stands between the two.
+      trips: how often a step moves it: what goes from layer to layer in a loop moves in every iteration, what is read
+        from outside of the loop once. Files leave it out where it is 1.
     """
 
     source: int
@@ -224,6 +230,7 @@ class Edge:
     itemsize: int
     source_dims: tuple[str, ...]
     target_dims: tuple[str, ...]
+    trips: int = dataclasses.field(default=1, metadata={"optional": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,8 +241,9 @@ class ComputationGraph:
       name: of the model, for people.
       layers: in the order of the operations that found them.
       edges: every (tensor, target layer, target_dims) once.
-      operations: number of operations of the Mesh-TF graph that was exported.
-      meta: what the exporter wants to pass on (optimizer, batch, preset, ...); not part of the hash.
+      operations: number of operations of the Mesh-TF graph that was exported, those in its loops counted.
+      meta: what the exporter wants to pass on (optimizer, batch, preset, ...); not part of the hash. "assumed": what
+        predictions rest on that is not known of the graph, a sentence each.
     """
 
     name: str
@@ -265,7 +273,7 @@ class ComputationGraph:
     @property
     def flops(self) -> float:
         """Floating point operations of one step on one device."""
-        return sum(operation.flops for layer in self.layers for operation in layer.operations)
+        return sum(operation.flops * operation.trips for layer in self.layers for operation in layer.operations)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as JSON, whole or not at all."""
@@ -336,6 +344,8 @@ def _problem(graph: ComputationGraph) -> str:
     for edge in graph.edges:
         if not (0 <= edge.source < len(names) and 0 <= edge.target < len(names)):
             return f"an edge from layer {shortened(edge.source)} to {shortened(edge.target)} of {len(names)}"
+        if edge.trips < 0:
+            return f"tensor {shortened(edge.tensor)} moves {shortened(edge.trips)} times"
         operands.update(dict.fromkeys(Operand(dims, edge.shape, edge.itemsize)
                                       for dims in (edge.source_dims, edge.target_dims)))
     for operand in operands:
@@ -346,6 +356,8 @@ def _problem(graph: ComputationGraph) -> str:
 
 def _problem_of_operation(operation: LayerOperation) -> str:
     name = f"operation {shortened(operation.name)}"
+    if operation.trips < 0:
+        return f"{name} runs {shortened(operation.trips)} times"
     if min(operation.flops, operation.nodes, operation.traffic, operation.broadcast_runs) < 0:
         return f"{name} has less than no work"
     if operation.shift and tuple(map(type, operation.shift)) != (str, int):
@@ -379,6 +391,12 @@ def _fields(cls: Any) -> dict[str, str]:
 
 
 @functools.cache
+def _optional(cls: Any) -> dict[str, Any]:
+    """Name -> default of the fields that files leave out where they have it."""
+    return {field.name: field.default for field in dataclasses.fields(cls) if field.metadata.get("optional")}
+
+
+@functools.cache
 def _unhashed(cls: type[Any]) -> frozenset[str]:
     return frozenset(field.name for field in dataclasses.fields(cls) if not field.metadata.get("hashed", True))
 
@@ -401,6 +419,9 @@ def _to_plain(value: Any, known: dict[int, Any] | None = None) -> Any:
     plain = known.get(id(value))
     if plain is None:
         plain = {key: _to_plain(getattr(value, name), known) for name, key in _fields(cls).items()}
+        for name, default in _optional(cls).items():
+            if plain[name] == default:
+                del plain[name]
         if cls is Operand:
             known[id(value)] = plain
     return plain

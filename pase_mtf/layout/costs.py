@@ -133,7 +133,8 @@ class LayoutCosts:
                                         for dims in (edge.source_dims, edge.target_dims))
             if source_dims == target_dims and (source == target or (plain[source] and plain[target])):
                 continue  # every layout shards both ends alike
-            found[Resharding(edge.phase, source, target, source_dims, target_dims, edge.shape, edge.itemsize)] += 1
+            resharding = Resharding(edge.phase, source, target, source_dims, target_dims, edge.shape, edge.itemsize)
+            found[resharding] += edge.trips
         return dict(found)
 
     def _layer_kinds(self, group: Group) -> dict[_LayerKind, int]:

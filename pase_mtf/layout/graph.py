@@ -219,7 +219,7 @@ class GraphSearch:
         return (*own_class_notes(self._legality.unknown, costs), *_noise_note(self._random))
 
     def notes(self, best: Candidate) -> tuple[str, ...]:
-        """Cheaper layouts that do not lower."""
+        """Cheaper layouts that do not lower, and what is assumed of the graph."""
         notes: dict[tuple[str, tuple[str, ...]], str] = {}
         for candidate, problem in self.search.rejected:
             if candidate.cost <= best.cost * (1 + 1e-9):
@@ -227,7 +227,11 @@ class GraphSearch:
                     f"note: {candidate.mesh} with {rules_text(candidate.rules)} came first "
                     f"({1e3 * candidate.cost:.3f} ms) but {'does not lower' if problem.known else _UNKNOWN}: "
                     f"{problem}; this is the next best"))
-        return tuple(notes.values())[:3]
+        return (*tuple(notes.values())[:3], *self.assumptions())
+
+    def assumptions(self) -> tuple[str, ...]:
+        """What predictions rest on that is not known of the graph."""
+        return tuple(f"note: {sentence}" for sentence in self.exported.meta.get("assumed", ()))
 
 
 def _keep_together(legality: StockLegality, request: Request) -> None:

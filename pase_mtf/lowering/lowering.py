@@ -22,6 +22,7 @@ from pase_mtf.lowering.mesh_spec import Layout, MeshShape, MeshSpec
 from pase_mtf.lowering.reshard import assemble, move, reduce_and_move
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.operations.facts import needed_for_updates
+from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of, splittable_dims
 
@@ -103,7 +104,8 @@ class PlanLowering(mtf.Lowering):
           graph: any Mesh-TF graph.
           plan: for every operation of graph.operations a MeshSpec or a placement mesh implementation over some of the
             devices. Dims that an operation cannot split (see legality) or not evenly stay whole in it. Operations in a
-            loop follow the loop, a generic gradient its forward operation, a read and an assignment their variable.
+            loop that have no plan of their own follow the loop; a generic gradient follows its forward operation, a
+            read and an assignment their variable.
           devices: names of all devices, such as "/device:CPU:0".
           step: an integer scalar that differs from step to step, on which random numbers then depend (so that a run
             that is resumed goes on with the same numbers). By default they follow a stateful generator, seeded by the
@@ -127,11 +129,14 @@ class PlanLowering(mtf.Lowering):
         self._stored: dict[mtf.Tensor, LaidOut] = {}
         self._impls: dict[MeshSpec, DeviceMeshImpl] = {}
         self._impl_of: dict[mtf.Operation, DeviceMeshImpl] = {}
+        flow = Flow(graph)
+        self._home_of = {tensor: flow.home(tensor).operation for tensor in flow.carried()}
         self._moved: dict[Hashable, tuple[object, list[tf.Tensor]]] = {}
         self._seeds: dict[Hashable, tf.Tensor] = {}
         self.idle_scopes: set[str] = set()
+        operations = all_operations(graph)
         self._idle = {operation for operation, needed in zip(
-            graph.operations, needed_for_updates(graph.operations), strict=True) if not needed}
+            operations, needed_for_updates(operations), strict=True) if not needed}
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
         self.mesh_to_impl: dict[mtf.Mesh, DeviceMeshImpl] = collections.defaultdict(lambda: everywhere)
         self._assign_impls(plan)
@@ -152,34 +157,35 @@ class PlanLowering(mtf.Lowering):
         return self._impls[spec]
 
     def _assign_impls(self, plan: Mapping[mtf.Operation, _Mesh]) -> None:
-        def inner(operation: mtf.Operation, impl: DeviceMeshImpl) -> None:
-            self._impl_of[operation] = impl
-            for op in rule_of(operation).body(operation):
-                inner(op, impl)
-
         later: list[tuple[mtf.Operation, mtf.Operation]] = []
-        for operation in self.graph.operations:
+
+        def assign(operation: mtf.Operation, default: MeshSpec | None) -> None:
             leader = rule_of(operation).leader(operation)
             if leader is not operation:
                 later.append((operation, leader))
-                continue
-            spec = plan.get(operation)
+                return
+            spec = plan.get(operation, default)
             if spec is None:
                 raise UsageError(f"the plan has no mesh for operation {operation.name!r}; plan every operation of "
                                  "the graph")
             if not isinstance(spec, MeshSpec):
                 spec = MeshSpec.of_mesh_impl(spec, self.emitter.devices)
-            inner(operation, self._impl(_legal(spec, operation)))
+            self._impl_of[operation] = self._impl(_legal(spec, operation))
+            for inside in rule_of(operation).body(operation):
+                assign(inside, spec)
+
+        for operation in self.graph.operations:
+            assign(operation, None)
         for operation, leader in later:
             self._impl_of[operation] = self._impl_of[leader]
 
     def mesh_impl(self, m: mtf.Mesh | mtf.Operation | mtf.Tensor) -> DeviceMeshImpl:
-        """The mesh implementation of an operation, or of the operation that makes a tensor.
+        """The mesh implementation of an operation, or of the operation that makes a tensor (in the iteration before).
 
         For a Mesh: that of the operation being lowered, otherwise one that splits nothing.
         """
         if isinstance(m, mtf.Tensor):
-            m = m.operation
+            m = self._home_of.get(m, m.operation)
         if isinstance(m, mtf.Operation):
             return self._impl_of[m]
         return self.current or self.mesh_to_impl[m]
@@ -311,9 +317,10 @@ def plan_from_configurations(graph: mtf.Graph, computation_graph: ComputationGra
     if len(layers) != len(configurations):
         raise MismatchError(f"{len(configurations)} configurations for {len(layers)} layers; search again for this "
                             "graph")
-    if computation_graph.operations != len(graph.operations):
+    operations = all_operations(graph)
+    if computation_graph.operations != len(operations):
         raise MismatchError(f"the exported graph has {computation_graph.operations} operations, this one "
-                            f"{len(graph.operations)}; export it again")
+                            f"{len(operations)}; export it again")
     plan = {}
     for layer, configuration in zip(layers, configurations, strict=True):
         if configuration.devices > devices:
@@ -328,7 +335,7 @@ def plan_from_configurations(graph: mtf.Graph, computation_graph: ComputationGra
                                       f"into {parts} parts; choose a divisor")
         spec = MeshSpec.of_configuration(configuration, layer.aliases)
         for operation in layer.operations:
-            plan[graph.operations[operation.index]] = spec
+            plan[operations[operation.index]] = spec
     return plan
 
 

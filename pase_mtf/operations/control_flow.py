@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowering, StockDemands
-from pase_mtf.operations.registry import Rule, add_rules, always, names_of, rule_of, splittable_dims
+from pase_mtf.operations.registry import LoopParts, LoopVariable, Rule, add_rules, always, rule_of
 from pase_mtf.operations.stock_sums import PendingSum
+from pase_mtf.operations.trips import static_trips
 
 _ops = mtf.ops
 
@@ -18,29 +18,21 @@ def _body(operation: mtf.ops.WhileLoopOperation) -> list[mtf.Operation]:
     return [*operation._cond_ops, *operation._body_ops]
 
 
-def _loop_flops(operation: mtf.Operation) -> float:
-    """The number of iterations is not in the graph: one of them."""
-    rules = ((rule_of(inner), inner) for inner in operation._body_ops)
-    return float(sum(rule.flops(inner) for rule, inner in rules if rule.kind(inner) != "none"))
+def _loop_parts(op: mtf.ops.WhileLoopOperation) -> LoopParts:
+    count = len(op.inputs)
+    variables = (LoopVariable(*entry) for entry in zip(
+        op.inputs, zip(op._cond_inputs, op._body_inputs, strict=True), op._body_outputs, op.outputs, strict=False))
+    return LoopParts(op._cond_output, tuple(variables),
+                     tuple(zip(op._body_outputs[count:], op.outputs[count:], strict=True)))
 
 
-def _loop_captures(operation: mtf.Operation) -> list[mtf.Tensor]:
-    return [tensor for inner in _body(operation) for tensor in inner.inputs]
+def _loop_trips(op: mtf.ops.WhileLoopOperation) -> int | None:
+    return static_trips(_loop_parts(op))
 
 
-def _loop_splittable(operation: mtf.Operation) -> set[str]:
-    """The body shares the layout of the loop: what one of its operations cannot split, the loop cannot."""
-    names, whole = names_of(operation), set()
-    for inner in _body(operation):
-        inner_names = names_of(inner)
-        names |= inner_names
-        whole |= inner_names - splittable_dims(inner)
-    return names - whole
-
-
-def _loop_spaces(operation: mtf.Operation) -> list[list[mtf.Dimension]]:
-    inner = itertools.chain.from_iterable(rule_of(inner).spaces(inner) for inner in _body(operation))
-    return [*inner, *(tensor.shape.dims for tensor in operation.inputs)]
+def _loop_reads(op: mtf.ops.WhileLoopOperation) -> list[mtf.Tensor]:
+    """What it hands on; what it accumulates is added up where it is made."""
+    return [op._cond_output, *op._body_outputs[:len(op.inputs)]]
 
 
 def _loop_demands(loop: mtf.Operation, demands: StockDemands) -> None:
@@ -58,44 +50,50 @@ def _loop_sums(loop: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) -> di
     return {output: sums[tensor] for output, tensor in accumulated if tensor in sums}
 
 
-def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[mtf.Tensor], set[mtf.Variable]]:
-    """Tensors from outside that the loop uses, and the variables that it assigns."""
+def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, mtf.Operation]], set[mtf.Variable]]:
+    """(tensor from outside, operation in the loop that reads it), and the variables that the loop assigns."""
     made = {*op._cond_inputs, *op._body_inputs}
-    used, assigned = [op._cond_output, *op._body_outputs], set()
+    used, assigned = [], set()
     for inner in _body(op):
-        used += inner.inputs
         made |= set(inner.outputs)
         if isinstance(inner, _ops.WhileLoopOperation):
             more, variables = _captured(inner)
             used += more
             assigned |= variables
-        elif isinstance(inner, _ops.Assign):
-            assigned |= set(inner.variables)
-    return [t for t in dict.fromkeys(used) if t not in made], assigned
+        else:
+            used += [(tensor, inner) for tensor in inner.inputs]
+            if isinstance(inner, _ops.Assign):
+                assigned |= set(inner.variables)
+    return [pair for pair in dict.fromkeys(used) if pair[0] not in made], assigned
 
 
 class _LoopLowering:
-    """A loop while it is lowered, its body in the loop's own layout.
+    """A loop while it is lowered, every operation of its body in a layout of its own.
+
+    What goes round is handed on in the layout of the operation that makes it, and what is accumulated is added up in
+    it (`flow.Flow.home`).
 
     Attributes:
+      impls: of every output of the loop, the mesh implementation of what it is in the body.
       values: what the variables that the body assigns are read as -> the variable.
       pending: number of the accumulator -> the pending sum that it is in the body.
     """
 
     def __init__(self, op: mtf.ops.WhileLoopOperation, lowering: Lowering) -> None:
-        self.op, self.lowering, self.impl = op, lowering, lowering.mesh_impl(op)
+        self.op, self.lowering = op, lowering
+        self.impls = [lowering.mesh_impl(t) for t in op.outputs]
         captured, assigned = _captured(op)
         self.values = {variable.outputs[0]: variable for variable in assigned}
-        for t in captured:
-            if t not in self.values:
-                lowering.tensors[t].to_laid_out_tensor()  # moved into the loop's layout before it starts
+        for t, reader in captured:
+            if t not in self.values:  # moved to where it is read before the loop starts, once
+                lowering.read(t, lowering.mesh_impl(reader)).to_laid_out_tensor()
         self.pending: dict[int, mtf.ops.LazyAllreduceSum] = {}
 
     def _enter(self, placeholders: list[mtf.Tensor], tf_inputs: Sequence[Sequence[tf.Tensor]],
                inner: list[mtf.Operation]) -> None:
         lowering = self.lowering
-        for t, slices in zip(placeholders, tf_inputs, strict=False):
-            lowering.tensors[t] = self.impl.LaidOutTensor(list(slices))
+        for t, impl, slices in zip(placeholders, self.impls, tf_inputs, strict=False):
+            lowering.tensors[t] = impl.LaidOutTensor(list(slices))
         # Variables that the body assigns have another value in every iteration.
         with tf.control_dependencies([x for slices in tf_inputs for x in slices]):
             for t, variable in self.values.items():
@@ -113,8 +111,8 @@ class _LoopLowering:
         """The slices of the loop variables and accumulators after an iteration."""
         self._enter(self.op._body_inputs, tf_inputs, self.op._body_ops)
         result = []
-        for number, t in enumerate(self.op._body_outputs):
-            laid_out = self.lowering.tensors[t]
+        for number, (t, impl) in enumerate(zip(self.op._body_outputs, self.impls, strict=True)):
+            laid_out = self.lowering.read(t, impl)
             if number < len(self.op.inputs):
                 result.append(laid_out.to_laid_out_tensor().tensor_list)
                 continue
@@ -122,24 +120,25 @@ class _LoopLowering:
             if isinstance(laid_out, _ops.LazyAllreduceSum):
                 self.pending[number] = laid_out
                 laid_out = laid_out.laid_out_input
-            total = self.impl.per_device(
+            total = impl.per_device(
                 lambda _, x, y: tf.add(x, y), laid_out.to_laid_out_tensor().tensor_list, tf_inputs[number])
             result.append(total.tensor_list)
         return result
 
     def run(self) -> None:
         """Emits the loop and sets its outputs."""
-        op, lowering, impl = self.op, self.lowering, self.impl
+        op, lowering = self.op, self.lowering
         before = {t: lowering.stored(t) for t in self.values}
-        starts = [lowering.tensors[t].to_laid_out_tensor().tensor_list for t in op.inputs]
-        for t in op._body_outputs[len(op.inputs):]:
+        starts = [lowering.read(t, impl).to_laid_out_tensor().tensor_list
+                  for t, impl in zip(op.inputs, self.impls, strict=False)]
+        for t, impl in zip(op._body_outputs[len(op.inputs):], self.impls[len(op.inputs):], strict=True):
             shape = impl.slice_shape(t.shape)
             starts.append(impl.slicewise(lambda shape=shape, t=t: tf.zeros(shape, t.dtype)).tensor_list)
         results = tf.while_loop(self.tf_cond, self.tf_body, starts, back_prop=False, **{
             key: value for key, value in op._tf_kwargs.items() if key != "back_prop"})
         for t, stored in before.items():
             lowering.tensors[t] = stored
-        for number, (slices, t) in enumerate(zip(results, op.outputs, strict=True)):
+        for number, (slices, t, impl) in enumerate(zip(results, op.outputs, self.impls, strict=True)):
             laid_out = impl.LaidOutTensor(list(slices))
             if number in self.pending:
                 inside = self.pending[number]
@@ -186,9 +185,8 @@ def _same_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) 
 
 add_rules({
     _ops.WhileLoopOperation: Rule(
-        flops=_loop_flops, captures=_loop_captures, body=_body, splittable=_loop_splittable, spaces=_loop_spaces,
-        layer="loop", is_anchor=True, nodes=always(Nodes()), lower=_lower_loop, stock_demands=_loop_demands,
-        stock_sums=_loop_sums),
+        kind=always("none"), reads=_loop_reads, body=_body, loop=_loop_parts, trips=_loop_trips, layer="loop",
+        is_anchor=True, nodes=always(Nodes()), lower=_lower_loop, stock_demands=_loop_demands, stock_sums=_loop_sums),
     _ops.Depend: Rule(kind=always("none"), waits_for=_depends_on, lower=_lower_depend, stock_demands=_depend_demands),
     _ops.StopGradient: Rule(kind=always("none"), is_view=True, stock_sums=_same_sums),
     _ops.CustomGradientOperation: Rule(kind=always("none"), reads=_function_outputs, is_view=True, forwards_sums=True,

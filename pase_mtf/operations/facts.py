@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Hashable, Sequence
 
 from pase_mtf.compat import mtf
+from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.registry import Rule, rule_of, splittable_dims
 
-__all__ = ["OperationFacts", "needed_for_updates", "read_operations"]
+__all__ = ["ASSUMED_TRIPS", "OperationFacts", "needed_for_updates", "read_operations"]
+
+ASSUMED_TRIPS = 1
+"""Iterations of a loop whose condition only running the program tells."""
 
 _LAYER_OF_KIND = {"matmul": "matmul", "convolution": "convolution", "gather": "gather", "reduction": "normalize"}
 
@@ -21,9 +26,14 @@ class OperationFacts:
 
     Attributes:
       operation: itself.
-      index: its position in `mtf.Graph.operations`.
+      index: its position in `all_operations`: that in `mtf.Graph.operations`, if no loop stands before it.
       rule: of its class.
       is_needed: whether an assignment needs it; of a graph without assignments all are needed.
+      sources: what it reads, by the tensors that operations before it made (`Flow.origin`).
+      loops: the loops that it is in, outermost first.
+      trips: how often a step runs it: the product of the iterations of its loops, `ASSUMED_TRIPS` of those that are
+        not known.
+      iterations: of a loop; None where they are not known. 1 of anything else.
       dims: its iteration space, outputs first, then what is reduced away; anonymous dims left out.
       splittable: names of the dims that our lowering can split.
       layer: the kind of layer that it opens.
@@ -36,7 +46,10 @@ class OperationFacts:
     is_needed: bool
     kind: str
     reads: tuple[mtf.Tensor, ...]
-    captures: tuple[mtf.Tensor, ...]
+    sources: tuple[mtf.Tensor, ...]
+    loops: tuple[mtf.Operation, ...]
+    trips: int
+    iterations: int | None
     assigns: tuple[tuple[mtf.Operation, mtf.Tensor], ...]
     contracted: tuple[tuple[str, ...], ...]
     dims: tuple[mtf.Dimension, ...]
@@ -80,32 +93,58 @@ class OperationFacts:
         return self.rule.sum_is_pending(self.operation)
 
 
-def read_operations(graph: mtf.Graph) -> list[OperationFacts]:
-    """Reads every operation of a graph, in its order."""
-    traced: dict[Hashable, Nodes] = {}
-    needed = needed_for_updates(graph.operations)
-    return [_read(operation, index, is_needed, traced)
-            for index, (operation, is_needed) in enumerate(zip(graph.operations, needed, strict=True))]
+def read_operations(graph: mtf.Graph, flow: Flow | None = None) -> list[OperationFacts]:
+    """Reads every operation of a graph, in its order, those in a loop before the loop.
+
+    Args:
+      graph: of Mesh-TF.
+      flow: of the graph, if it is at hand.
+    """
+    flow = flow or Flow(graph)
+    operations = all_operations(graph)
+    reader = _Reader(flow)
+    return [reader.read(operation, index, is_needed) for index, (operation, is_needed)
+            in enumerate(zip(operations, needed_for_updates(operations), strict=True))]
 
 
-def _read(operation: mtf.Operation, index: int, is_needed: bool, traced: dict[Hashable, Nodes]) -> OperationFacts:
-    rule = rule_of(operation)
-    kind, reads = rule.kind(operation), tuple(rule.reads(operation))
-    dims = {(dim.name, dim.size): dim for tensor in (*operation.outputs, *reads) for dim in tensor.shape.dims
-            if not dim.name.startswith("_anonymous_")}
-    return OperationFacts(
-        operation=operation, index=index, rule=rule, is_needed=is_needed, kind=kind, reads=reads,
-        captures=tuple(rule.captures(operation)), assigns=tuple(rule.assigns(operation)),
-        contracted=tuple(rule.contracted(operation)), dims=tuple(dims.values()),
-        splittable=splittable_dims(operation), layer=rule.layer or _LAYER_OF_KIND.get(kind, "pointwise"),
-        is_anchor=rule.is_anchor or kind in ("matmul", "convolution"), traced=traced)
+class _Reader:
+    """Reads operations; what was found out for one is known for the next."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._traced: dict[Hashable, Nodes] = {}
+        self._iterations: dict[mtf.Operation, int | None] = {}  # of loops
+
+    def _iterations_of(self, loop: mtf.Operation) -> int | None:
+        if loop not in self._iterations:
+            self._iterations[loop] = rule_of(loop).trips(loop)
+        return self._iterations[loop]
+
+    def read(self, operation: mtf.Operation, index: int, is_needed: bool) -> OperationFacts:
+        """The facts of an operation."""
+        rule, loops = rule_of(operation), self._flow.loops_of[operation]
+        kind, reads = rule.kind(operation), tuple(rule.reads(operation))
+        # What goes round in a loop and comes out of it is laid out as those lay it out that make it, not by the loop.
+        tensors = () if rule.loop(operation) else (*operation.outputs, *reads)
+        dims = {(dim.name, dim.size): dim for tensor in tensors for dim in tensor.shape.dims
+                if not dim.name.startswith("_anonymous_")}
+        iterations = map(self._iterations_of, loops)
+        return OperationFacts(
+            operation=operation, index=index, rule=rule, is_needed=is_needed, kind=kind, reads=reads,
+            sources=tuple(map(self._flow.origin, reads)), loops=loops,
+            trips=math.prod(ASSUMED_TRIPS if count is None else count for count in iterations),
+            iterations=self._iterations_of(operation) if rule.loop(operation) else 1,
+            assigns=tuple(rule.assigns(operation)), contracted=tuple(rule.contracted(operation)),
+            dims=tuple(dims.values()), splittable=splittable_dims(operation),
+            layer=rule.layer or _LAYER_OF_KIND.get(kind, "pointwise"),
+            is_anchor=rule.is_anchor or kind in ("matmul", "convolution"), traced=self._traced)
 
 
 def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
     """What the assignments of a graph need; the gradient of the input image, say, is needed by none.
 
     Args:
-      operations: of the graph, in its order.
+      operations: of the graph, in its order, those in a loop before the loop.
 
     Returns:
       Per operation whether an assignment needs it; of a graph without assignments all are needed.
@@ -117,9 +156,13 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
     needed: set[int] = set()
     found = []
     for operation, rule, is_assignment in zip(reversed(operations), reversed(rules), reversed(assigns), strict=True):
-        found.append(is_assignment or any(id(tensor) in needed for tensor in operation.outputs))
+        inside = rule.body(operation)
+        found.append(is_assignment or any(id(tensor) in needed for tensor in operation.outputs)
+                     or any(rule_of(inner).assigns(inner) for inner in inside))
         if found[-1]:
-            read = [*operation.inputs, *rule.reads(operation), *rule.captures(operation)]
+            read = [*operation.inputs, *rule.reads(operation)]
+            loop = rule.loop(operation)
+            read += [tensor for tensor, _ in loop.accumulators] if loop else []
             for dependency in rule.waits_for(operation):
                 read += dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
             needed.update(map(id, read))

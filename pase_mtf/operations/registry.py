@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf
@@ -19,8 +19,8 @@ from pase_mtf.operations.protocols import Lowering, StockDemands
 from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 from pase_mtf.operations.trial import Trial, try_operation
 
-__all__ = ["KINDS", "Rule", "add_rules", "always", "dim_sizes", "elements", "is_known", "names_of",
-           "register_operation", "rule_of", "splittable_dims", "tensors_of", "trial_of"]
+__all__ = ["KINDS", "LoopParts", "LoopVariable", "Rule", "add_rules", "always", "dim_sizes", "elements", "is_known",
+           "names_of", "register_operation", "rule_of", "splittable_dims", "tensors_of", "trial_of"]
 
 KINDS = ("matmul", "convolution", "reduction", "pointwise", "gather", "none")
 """What an operation can be on a device; "none" costs nothing."""
@@ -71,6 +71,36 @@ def _itself(operation: mtf.Operation) -> mtf.Operation:
     return operation
 
 
+class LoopVariable(NamedTuple):
+    """What a loop hands from one iteration to the next.
+
+    Attributes:
+      start: its value before the first iteration.
+      seen: what the condition and the body read it as.
+      next: what an iteration makes of it.
+      output: what it is after the loop.
+    """
+
+    start: mtf.Tensor
+    seen: tuple[mtf.Tensor, ...]
+    next: mtf.Tensor
+    output: mtf.Tensor
+
+
+class LoopParts(NamedTuple):
+    """What goes into a loop, round in it, and comes out.
+
+    Attributes:
+      condition: whether to go on, made from what the variables are seen as.
+      variables: handed from one iteration to the next.
+      accumulators: (what an iteration makes, its sum over all iterations after the loop).
+    """
+
+    condition: mtf.Tensor
+    variables: tuple[LoopVariable, ...]
+    accumulators: tuple[tuple[mtf.Tensor, mtf.Tensor], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """What is known of one Operation class; every field is a function of an operation of that class.
@@ -81,9 +111,10 @@ class Rule:
         gradient", "rename" (a reshape), "shift", or "".
       flops: floating point operations of the whole, unsplit operation: 2 per multiply-add, 1 per element otherwise.
       reads: the tensors whose values it reads.
-      captures: further tensors that it reads from outside (the body of a loop).
       waits_for: further operations and tensors that have to be done before it.
-      body: operations within it, which share its layout.
+      body: operations within it, which are run once in every iteration.
+      loop: of a loop, its variables and accumulators; None of anything else.
+      trips: how many iterations it makes, None where only running the program tells.
       contracted: for every output, the dims whose split leaves a partial sum of it on every device.
       sum_is_pending: whether such partial sums stay as they are until somebody needs the sum (mtf's LazyAllreduceSum).
       forwards_sums: whether it works on partial sums, and leaves them to be summed after it.
@@ -108,9 +139,10 @@ class Rule:
     role: Callable[[mtf.Operation], str] = always("")
     flops: Callable[[mtf.Operation], float] = elements
     reads: Callable[[mtf.Operation], list[mtf.Tensor]] = _inputs
-    captures: Callable[[mtf.Operation], list[mtf.Tensor]] = always(())
     waits_for: Callable[[mtf.Operation], Sequence[mtf.Operation | mtf.Tensor]] = always(())
     body: Callable[[mtf.Operation], Sequence[mtf.Operation]] = always(())
+    loop: Callable[[mtf.Operation], LoopParts | None] = always(None)
+    trips: Callable[[mtf.Operation], int | None] = always(1)
     contracted: Callable[[mtf.Operation], Sequence[tuple[str, ...]]] = always(())
     sum_is_pending: Callable[[mtf.Operation], bool] = always(False)
     forwards_sums: bool = False
@@ -232,7 +264,7 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
       operation: any Mesh-TF operation. One of an unknown class may split what trying it shows.
 
     Returns:
-      A subset of the dim names of its inputs and outputs (and, for a while loop, of its body).
+      A subset of the dim names of its inputs and outputs.
     """
     twice: set[str] = set()
     for tensor in tensors_of(operation):

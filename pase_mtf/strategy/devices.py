@@ -30,7 +30,7 @@ def useful_devices(graph: ComputationGraph, configurations: Sequence[Configurati
 
 
 def _useful(graph: ComputationGraph, shards: Sequence[int]) -> float:
-    work = [math.fsum(operation.flops for operation in layer.operations) for layer in graph.layers]
+    work = [math.fsum(operation.flops * operation.trips for operation in layer.operations) for layer in graph.layers]
     mine = math.fsum(flops / count for flops, count in zip(work, shards, strict=True))
     return math.fsum(work) / mine if mine > 0.0 else 1.0
 

@@ -72,7 +72,8 @@ class Strategy:
       parts: part of the cost -> seconds, over the whole step.
       seconds: predicted time of one training step.
       memory: part -> predicted bytes on the fullest device.
-      search: "seconds", "optimal", "gap", "lower_bound", "layers", "configurations", "build_seconds".
+      search: "seconds", "optimal", "gap", "lower_bound", "layers", "configurations", "build_seconds"; "assumed", where
+        the graph's meta has it.
     """
 
     name: str
@@ -118,7 +119,8 @@ class Strategy:
         return (f"{self.name}: {self.graph_name} on {self.devices} devices ({self.machine_name}), "
                 f"predicted {1e3 * self.seconds:.3f} ms a step, {self._verdict()}{self._useful()}\n{table}\n"
                 f"memory on the fullest device: {self.memory_bytes / 1e6:.1f} MB ("
-                + ", ".join(f"{part} {size / 1e6:.1f}" for part, size in self.memory.items()) + ")")
+                + ", ".join(f"{part} {size / 1e6:.1f}" for part, size in self.memory.items()) + ")"
+                + "".join(f"\nnote: {assumed}" for assumed in self.search.get("assumed", ())))
 
     def _verdict(self) -> str:
         if self.name in BY_HAND or "optimal" not in self.search:
@@ -353,4 +355,10 @@ def price_assignment(name: str, priced: PricedNetwork, assignment: Sequence[int]
         name=name, graph_name=graph.name, graph_hash=graph.hash, devices=priced.devices, machine_name=machine.name,
         machine_source=machine.source, layer_names=tuple(layer.name for layer in graph.layers),
         configurations=configurations, layer_parts=breakdown.layers, edge_parts=tuple(moved), parts=breakdown.parts,
-        seconds=breakdown.total, memory=strategy_memory(graph, configurations), search=dict(search), _priced=priced)
+        seconds=breakdown.total, memory=strategy_memory(graph, configurations),
+        search={**search, **_assumptions(graph)}, _priced=priced)
+
+
+def _assumptions(graph: ComputationGraph) -> dict[str, list[str]]:
+    """What the predictions rest on, for the strategy's search; empty where nothing is assumed."""
+    return {"assumed": list(graph.meta["assumed"])} if graph.meta.get("assumed") else {}

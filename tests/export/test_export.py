@@ -13,6 +13,7 @@ from pase_mtf.errors import FormatError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.operations.flow import all_operations
 
 
 def _dim(name, size):
@@ -123,22 +124,23 @@ def test_every_operation_is_in_one_layer(trained):
     exported = export_graph(trained)
     counts = collections.Counter(op.index for layer in exported.layers for op in layer.operations
                                  if op.type != "Assign")
-    expected = [index for index, op in enumerate(trained.operations) if not isinstance(op, mtf.Assign)]
+    operations = all_operations(trained)
+    expected = [index for index, op in enumerate(operations) if not isinstance(op, mtf.Assign)]
     assert counts == {index: 1 for index in expected}
-    assert set(_layer_of(exported)) == set(range(len(trained.operations)))
+    assert set(_layer_of(exported)) == set(range(len(operations)))
     for layer in exported.layers:
         for operation in layer.operations:
-            assert trained.operations[operation.index].name == operation.name
+            assert operations[operation.index].name == operation.name
 
 
 def test_gradients_and_updates_follow_their_layer(trained):
     exported = export_graph(trained)
     home = _layer_of(exported)
     by_name = {}
-    for index, operation in enumerate(trained.operations):
+    for index, operation in enumerate(all_operations(trained)):
         by_name.setdefault(operation.name, index)
     seen = 0
-    for index, operation in enumerate(trained.operations):
+    for index, operation in enumerate(all_operations(trained)):
         if "/gradients/" in operation.name:
             forward = operation.name.split("/gradients/")[0].replace("scope/scope/", "scope/")
             if forward in by_name:

@@ -65,8 +65,8 @@ def test_an_operation_is_read_once_per_export(builder, monkeypatch):
     loss = mtf.reduce_sum(mtf.relu(mtf.einsum([x, w], [dim("a", 4), dim("c", 8)])))
     mtf.gradients([loss], [w])
     read = []
-    monkeypatch.setattr(facts, "_read", lambda operation, *rest, original=facts._read: (
-        read.append(operation), original(operation, *rest))[1])
+    monkeypatch.setattr(facts._Reader, "read", lambda reader, operation, *rest, original=facts._Reader.read: (
+        read.append(operation), original(reader, operation, *rest))[1])
     monkeypatch.setattr(exporter, "read_operations", facts.read_operations)
     export_graph(builder.graph)
     assert read == list(builder.graph.operations)

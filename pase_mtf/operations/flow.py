@@ -1,0 +1,89 @@
+"""The operations of a graph with those in its loops, and where the tensors that loops hand on come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pase_mtf.compat import mtf
+from pase_mtf.operations.registry import LoopParts, rule_of
+
+__all__ = ["Flow", "all_operations"]
+
+Loops = tuple[mtf.Operation, ...]
+
+
+def _with_loops(operations: Iterable[mtf.Operation], outside: Loops = ()) -> Iterator[tuple[mtf.Operation, Loops]]:
+    """(operation, the loops that it is in, outermost first); those in a loop stand before it."""
+    for operation in operations:
+        body = rule_of(operation).body(operation)
+        if body:
+            yield from _with_loops(body, (*outside, operation))
+        yield operation, outside
+
+
+def all_operations(graph: mtf.Graph) -> list[mtf.Operation]:
+    """The operations of a graph in its order, those in a loop before the loop."""
+    return [operation for operation, _ in _with_loops(graph.operations)]
+
+
+class Flow:
+    """Where the tensors of a graph come from.
+
+    A loop gives names of its own to what goes round in it, and to what comes out of it: none of these is made by an
+    operation with a layout.
+
+    Attributes:
+      loops_of: operation -> the loops that it is in, outermost first.
+      parts: loop -> its variables and accumulators.
+    """
+
+    def __init__(self, graph: mtf.Graph) -> None:
+        self.loops_of: dict[mtf.Operation, Loops] = dict(_with_loops(graph.operations))
+        self.parts: dict[mtf.Operation, LoopParts] = {}
+        self._seen: set[mtf.Tensor] = set()  # anew in every iteration
+        self._before: dict[mtf.Tensor, mtf.Tensor] = {}  # made in this step, in the order of the graph
+        self._after: dict[mtf.Tensor, mtf.Tensor] = {}  # made by the iteration before
+        for operation in self.loops_of:
+            parts = rule_of(operation).loop(operation)
+            if parts is None:
+                continue
+            self.parts[operation] = parts
+            for variable in parts.variables:
+                self._before[variable.output] = self._after[variable.output] = variable.next
+                self._seen.update(variable.seen)
+                for seen in variable.seen:
+                    self._before[seen], self._after[seen] = variable.start, variable.next
+            for inside, output in parts.accumulators:
+                self._before[output] = self._after[output] = inside
+        self._homes: dict[mtf.Tensor, mtf.Tensor] = {}
+
+    def origin(self, tensor: mtf.Tensor) -> mtf.Tensor:
+        """The tensor that an operation before has made, of which this one is a later name or value."""
+        while tensor in self._before:
+            tensor = self._before[tensor]
+        return tensor
+
+    def home(self, tensor: mtf.Tensor) -> mtf.Tensor:
+        """The tensor whose layout this one has: what an iteration makes is handed to the next as it lies.
+
+        Two loop variables that change places have the layouts that they start with.
+        """
+        if tensor not in self._after:
+            return tensor
+        if tensor not in self._homes:
+            passed = {tensor}
+            found = self._after[tensor]
+            while found in self._after and found not in passed:
+                passed.add(found)
+                found = self._after[found]
+            self._homes[tensor] = self.origin(tensor) if found in passed else found
+        return self._homes[tensor]
+
+    def carried(self) -> Iterable[mtf.Tensor]:
+        """What loops give names of their own."""
+        return self._after.keys()
+
+    def loops_around(self, tensor: mtf.Tensor) -> Loops:
+        """The loops in every iteration of which the tensor has another value."""
+        loops = self.loops_of.get(tensor.operation, ())
+        return (*loops, tensor.operation) if tensor in self._seen else loops

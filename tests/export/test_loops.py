@@ -1,0 +1,172 @@
+"""Loops in the computation graph: the operations of a body are layers of their own, with the number of iterations."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from nets import Builder, build, dim, microbatches
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.cost.build import price_strategy
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.layout.find import find_layout
+from pase_mtf.layout.space import MeshShape
+from pase_mtf.machine.machine import Machine
+from pase_mtf.operations.facts import read_operations
+from pase_mtf.strategy.experts import configurations_of_layout
+from pase_mtf.strategy.find import find_strategy
+
+
+@pytest.fixture
+def builder():
+    with tf.Graph().as_default():
+        yield Builder(tf.float32)
+
+
+def _start(builder, value=0):
+    return mtf.constant(builder.mesh, value, dtype=tf.int32)
+
+
+def _trips(builder):
+    """Per operation of the graph's loops, how often it runs."""
+    return {fact.name: fact.trips for fact in read_operations(builder.graph) if fact.loops}
+
+
+def _relu_in(builder, condition, variables, name="inside"):
+    """A loop whose body has an operation of this name."""
+    def body(*state):
+        mtf.relu(builder.input(f"x_{name}", [dim("a", 4)]), name=name)
+        return [entry + 1 for entry in state]
+    mtf.while_loop(condition, body, variables)
+
+
+@pytest.mark.parametrize(("condition", "start", "trips"), [
+    (lambda i: mtf.less(i, 7), 0, 7),
+    (lambda i: mtf.less_equal(i, 7), 2, 6),
+    (lambda i: mtf.logical_and(mtf.less(i, 7), mtf.less(i * 2, 9)), 0, 5),
+    (lambda i: mtf.not_equal(i, 3), 0, 3),
+    (lambda i: mtf.less(i, 7), 9, 0)])
+def test_iterations_are_counted_where_the_condition_can_be_computed(builder, condition, start, trips):
+    _relu_in(builder, condition, [_start(builder, start)])
+    assert _trips(builder)["inside"] == trips
+
+
+def test_only_what_the_condition_depends_on_counts(builder):
+    _relu_in(builder, lambda i, *_: mtf.less(i, 4), [_start(builder), builder.input("state", [dim("a", 256)])])
+    assert _trips(builder)["inside"] == 4
+
+
+@pytest.mark.parametrize("condition", [
+    lambda b: lambda i, s: mtf.less(mtf.reduce_sum(s), 9.0),  # of data
+    lambda b: lambda i, s: mtf.less(mtf.cast(i, tf.float32), b.variable("limit", [])),
+    lambda b: lambda i, s: mtf.less(mtf.random_uniform(b.mesh, [], dtype=tf.float32), 0.9),
+    lambda b: lambda i, s: mtf.greater_equal(i, 0)])  # never ends
+def test_a_loop_of_unknown_length_is_taken_to_run_once(builder, condition):
+    placeholder = mtf.import_tf_tensor(builder.mesh, tf.placeholder(tf.float32, [4]), [dim("a", 4)])
+    _relu_in(builder, condition(builder), [_start(builder), placeholder])
+    assert _trips(builder)["inside"] == 1
+    (assumed,) = export_graph(builder.graph).meta["assumed"]
+    assert "while_loop" in assumed
+    assert "1 iteration" in assumed
+
+
+def test_answers_say_what_they_assume(builder):
+    a, b = dim("a", 8), dim("b", 8)
+    state, w = builder.input("state", [a, b]), builder.variable("w", [b, dim("c", 8)])
+    looped = mtf.while_loop(lambda _, t: mtf.less(mtf.reduce_sum(t), 9.0), lambda i, t: [
+        i + 1, mtf.rename_dimension(mtf.einsum([t, w], [a, dim("c", 8)]), "c", "b")], [_start(builder), state])[1]
+    strategy = find_strategy(export_graph(builder.graph), devices=2, machine="h100")
+    assert "note: how often loop while_loop runs" in str(strategy)
+    assert "note: how often loop while_loop runs" in str(find_layout(builder.graph, 2, [looped], "h100"))
+
+
+def test_loops_in_loops_multiply(builder):
+    def outer(i):
+        _relu_in(builder, lambda j: mtf.less(j, 3), [_start(builder)])
+        return [i + 1]
+    mtf.while_loop(lambda i: mtf.less(i, 5), outer, [_start(builder)])
+    assert _trips(builder)["inside"] == 15
+
+
+def test_a_loop_is_saved_and_loaded(builder, tmp_path):
+    net = microbatches(builder)
+    graph = export_graph(net.graph)
+    graph.save(tmp_path / "graph.json")
+    loaded = ComputationGraph.load(tmp_path / "graph.json")
+    assert loaded == graph
+    assert {operation.trips for layer in loaded.layers for operation in layer.operations} == {1, 2}
+    assert {edge.trips for edge in loaded.edges} == {2}
+
+
+def test_what_goes_round_is_moved_where_it_is_used(builder):
+    """In: once; from layer to layer: in every iteration; out: once; what the loop reads from outside: once."""
+    a, b, c = dim("a", 8), dim("b", 8), dim("c", 8)
+    x, outside = mtf.relu(builder.input("x", [a, b])), builder.input("outside", [a, c])
+    w, v, u = (builder.variable(name, dims) for name, dims in (("w", [b, c]), ("v", [c, b]), ("u", [b, c])))
+    x = mtf.einsum([mtf.einsum([x, u], [a, c]), builder.variable("t", [c, b])], [a, b])
+    beside = mtf.einsum([outside, builder.variable("s", [c, b])], [a, b])
+
+    def body(i, state):
+        return [i + 1, mtf.einsum([mtf.einsum([state, w], [a, c]), v], [a, b]) + beside]
+    looped = mtf.while_loop(lambda i, _: mtf.less(i, 5), body, [_start(builder), x])[1]
+    mtf.einsum([looped, builder.variable("r", [b, c])], [a, c])
+    graph = export_graph(builder.graph)
+    owner = {variable.name: number for number, layer in enumerate(graph.layers) for variable in layer.variables}
+    trips = {(edge.source, edge.target): edge.trips for edge in graph.edges}
+    assert trips == {
+        (owner["u"], owner["t"]): 1, (owner["t"], owner["v"]): 1,  # laid out as the body makes it
+        (owner["v"], owner["w"]): 5, (owner["w"], owner["v"]): 5, (owner["s"], owner["v"]): 1,
+        (owner["v"], owner["r"]): 1}
+
+
+def _parts(what):
+    return [f"{what} {phase}" for phase in ("forward", "backward", "update")]
+
+
+def _without_the_loop(graph: ComputationGraph) -> ComputationGraph:
+    """The graph less what no unrolled program has: counting, and adding the first part to zeros."""
+    layers = []
+    for layer in graph.layers:
+        operations = [dataclasses.replace(operation, trips=operation.trips - 1)
+                      if operation.type == "WhileLoopOperation" and operation.kind == "pointwise" else operation
+                      for operation in layer.operations
+                      if operation.type not in ("Constant", "ScalarAddOperation") or operation.flops > 1.0]
+        layers.append(dataclasses.replace(layer, operations=() if layer.kind == "loop" else tuple(operations)))
+    return dataclasses.replace(graph, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("machine", ["1080ti", "h100"])
+@pytest.mark.parametrize("splits", [2, 4])
+def test_microbatches_cost_what_they_cost_one_by_one(splits, machine):
+    graphs = []
+    for unrolled in (False, True):
+        with tf.Graph().as_default():
+            net = microbatches(Builder(tf.float32), splits, unrolled=unrolled, errors=False)
+            mtf.optimize.SgdOptimizer(0.1).apply_grads(net.gradients, net.graph.trainable_variables)
+            graphs.append(export_graph(net.graph))
+    graphs = list(map(_without_the_loop, graphs))
+    machine, rng = Machine.load(machine), np.random.default_rng(splits)
+    tried = set()
+    for mesh in (MeshShape((("a", 4),)), MeshShape((("a", 2), ("b", 2)))):
+        for _ in range(40):
+            rules = {name: str(rng.choice(mesh.names)) for name in ("batch", "features", "hidden", "classes")
+                     if rng.random() < 0.5}
+            looped, plain = (price_strategy(graph, machine, 4, configurations_of_layout(graph, mesh.axes, rules)).parts
+                             for graph in graphs)
+            tried.add((str(mesh), *sorted(rules.items())))
+            # Outside of a loop, adding up gradients is no part of the backward pass.
+            for parts in (("forward", "backward", "update"), ("overhead",), _parts("all-reduce"), _parts("resharding")):
+                assert sum(looped.get(part, 0.0) for part in parts) == pytest.approx(
+                    sum(plain.get(part, 0.0) for part in parts), rel=1e-9, abs=1e-18), (parts, mesh, rules)
+    assert len(tried) > 30
+
+
+def test_the_batch_divides_the_work_of_a_loop():
+    with tf.Graph().as_default():
+        graph = export_graph(build("microbatches", "sgd", tf.float32).graph)
+    machine = dataclasses.replace(Machine.load("h100"), overhead=0.0)
+    whole, split = (price_strategy(graph, machine, 4, configurations_of_layout(graph, [("all", 4)], rules)).parts
+                    for rules in ({}, {"batch": "all"}))
+    assert split["forward"] < 0.5 * whole["forward"]
+    assert split["all-reduce backward"] > 0.0 == whole["all-reduce backward"]
