@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
-from pase_mtf.cost.memory import layer_memory
+from pase_mtf.cost.memory import largest_block, layer_memory, recomputed_memory
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import OperationSignature, layer_signature
@@ -88,8 +88,13 @@ class PricedNetwork:
 
     @functools.cached_property
     def memory(self) -> tuple[np.ndarray, ...]:
-        """Per layer, bytes per device of each configuration; they add up. `network.memory` takes it into a file."""
-        return tuple(layer_memory(layer, choices).sum(axis=0)
+        """Per layer, bytes per device of each configuration; they add up. `network.memory` takes it into a file.
+
+        Of what the backward pass computes once more, the block that is largest while nothing is split: a strategy under
+        which another one is larger needs more than the sum (`strategy_memory` tells).
+        """
+        block = largest_block(self.graph)
+        return tuple(layer_memory(layer, choices).sum(axis=0) + recomputed_memory(layer, choices).get(block, 0.0)
                      for layer, choices in zip(self.graph.layers, self.configurations, strict=True))
 
     def index(self, layer: int, configuration: Configuration) -> int:

@@ -1,21 +1,23 @@
 """Bytes a device holds under a strategy, by what they are for.
 
 Every layer runs on devices 0, 1, ..., all of which hold equal shares: device 0 is always among the fullest, and the
-bytes of the layers add up.
+bytes of the layers add up. Only what the backward pass computes once more (`mtf.recompute_grad`) does not: one block of
+it is there at a time, and the largest counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph.computation_graph import ComputationGraph, Layer, Operand, Variable
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["MEMORY_PARTS", "layer_memory", "strategy_memory"]
+__all__ = ["MEMORY_PARTS", "add_recomputed", "largest_block", "layer_memory", "recomputed_memory",
+           "strategy_memory"]
 
 MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
 """What the bytes are for, in the order of the rows of `layer_memory`."""
@@ -26,9 +28,10 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
     """Bytes of a layer on each of its devices, under each configuration.
 
     Weights and optimizer slots: the variables of the layer. Gradients: one per weight that is updated, of the type of
-    the backward pass. Activations:
-    what the forward pass computes, where a backward pass will read it (it may not read all of it: an upper bound);
-    otherwise the largest tensor that is computed. Communication buffers: what arrives for the largest all-reduce.
+    the backward pass. Activations: what the forward pass computes, where a backward pass will read it (it may not read
+    all of it: an upper bound); otherwise the largest tensor that is computed; of what is computed again, what others
+    than that read (`recomputed_memory` is the rest). In a loop, of one iteration. Communication buffers: what arrives
+    for the largest all-reduce.
 
     Args:
       layer: of a graph.
@@ -39,14 +42,7 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
     """
     position = dim_positions(layer)
     table = ConfigurationTable.build(configurations, position, len(layer.dims))
-    shares: dict[tuple[int, ...], np.ndarray] = {}
-
-    def local(operand: Operand) -> np.ndarray:
-        columns = tuple(sorted(column for column in positions_of(operand.dims, position) if column >= 0))
-        if columns not in shares:
-            shares[columns] = table.share(columns)
-        return math.prod(operand.shape) * operand.itemsize * shares[columns]
-
+    local = _Local(table, position)
     result = np.zeros((len(MEMORY_PARTS), len(configurations)))
     phases = {operation.phase for operation in layer.operations}
     for variable in layer.variables:
@@ -55,8 +51,8 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
         if variable.trainable and "update" in phases:
             result[_GRADIENTS] += local(_gradient_of(variable, layer))
     for operation in layer.operations:
-        nbytes = sum((local(operand) for operand in operation.outputs), np.zeros(len(configurations)))
         if operation.phase == "forward" and operation.kind != "none":
+            nbytes = sum(map(local, _kept(operation)), np.zeros(len(configurations)))
             kept = result[_ACTIVATIONS]
             result[_ACTIVATIONS] = kept + nbytes if "backward" in phases else np.maximum(kept, nbytes)
         for dims, outputs in operation.sums:
@@ -65,6 +61,68 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
             reduced = sum(map(local, outputs), np.zeros(len(configurations)))
             result[_BUFFERS] = np.maximum(result[_BUFFERS], np.where(group > 1, reduced, 0.0))
     return result
+
+
+class _Local:
+    """The bytes of a tensor that a device holds, under each configuration."""
+
+    def __init__(self, table: ConfigurationTable, position: dict[str, int]) -> None:
+        self._table, self._position = table, position
+        self._shares: dict[tuple[int, ...], np.ndarray] = {}
+
+    def __call__(self, operand: Operand) -> np.ndarray:
+        columns = tuple(sorted(column for column in positions_of(operand.dims, self._position) if column >= 0))
+        if columns not in self._shares:
+            self._shares[columns] = self._table.share(columns)
+        nbytes: np.ndarray = math.prod(operand.shape) * operand.itemsize * self._shares[columns]
+        return nbytes
+
+
+def _kept(operation: LayerOperation) -> list[Operand]:
+    return [operand for number, operand in enumerate(operation.outputs) if number not in operation.unread]
+
+
+def recomputed_memory(layer: Layer, configurations: Sequence[Configuration]) -> dict[int, np.ndarray]:
+    """Bytes of what the backward pass computes again, with its gradients: as if all stayed until the block is done.
+
+    Args:
+      layer: of a graph.
+      configurations: K of its configurations.
+
+    Returns:
+      Block -> float64 [K], on each of the layer's devices. The layers add up; of the blocks one is there at a time.
+    """
+    found: dict[int, np.ndarray] = {}
+    again = [operation for operation in layer.operations
+             if operation.block and operation.phase == "backward" and operation.kind != "none"]
+    if again:
+        position = dim_positions(layer)
+        local = _Local(ConfigurationTable.build(configurations, position, len(layer.dims)), position)
+        for operation in again:
+            nbytes = sum(map(local, _kept(operation)), np.zeros(len(configurations)))
+            found[operation.block] = found.get(operation.block, 0.0) + nbytes
+    return found
+
+
+def largest_block(graph: ComputationGraph) -> int:
+    """The block that takes most while nothing is split; 0 where nothing is computed again."""
+    total: dict[int, float] = {}
+    for layer in graph.layers:
+        for block, nbytes in recomputed_memory(layer, [Configuration()]).items():
+            total[block] = total.get(block, 0.0) + float(nbytes[0])
+    return max(total, key=total.__getitem__, default=0)
+
+
+def add_recomputed(parts: np.ndarray, blocks: Iterable[float]) -> dict[str, float]:
+    """Part -> bytes, the largest of what the blocks need among the activations.
+
+    Args:
+      parts: float64 [len(MEMORY_PARTS)], of all layers.
+      blocks: bytes of every block.
+    """
+    found = dict(zip(MEMORY_PARTS, map(float, parts), strict=True))
+    found[MEMORY_PARTS[_ACTIVATIONS]] += max(blocks, default=0.0)
+    return found
 
 
 def _gradient_of(variable: Variable, layer: Layer) -> Operand:
@@ -86,6 +144,9 @@ def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configurat
       Part -> bytes, for all `MEMORY_PARTS`.
     """
     total = np.zeros(len(MEMORY_PARTS))
+    blocks: dict[int, float] = {}
     for layer, configuration in zip(graph.layers, configurations, strict=True):
         total += layer_memory(layer, [configuration])[:, 0]
-    return dict(zip(MEMORY_PARTS, map(float, total), strict=True))
+        for block, nbytes in recomputed_memory(layer, [configuration]).items():
+            blocks[block] = blocks.get(block, 0.0) + float(nbytes[0])
+    return add_recomputed(total, blocks.values())

@@ -12,6 +12,7 @@ from pase_mtf.export.grouping import group_operations
 from pase_mtf.export.groups import Group
 from pase_mtf.export.pending_sums import pending_sums
 from pase_mtf.export.phases import FORWARD, phases_of
+from pase_mtf.export.recomputed import Recomputed, recomputed
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operations
 from pase_mtf.operations.flow import Flow
@@ -40,7 +41,7 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] 
     flow = Flow(graph)
     facts = read_operations(graph, flow)
     phases = phases_of(graph, facts)
-    exporter = _Exporter(facts, phases, group_operations(graph, facts, phases), flow)
+    exporter = _Exporter(facts, phases, group_operations(graph, facts, phases), flow, recomputed(graph, facts, phases))
     return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
                             operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
 
@@ -54,8 +55,10 @@ def _assumed(facts: Sequence[OperationFacts]) -> dict[str, list[str]]:
 
 class _Exporter:
 
-    def __init__(self, facts: list[OperationFacts], phases: list[str], groups: list[Group], flow: Flow) -> None:
+    def __init__(self, facts: list[OperationFacts], phases: list[str], groups: list[Group], flow: Flow,
+                 again: dict[int, Recomputed]) -> None:
         self._facts, self._phases, self._groups, self._flow = facts, phases, groups, flow
+        self._recomputed = again
         self._group_of = {id(facts[index].operation): number
                           for number, group in enumerate(groups) for index in group.members}
         self._index_of = {id(fact.operation): fact.index for fact in facts}
@@ -136,12 +139,14 @@ class _Exporter:
             flops = float(sum(tensor.size for tensor in reads))
         sums = tuple(self._sums.get(tensor, ()) for tensor in operation.outputs)
         nodes = fact.nodes if runs else Nodes()
+        block, unread = self._recomputed.get(fact.index, Recomputed(0, ()))
         return LayerOperation(
             index=fact.index, name=fact.name, type=type(operation).__name__, phase=self._phases[fact.index],
             kind=fact.kind if runs else "none", flops=flops, dims=tuple(dims), inputs=inputs, outputs=outputs,
             reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=self._shift(group, fact), role=fact.role,
-            nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips)
+            nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
+            block=block, unread=unread)
 
     def _accumulated(self) -> dict[int, list[LayerOperation]]:
         """What loops add up, by the layer that makes it: an addition in every iteration, and what is due after all."""

@@ -48,6 +48,8 @@ class _OperationFields(TypedDict):
     role: str
     partial_sums: list[list[str]]
     trips: NotRequired[int]
+    block: NotRequired[int]
+    unread: NotRequired[list[int]]
 
 
 class _VariableFields(TypedDict):
@@ -141,6 +143,9 @@ class LayerOperation:
       partial_sums: `reduced` of every output, where they differ (then `reduced` is empty); else empty. No part of the
         graph's hash either.
       trips: how often a step runs it, in a loop. Its other numbers are of once. Files leave it out where it is 1.
+      block: of an operation that the backward pass runs once more (`mtf.recompute_grad`), of that which does so, and of
+        its gradients: the number of what is computed again together, from 1. No part of the graph's hash, as `unread`.
+      unread: of such an operation, the numbers of the outputs that no operation of the backward pass reads.
     """
 
     index: int
@@ -160,6 +165,8 @@ class LayerOperation:
     role: str = dataclasses.field(default="", metadata={"hashed": False})
     partial_sums: tuple[tuple[str, ...], ...] = dataclasses.field(default=(), metadata={"hashed": False})
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
+    block: int = dataclasses.field(default=0, metadata={"optional": True, "hashed": False})
+    unread: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
@@ -420,7 +427,7 @@ def _to_plain(value: Any, known: dict[int, Any] | None = None) -> Any:
     if plain is None:
         plain = {key: _to_plain(getattr(value, name), known) for name, key in _fields(cls).items()}
         for name, default in _optional(cls).items():
-            if plain[name] == default:
+            if getattr(value, name) == default:
                 del plain[name]
         if cls is Operand:
             known[id(value)] = plain
@@ -454,6 +461,7 @@ def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
         **{name_of[key]: value for key, value in data.items()},
         **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
+        "unread": tuple(data.get("unread", ())),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})
 

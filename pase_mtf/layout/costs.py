@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
-from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
+from pase_mtf.cost.memory import MEMORY_PARTS, add_recomputed, largest_block, layer_memory, recomputed_memory
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import OperationSignature, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
@@ -115,7 +115,9 @@ class LayoutCosts:
         self.reshardings = self._find_reshardings()
         self._kinds = {group: self._layer_kinds(group) for group in self.groups}
         self._seconds: dict[tuple[Group, Configuration], np.ndarray] = {}
-        self._bytes: dict[tuple[Group, Configuration], np.ndarray] = {}
+        self._bytes: dict[tuple[Group, Configuration], np.ndarray] = {}  # parts, then what every block computes again
+        self._blocks = sorted({operation.block for layer in graph.layers for operation in layer.operations} - {0})
+        self._largest_block = largest_block(graph) if self._blocks else 0
         self._reshard_seconds: dict[Hashable, float] = {}
         self._priced = Reshardings(self.machine)
 
@@ -153,9 +155,12 @@ class LayoutCosts:
         return np.array([self._seconds[group, configuration].sum() for configuration in configurations])
 
     def bytes(self, group: Group, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Bytes per device of all layers of a group, float64 [configurations]."""
+        """Bytes per device of all layers of a group, float64 [configurations]; of what is computed again, those of
+        the block that is largest while nothing is split."""
         self._compute_bytes(group, configurations)
-        return np.array([self._bytes[group, configuration].sum() for configuration in configurations])
+        counted = [*range(len(MEMORY_PARTS)), *(len(MEMORY_PARTS) + place for place, block in enumerate(self._blocks)
+                                                if block == self._largest_block)]
+        return np.array([self._bytes[group, configuration][counted].sum() for configuration in configurations])
 
     def _compute_seconds(self, group: Group, configurations: Sequence[Configuration]) -> None:
         new = [configuration for configuration in dict.fromkeys(configurations)
@@ -177,9 +182,12 @@ class LayoutCosts:
                if (group, configuration) not in self._bytes]
         if not new:
             return
-        total = np.zeros((len(MEMORY_PARTS), len(new)))
+        total = np.zeros((len(MEMORY_PARTS) + len(self._blocks), len(new)))
         for number in self.groups[group]:
-            total += layer_memory(self.graph.layers[number], new)
+            layer = self.graph.layers[number]
+            total[:len(MEMORY_PARTS)] += layer_memory(layer, new)
+            for block, nbytes in recomputed_memory(layer, new).items():
+                total[len(MEMORY_PARTS) + self._blocks.index(block)] += nbytes
         for column, configuration in enumerate(new):
             self._bytes[group, configuration] = total[:, column]
 
@@ -205,11 +213,11 @@ class LayoutCosts:
 
     def memory(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> dict[str, float]:
         """Bytes on the fullest device under one layout, by part."""
-        total = np.zeros(len(MEMORY_PARTS))
+        total = np.zeros(len(MEMORY_PARTS) + len(self._blocks))
         for group, configuration in self._configurations(mesh, axis_of).items():
             self._compute_bytes(group, [configuration])
             total += self._bytes[group, configuration]
-        return dict(zip(MEMORY_PARTS, map(float, total), strict=True))
+        return add_recomputed(total[:len(MEMORY_PARTS)], map(float, total[len(MEMORY_PARTS):]))
 
     def _configurations(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> dict[Group, Configuration]:
         return {group: configuration_of(_axis_dims(group, axis_of, len(mesh.sizes)), mesh.sizes)

@@ -24,6 +24,8 @@ __all__ = ["Candidate", "Search"]
 _PATIENCE = 2000
 # Layouts in a row that differ from earlier ones in rules without effect only, before the search of a mesh shape ends.
 _REPEATED = 200
+# Of sums of bytes, relative.
+_ROUNDING = 1e-9
 # Assignments looked at for one legal layout with a dim on a given axis.
 _EXPLAINED = 100
 
@@ -213,14 +215,24 @@ class Search:
             return
 
     def _fits(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> bool:
-        return (math.isinf(self.memory_limit)
-                or sum(self.costs.memory(mesh, axis_of).values()) <= self.memory_limit)
+        return math.isinf(self.memory_limit) or self._bytes(mesh, axis_of) <= self.memory_limit
+
+    def _bytes(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> float:
+        return sum(self.costs.memory(mesh, axis_of).values())
 
     def _cheapest_within_memory(self, network: MeshNetwork) -> tuple[int, ...] | None:
-        memory = network.memory_vectors()
+        """None where none fits. Of what the backward pass computes again the vectors hold one block: where another one
+        is larger under what is found, it is searched for again with so much less."""
+        memory, limit = network.memory_vectors(), self.memory_limit
         least, lightest = least_memory(network.network, memory)
-        if least <= self.memory_limit:
-            return solve(network.network, memory=memory, memory_limit=self.memory_limit).assignment
+        while least <= limit:
+            found = solve(network.network, memory=memory, memory_limit=limit).assignment
+            if self._fits(network.mesh, network.layout(found)):
+                return found
+            added = sum(float(vector[choice]) for vector, choice in zip(memory, found, strict=True))
+            excess = self._bytes(network.mesh, network.layout(found)) - self.memory_limit
+            limit = min(limit, added) - max(excess, _ROUNDING * self.memory_limit)
+        least = max(least, self._bytes(network.mesh, network.layout(lightest)))
         if self.lightest is None or least < self.lightest[0]:
             self.lightest = least, network.mesh, network.layout(lightest)
         return None

@@ -178,6 +178,10 @@ def _function_outputs(operation: mtf.Operation) -> list[mtf.Tensor]:
     return list(operation._fn_outputs)
 
 
+def _function(operation: mtf.Operation) -> list[mtf.Operation]:
+    return list(operation._forward_operations)
+
+
 def _same_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) -> dict[mtf.Tensor, PendingSum]:
     source = rule_of(operation).reads(operation)
     return {made: sums[tensor] for made, tensor in zip(operation.outputs, source, strict=True) if tensor in sums}
@@ -190,5 +194,5 @@ add_rules({
     _ops.Depend: Rule(kind=always("none"), waits_for=_depends_on, lower=_lower_depend, stock_demands=_depend_demands),
     _ops.StopGradient: Rule(kind=always("none"), is_view=True, stock_sums=_same_sums),
     _ops.CustomGradientOperation: Rule(kind=always("none"), reads=_function_outputs, is_view=True, forwards_sums=True,
-                                       stock_sums=_same_sums),
+                                       function=_function, stock_sums=_same_sums),
 })

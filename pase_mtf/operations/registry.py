@@ -114,6 +114,7 @@ class Rule:
       waits_for: further operations and tensors that have to be done before it.
       body: operations within it, which are run once in every iteration.
       loop: of a loop, its variables and accumulators; None of anything else.
+      function: of one that stands for a function with a gradient of its own, the operations of that function.
       trips: how many iterations it makes, None where only running the program tells.
       contracted: for every output, the dims whose split leaves a partial sum of it on every device.
       sum_is_pending: whether such partial sums stay as they are until somebody needs the sum (mtf's LazyAllreduceSum).
@@ -142,6 +143,7 @@ class Rule:
     waits_for: Callable[[mtf.Operation], Sequence[mtf.Operation | mtf.Tensor]] = always(())
     body: Callable[[mtf.Operation], Sequence[mtf.Operation]] = always(())
     loop: Callable[[mtf.Operation], LoopParts | None] = always(None)
+    function: Callable[[mtf.Operation], Sequence[mtf.Operation]] = always(())
     trips: Callable[[mtf.Operation], int | None] = always(1)
     contracted: Callable[[mtf.Operation], Sequence[tuple[str, ...]]] = always(())
     sum_is_pending: Callable[[mtf.Operation], bool] = always(False)

@@ -1,0 +1,143 @@
+"""What `mtf.recompute_grad` computes again in the backward pass is not kept, in the prediction as in TensorFlow."""
+
+import collections
+
+import pytest
+from harness import stock_lowering
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.cost.memory import strategy_memory
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.configurations import Configuration
+
+BATCH, WIDTH, HIDDEN, LAYERS = 1024, 32, 512, 6
+
+
+def _program(recompute, microbatches=1):
+    """Pairs of dense layers, wide in between."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, width, hidden = (mtf.Dimension(*dim) for dim in (("batch", BATCH), ("width", WIDTH), ("hidden", HIDDEN)))
+    x = mtf.import_tf_tensor(mesh, tf.zeros([BATCH, WIDTH]), [batch, width])
+    weights = [(mtf.get_variable(mesh, f"in{number}", [width, hidden]),
+                mtf.get_variable(mesh, f"out{number}", [hidden, width])) for number in range(LAYERS)]
+
+    def model(data):
+        state = data["x"]
+        for first, second in weights:
+            def layer(seen, first=first, second=second):
+                return mtf.einsum([mtf.relu(mtf.einsum([seen, first], reduced_dims=[width])), second],
+                                  reduced_dims=[hidden])
+            state = mtf.recompute_grad(layer, [state]) if recompute else layer(state)
+        return {"loss": mtf.reduce_mean(mtf.square(state))}
+
+    variables = graph.trainable_variables
+    if microbatches > 1:
+        gradients, made = mtf.serialize_training_step({"x": x}, model, batch, microbatches)
+    else:
+        made = model({"x": x})
+        gradients = mtf.gradients([made["loss"]], [variable.outputs[0] for variable in variables])
+    return graph, mesh, made["loss"], mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, variables)
+
+
+def _predicted(*options):
+    with tf.Graph().as_default():
+        exported = export_graph(_program(*options)[0])
+    return strategy_memory(exported, [Configuration()] * len(exported.layers))
+
+
+def test_only_what_goes_into_a_block_and_one_block_are_there():
+    plain, again = (_predicted(recompute)["activations"] for recompute in (False, True))
+    wide, narrow = 4 * BATCH * HIDDEN, 4 * BATCH * WIDTH
+    assert plain > LAYERS * 2 * wide
+    # The states between the blocks; of one block the hidden tensors and their gradients.
+    assert LAYERS * narrow + 4 * wide <= again < LAYERS * narrow + 6 * wide
+
+
+def test_microbatches_lower_it_besides():
+    whole, parts = (_predicted(True, count)["activations"] for count in (1, 4))
+    assert parts < 0.4 * whole
+    whole, parts = (_predicted(False, count)["activations"] for count in (1, 4))
+    assert parts < 0.3 * whole
+
+
+def test_a_function_with_a_gradient_of_its_own_is_kept():
+    """custom_gradient computes nothing again."""
+    def program():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        a = mtf.Dimension("a", 64)
+        x = mtf.get_variable(mesh, "x", [a])
+        y = mtf.tanh(x)
+
+        def gradient(explicit_inputs, output_grads, **_):
+            return [2.0 * explicit_inputs[0] * output_grads[0]]
+        mtf.gradients([mtf.reduce_sum(mtf.custom_gradient(lambda t: t * t, gradient, [y]))], [x])
+        return graph
+    with tf.Graph().as_default():
+        operations = [operation for layer in export_graph(program()).layers for operation in layer.operations]
+    assert not any(operation.block for operation in operations)
+
+
+_HANDED_ON = ("Identity", "Reshape", "StopGradient")
+_KEPT_ANYWAY = ("Const", "VarHandleOp", "Placeholder", "ReadVariableOp")
+
+
+def _needed(graph, operations):
+    """What has to run for these operations, in the order in which the graph was made."""
+    stack, needed = list(operations), set()
+    while stack:
+        operation = stack.pop()
+        if operation not in needed:
+            needed.add(operation)
+            stack += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return [operation for operation in graph.get_operations() if operation in needed]
+
+
+def _live(graph, operations, results=()):
+    """The most bytes of tensors that are there at once while operations run in the order in which they were made, each
+    until its last reader is done; variables and constants not counted, of a loop one iteration."""
+    order = _needed(graph, operations)
+    owner = {}
+    for operation in order:
+        for tensor in operation.outputs:
+            owner[tensor.name] = owner[operation.inputs[0].name] if operation.type in _HANDED_ON else tensor.name
+    last = {owner[tensor.name]: step for step, operation in enumerate(order) for tensor in operation.inputs}
+    last.update((owner[tensor.name], len(order)) for tensor in results)
+    most = now = 0
+    freed = collections.Counter()
+    for step, operation in enumerate(order):
+        inside = 0
+        if operation.type == "While":
+            body = graph._get_function(operation.get_attr("body").name).graph
+            inside = _live(body, [tensor.op for tensor in body.outputs], body.outputs)
+        else:
+            for tensor in operation.outputs:
+                if operation.type not in (*_HANDED_ON, *_KEPT_ANYWAY) and tensor.name in last:
+                    size = tensor.dtype.size * tensor.shape.num_elements()
+                    now += size
+                    freed[last[tensor.name]] += size
+        most = max(most, now + inside)
+        now -= freed[step]
+    return most
+
+
+def _in_tensorflow(*options):
+    with tf.Graph().as_default() as made:
+        _, mesh, loss, updates = _program(*options)
+        lowering = stock_lowering(mesh)
+        return _live(made, [lowering.export_to_tf_tensor(loss).op, *map(lowering.lowered_operation, updates)])
+
+
+def _both(*options):
+    """Bytes beside the weights: (counted in the TensorFlow graph, predicted)."""
+    return _in_tensorflow(*options), sum(size for part, size in _predicted(*options).items() if part != "weights")
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_it_is_what_tensorflow_needs_and_saves(microbatches):
+    plain, again = (_both(recompute, microbatches) for recompute in (False, True))
+    for live, predicted in (plain, again):  # gradients of activations count only in what is computed again
+        assert 0.85 * live < predicted < 2.0 * live
+    assert again[0] < 0.6 * plain[0]
+    assert plain[1] - again[1] > 0.6 * (plain[0] - again[0])
