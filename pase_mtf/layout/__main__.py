@@ -37,6 +37,8 @@ def _define() -> None:
                         flag_values=_FLAGS)
     flags.DEFINE_string("memory_limit", "device", "what a layout may need per device: bytes, 11GB, 10.5GiB, "
                         "device (what one of the machine holds) or none", flag_values=_FLAGS)
+    flags.DEFINE_string("time_limit", None, "seconds after which the best layout so far is the answer, with its gap",
+                        flag_values=_FLAGS)
     flags.DEFINE_string("format", "flags", f"what to print: {', '.join(FORMATS)}", flag_values=_FLAGS)
     flags.DEFINE_string("output", None, "write to this file instead of the standard output", flag_values=_FLAGS)
     flags.DEFINE_bool("overwrite", False, "replace the output file if it exists", flag_values=_FLAGS)
@@ -139,6 +141,7 @@ def _run() -> str:
     devices = _number("mesh", _FLAGS.mesh, int)
     if devices is None and _FLAGS.mesh_shape is None:
         raise UsageError("--mesh is missing; say how many devices: --mesh=8")
+    time_limit = _number("time_limit", _FLAGS.time_limit, float)
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
@@ -150,7 +153,8 @@ def _run() -> str:
     from pase_mtf.layout.find import find_layout
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
                         memory_limit=_FLAGS.memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
-                        alternatives=_FLAGS.alternatives, name=_FLAGS.graph)
+                        alternatives=_FLAGS.alternatives, name=_FLAGS.graph,
+                        time_limit=time_limit)
     print(found, file=sys.stderr)
     for dim in _FLAGS.explain:
         print("\n" + found.explain(dim), file=sys.stderr)

@@ -9,7 +9,9 @@ The command line is `python -m pase_mtf.layout --graph=my_project.train:build_gr
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +25,10 @@ from pase_mtf.layout.capture import own_layout_of
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import Layout
 from pase_mtf.layout.program import BuiltGraph, Program
+from pase_mtf.layout.progress import Progress
 from pase_mtf.layout.rebuild import find_layout_of_program
 from pase_mtf.layout.request import Request, bytes_limit, compared_layouts
-from pase_mtf.layout.space import GivenLayout, GivenShape, mesh_and_devices
+from pase_mtf.layout.space import GivenLayout, GivenShape, MeshShape, mesh_and_devices
 from pase_mtf.machine.machine import LOCAL, Machine
 
 __all__ = ["find_layout"]
@@ -37,7 +40,8 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
                 mesh_shape: GivenShape | None = None, memory_limit: float | str | None = "device",
                 fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),
                 compare: Sequence[GivenLayout] = (), alternatives: int = 3,
-                exported: ComputationGraph | None = None, name: str = "program") -> Layout:
+                exported: ComputationGraph | None = None, name: str = "program",
+                time_limit: float | None = None) -> Layout:
     """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
 
     Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
@@ -62,6 +66,8 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
       alternatives: how many of the next best layouts to return.
       exported: what export_graph made of the graph, if it is at hand.
       name: of the program, for people.
+      time_limit: seconds after which the best layout so far is returned, with its gap (`search["gap"]`). What is being
+        done then (a build, an export, one mesh shape) is brought to its end; None: the search ends by itself.
 
     Returns:
       The layout, with its predicted cost and that of data parallelism and of the layouts to compare with.
@@ -77,21 +83,26 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         parse_bytes(memory_limit)
     if alternatives < 0:
         raise UsageError(f"find_layout: alternatives={alternatives}: give 0 or more")
+    if time_limit is not None and not time_limit > 0:
+        raise UsageError(f"find_layout: time_limit={time_limit}: not above zero; give seconds")
+    deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
     mesh, devices = mesh_and_devices(mesh_shape, devices)
     compared = tuple(compared_layouts(compare, devices))
     tf_graph = tf.get_default_graph() if program is None else tf.Graph()
-    with tf_graph.as_default():
+    with Progress(name) as progress, tf_graph.as_default():
+        progress.say("building the graph")
         # Before the machine is loaded, which takes minutes where it has to be measured: what is wrong with the program
         # is told first.
         built = BuiltGraph(graph, list(outputs)) if program is None else program.build_first(mesh, devices)
         own = own_layout_of(graph) if program is None else program.own_layout(built)
-    foreign = own is not None and own[0].devices != devices
-    loaded = load_machine(machine, devices)
-    loaded.check_devices(devices)
-    request = Request(devices, loaded, mesh, bytes_limit(memory_limit, loaded),
-                      {dim: axis or None for dim, axis in (fixed or {}).items()},
-                      tuple(together), None if foreign else own, compared, alternatives, name)
-    with tf_graph.as_default():
+        foreign = own is not None and own[0].devices != devices
+        progress.say("loading the machine")
+        loaded = load_machine(machine, devices)
+        loaded.check_devices(devices)
+        request = Request(devices, loaded, mesh, bytes_limit(memory_limit, loaded),
+                          {dim: axis or None for dim, axis in (fixed or {}).items()},
+                          tuple(together), None if foreign else own, compared, alternatives, name, deadline,
+                          progress.say)
         found = (find_layout_of_program(program, built, request) if program is not None and program.arguments else
                  _find_layout_of_graph(built, exported, request))
     if own is not None and foreign:
@@ -105,16 +116,22 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
     found = one.candidates(1 + request.alternatives)
     own = None if request.own is None else one.judge_own(*request.own)
     best = one.cost("best", found[0].mesh, found[0].rules) if found else None
-    if own is not None and request.allows(own) and (best is None or own.seconds < best.seconds * (1 - 1e-9)):
-        best = dataclasses.replace(own, name="best")
+    data_parallel = one.data_parallel()
+    parallel = one.judge("data parallel", *data_parallel) if data_parallel else None
+    # Where time is over before the search has found one, one of these is the answer.
+    whole = None if found or not request.expired() else one.judge(
+        "whole", request.mesh or MeshShape((("rows", request.devices),)), {})
+    for other in (own, parallel, whole):
+        if other is not None and request.allows(other) and (
+                best is None or other.seconds < best.seconds * (1 - 1e-9)):
+            best = dataclasses.replace(other, name="best")
     if best is None:
         raise InfeasibleError(one.why_nothing())
     if request.devices > 1 and not any(candidate.axis_of for candidate in found) and not best.layout_rules:
         problem = one.why_no_split()
         if problem:
             raise InfeasibleError(f"{request.name}: no dim can be split over {request.devices} devices; {problem}")
-    data_parallel = one.data_parallel()
-    parallel = one.judge("data parallel", *data_parallel) if data_parallel else None
+    gap = 0.0 if found else max(0.0, best.seconds / one.search.bound - 1.0)
     compared = tuple(one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1))
     return Layout(
         best=best, graph_name=request.name, devices=request.devices,
@@ -122,7 +139,7 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
         device_bytes=request.machine.memory_bytes, data_parallel=parallel, own=own, compared=compared,
         alternatives=tuple(one.cost(f"next best {number}", candidate.mesh, candidate.rules)
                            for number, candidate in enumerate(found[1:], 1)),
-        search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": True, "gap": 0.0,
+        search={"seconds": one.seconds, "export_seconds": one.export_seconds, "optimal": gap <= 1e-9, "gap": gap,
                 **one.sizes()},
         notes=(*(one.notes(found[0]) if found else ()),
                *one.of_program([*([parallel] if parallel else []), *([own] if own else []), *compared]),

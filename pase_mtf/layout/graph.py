@@ -59,11 +59,13 @@ class GraphSearch:
             raise InfeasibleError(f"{request.name}: the graph has no operations; build the model before searching")
         self.request = request
         self.variables = {variable.name: tuple(variable.shape.dimension_names) for variable in graph.all_variables}
+        request.say(f"export of {len(graph.operations):,} operations")
         self.exported = exported or export_graph(graph, name=request.name)
         self.export_seconds = time.perf_counter() - start
         self._random = list(_random_operations(graph.operations))
         start = time.perf_counter()
         outputs = list(outputs)
+        request.say("which layouts are legal")
         self._legality = StockLegality(graph, outputs, request.devices, rebuilt=rebuilt)
         _keep_together(self._legality, request)
         costs = LayoutCosts(self.exported, request.machine, self._legality)
@@ -73,7 +75,7 @@ class GraphSearch:
         self._verifier = Verifier(graph, outputs, request.memo)
         self._verified: dict[Hashable, Problem | None] = {}
         self.search = Search(costs, self.meshes, request.fixed, request.memory_limit,
-                             (lambda shape, rules: None) if rebuilt else self._verify)
+                             (lambda shape, rules: None) if rebuilt else self._verify, request.expired)
         self._candidates = iter(self.search)
         self._found: list[Candidate] = []
         self.seconds = time.perf_counter() - start
@@ -98,7 +100,9 @@ class GraphSearch:
         # The names of axes make no difference.
         key = shape.sizes, tuple(sorted((dim, shape.names.index(axis)) for dim, axis in rules.items()))
         if key not in self._verified:
+            self.request.say(f"lowering {shape}, to see")
             self._verified[key] = self._verifier.problem(shape, rules)
+            self.request.say("search")
         return self._verified[key]
 
     def cost(self, label: str, shape: MeshShape, rules: Mapping[str, str], problem: str = "") -> LayoutCost:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
@@ -89,6 +90,10 @@ class _SearchedGraph:
                     yield candidate.cost, layout
                     break
 
+    def bound(self) -> float:
+        """Seconds that no layout is below that is missing because time was over."""
+        return min((search.search.bound for search in self._proposing), default=math.inf)
+
     def why_nothing(self) -> str:
         """Why no layout of this graph lowers; "" where one does."""
         if not self.problem and next(iter(self._proposing[0]), None) is None:
@@ -153,6 +158,7 @@ class _Trials:
             if known.built.reads is not None and known.built.reads.same_for(*parsed, layout):
                 return known
         self.builds += 1
+        self.request.say(f"building the graph for {layout.mesh_shape}")
         try:
             built = self.program.build(parsed)
         except Exception as error:  # whatever a program says to a layout that it does not take
@@ -218,11 +224,12 @@ class _Trials:
         while True:
             best = min((self.trials[layout].cost.seconds for layout in self.usable()), default=float("inf"))
             candidate = self.cheapest_candidate()
+            missing = min(graph.bound() for graph in self.graphs.values())
             # Of equals the first is as good.
             if candidate is None or candidate[0] >= best * (1 - 1e-9):
-                return best
-            if self.builds >= last or len(self.trials) >= most:
-                return candidate[0]
+                return min(best, missing)
+            if self.builds >= last or len(self.trials) >= most or self.request.expired():
+                return min(candidate[0], missing)
             self.try_layout(candidate[1])
 
 
@@ -250,12 +257,14 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
         trials.try_layout(own, own=True)
     for layout in [*compared, *([data_parallel] if data_parallel else [])]:
         trials.try_layout(layout)
-    if len(trials.graphs) > 1 and parallel is not None:
+    if len(trials.graphs) > 1 and parallel is not None and not request.expired():
         for layout in _batch_on_one_of_two_axes(next(iter(parallel[1])), request):
             trials.try_layout(layout)
     bound = trials.try_candidates()
     usable = trials.usable()
     if not usable:
+        if request.expired():
+            raise InfeasibleError(f"{request.name}: no layout was found within the time limit; give more")
         why = (first_graph.why_nothing() if len(trials.graphs) == 1 else "") or trials.why_too_large()
         raise InfeasibleError(why or f"{request.name}: every layout found changes the graph into one that does not "
                                      "lower under it; fix the mesh shape")

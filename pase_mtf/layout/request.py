@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from pase_mtf.amounts import bytes_text, parse_bytes
 from pase_mtf.errors import UsageError, shortened
@@ -31,6 +32,8 @@ class Request:
       compare: layouts to cost too, as (mesh shape, dim name -> axis name).
       alternatives: how many of the next best layouts to return.
       name: of the program, for people.
+      deadline: the time.perf_counter() at which the search ends with what it has; infinite: when it is done.
+      say: tells people what is being done.
       memo: what was lowered before, of any graph that the program built.
     """
 
@@ -44,6 +47,8 @@ class Request:
     compare: tuple[tuple[MeshShape, dict[str, str]], ...] = ()
     alternatives: int = 3
     name: str = "program"
+    deadline: float = math.inf
+    say: Callable[[str], None] = dataclasses.field(default=lambda text: None, compare=False, repr=False)
     memo: Memo = dataclasses.field(default_factory=Memo, compare=False, repr=False)
 
     def allows(self, cost: LayoutCost) -> bool:
@@ -55,6 +60,10 @@ class Request:
                 and (self.mesh is None or mesh == self.mesh)
                 and all(rules.get(dim) == axis for dim, axis in self.fixed.items())
                 and all(rules.get(one) == rules.get(other) for one, other in self.together))
+
+    def expired(self) -> bool:
+        """Whether there is no time left."""
+        return time.perf_counter() >= self.deadline
 
     def unconstrained(self) -> Request:
         """The same of any layout: no mesh shape, no dim and no memory is prescribed."""

@@ -92,6 +92,8 @@ class Search:
       costs: of the graph's layouts.
       meshes, fixed, memory_limit: what they have to satisfy; bytes per device, infinite without a limit.
       verify: lowers a layout, and says what goes wrong.
+      expired: says when there is no time left.
+      bound: where time was over before all layouts were gone through: none that is missing costs less, in seconds.
       rejected: layouts that were cheaper but do not lower, and why.
       networks: per mesh shape that was looked into, vertices and configurations of its network.
       lightest: where no layout of a mesh shape was within the limit: the bytes per device that the lightest needs, its
@@ -99,9 +101,11 @@ class Search:
     """
 
     def __init__(self, costs: LayoutCosts, meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],
-                 memory_limit: float, verify: Callable[[MeshShape, dict[str, str]], Problem | None]) -> None:
+                 memory_limit: float, verify: Callable[[MeshShape, dict[str, str]], Problem | None],
+                 expired: Callable[[], bool] = lambda: False) -> None:
         self.costs, self.meshes, self.fixed = costs, meshes, fixed
-        self.memory_limit, self.verify = memory_limit, verify
+        self.memory_limit, self.verify, self.expired = memory_limit, verify, expired
+        self.bound = math.inf
         self.rejected: list[tuple[Candidate, Problem]] = []
         self.networks: dict[MeshShape, tuple[int, int]] = {}
         self.lightest: tuple[float, MeshShape, dict[str, int]] | None = None
@@ -129,6 +133,9 @@ class Search:
                 heapq.heappush(heap, (network.bound(), False, len(mesh.axes), next(number), stream))
         seen: set[tuple[tuple[frozenset[str], int], ...]] = set()
         while heap:
+            if self.expired():
+                self.bound = heap[0][0]
+                return
             *_, stream = heapq.heappop(heap)
             candidate = stream.next
             if candidate is None:  # only bounded so far

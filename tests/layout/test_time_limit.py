@@ -1,0 +1,84 @@
+"""A search for a layout that is given no time, and what it says while it goes on."""
+
+import io
+import math
+import time
+
+import pytest
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import UsageError
+from pase_mtf.layout import progress
+from pase_mtf.layout.find import find_layout
+from pase_mtf.layout.progress import Progress
+from pase_mtf.machine.machine import Link, Machine
+
+_RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
+FLAT = Machine("flat", _RATES, 1e7, 1e12, 1e-6, (Link(64, 1e7, 1e-7),))
+
+
+def build(batch=8):
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, width, hidden = mtf.Dimension("batch", batch), mtf.Dimension("width", 64), mtf.Dimension("hidden", 64)
+    x = mtf.import_tf_tensor(mesh, tf.ones([batch.size, 64]), [batch, width])
+    h = mtf.einsum([x, mtf.get_variable(mesh, "w", [width, hidden])], [batch, hidden])
+    return graph, [mtf.reduce_sum(h)]
+
+
+def build_for(mesh_shape="all:4", layout="width:all"):
+    return build(8 if mtf.tensor_dim_to_mesh_dim_size(
+        mtf.convert_to_layout_rules(layout), mtf.convert_to_shape(mesh_shape), mtf.Dimension("width", 4)) == 1 else 16)
+
+
+@pytest.mark.parametrize("program", [build, build_for])
+def test_without_time_the_best_so_far_is_returned_with_its_gap(program):
+    best = find_layout(program, 4, machine=FLAT)
+    assert best.search["optimal"]
+    found = find_layout(program, 4, machine=FLAT, time_limit=1e-9)
+    assert not found.best.problem
+    assert found.seconds >= best.seconds * (1 - 1e-9)
+    bound = found.seconds / (1 + found.search["gap"])
+    assert 0 < bound <= best.seconds * (1 + 1e-9)
+    assert found.search["optimal"] == (found.search["gap"] <= 1e-9)
+
+
+def test_without_time_a_gap_is_said():
+    found = find_layout(build, 4, machine=FLAT, time_limit=1e-9, fixed={"batch": None})
+    assert not found.layout_rules  # data parallelism is not what was asked for
+    assert not found.search["optimal"]
+    assert math.isfinite(found.search["gap"])
+    assert "above the optimum" in str(found)
+
+
+def test_with_time_nothing_changes():
+    plain, limited = find_layout(build, 4, machine=FLAT), find_layout(build, 4, machine=FLAT, time_limit=1e6)
+    assert (limited.mesh_shape, limited.layout_rules) == (plain.mesh_shape, plain.layout_rules)
+    assert limited.search["optimal"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_time_limits_are_positive(seconds):
+    with pytest.raises(UsageError, match=r"time_limit=.*not above zero"):
+        find_layout(build, 4, machine=FLAT, time_limit=seconds)
+
+
+def test_what_takes_long_is_said(monkeypatch):
+    monkeypatch.setattr(progress, "_AFTER", 0.01)
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    with Progress("words") as line:
+        line.say("export of 5 operations")
+        for _ in range(500):
+            time.sleep(0.01)
+            if shown.getvalue():
+                break
+    assert "words: export of 5 operations" in shown.getvalue()
+
+
+def test_what_takes_no_time_is_not(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    with Progress("words") as line:
+        line.say("export of 5 operations")
+    assert not shown.getvalue()
