@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import platform
 import sys
@@ -236,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         described = {"host": describe_host(), "versions": _versions()}
         if section == "survey":
-            data["survey"] = {**described, "machine": flags.machine}
+            load = max(data.get("survey", {}).get("load", 0.0), os.getloadavg()[1])
+            data["survey"] = {**described, "machine": flags.machine, "load": load}
         else:
             data.update(described)
         folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,8 @@ def _tiny(stock, per_layer=0.0, **more):
 
 
 def _page(**entries):
-    return survey_report.document({"survey": {"host": "Chip (2 cores)", "versions": "TensorFlow 9", "machine": "h100"},
+    return survey_report.document({"survey": {"host": "Chip (2 cores)", "versions": "TensorFlow 9", "machine": "h100",
+                                              "load": 3.2},
                                    "programs": {name: {"survey": entry} for name, entry in entries.items()}})
 
 
@@ -42,7 +43,8 @@ def test_what_the_page_says_of_good_answers():
                        "auto_8": _cost(0.04)})
     times = page[:page.index("### Predicted")]
     assert row_of(times, "good")[1:] == ["1,234", "8", "2", "0.5", "0.2", "1.2", "", "2.0", "proven"]
-    for words in ("1 programs, 1 searches: 1 answered, 0 refused in words; no answer at all: none", "Over 15 s: none",
+    for words in ("1 programs, 1 searches: 1 answered, 0 refused in words; no answer at all: none",
+                  "verification: none", "up to 3 processes",
                   "Beyond the device's memory: none", "Dearer than an own layout that lowers and fits: none",
                   "did not lower or run: none", "one device's: none", "20.00 ms, 1.0 GB", "40.00 ms, 1.0 GB",
                   "Chip (2 cores); TensorFlow 9", "1.5, 1.25"):
@@ -60,7 +62,7 @@ def test_what_the_page_says_of_others():
         noisy={"tiny": _tiny({"losses": [], "difference": 0.1}, other_noise=0.2)},
         wrong={"tiny": _tiny({"losses": [], "difference": 0.1}, other_noise=0.0)})
     for words in ("1 refused in words (refuses at p = 8)", "no answer at all: 1 (hangs at p = 8)",
-                  "Over 15 s: 1 (dear at p = 8: 20 s)", "memory: 1 (large at p = 8: 90.0 GB)",
+                  "verification: 1 (dear at p = 8: 20 s)", "memory: 1 (large at p = 8: 90.0 GB)",
                   "lowers and fits: 1 (dear at p = 8: 1.50×)", "did not lower or run: 1 (fails (stock))",
                   "one device's: 2 (noisy, wrong)", "other noise: 1 (noisy)"):
         assert words in page
