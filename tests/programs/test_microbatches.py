@@ -1,0 +1,27 @@
+"""Training steps in a loop over microbatches: the layouts and strategies found for them train as one device does."""
+
+import harness
+import numpy as np
+import pytest
+from programs import training
+
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.layout.find import find_layout
+
+_PROGRAMS = ["microbatches", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "microbatches_recompute", "t5_small", "t5_recompute_loop"))]
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_they_train_as_one_device_does(name):
+    with training.built(name) as program:
+        layers = export_graph(program.graph).layers
+        assert any(layer.kind == "loop" for layer in layers)
+        assert max(operation.trips for layer in layers for operation in layer.operations) > 1
+        layout = find_layout(program.graph, harness.DEVICES, [program.loss], harness.MACHINE, alternatives=1)
+    assert layout.layout_rules
+    for found in (layout.best, *layout.alternatives):
+        losses = training.losses_of(name, training.stock(found.mesh_shape, found.layout_rules))
+        np.testing.assert_allclose(losses, training.one_device(name), rtol=training.TOLERANCE, err_msg=str(found))
+    per_layer = training.losses_of(name, harness.under_strategy("exact"))
+    np.testing.assert_allclose(per_layer, training.one_device(name), rtol=training.TOLERANCE)
