@@ -93,7 +93,9 @@ def document(results: dict[str, Any]) -> str:
                   if solver in outcomes and outcomes[solver].get("optimal")]
         first = bool(outcomes["exact"].get("optimal")) and _seconds(outcomes["exact"]) <= min(others, default=limit)
         ahead += first
-        lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS), "yes" if first else "no"])
+        checked = [seconds_text(outcomes["exact"][which]) if which in outcomes["exact"] else ""
+                   for which in ("certified_cpu_seconds", "check_cpu_seconds")]
+        lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS), "yes" if first else "no", *checked])
     parts = [f"# Solvers side by side\n\n{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce "
              "with `python -m benchmarks.search_solvers` (`pip install '.[toulbar2,auto_mtf]'` first)."]
     if lines:
@@ -101,8 +103,9 @@ def document(results: dict[str, Any]) -> str:
              f"Seconds of the processor, one thread each, at most {limit:g} s. Of `exact` they are all of the search, "
              "normal form included, with its compiled code loaded; of the others the solver alone, once it holds its "
              "model. Random networks: layers x configurations, seed 7 of `benchmarks/search_random.py`. "
-             f"`exact` proves first on {ahead} of {len(lines)}.\n\n"
-             + markdown.table(["network", *SOLVERS, "`exact` first"], lines, left=(0, 5)))
+             f"`exact` proves first on {ahead} of {len(lines)}. The last columns: `exact` with a certificate, and "
+             "`check_certificate` of that.\n\n"
+             + markdown.table(["network", *SOLVERS, "`exact` first", "certified", "checked"], lines, left=(0, 5)))
     budgets = [[row["name"], f"{row['limit']:g}", f"{row['cpu_seconds']:.2f}", f"{row['network_bytes'] / 1e6:.0f}",
                 f"{row['search_bytes'] / 1e6:.0f}",
                 "proven" if row["optimal"] else f"{row['gap']:.2%}" if row["gap"] < 1e9 else "no bound"]
@@ -138,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="pase_mtf-solvers-") as folder:
         for name, path in tqdm(networks(pathlib.Path(folder), kinds).items(), file=sys.stderr):
             results["solvers"][name] = {solver: _run(
-                ["benchmarks.solvers", solver, str(path), f"--limit={flags.limit}"], 3 * flags.limit + 60)
+                ["benchmarks.solvers", solver, str(path), f"--limit={flags.limit}",
+                 *(["--check"] if solver == "exact" else [])], 6 * flags.limit + 120)
                 for solver in SOLVERS}
             save()
     for shape, costs, layers, configurations, distinct, limit in tqdm(NETWORKS if "budgets" in kinds else (),

@@ -40,7 +40,8 @@ def test_page():
     results = {
         "facts": {"machine": "a machine", "versions": "versions", "commit": "abc"}, "limit": 10.0,
         "solvers": {
-            "one": {"exact": outcome(2.0, 0.1), "toulbar2": outcome(2.0, 0.2), "cpsat": outcome(2.2, 10, False),
+            "one": {"exact": outcome(2.0, 0.1) | {"certified_cpu_seconds": 0.3, "check_cpu_seconds": 0.017},
+                    "toulbar2": outcome(2.0, 0.2), "cpsat": outcome(2.2, 10, False),
                     "milp": {"error": "refused: 11 million variables"}},
             "two": {"exact": outcome(3.0, 0.5), "toulbar2": outcome(3.0, 0.25), "cpsat": outcome(3.0, 4),
                     "milp": outcome(float("inf"), 10, False)}},
@@ -48,7 +49,8 @@ def test_page():
                      "optimal": False, "gap": 0.5}, {"name": "star", "error": "no memory"}]}
     text = search_solvers.document(results)
     assert "proves first on 1 of 2" in text
-    assert "| one " in text
+    one, = (line for line in text.splitlines() if line.startswith("| one "))
+    assert [cell.strip() for cell in one.split("|")][-3:] == ["300 ms", "17.0 ms", ""]
     assert "not proven, +10.00%" in text
     assert "refused: 11 million variables" in text
     assert "nothing found" in text
