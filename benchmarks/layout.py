@@ -197,10 +197,16 @@ def _versions() -> str:
     return ", ".join([*found, f"Python {platform.python_version()}"])
 
 
-def _names(section: str, flags: argparse.Namespace) -> list[str]:
+def _known(section: str) -> list[str]:
     """The programs of a section: the layouts of the older sections are written by hand, for the package's examples."""
-    known = [*programs.PROGRAMS] if section != "survey" else [
-        name for table in programs.tables().values() for name in table]
+    if section != "survey":
+        return [*programs.PROGRAMS]
+    return [name for table in programs.tables().values() for name in table]
+
+
+def _names(section: str, flags: argparse.Namespace) -> list[str]:
+    """The programs of a section that are asked for."""
+    known = _known(section)
     wanted = flags.programs.split(",") if flags.programs else known
     for name in wanted:
         if name not in known:
@@ -238,7 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         described = {"host": describe_host(), "versions": _versions()}
         if section == "survey":
             load = max(data.get("survey", {}).get("load", 0.0), os.getloadavg()[1])
-            data["survey"] = {**described, "machine": flags.machine, "load": load}
+            data["survey"] = {**described, "machine": flags.machine, "load": load,
+                              "known": len(_known(section))}
         else:
             data.update(described)
         folder.mkdir(parents=True, exist_ok=True)

@@ -112,7 +112,7 @@ def _named(names: Iterable[str]) -> str:
     return f"{len(names)} ({', '.join(names)})" if names else "none"
 
 
-def _verdicts(entries: _Entries) -> str:
+def _verdicts(entries: _Entries, known: int) -> str:
     pieces = list(_pieces(entries))
     answered = [(name, devices, found) for name, devices, found in pieces if "ours" in found]
     refused = [f"{name} at p = {devices}" for name, devices, found in pieces
@@ -133,8 +133,8 @@ def _verdicts(entries: _Entries) -> str:
         found.get(arm, {}).get("difference", 0.0) > _EQUAL for arm in ("stock", "per_layer"))]
     noise = [name for name, found in trained if name in apart and found["other_noise"] > _EQUAL]
     lines = [
-        f"{len({name for name, _, _ in pieces})} programs, {len(pieces)} searches: {len(answered)} answered, "
-        f"{len(refused)} refused in words" + (f" ({', '.join(refused)})" if refused else "")
+        f"{len({name for name, _, _ in pieces})} of {known} programs, {len(pieces)} searches: "
+        f"{len(answered)} answered, {len(refused)} refused in words" + (f" ({', '.join(refused)})" if refused else "")
         + f"; no answer at all: {_named(silent)}.",
         f"Over {_LIMIT:.0f} s of export, search and verification: {_named(slow)}.",
         f"Beyond the device's memory: {_named(beyond)}.",
@@ -155,7 +155,7 @@ def document(data: Mapping[str, Any]) -> str:
     return (
         "## Every program\n\nPrograms of `benchmarks/programs`: the package's examples, the models of its transformer "
         "library through its gin files, and small ones of our own; largest first. `python -m benchmarks.layout "
-        f"--sections=survey`; {about['host']}; {about['versions']}.\n\n" + _verdicts(entries)
+        f"--sections=survey`; {about['host']}; {about['versions']}.\n\n" + _verdicts(entries, about["known"])
         + "\n\n### Seconds\n\nProcessor seconds of `find_layout`, full size, from a function that builds the program, "
         "without the import of TensorFlow. “Building” is the program's own code. The machine had up to "
         f"{about['load']:.0f} processes that wanted to run: an idle one takes fewer seconds.\n\n"

@@ -24,7 +24,7 @@ def _tiny(stock, per_layer=0.0, **more):
 
 def _page(**entries):
     return survey_report.document({"survey": {"host": "Chip (2 cores)", "versions": "TensorFlow 9", "machine": "h100",
-                                              "load": 3.2},
+                                              "load": 3.2, "known": 65},
                                    "programs": {name: {"survey": entry} for name, entry in entries.items()}})
 
 
@@ -43,7 +43,7 @@ def test_what_the_page_says_of_good_answers():
                        "auto_8": _cost(0.04)})
     times = page[:page.index("### Predicted")]
     assert row_of(times, "good")[1:] == ["1,234", "8", "2", "0.5", "0.2", "1.2", "", "2.0", "proven"]
-    for words in ("1 programs, 1 searches: 1 answered, 0 refused in words; no answer at all: none",
+    for words in ("1 of 65 programs, 1 searches: 1 answered, 0 refused in words; no answer at all: none",
                   "verification: none", "up to 3 processes",
                   "Beyond the device's memory: none", "Dearer than an own layout that lowers and fits: none",
                   "did not lower or run: none", "one device's: none", "20.00 ms, 1.0 GB", "40.00 ms, 1.0 GB",
