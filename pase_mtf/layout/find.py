@@ -8,6 +8,7 @@ The command line is `python -m pase_mtf.layout --graph=my_project.train:build_gr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -88,12 +89,14 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
     deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
     mesh, devices = mesh_and_devices(mesh_shape, devices)
     compared = tuple(compared_layouts(compare, devices))
-    tf_graph = tf.get_default_graph() if program is None else tf.Graph()
-    with Progress(name) as progress, tf_graph.as_default():
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(Progress(name))
         progress.say("building the graph")
         # Before the machine is loaded, which takes minutes where it has to be measured: what is wrong with the program
         # is told first.
-        built = BuiltGraph(graph, list(outputs)) if program is None else program.build_first(mesh, devices)
+        built, tf_graph = ((BuiltGraph(graph, list(outputs)), tf.get_default_graph()) if program is None else
+                           program.build_first(mesh, devices))
+        stack.enter_context(tf_graph.as_default())
         own = own_layout_of(graph) if program is None else program.own_layout(built)
         foreign = own is not None and own[0].devices != devices
         progress.say("loading the machine")

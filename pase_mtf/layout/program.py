@@ -106,18 +106,16 @@ class Program:
         self.has_defaults = all(name in parameters and name not in required for name in self.arguments)
         self._defaults = {name: parameters[name].default for name in self.arguments if name in parameters}
 
-    def build_first(self, mesh: MeshShape | None, devices: int) -> BuiltGraph:
+    def build_first(self, mesh: MeshShape | None, devices: int) -> tuple[BuiltGraph, tf.Graph]:
         """The graph for a mesh over which nothing is split; where the function does not take that, or takes nothing,
-        as it builds it by default."""
+        as it builds it by default. And the tf.Graph that it stands in, a new one."""
         layout: tuple[MeshShape, dict[str, str]] = mesh or MeshShape((("rows", devices),)), {}
-        if not self.arguments:
-            return self.build(None)
-        if not self.has_defaults:
-            return self.build(layout)
-        try:
-            return self.build(layout)
-        except Exception:  # whatever it says to what it is not made for
-            return self.build(None)
+        if self.arguments and self.has_defaults:
+            # Whatever it says to what it is not made for; what it had built by then is no part of the next.
+            with contextlib.suppress(Exception), tf.Graph().as_default() as tf_graph:
+                return self.build(layout), tf_graph
+        with tf.Graph().as_default() as tf_graph:
+            return self.build(layout if self.arguments and not self.has_defaults else None), tf_graph
 
     def own_layout(self, first: BuiltGraph) -> tuple[MeshShape, dict[str, str]] | None:
         """The layout that the program itself names: that of its own lowering, or the defaults of its arguments.
@@ -125,7 +123,7 @@ class Program:
         Args:
           first: what it built first.
         """
-        if first.reads is None:
+        if not self.arguments:
             return first.own
         if not self.has_defaults:
             return None
@@ -133,8 +131,8 @@ class Program:
             mesh_shape, rules = (self._defaults.get(name) for name in _ARGUMENTS)
             if isinstance(mesh_shape, (str, mtf.Shape)) and isinstance(rules, (str, mtf.LayoutRules)) and mesh_shape:
                 return parse_layout((mesh_shape, rules))
-        if first.own is None:
-            return None
+        if first.own is None or first.reads is None:  # then it was called without arguments
+            return first.own
         # What it lowers with where nobody says anything stands in its flags, perhaps.
         with tf.Graph().as_default(), contextlib.suppress(Exception):
             return self.build(None).own

@@ -169,6 +169,19 @@ def test_a_program_may_refuse_a_layout():
         find_layout(broken, 4, machine=FLAT)
 
 
+def test_a_program_may_refuse_a_layout_when_half_of_it_is_built():
+    def build(mesh_shape="all:4", layout="batch:all"):
+        graph = mtf.Graph()
+        batch, width = mtf.Dimension("batch", 16), mtf.Dimension("width", 8)
+        weight = mtf.get_variable(mtf.Mesh(graph, "mesh"), "weight", [batch, width])
+        if mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, batch) == 1:
+            raise ValueError("no groups")
+        return graph, [mtf.reduce_sum(mtf.square(weight))]
+    found = find_layout(build, 4, machine=FLAT)
+    assert not found.own.problem
+    assert "batch" in found.layout_rules
+
+
 def test_a_fixed_dim_may_be_missing_from_another_graph():
     def build_graph(mesh_shape="", layout=""):
         graph, outputs = dense()
