@@ -23,7 +23,7 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.depth_first import descend, descent_bytes
-from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
+from pase_mtf.search.elimination import Plan, eliminate, plan_elimination
 from pase_mtf.search.messages import PassState, improve, message_passes, prune
 from pase_mtf.search.packed import Packed, Reduction, lift, quantum, reduce
 from pase_mtf.search.pulls import EXACTLY, grain, rounded_down
@@ -391,7 +391,7 @@ class Minimiser:
     def _eliminate(self, p: Packed, plan: Plan) -> None:
         self.statistics["eliminations"] += 1
         self.statistics["largest_table"] = max(self.statistics["largest_table"], int(plan.largest))
-        cost, choice = eliminate(factors_of(p), p.domains, plan)
+        cost, choice = eliminate(p, plan)
         self._offer(p, choice, cost + p.constant)
 
     def _descend(self, part: _Part) -> bool:

@@ -18,22 +18,7 @@ import numpy as np
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed
 
-__all__ = ["Factor", "Plan", "eliminate", "factors_of", "plan_elimination"]
-
-
-class Factor(NamedTuple):
-    """A table over some vertices, read through a map per vertex: its value under configurations k is
-    values[sum(map[k])] over its vertices.
-
-    Attributes:
-      vertices: which, ascending.
-      values: float64, flat.
-      maps: per vertex, int64 [configurations], what a configuration adds to the place in `values`.
-    """
-
-    vertices: tuple[int, ...]
-    values: np.ndarray
-    maps: tuple[np.ndarray, ...]
+__all__ = ["Plan", "eliminate", "plan_elimination"]
 
 
 class Plan(NamedTuple):
@@ -198,6 +183,93 @@ def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_opera
     return order[:steps], scopes_at[:steps + 1], scopes[:end], np.array([operations, largest, entries])
 
 
+class _Factors(NamedTuple):
+    """Tables over some vertices each: the value under configurations k is the entry of its array at start + the sum of
+    stride * class of k over its vertices.
+
+    Attributes:
+      source, start: int64 [factors], which array holds it (_UNARY, _MATRIX or _TABLE), and where it begins there.
+      dims_at: int64 [factors + 1], where its vertices begin in the next three.
+      vertex: int64, ascending for every factor.
+      classes: int64, where the classes of the vertex's configurations begin in packed.classes; -1: each its own.
+      stride: int64.
+      link: int64 [factors], the next factor in the same bucket, or -1.
+      head, tail: int64 [vertices], the first and the last factor in the bucket of a vertex: those that hold no vertex
+        that is eliminated before it.
+    """
+
+    source: np.ndarray
+    start: np.ndarray
+    dims_at: np.ndarray
+    vertex: np.ndarray
+    classes: np.ndarray
+    stride: np.ndarray
+    link: np.ndarray
+    head: np.ndarray
+    tail: np.ndarray
+
+
+_UNARY, _MATRIX, _TABLE = 0, 1, 2
+
+
+@compiled
+def _file(factors: _Factors, f: int, source: int, start: int, rank: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Puts a factor whose vertices are filled in into its bucket."""
+    factors.source[f], factors.start[f], factors.link[f] = source, start, -1
+    begin, end = factors.dims_at[f], factors.dims_at[f + 1]
+    bucket = factors.vertex[begin]
+    for position in range(begin + 1, end):
+        if rank[factors.vertex[position]] < rank[bucket]:
+            bucket = factors.vertex[position]
+    if factors.head[bucket] < 0:
+        factors.head[bucket] = f
+    else:
+        factors.link[factors.tail[bucket]] = f
+    factors.tail[bucket] = f
+
+
+@compiled
+def _dim(factors: _Factors, end: int, v: int, classes: int, stride: int) -> int:  # pragma: no cover (compiled)
+    """Fills in one vertex of a factor. Returns where the next one belongs."""
+    factors.vertex[end], factors.classes[end], factors.stride[end] = v, classes, stride
+    return end + 1
+
+
+@compiled
+def _factors_of(p: Packed, rank: np.ndarray, dims: int) -> _Factors:  # pragma: no cover (compiled)
+    """The vertices and edges of a network, with room for a table per vertex, over so many vertices together."""
+    vertices, edges = len(p.first) - 1, len(p.matrix)
+    count, end = 2 * vertices + edges, 0
+    dims += vertices + 2 * edges
+    factors = _Factors(np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count + 1, np.int64),
+                       np.empty(dims, np.int64), np.empty(dims, np.int64), np.empty(dims, np.int64),
+                       np.empty(count, np.int64), np.full(vertices, -1), np.empty(vertices, np.int64))
+    for v in range(vertices):
+        end = _dim(factors, end, v, -1, 1)
+        factors.dims_at[v + 1] = end
+        _file(factors, v, _UNARY, p.first[v], rank)
+    for e in range(edges):
+        end = _dim(factors, end, p.ends[0, e], p.classes_at[0, e], p.extents[1, e])
+        end = _dim(factors, end, p.ends[1, e], p.classes_at[1, e], 1)
+        factors.dims_at[vertices + e + 1] = end
+        _file(factors, vertices + e, _MATRIX, p.matrix[e], rank)
+    return factors
+
+
+@compiled
+def _advance(index: np.ndarray, shape: np.ndarray, maps: np.ndarray, places: np.ndarray, begin: np.ndarray
+             ) -> None:  # pragma: no cover (compiled)
+    """The next combination of all dims but the innermost, and where every factor is read then."""
+    for d in range(len(shape) - 2, -1, -1):
+        before = index[d]
+        index[d] = before + 1 if before + 1 < shape[d] else 0
+        for f in range(len(begin)):
+            if places[f, d] >= 0:
+                begin[f] += maps[places[f, d] + index[d]] - maps[places[f, d] + before]
+        if index[d] > 0:
+            break
+
+
 @compiled
 def _minimise(values: np.ndarray, starts: np.ndarray, maps: np.ndarray, places: np.ndarray, shape: np.ndarray,
               size: int, out: np.ndarray, choice: np.ndarray) -> None:  # pragma: no cover (compiled)
@@ -261,94 +333,107 @@ def _minimise(values: np.ndarray, starts: np.ndarray, maps: np.ndarray, places: 
                         least, pick = value, k
             out[t * inner + j] = least
             choice[t * inner + j] = pick
-        for d in range(dims - 2, -1, -1):
-            before = index[d]
-            index[d] = before + 1 if before + 1 < shape[d] else 0
-            for f in range(factors):
-                if places[f, d] >= 0:
-                    begin[f] += maps[places[f, d] + index[d]] - maps[places[f, d] + before]
-            if index[d] > 0:
-                break
+        _advance(index, shape, maps, places, begin)
 
 
-def factors_of(packed: Packed) -> list[Factor]:
-    """The vertices and edges of a network as factors."""
-    factors = []
-    for v in range(packed.vertices):
-        own = packed.unary[packed.first[v]:packed.first[v + 1]]
-        factors.append(Factor((v,), own, (np.arange(len(own), dtype=np.int64),)))
-    for e, (u, v) in enumerate(packed.pairs):
-        start, (height, width) = int(packed.matrix[e]), packed.extents[:, e].tolist()
-        rows, columns = (packed.classes[place:place + packed.first[end + 1] - packed.first[end]].astype(np.int64)
-                         for place, end in zip(packed.classes_at[:, e], (u, v), strict=True))
-        factors.append(Factor((u, v), packed.values[start:start + height * width], (rows * width, columns)))
-    return factors
+@compiled
+def _entries(p: Packed, factors: _Factors, f: int) -> tuple[int, int]:  # pragma: no cover (compiled)
+    """How many entries a factor has, and its vertices together."""
+    begin, end = factors.dims_at[f], factors.dims_at[f + 1]
+    count, own = 1, 0
+    for position in range(begin, end):
+        u = factors.vertex[position]
+        own += p.first[u + 1] - p.first[u]
+        if factors.source[f] != _MATRIX:
+            count *= p.first[u + 1] - p.first[u]
+    if factors.source[f] == _MATRIX:
+        e = f - (len(p.first) - 1)
+        count = p.extents[0, e] * p.extents[1, e]
+    return count, own
 
 
-def _join(factor_list: list[Factor], v: int, scope: tuple[int, ...], sizes: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Calls the kernel on the factors of one vertex."""
-    starts: list[int] = []
-    places: list[list[int]] = []
-    maps: list[np.ndarray] = []
-    end = map_end = 0
-    for factor in factor_list:
-        starts.append(end)
-        end += factor.values.size
-        line = []
-        for u in (*scope, v):
-            if u in factor.vertices:
-                line.append(map_end)
-                maps.append(factor.maps[factor.vertices.index(u)])
-                map_end += maps[-1].size
-            else:
-                line.append(-1)
-        places.append(line)
-    shape = np.array([sizes[u] for u in scope], np.int64)
-    entries = int(np.prod(shape)) if len(shape) else 1
-    out, choice = np.empty(entries), np.empty(entries, np.int32)
-    values = factor_list[0].values if len(factor_list) == 1 else np.concatenate([
-        factor.values for factor in factor_list])
-    _minimise(values, np.array(starts, np.int64),
-              np.concatenate(maps), np.array(places, np.int64), shape, int(sizes[v]), out, choice)
-    return out, choice, shape
+@compiled
+def _table(p: Packed, factors: _Factors, tables: np.ndarray, v: int, scope: np.ndarray, out: np.ndarray,
+           choice: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Fills in the table over `scope` that the factors in the bucket of v leave without it."""
+    count, entries, own, f = 0, 0, 0, factors.head[v]
+    while f >= 0:
+        more = _entries(p, factors, f)
+        count, entries, own, f = count + 1, entries + more[0], own + more[1], factors.link[f]
+    values, starts, maps = np.empty(entries), np.empty(count, np.int64), np.empty(own, np.int64)
+    places = np.full((count, len(scope) + 1), -1)
+    number, end, map_end, f = 0, 0, 0, factors.head[v]
+    while f >= 0:
+        size, start = _entries(p, factors, f)[0], factors.start[f]
+        starts[number] = end
+        if factors.source[f] == _UNARY:
+            values[end:end + size] = p.unary[start:start + size]
+        elif factors.source[f] == _MATRIX:
+            values[end:end + size] = p.values[start:start + size]
+        else:
+            values[end:end + size] = tables[start:start + size]
+        end += size
+        for position in range(factors.dims_at[f], factors.dims_at[f + 1]):
+            u, classes, stride = factors.vertex[position], factors.classes[position], factors.stride[position]
+            places[number, len(scope) if u == v else np.searchsorted(scope, u)] = map_end
+            for k in range(p.first[u + 1] - p.first[u]):
+                maps[map_end] = stride * (k if classes < 0 else p.classes[classes + k])
+                map_end += 1
+        number, f = number + 1, factors.link[f]
+    shape = np.empty(len(scope), np.int64)
+    for d in range(len(scope)):
+        shape[d] = p.first[scope[d] + 1] - p.first[scope[d]]
+    _minimise(values, starts, maps, places, shape, p.first[v + 1] - p.first[v], out, choice)
 
 
-def eliminate(factors: Sequence[Factor], sizes: np.ndarray, plan: Plan) -> tuple[float, np.ndarray]:
-    """The least sum of the factors, and a minimiser.
+@compiled
+def _eliminate(p: Packed, order: np.ndarray, scopes_at: np.ndarray, scopes: np.ndarray, entries: int
+               ) -> tuple[float, np.ndarray]:  # pragma: no cover (compiled)
+    """`eliminate`, with the scope of order[step] at scopes_at[step] in `scopes`, and so many entries in all tables."""
+    vertices, edges = len(p.first) - 1, len(p.matrix)
+    rank = np.empty(vertices, np.int64)
+    rank[order] = np.arange(vertices)
+    factors = _factors_of(p, rank, len(scopes))
+    tables, choices, table_at = np.empty(entries), np.empty(entries, np.int32), np.zeros(vertices + 1, np.int64)
+    total = 0.0
+    for step in range(vertices):
+        scope = scopes[scopes_at[step]:scopes_at[step + 1]]
+        begin, size = table_at[step], np.int64(1)
+        for u in scope:
+            size *= p.first[u + 1] - p.first[u]
+        _table(p, factors, tables, order[step], scope, tables[begin:begin + size], choices[begin:begin + size])
+        table_at[step + 1] = begin + size
+        f = vertices + edges + step
+        place = factors.dims_at[f]
+        for u in scope:
+            size //= p.first[u + 1] - p.first[u]
+            place = _dim(factors, place, u, -1, size)
+        factors.dims_at[f + 1] = place
+        if len(scope):
+            _file(factors, f, _TABLE, begin, rank)
+        else:
+            total += tables[begin]
+    assignment = np.zeros(vertices, np.int64)
+    for step in range(vertices - 1, -1, -1):
+        place = 0
+        for u in scopes[scopes_at[step]:scopes_at[step + 1]]:
+            place = place * (p.first[u + 1] - p.first[u]) + assignment[u]
+        assignment[order[step]] = choices[table_at[step] + place]
+    return total, assignment
+
+
+def eliminate(packed: Packed, plan: Plan) -> tuple[float, np.ndarray]:
+    """The least cost, without the network's constant, and an assignment that has it.
 
     Args:
-      factors: at least one that holds each vertex.
-      sizes: int [vertices], configurations of each.
-      plan: from plan_elimination, of the pairs of vertices that share a factor.
+      packed: the network.
+      plan: of all its vertices.
 
     Returns:
       (the least sum; inf if no combination is finite, the configuration of each vertex).
     """
-    buckets: list[list[Factor]] = [[] for _ in sizes]
-    rank = np.empty(len(sizes), np.int64)
-    rank[list(plan.order)] = np.arange(len(sizes))
-
-    def file(factor: Factor) -> None:
-        buckets[min(factor.vertices, key=lambda u: rank[u])].append(factor)
-    for factor in factors:
-        file(factor)
-    total = 0.0
-    choices = []
-    for v, scope in zip(plan.order, plan.scopes, strict=True):
-        out, choice, shape = _join(buckets[v], v, scope, sizes)
-        buckets[v] = []
-        choices.append(choice)
-        if scope:
-            strides = np.ones(len(shape), np.int64)
-            strides[:-1] = np.cumprod(shape[:0:-1])[::-1]
-            file(Factor(scope, out, tuple(
-                np.arange(extent, dtype=np.int64) * stride for extent, stride in zip(shape, strides, strict=True))))
-        else:
-            total += float(out[0])
-    assignment = np.zeros(len(sizes), np.int64)
-    for v, scope, choice in zip(reversed(plan.order), reversed(plan.scopes), reversed(choices), strict=True):
-        place = 0
-        for u in scope:
-            place = place * int(sizes[u]) + int(assignment[u])
-        assignment[v] = choice[place]
-    return total, assignment
+    scopes_at = np.zeros(len(plan.scopes) + 1, np.int64)
+    np.cumsum([len(scope) for scope in plan.scopes], out=scopes_at[1:])
+    return _eliminate(packed, np.array(plan.order, np.int64), scopes_at,
+                      np.fromiter(itertools.chain.from_iterable(plan.scopes), np.int64, int(scopes_at[-1])),
+                      int(plan.entries))

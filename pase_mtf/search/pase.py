@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.search.elimination import Plan, eliminate, factors_of, plan_elimination
+from pase_mtf.search.elimination import Plan, eliminate, plan_elimination
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import Packed, pack
 from pase_mtf.search.registry import Progress, Solution, register
@@ -73,7 +73,7 @@ def solve_by_plan(network: CostNetwork, packed: Packed, plan: Plan, name: str, m
         raise UsageError(f"{name}: tables of {plan.entries:.3g} entries need {needed / 1e9:.3g} GB, "
                          f"{free / 1e9:.3g} GB are free (largest dependent set and layer: {widest} "
                          "layers); use method exact")
-    cost, choice = eliminate(factors_of(packed), packed.domains, plan)
+    cost, choice = eliminate(packed, plan)
     if cost == math.inf:
         raise InfeasibleError("no finite assignment exists")
     assignment = tuple(choice.tolist())
