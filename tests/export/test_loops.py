@@ -1,8 +1,8 @@
 """Loops in the computation graph: the operations of a body are layers of their own, with the number of iterations."""
 
 import dataclasses
+import itertools
 
-import numpy as np
 import pytest
 from nets import Builder, build, dim, microbatches
 
@@ -146,20 +146,16 @@ def test_microbatches_cost_what_they_cost_one_by_one(splits, machine):
             mtf.optimize.SgdOptimizer(0.1).apply_grads(net.gradients, net.graph.trainable_variables)
             graphs.append(export_graph(net.graph))
     graphs = list(map(_without_the_loop, graphs))
-    machine, rng = Machine.load(machine), np.random.default_rng(splits)
-    tried = set()
+    machine, dims = Machine.load(machine), ("batch", "features", "hidden", "classes")
     for mesh in (MeshShape((("a", 4),)), MeshShape((("a", 2), ("b", 2)))):
-        for _ in range(40):
-            rules = {name: str(rng.choice(mesh.names)) for name in ("batch", "features", "hidden", "classes")
-                     if rng.random() < 0.5}
+        for axes in itertools.product(("", *mesh.names), repeat=len(dims)):  # every layout there is
+            rules = {name: axis for name, axis in zip(dims, axes, strict=True) if axis}
             looped, plain = (price_strategy(graph, machine, 4, configurations_of_layout(graph, mesh.axes, rules)).parts
                              for graph in graphs)
-            tried.add((str(mesh), *sorted(rules.items())))
             # Outside of a loop, adding up gradients is no part of the backward pass.
             for parts in (("forward", "backward", "update"), ("overhead",), _parts("all-reduce"), _parts("resharding")):
                 assert sum(looped.get(part, 0.0) for part in parts) == pytest.approx(
                     sum(plain.get(part, 0.0) for part in parts), rel=1e-9, abs=1e-18), (parts, mesh, rules)
-    assert len(tried) > 30
 
 
 def test_the_batch_divides_the_work_of_a_loop():

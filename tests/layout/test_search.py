@@ -5,12 +5,13 @@ import itertools
 
 import numpy as np
 import pytest
+from harness import model_program
 from nets import NETS, build
+from uniform import layouts_and_uniform_strategies_agree
 
+from pase_mtf import models
 from pase_mtf.amounts import bytes_text
 from pase_mtf.compat import mtf, tf
-from pase_mtf.cost.build import price_strategy
-from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.costs import LayoutCosts
@@ -18,7 +19,6 @@ from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules
 from pase_mtf.machine.machine import Link, Machine
-from pase_mtf.strategy.experts import configurations_of_layout
 
 # Compute costs much and messages little, so that even small nets are worth splitting.
 _RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e6)
@@ -113,26 +113,15 @@ def test_costs_are_those_of_the_strategy_with_one_layout(name):
     """The layout's cost is that of the configurations it gives the layers, costed the ordinary way."""
     with tf.Graph().as_default():
         net = build(name, "adam", tf.float32)
-        exported = export_graph(net.graph)
-        costs, legality = costs_of(net.graph, STEEP, 4)
-        rng = np.random.default_rng(2)
-        mesh = MeshShape((("a", 2), ("b", 2)))
-        names = [n for n in legality.dims() if not n.startswith("_")]
-        checked = 0
-        for _ in range(300):
-            axis_of = {str(n): int(rng.integers(2)) for n in rng.permutation(names)[:rng.integers(4)]}
-            if checked < 12 and legality.problem(axis_of, mesh.sizes) is None:
-                checked += 1
-                # Dims that are not among the layers' splittable ones make no difference.
-                configurations = configurations_of_layout(
-                    exported, mesh.axes, {n: mesh.names[axis] for n, axis in axis_of.items()})
-                ordinary = price_strategy(exported, STEEP, 4, configurations)
-                assert costs.total(mesh, axis_of) == pytest.approx(ordinary.total, rel=1e-9)
-                parts = costs.parts(mesh, axis_of)
-                for part, seconds in ordinary.parts.items():
-                    assert parts.get(part, 0.0) == pytest.approx(seconds, rel=1e-9, abs=1e-15)
-                assert costs.memory(mesh, axis_of) == pytest.approx(strategy_memory(exported, configurations))
-        assert checked >= 8
+        assert layouts_and_uniform_strategies_agree(net.graph, export_graph(net.graph), STEEP) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", models.names())
+def test_costs_are_those_of_the_strategy_with_one_layout_in_every_model(name):
+    with tf.Graph().as_default():
+        program = model_program(name, models.load_config(name, "tiny"))
+        assert layouts_and_uniform_strategies_agree(program.graph, export_graph(program.graph), STEEP) >= 4
 
 
 def test_strings_are_what_mesh_tf_parses():

@@ -5,11 +5,13 @@ import itertools
 
 import pytest
 from programs import training
+from uniform import layouts_and_uniform_strategies_agree
 
 from benchmarks import programs
 from pase_mtf.compat import mtf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.space import parse_layout
+from pase_mtf.machine.machine import Machine
 
 _QUICK = ("lm_default", "experts_attention")
 _ZOO = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in programs.tables()["zoo"]]
@@ -35,6 +37,8 @@ def test_it_builds_and_is_exported(name):
         exported = export_graph(program.graph)
         assert exported.layers
         assert sum(variable.size for variable in program.graph.trainable_variables) == exported.parameters
+        assert layouts_and_uniform_strategies_agree(program.graph, exported, Machine.load("h100"), most=3,
+                                                    own=parse_layout(own))
         batch = next(program.batches())
         assert {key: list(value.shape) for key, value in batch.items()} == {
             key: placeholder.shape.as_list() for key, placeholder in program.placeholders.items()}

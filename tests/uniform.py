@@ -1,0 +1,53 @@
+"""A layout costs what the strategy costs that gives every layer the configuration which the layout makes of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pase_mtf.compat import mtf
+from pase_mtf.cost.build import price_strategy
+from pase_mtf.cost.memory import strategy_memory
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.layout.costs import LayoutCosts
+from pase_mtf.layout.legality import StockLegality
+from pase_mtf.layout.space import MeshShape
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import configurations_of_layout
+
+
+def layouts_and_uniform_strategies_agree(graph: mtf.Graph, exported: ComputationGraph, machine: Machine, *,
+                                         most: int = 12, own: tuple[MeshShape, dict[str, str]] | None = None) -> int:
+    """Compares seconds, parts and bytes under random legal layouts on four devices; how many it compared.
+
+    Args:
+      graph, exported: of one program.
+      machine: prices both; its all-reduce is a ring for layouts, which Mesh-TF itself lowers, so here for both.
+      most: how many to compare.
+      own: a layout to compare besides, where it is legal.
+    """
+    rng, mesh = np.random.default_rng(2), MeshShape((("a", 2), ("b", 2)))
+    legality = StockLegality(graph, (), mesh.devices)
+    names = [name for name in legality.dims() if not name.startswith("_")]
+    drawn = ({str(name): int(rng.integers(2)) for name in rng.permutation(names)[:rng.integers(4)]} for _ in range(300))
+    layouts = itertools.islice((
+        (mesh, axis_of) for axis_of in drawn if legality.problem(axis_of, mesh.sizes) is None), most)
+    if own is not None:
+        axes = {name: own[0].names.index(axis) for name, axis in own[1].items() if name in legality.sizes}
+        legal = StockLegality(graph, (), own[0].devices).problem(axes, own[0].sizes) is None
+        layouts = itertools.chain(layouts, [(own[0], axes)] if legal else [])
+    costs, checked = LayoutCosts(exported, machine, legality), 0
+    for shape, axis_of in layouts:
+        # Dims that are not among the layers' splittable ones make no difference.
+        configurations = configurations_of_layout(
+            exported, shape.axes, {name: shape.names[axis] for name, axis in axis_of.items()})
+        ordinary = price_strategy(exported, costs.machine, shape.devices, configurations)
+        assert costs.total(shape, axis_of) == pytest.approx(ordinary.total, rel=1e-9), (shape, axis_of)
+        parts = costs.parts(shape, axis_of)
+        for part, seconds in ordinary.parts.items():
+            assert parts.get(part, 0.0) == pytest.approx(seconds, rel=1e-9, abs=1e-15), (part, shape, axis_of)
+        assert costs.memory(shape, axis_of) == pytest.approx(strategy_memory(exported, configurations)), axis_of
+        checked += 1
+    return checked
