@@ -271,6 +271,19 @@ def _advance(index: np.ndarray, shape: np.ndarray, maps: np.ndarray, places: np.
 
 
 @compiled
+def _sum_fixed(values: np.ndarray, begin: np.ndarray, maps: np.ndarray, places: np.ndarray, sums: np.ndarray
+               ) -> None:  # pragma: no cover (compiled)
+    """Adds up, for every configuration of the vertex eliminated, the factors that do not depend on the innermost
+    dim."""
+    dims = places.shape[1] - 1
+    sums[:] = 0.0
+    for f in range(len(begin)):
+        if dims == 0 or places[f, dims - 1] < 0:
+            for k in range(len(sums)):
+                sums[k] += values[begin[f] + (maps[places[f, dims] + k] if places[f, dims] >= 0 else 0)]
+
+
+@compiled
 def _minimise(values: np.ndarray, starts: np.ndarray, maps: np.ndarray, places: np.ndarray, shape: np.ndarray,
               size: int, out: np.ndarray, choice: np.ndarray) -> None:  # pragma: no cover (compiled)
     """out[t] = min over k of the sum of all factors under t and k, and choice[t] the first such k.
@@ -303,16 +316,7 @@ def _minimise(values: np.ndarray, starts: np.ndarray, maps: np.ndarray, places: 
             if places[f, d] >= 0:
                 begin[f] += maps[places[f, d]]
     for t in range(outer):
-        partial[:] = 0.0
-        for f in range(factors):
-            offset = begin[f]
-            if dims == 0 or places[f, dims - 1] < 0:
-                if places[f, dims] >= 0:
-                    for k in range(size):
-                        partial[k] += values[offset + maps[places[f, dims] + k]]
-                else:
-                    for k in range(size):
-                        partial[k] += values[offset]
+        _sum_fixed(values, begin, maps, places, partial)
         for j in range(inner):
             least, pick = np.inf, 0
             if count == 1:
