@@ -260,18 +260,42 @@ def _held_blocks(level: int, blocks: np.ndarray, count: int, splits: np.ndarray,
 
 
 @compiled(inline=True)
-def _device_line(device: int, devices: int, splits: np.ndarray, per: np.ndarray, goals: np.ndarray, boxes: np.ndarray,
-                 first: np.ndarray, blocks: np.ndarray, last: np.ndarray, domains: np.ndarray,
-                 per_domain: np.ndarray, held: np.ndarray, per_size: np.ndarray,
-                 per_message: np.ndarray) -> tuple[float, float]:  # pragma: no cover (compiled)
-    """What fetching its block costs one device, as of `_line`.
+def _needed_by(device: int, devices: int, splits: np.ndarray, per: np.ndarray,
+               goals: np.ndarray) -> tuple[int, int]:  # pragma: no cover (compiled)
+    """Which block one device needs: (its number, how much of it the device holds itself).
 
     Args:
       device: which.
       devices: how many hold a block of the source.
       splits: int64 [D, 4], of the dims that are split at the source: shards and stride there, and at the target.
       per: float64 [D, 4], 1 / splits.
-      goals: int64 [D, 3], room to work in.
+      goals: int64 [D, 3], to put the needed shard of each dim into, and which shards of the source touch it: the first,
+        and that after the last.
+    """
+    number, own = 0, 1
+    for dim in range(len(splits)):
+        shards, wanted = splits[dim, 0], splits[dim, 2]
+        goal, shard = quotient(device, per[dim, 3]), quotient(device, per[dim, 1])
+        goal -= quotient(goal, per[dim, 2]) * wanted
+        shard -= quotient(shard, per[dim, 0]) * shards
+        number = number * wanted + goal
+        goals[dim, 0] = goal
+        goals[dim, 1] = quotient(goal * shards, per[dim, 2])
+        goals[dim, 2] = quotient((goal + 1) * shards - 1, per[dim, 2]) + 1
+        own *= max(0, min((goal + 1) * shards, (shard + 1) * wanted) - max(goal * shards, shard * wanted))
+    return number, own if device < devices else 0
+
+
+@compiled(inline=True)
+def _device_line(device: int, devices: int, own: int, splits: np.ndarray, per: np.ndarray, goals: np.ndarray,
+                 boxes: np.ndarray, first: np.ndarray, blocks: np.ndarray, last: np.ndarray, domains: np.ndarray,
+                 per_domain: np.ndarray, held: np.ndarray, per_size: np.ndarray,
+                 per_message: np.ndarray) -> tuple[float, float]:  # pragma: no cover (compiled)
+    """What fetching its block costs one device, as of `_line`.
+
+    Args:
+      device, devices, splits, per: as of `_needed_by`.
+      own, goals: what that found.
       boxes: bool [L], of the source.
       first: bool [L, devices], of `_mark_first`, where `boxes` is false.
       blocks, last: the blocks of the domain of each level that was looked at last, int64 [L, .., D]; where it begins,
@@ -279,19 +303,10 @@ def _device_line(device: int, devices: int, splits: np.ndarray, per: np.ndarray,
       domains, per_size, per_message: as of `CriticalPaths`; per_domain is 1 / domains.
       held: float64 [2 L], room to work in.
     """
-    needed, needed_shards, own, levels = 1, 1, 1, len(domains)
+    needed, needed_shards, levels = 1, 1, len(domains)
     for dim in range(len(splits)):
-        shards, wanted = splits[dim, 0], splits[dim, 2]
-        goal, shard = quotient(device, per[dim, 3]), quotient(device, per[dim, 1])
-        goal -= quotient(goal, per[dim, 2]) * wanted
-        shard -= quotient(shard, per[dim, 0]) * shards
-        goals[dim, 0] = goal
-        goals[dim, 1] = quotient(goal * shards, per[dim, 2])
-        goals[dim, 2] = quotient((goal + 1) * shards - 1, per[dim, 2]) + 1
-        needed *= shards
+        needed *= splits[dim, 0]
         needed_shards *= goals[dim, 2] - goals[dim, 1]
-        own *= max(0, min((goal + 1) * shards, (shard + 1) * wanted) - max(goal * shards, shard * wanted))
-    own = own if device < devices else 0
     held[0], held[levels] = own, min(own, 1)
     for level in range(1, levels):
         begin = quotient(device, per_domain[level]) * domains[level]
@@ -356,10 +371,18 @@ def _device_lines(devices: int, wanted_devices: int, splits: np.ndarray, boxes: 
     together = 1 if boxes.all() else max(1, domains[levels - 1] // run)
     groups = -(-runs // together)
     lines, count, step, group = np.empty((4, 2)), 0, scattered(groups), 0
+    innermost, seen, least = domains[min(1, levels - 1)], -1, 0
     for _ in range(groups):
         group = group + step if group + step < groups else group + step - groups
         for place in range(group * together, min((group + 1) * together, runs)):
-            slope, offset = _device_line(place * run, devices, splits, per, goals, boxes, first, blocks, last, domains,
+            device = place * run
+            number, own = _needed_by(device, devices, splits, per, goals)
+            # Beside a device of its domain that needs the same block and holds no more of it, a device pays no more.
+            number = number * wanted_devices + device // innermost
+            if number == seen and own >= least:
+                continue
+            seen, least = number, own
+            slope, offset = _device_line(device, devices, own, splits, per, goals, boxes, first, blocks, last, domains,
                                          per_domain, held, per_size, per_message)
             if not _reached(lines, count, slope, offset):
                 lines, count = _add_line(lines, count, slope, offset)

@@ -67,8 +67,8 @@ class DistinctPairs:
         self.relations = DimRelations(domains)
         self.count = 0
         self._far_alike = far_alike
-        self._firsts, self._seconds = np.empty(_FIRST_PLACES, np.int64), np.empty(_FIRST_PLACES, np.int64)
-        self._numbers = np.full(_FIRST_PLACES, _FREE, np.int32)
+        # A hash table of codes: its rows are the two sums, and the number of the pair.
+        self._places = np.full((_FIRST_PLACES, 3), _FREE, np.int64)
 
     def number(self, source: Sharded, target: Sharded) -> NumberedPairs:
         """The number of every pair, and which pairs have not come up before.
@@ -85,10 +85,10 @@ class DistinctPairs:
             relations.relate(np.unique(here[dim]), np.unique(there[dim]))
         devices, own = np.unique(source.devices, return_inverse=True)
         wanted_devices, wanted = np.unique(target.devices, return_inverse=True)
-        self._firsts, self._seconds, self._numbers, number, new = _number_pairs(
-            self._firsts, self._seconds, self._numbers, self.count, relations.codes, relations.needed, here[dims],
-            there[dims], np.asarray(boxes.all(axis=1)), *_device_codes(devices, wanted_devices, relations.domains), own,
-            wanted, self._far_alike)
+        self._places, number, new = _number_pairs(
+            self._places, self.count, relations.codes, relations.needed, here[dims], there[dims],
+            np.asarray(boxes.all(axis=1)), *_device_codes(devices, wanted_devices, relations.domains), own, wanted,
+            self._far_alike)
         self.count += len(new)
         return NumberedPairs(number, new, boxes, here, there)
 
@@ -122,28 +122,22 @@ def _device_codes(source: np.ndarray, target: np.ndarray, domains: np.ndarray) -
 
 
 @compiled(inline=True)
-def _place_of(first: int, second: int, firsts: np.ndarray, seconds: np.ndarray,
-              numbers: np.ndarray) -> int:  # pragma: no cover (compiled)
+def _place_of(first: int, second: int, places: np.ndarray) -> int:  # pragma: no cover (compiled)
     """Where a code stands in a hash table whose length is a power of two, or the free place where it would."""
-    place = (first ^ second) & (len(numbers) - 1)
-    while numbers[place] != _FREE and (firsts[place] != first or seconds[place] != second):
-        place = (place + 1) & (len(numbers) - 1)
+    place = (first ^ second) & (len(places) - 1)
+    while places[place, 2] != _FREE and (places[place, 0] != first or places[place, 1] != second):
+        place = (place + 1) & (len(places) - 1)
     return place
 
 
 @compiled
-def _grown(firsts: np.ndarray, seconds: np.ndarray, numbers: np.ndarray,
-           ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
+def _grown(places: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
     """The hash table with four times as many places."""
-    size = 4 * len(numbers)
-    larger, larger_seconds = np.empty(size, np.int64), np.empty(size, np.int64)
-    larger_numbers = np.full(size, _FREE, np.int32)
-    for old in range(len(numbers)):
-        if numbers[old] != _FREE:
-            place = _place_of(firsts[old], seconds[old], larger, larger_seconds, larger_numbers)
-            larger[place], larger_seconds[place] = firsts[old], seconds[old]
-            larger_numbers[place] = numbers[old]
-    return larger, larger_seconds, larger_numbers
+    larger = np.full((4 * len(places), 3), _FREE, np.int64)
+    for old in range(len(places)):
+        if places[old, 2] != _FREE:
+            larger[_place_of(places[old, 0], places[old, 1], larger)] = places[old]
+    return larger
 
 
 @compiled
@@ -154,15 +148,14 @@ def _add_codes(line: np.ndarray, columns: np.ndarray, codes: np.ndarray) -> None
 
 
 @compiled
-def _number_pairs(firsts: np.ndarray, seconds: np.ndarray, numbers: np.ndarray, known: int, dim_codes: np.ndarray,
-                  needed: np.ndarray, source_splits: np.ndarray, target_splits: np.ndarray,
-                  all_boxes: np.ndarray, device_first: np.ndarray, device_second: np.ndarray, own: np.ndarray,
-                  wanted: np.ndarray, far_alike: bool) -> tuple[
-                      np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
+def _number_pairs(places: np.ndarray, known: int, dim_codes: np.ndarray, needed: np.ndarray, source_splits: np.ndarray,
+                  target_splits: np.ndarray, all_boxes: np.ndarray, device_first: np.ndarray,
+                  device_second: np.ndarray, own: np.ndarray, wanted: np.ndarray, far_alike: bool,
+                  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover (compiled)
     """Numbers all pairs by their codes.
 
     Args:
-      firsts, seconds, numbers: the hash table of all codes known, of which there are `known`.
+      places: the hash table of all codes known, of which there are `known`.
       dim_codes, needed: `codes` and `needed` of `DimRelations`.
       source_splits, target_splits: int64 [T, R] and [T, C].
       all_boxes: bool [R], whether what domains hold is a product over the dims at every level.
@@ -175,7 +168,7 @@ def _number_pairs(firsts: np.ndarray, seconds: np.ndarray, numbers: np.ndarray, 
     """
     dims, rows, columns = len(source_splits), source_splits.shape[1], target_splits.shape[1]
     number, before = np.empty((rows, columns), np.int32), known
-    new = np.empty((len(numbers), 3), np.int64)
+    new = np.empty((len(places), 3), np.int64)
     codes, more = np.empty(columns, np.int64), np.empty(columns, np.int64)
     for row in range(rows):
         for column in range(columns):
@@ -192,14 +185,13 @@ def _number_pairs(firsts: np.ndarray, seconds: np.ndarray, numbers: np.ndarray, 
                 for dim in range(dims):
                     touched *= needed[source_splits[dim, row], target_splits[dim, column]]
                 code, other = -touched, 0
-            place = _place_of(code, other, firsts, seconds, numbers)
-            number[row, column] = numbers[place]
-            if numbers[place] == _FREE:
-                firsts[place], seconds[place], numbers[place] = code, other, known
-                number[row, column] = known
+            place = _place_of(code, other, places)
+            if places[place, 2] == _FREE:
+                places[place, 0], places[place, 1], places[place, 2] = code, other, known
                 new[known - before] = row, column, touched
                 known += 1
-                if 2 * known == len(numbers):
-                    firsts, seconds, numbers = _grown(firsts, seconds, numbers)
-                    new = np.concatenate((new[:known - before], np.empty((len(numbers), 3), np.int64)))
-    return firsts, seconds, numbers, number, new[:known - before].copy()
+            number[row, column] = places[place, 2]
+            if 2 * known == len(places):
+                places = _grown(places)
+                new = np.concatenate((new[:known - before], np.empty((len(places), 3), np.int64)))
+    return places, number, new[:known - before].copy()
