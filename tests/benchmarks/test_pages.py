@@ -5,7 +5,7 @@ import json
 import pytest
 from markdown_cells import rows
 
-from benchmarks import accuracy, fuzz, layout_report, paper_document, search, search_document
+from benchmarks import accuracy, fuzz, layout_report, paper_document, search, search_devices, search_document
 from benchmarks.speedup_rows import Rows, compact_table, full_table
 
 
@@ -19,6 +19,8 @@ def _read(path):
     ("benchmarks/fuzz.md", "benchmarks/fuzz.json", lambda path: fuzz.document(_read(path))),
     ("benchmarks/layout.md", "benchmarks/layout.json", lambda path: layout_report.document(_read(path))),
     ("benchmarks/search.md", "benchmarks/search.json", lambda path: search_document.document(search.load(path))),
+    ("benchmarks/search_devices.md", "benchmarks/search_devices.json",
+     lambda path: search_devices.document(_read(path))),
     ("benchmarks/speedup.md", "benchmarks/speedup.json", lambda path: full_table(list(Rows(str(path))))),
     ("paper.md", "paper.json", lambda path: paper_document.document(_read(path)))])
 def test_page_has_the_numbers_that_were_measured(repository, page, measured, document):
