@@ -213,7 +213,7 @@ ZOO: dict[str, Entry] = {
                     _WHOLE + "num_layers = 1\n"),
     "heterogeneous_moe": Entry(
         "lm", _stack("SelfAttention", "DenseReluDense", "SelfAttention", "HeterogeneousMoE1D") + _WHOLE
-        + 'HeterogeneousMoE1D.moe_gating = "switch"\nHeterogeneousMoE1D.moe_num_layers = 2\n',
+        + 'HeterogeneousMoE1D.moe_gating = "switch"\nHeterogeneousMoE1D.moe_num_layers = 1\n',
         _sizes(4, 768, 3072, 12) + "HeterogeneousMoE1D.num_experts = 32\nHeterogeneousMoE1D.hidden_size = 3072\n",
         _WHOLE + "num_layers = 1\nHeterogeneousMoE1D.num_experts = 8\nHeterogeneousMoE1D.hidden_size = 32\n"
         'HeterogeneousMoE1D.group_size = 16\nHeterogeneousMoE1D.switch_policy_train = "argmax"\n'
