@@ -129,7 +129,7 @@ def test_a_memory_limit_is_kept_and_costs_no_more_than_it_must(graph):
     assert free.seconds == pytest.approx(costs.min(), rel=1e-12)
     for share in (0.0, 0.2, 0.5):
         limit = needs.min() + share * (free.memory_bytes - needs.min())
-        found = find_strategy(graph, 8, "1080ti", memory_limit=limit)
+        found = find_strategy(graph, 8, "1080ti", memory_limit=limit, time_limit=600)
         assert found.memory_bytes <= limit * (1 + 1e-12)
         assert found.search["optimal"]
         assert found.seconds == pytest.approx(costs[needs <= limit * (1 + 1e-12)].min(), rel=1e-12)
