@@ -5,7 +5,16 @@ import json
 import pytest
 from markdown_cells import rows
 
-from benchmarks import accuracy, fuzz, layout_report, paper_document, search, search_devices, search_document
+from benchmarks import (
+    accuracy,
+    fuzz,
+    layout_report,
+    paper_document,
+    search,
+    search_devices,
+    search_document,
+    search_solvers,
+)
 from benchmarks.speedup_rows import Rows, compact_table, full_table
 
 
@@ -21,6 +30,7 @@ def _read(path):
     ("benchmarks/search.md", "benchmarks/search.json", lambda path: search_document.document(search.load(path))),
     ("benchmarks/search_devices.md", "benchmarks/search_devices.json",
      lambda path: search_devices.document(_read(path))),
+    ("benchmarks/solvers.md", "benchmarks/solvers.json", lambda path: search_solvers.document(_read(path))),
     ("benchmarks/speedup.md", "benchmarks/speedup.json", lambda path: full_table(list(Rows(str(path))))),
     ("paper.md", "paper.json", lambda path: paper_document.document(_read(path)))])
 def test_page_has_the_numbers_that_were_measured(repository, page, measured, document):

@@ -36,19 +36,21 @@ def test_budget_of_one_network(capsys, monkeypatch):
 
 def test_page():
     def outcome(cost, seconds, optimal=True):
-        return {"cost": cost, "optimal": optimal, "solver_cpu_seconds": seconds}
+        return {"cost": cost, "optimal": optimal, "solver_cpu_seconds": seconds, "cpu_seconds": seconds}
     results = {
         "facts": {"machine": "a machine", "versions": "versions", "commit": "abc"}, "limit": 10.0,
         "solvers": {
             "one": {"exact": outcome(2.0, 0.1) | {"certified_cpu_seconds": 0.3, "check_cpu_seconds": 0.017},
                     "toulbar2": outcome(2.0, 0.2), "cpsat": outcome(2.2, 10, False),
                     "milp": {"error": "refused: 11 million variables"}},
-            "two": {"exact": outcome(3.0, 0.5), "toulbar2": outcome(3.0, 0.25), "cpsat": outcome(3.0, 4),
+            "two": {"exact": outcome(3.0, 0.5), "toulbar2": outcome(3.0, 0.25) | {"cpu_seconds": 0.7},
+                    "cpsat": outcome(3.0, 4),
                     "milp": outcome(float("inf"), 10, False)}},
         "budgets": [{"name": "dense", "limit": 1.0, "cpu_seconds": 1.25, "network_bytes": 5e6, "search_bytes": 2e6,
                      "optimal": False, "gap": 0.5}, {"name": "star", "error": "no memory"}]}
     text = search_solvers.document(results)
     assert "proves first on 1 of 2" in text
+    assert "from the network in memory to the proof, on 2" in text
     one, = (line for line in text.splitlines() if line.startswith("| one "))
     assert [cell.strip() for cell in one.split("|")][-3:] == ["300 ms", "17.0 ms", ""]
     assert "not proven, +10.00%" in text
