@@ -7,6 +7,7 @@ from markdown_cells import rows
 
 from benchmarks import (
     accuracy,
+    faults,
     fuzz,
     layout_report,
     paper_document,
@@ -25,6 +26,7 @@ def _read(path):
 @pytest.mark.parametrize(("page", "measured", "document"), [
     ("benchmarks/accuracy.md", "benchmarks/accuracy.json", lambda path: accuracy.document(_read(path))),
     ("benchmarks/batches.md", "benchmarks/batches.json", lambda path: compact_table(list(Rows(str(path))))),
+    ("benchmarks/faults.md", "benchmarks/faults.json", lambda path: faults.document(_read(path))),
     ("benchmarks/fuzz.md", "benchmarks/fuzz.json", lambda path: fuzz.document(_read(path))),
     ("benchmarks/layout.md", "benchmarks/layout.json", lambda path: layout_report.document(_read(path))),
     ("benchmarks/search.md", "benchmarks/search.json", lambda path: search_document.document(search.load(path))),
