@@ -7,6 +7,7 @@ from programs import training
 
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.find import find_layout
+from pase_mtf.strategy.find import find_strategy
 
 _PROGRAMS = ["microbatches", *(pytest.param(name, marks=pytest.mark.slow) for name in (
     "microbatches_recompute", "t5_small", "t5_recompute_loop"))]
@@ -19,7 +20,9 @@ def test_they_train_as_one_device_does(name):
         assert any(layer.kind == "loop" for layer in layers)
         assert max(operation.trips for layer in layers for operation in layer.operations) > 1
         layout = find_layout(program.graph, harness.DEVICES, [program.loss], harness.MACHINE, alternatives=1)
+        per_layer = find_strategy(export_graph(program.graph), harness.DEVICES, harness.MACHINE)
     assert layout.layout_rules
+    assert f"predicted {1e3 * per_layer.seconds:.3f} ms, {layout.seconds / per_layer.seconds:.2f} times" in str(layout)
     for found in (layout.best, *layout.alternatives):
         losses = training.losses_of(name, training.stock(found.mesh_shape, found.layout_rules))
         np.testing.assert_allclose(losses, training.one_device(name), rtol=training.TOLERANCE, err_msg=str(found))
