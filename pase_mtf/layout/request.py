@@ -53,11 +53,11 @@ class Request:
 
     def allows(self, cost: LayoutCost) -> bool:
         """Whether a layout lowers and is what the caller asked for."""
+        if cost.problem or cost.memory_bytes > self.memory_limit:  # rules that do not lower may not even be legible
+            return False
         mesh = parse_mesh_shape(cost.mesh_shape)
         rules = parse_rules(cost.layout_rules, mesh)
-        return (not cost.problem
-                and cost.memory_bytes <= self.memory_limit
-                and (self.mesh is None or mesh == self.mesh)
+        return ((self.mesh is None or mesh == self.mesh)
                 and all(rules.get(dim) == axis for dim, axis in self.fixed.items())
                 and all(rules.get(one) == rules.get(other) for one, other in self.together))
 
