@@ -18,10 +18,7 @@ import numpy as np
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import check_certificate, solve
-from pase_mtf.search.messages import improve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
-from pase_mtf.search.packed import pack
-from pase_mtf.search.pulls import rounded_down
 from pase_mtf.strategy.find import find_strategy
 
 __all__ = ["compile_kernels", "main", "small_graph"]
@@ -65,6 +62,12 @@ def _hard() -> CostNetwork:
         NetworkEdge(i, j, rng.random((6, 6)), every, every) for i, j in itertools.combinations(range(8), 2)])
 
 
+def _large() -> CostNetwork:
+    """Three layers of so many configurations that first passes are in single precision, and over a few of them."""
+    every, costs = np.arange(700), np.random.default_rng(0).random((700, 700))
+    return CostNetwork([costs[0]] * 3, [NetworkEdge(i, j, costs, every, every) for i, j in ((0, 1), (1, 2), (0, 2))])
+
+
 def compile_kernels() -> None:
     """Calls every compiled kernel with the types that a first search calls it with."""
     graph, machine = small_graph(), Machine.load("1080ti")
@@ -81,9 +84,7 @@ def compile_kernels() -> None:
         if solution.certificate is not None:
             check_certificate(network, solution)
     solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
-    packed = pack(network.normalized())
-    rounded_down(packed)
-    improve(packed, np.zeros(packed.vertices, np.int64), 1)
+    solve(_large())
 
 
 def main() -> int:
