@@ -63,7 +63,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
     if not (isinstance(simple_within, Real) and simple_within >= 0.0):
         raise UsageError(f"simple_within={shortened(simple_within)}: give a fraction of at least 0, such as 0.01")
-    if not (memory_limit is None or isinstance(memory_limit, Real)):
+    if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit >= 0.0)):
         raise UsageError(f"memory_limit={shortened(memory_limit)}: give a number of bytes, or None")
     if not (mesh is None or (isinstance(mesh, (tuple, list)) and all(
             isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] for axis in mesh))):

@@ -3,6 +3,7 @@
 import _thread
 import dataclasses
 import itertools
+import signal
 import threading
 
 import numpy as np
@@ -211,8 +212,13 @@ def test_ctrl_c_does_not_wait_for_a_library():
         release.wait(60)
 
     threading.Thread(target=lambda: started.wait(60) and _thread.interrupt_main(), daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        _interruptible(work)
+    # A process that a script starts in the background ignores Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _interruptible(work)
+    finally:
+        signal.signal(signal.SIGINT, before)
     release.set()
     assert places[0] is not threading.main_thread()
 
