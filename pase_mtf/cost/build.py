@@ -91,11 +91,24 @@ class PricedNetwork:
         """Per layer, bytes per device of each configuration; they add up. `network.memory` takes it into a file.
 
         Of what the backward pass computes once more, the block that is largest while nothing is split: a strategy under
-        which another one is larger needs more than the sum (`strategy_memory` tells).
+        which another one is larger needs more than the sum (`peak_memory` tells).
         """
-        block = largest_block(self.graph)
+        return self.memory_with(largest_block(self.graph))
+
+    def memory_with(self, block: int) -> tuple[np.ndarray, ...]:
+        """`memory`, with another block of those that the backward pass computes once more."""
         return tuple(layer_memory(layer, choices).sum(axis=0) + recomputed_memory(layer, choices).get(block, 0.0)
                      for layer, choices in zip(self.graph.layers, self.configurations, strict=True))
+
+    def peak_memory(self, assignment: Sequence[int]) -> tuple[float, int]:
+        """Bytes on the fullest device under a strategy, given as a configuration index per layer, and the largest of
+        the blocks that the backward pass computes once more (0: there is none)."""
+        total, blocks = 0.0, dict[int, float]()
+        for layer, choices, choice in zip(self.graph.layers, self.configurations, assignment, strict=True):
+            total += float(layer_memory(layer, [choices[choice]]).sum())
+            for block, nbytes in recomputed_memory(layer, [choices[choice]]).items():
+                blocks[block] = blocks.get(block, 0.0) + float(nbytes[0])
+        return total + max(blocks.values(), default=0.0), max(blocks, key=blocks.__getitem__, default=0)
 
     def index(self, layer: int, configuration: Configuration) -> int:
         """The index of a configuration of a layer.

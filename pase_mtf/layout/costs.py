@@ -98,6 +98,8 @@ class LayoutCosts:
       legality: what the graph's operations demand of a layout.
       dims: the dims whose layout matters: they can be split, and some layer's cost depends on it.
       groups: group -> the numbers of its layers.
+      largest_block: of what the backward pass computes once more, the block that is largest while nothing is split; 0
+        where there is none.
       reshardings: tensor between two groups -> how many times the graph has it.
     """
 
@@ -117,7 +119,7 @@ class LayoutCosts:
         self._seconds: dict[tuple[Group, Configuration], np.ndarray] = {}
         self._bytes: dict[tuple[Group, Configuration], np.ndarray] = {}  # parts, then what every block computes again
         self._blocks = sorted({operation.block for layer in graph.layers for operation in layer.operations} - {0})
-        self._largest_block = largest_block(graph) if self._blocks else 0
+        self.largest_block = largest_block(graph) if self._blocks else 0
         self._reshard_seconds: dict[Hashable, float] = {}
         self._priced = Reshardings(self.machine)
 
@@ -154,12 +156,12 @@ class LayoutCosts:
         self._compute_seconds(group, configurations)
         return np.array([self._seconds[group, configuration].sum() for configuration in configurations])
 
-    def bytes(self, group: Group, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Bytes per device of all layers of a group, float64 [configurations]; of what is computed again, those of
-        the block that is largest while nothing is split."""
+    def bytes(self, group: Group, configurations: Sequence[Configuration], block: int) -> np.ndarray:
+        """Bytes per device of all layers of a group, float64 [configurations]; of what is computed again, those of one
+        block."""
         self._compute_bytes(group, configurations)
-        counted = [*range(len(MEMORY_PARTS)), *(len(MEMORY_PARTS) + place for place, block in enumerate(self._blocks)
-                                                if block == self._largest_block)]
+        counted = [*range(len(MEMORY_PARTS)), *(len(MEMORY_PARTS) + place for place, other in enumerate(self._blocks)
+                                                if other == block)]
         return np.array([self._bytes[group, configuration][counted].sum() for configuration in configurations])
 
     def _compute_seconds(self, group: Group, configurations: Sequence[Configuration]) -> None:
@@ -213,11 +215,23 @@ class LayoutCosts:
 
     def memory(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> dict[str, float]:
         """Bytes on the fullest device under one layout, by part."""
+        total = self._bytes_of(mesh, axis_of)
+        return add_recomputed(total[:len(MEMORY_PARTS)], map(float, total[len(MEMORY_PARTS):]))
+
+    def peak_memory(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> tuple[float, int]:
+        """Bytes on the fullest device under one layout, and the largest of the blocks that the backward pass computes
+        once more (0: there is none)."""
+        total = self._bytes_of(mesh, axis_of)
+        blocks = total[len(MEMORY_PARTS):]
+        largest = self._blocks[int(blocks.argmax())] if self._blocks else 0
+        return float(total[:len(MEMORY_PARTS)].sum()) + float(max(blocks, default=0.0)), largest
+
+    def _bytes_of(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> np.ndarray:
         total = np.zeros(len(MEMORY_PARTS) + len(self._blocks))
         for group, configuration in self._configurations(mesh, axis_of).items():
             self._compute_bytes(group, [configuration])
             total += self._bytes[group, configuration]
-        return add_recomputed(total[:len(MEMORY_PARTS)], map(float, total[len(MEMORY_PARTS):]))
+        return total
 
     def _configurations(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> dict[Group, Configuration]:
         return {group: configuration_of(_axis_dims(group, axis_of, len(mesh.sizes)), mesh.sizes)

@@ -134,7 +134,7 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
         problem = one.why_no_split()
         if problem:
             raise InfeasibleError(f"{request.name}: no dim can be split over {request.devices} devices; {problem}")
-    gap = 0.0 if found else max(0.0, best.seconds / one.search.bound - 1.0)
+    gap = max(0.0, best.seconds / one.search.bound - 1.0)
     compared = tuple(one.judge(f"given {number}", *entry) for number, entry in enumerate(request.compare, 1))
     return Layout(
         best=best, graph_name=request.name, devices=request.devices,

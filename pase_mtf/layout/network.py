@@ -152,9 +152,9 @@ class MeshNetwork:
             vectors[first + vertex] = vectors[first + vertex] + seconds
         return CostNetwork(vectors, edges)
 
-    def memory_vectors(self) -> list[np.ndarray]:
-        """Bytes per device of every choice of every vertex."""
-        return self._vectors({group: self.costs.bytes(group, entries)
+    def memory_vectors(self, block: int) -> list[np.ndarray]:
+        """Bytes per device of every choice of every vertex, with one block of what is computed once more."""
+        return self._vectors({group: self.costs.bytes(group, entries, block)
                               for group, entries in self._group_configurations().items()})
 
     def _group_configurations(self) -> dict[Group, list[Configuration]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import heapq
 import itertools
 import math
@@ -14,9 +15,9 @@ from pase_mtf.layout.costs import LayoutCosts
 from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.network import MeshNetwork
 from pase_mtf.layout.space import MeshShape
-from pase_mtf.search import solve
 from pase_mtf.search.k_best import cheapest
 from pase_mtf.search.memory import least_memory
+from pase_mtf.search.peak import minimise_within_peak
 
 __all__ = ["Candidate", "Search"]
 
@@ -93,7 +94,8 @@ class Search:
       meshes, fixed, memory_limit: what they have to satisfy; bytes per device, infinite without a limit.
       verify: lowers a layout, and says what goes wrong.
       expired: says when there is no time left.
-      bound: where time was over before all layouts were gone through: none that is missing costs less, in seconds.
+      bound: where time was over before all layouts were gone through, or none within the memory is proven to be the
+        cheapest: none that is missing costs less, in seconds.
       rejected: layouts that were cheaper but do not lower, and why.
       networks: per mesh shape that was looked into, vertices and configurations of its network.
       lightest: where no layout of a mesh shape was within the limit: the bytes per device that the lightest needs, its
@@ -134,7 +136,7 @@ class Search:
         seen: set[tuple[tuple[frozenset[str], int], ...]] = set()
         while heap:
             if self.expired():
-                self.bound = heap[0][0]
+                self.bound = min(self.bound, heap[0][0])
                 return
             *_, stream = heapq.heappop(heap)
             candidate = stream.next
@@ -222,27 +224,28 @@ class Search:
             return
 
     def _fits(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> bool:
-        return math.isinf(self.memory_limit) or self._bytes(mesh, axis_of) <= self.memory_limit
-
-    def _bytes(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> float:
-        return sum(self.costs.memory(mesh, axis_of).values())
+        return math.isinf(self.memory_limit) or (
+            self.costs.peak_memory(mesh, axis_of)[0] <= (1 + _ROUNDING) * self.memory_limit)
 
     def _cheapest_within_memory(self, network: MeshNetwork) -> tuple[int, ...] | None:
-        """None where none fits. Of what the backward pass computes again the vectors hold one block: where another one
-        is larger under what is found, it is searched for again with so much less."""
-        memory, limit = network.memory_vectors(), self.memory_limit
-        least, lightest = least_memory(network.network, memory)
-        while least <= limit:
-            found = solve(network.network, memory=memory, memory_limit=limit).assignment
-            if self._fits(network.mesh, network.layout(found)):
-                return found
-            added = sum(float(vector[choice]) for vector, choice in zip(memory, found, strict=True))
-            excess = self._bytes(network.mesh, network.layout(found)) - self.memory_limit
-            limit = min(limit, added) - max(excess, _ROUNDING * self.memory_limit)
-        least = max(least, self._bytes(network.mesh, network.layout(lightest)))
-        if self.lightest is None or least < self.lightest[0]:
-            self.lightest = least, network.mesh, network.layout(lightest)
-        return None
+        """None where none fits; then `lightest` is told what the lightest needs."""
+        memory = functools.cache(network.memory_vectors)
+
+        def peak(assignment: Sequence[int]) -> tuple[float, int]:
+            return self.costs.peak_memory(network.mesh, network.layout(assignment))
+
+        try:
+            found = minimise_within_peak(network.network, memory, peak, self.memory_limit)
+        except InfeasibleError:
+            block = self.costs.largest_block
+            least, lightest = least_memory(network.network, memory(block))
+            least = max(least, peak(lightest)[0])
+            if self.lightest is None or least < self.lightest[0]:
+                self.lightest = least, network.mesh, network.layout(lightest)
+            return None
+        if not found.optimal:
+            self.bound = min(self.bound, found.lower_bound)
+        return found.assignment
 
     def cheapest_with(self, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:
         """The cheapest legal layout of a mesh shape with a dim on an axis (None: on none), without needless rules."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -12,21 +13,17 @@ from typing import Any
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
-from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.search import Solution, methods, solve
-from pase_mtf.search.registry import relative_gap
+from pase_mtf.search.peak import minimise_within_peak
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
 
 __all__ = ["find_strategy"]
-
-_ROUNDING = 1e-9
-"""Of sums of bytes, relative: a strategy that exceeds a limit by no more keeps it."""
 
 
 @checked_arguments
@@ -105,26 +102,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
 
 def _within(priced: PricedNetwork, memory_limit: float, options: dict[str, Any]) -> Solution:
     """The cheapest assignment that needs no more than so many bytes per device."""
-    memory = priced.memory
-    # Mostly the cheapest of all fits, and then it is the cheapest that fits.
-    first = solution = solve(priced.network, "exact", **options)
-    limit, excess = memory_limit, _bytes_of(priced, first) - memory_limit
-    while excess > _ROUNDING * memory_limit:
-        solution = solve(priced.network, "exact", **{**options, "memory": memory, "memory_limit": limit})
-        excess = _bytes_of(priced, solution) - memory_limit
-        if excess > _ROUNDING * memory_limit:  # another block than the one that was added up is what is largest
-            added = math.fsum(vector[choice] for vector, choice in zip(memory, solution.assignment, strict=True))
-            limit = min(limit, added) - excess
-    if limit < memory_limit:  # some of what fits was left out
-        return dataclasses.replace(solution, optimal=False, lower_bound=first.lower_bound, certificate=None,
-                                   gap=relative_gap(solution.cost, first.lower_bound))
-    return solution
-
-
-def _bytes_of(priced: PricedNetwork, solution: Solution) -> float:
-    """Bytes on the fullest device."""
-    chosen = [choices[index] for choices, index in zip(priced.configurations, solution.assignment, strict=True)]
-    return sum(strategy_memory(priced.graph, chosen).values())
+    return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
+                                **options)
 
 
 def _by_hand(graph: ComputationGraph, devices: int, name: str,

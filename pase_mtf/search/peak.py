@@ -1,0 +1,98 @@
+"""The cheapest assignment whose peak is within a memory limit, where the peak is the largest of several sums.
+
+Of what the backward pass computes once more, one block is there at a time, and any of them may be the one that takes
+most. Each sum by itself within the limit is a weaker demand: where nothing satisfies it nothing fits, what it costs
+bounds the constrained cost from below, and where its optimum keeps all the others, too, it is the optimum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.search.memory import least_memory
+from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.registry import Solution, relative_gap, solve
+
+__all__ = ["minimise_within_peak"]
+
+_ROUNDING = 1e-9
+"""Of sums of bytes, relative: what exceeds a limit by no more keeps it."""
+
+_Memory = Callable[[int], Sequence[np.ndarray]]
+_Peak = Callable[[Sequence[int]], tuple[float, int]]
+
+
+def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, memory_limit: float,
+                         **options: Any) -> Solution:
+    """Finds the cheapest assignment whose peak is within the limit.
+
+    Args:
+      network: what to minimise.
+      memory: key of a sum -> what it adds up: per layer, bytes per device of every configuration.
+      peak: assignment -> (its peak in bytes, the key of the sum that is largest).
+      memory_limit: bytes per device.
+      **options: of the exact search.
+
+    Returns:
+      The best that was found; `optimal` where it is proven that none that fits costs less.
+
+    Raises:
+      InfeasibleError: nothing fits, or nothing that fits was found.
+    """
+    def within(key: int, limit: float) -> Solution:
+        return solve(network, "exact", **{**options, "memory": memory(key), "memory_limit": limit})
+
+    # Mostly the cheapest of all fits, and then it is the cheapest that fits.
+    solution, bound, tried = solve(network, "exact", **options), -math.inf, list[int]()
+    while True:
+        bound = max(bound, solution.lower_bound)
+        used, key = peak(solution.assignment)
+        if used <= memory_limit * (1 + _ROUNDING):
+            return _above(solution, bound)
+        if key in tried:
+            return _above(_tightened(network, solution, within, memory, peak, memory_limit, tried), bound)
+        tried.append(key)
+        solution = within(key, memory_limit)
+
+
+def _above(solution: Solution, bound: float) -> Solution:
+    """The solution, with the best of the lower bounds that hold for whatever fits."""
+    if solution.optimal and solution.lower_bound >= bound:
+        return solution
+    gap = relative_gap(solution.cost, bound)
+    optimal = solution.optimal or gap <= 0.0
+    return dataclasses.replace(solution, lower_bound=bound, gap=gap, optimal=optimal,
+                               certificate=solution.certificate if optimal else None)
+
+
+def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, float], Solution], memory: _Memory,
+               peak: _Peak, memory_limit: float, tried: Sequence[int]) -> Solution:
+    """An assignment that fits, where one sum's optimum breaks another's limit and the other way round: the limit of the
+    one that is largest is lowered by as much as the peak is too high."""
+    def unproven(found: Solution) -> Solution:
+        return dataclasses.replace(found, optimal=False, lower_bound=-math.inf)
+
+    limit = memory_limit
+    with contextlib.suppress(InfeasibleError):
+        while limit >= 0:
+            used, key = peak(solution.assignment)
+            if used <= memory_limit * (1 + _ROUNDING):
+                return unproven(solution)
+            added = math.fsum(vector[choice] for vector, choice in zip(memory(key), solution.assignment, strict=True))
+            limit = min(limit, added) - max(used - memory_limit, _ROUNDING * memory_limit)
+            solution = within(key, max(limit, 0.0))
+    lightest = [least_memory(network, memory(key))[1] for key in tried]
+    fitting = [choice for choice in lightest if peak(choice)[0] <= memory_limit * (1 + _ROUNDING)]
+    if not fitting:
+        least = min(peak(choice)[0] for choice in lightest)
+        raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: found nothing that needs "
+                              f"less than {math.ceil(least)}; raise the limit or use more devices")
+    cost, choice = min((network.cost(choice), choice) for choice in fitting)
+    return unproven(dataclasses.replace(solution, assignment=tuple(choice), cost=cost))

@@ -1,0 +1,69 @@
+"""A limit of the largest of several sums, against brute force."""
+
+import itertools
+
+import numpy as np
+import pytest
+from random_networks import random_network
+
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.search.peak import minimise_within_peak
+
+
+def _everything(network):
+    """Cost -> assignment, of all finite ones."""
+    costs = ((network.cost(choice), choice) for choice in itertools.product(*map(range, network.sizes)))
+    return sorted((cost, choice) for cost, choice in costs if np.isfinite(cost))
+
+
+def _sums(network, seed):
+    """Three sums of which any may be the largest: what is kept, and one of three blocks."""
+    rng = np.random.default_rng(seed)
+    kept = [rng.integers(0, 10, size).astype(float) for size in network.sizes]
+    return {key: [vector + rng.integers(0, 40, len(vector)) * (rng.random() < 0.5) for vector in kept]
+            for key in (1, 2, 3)}
+
+
+@pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(range(300), marks=pytest.mark.slow)])
+def test_against_brute_force(seeds):
+    proven = unproven = refused = 0
+    for seed in seeds:
+        network = random_network(seed, 400)
+        everything = _everything(network)
+        if not everything:
+            continue
+        sums = _sums(network, seed)
+
+        def peak(choice, sums=sums):
+            return max((sum(vector[one] for vector, one in zip(vectors, choice, strict=True)), key)
+                       for key, vectors in sums.items())
+
+        needs = sorted({peak(choice)[0] for _, choice in everything})
+        for limit in (needs[0], needs[len(needs) // 3], needs[len(needs) // 2], 0.9 * needs[0]):
+            least = next((cost for cost, choice in everything if peak(choice)[0] <= limit), None)
+            try:
+                found = minimise_within_peak(network, sums.get, peak, limit)
+            except InfeasibleError:
+                # What takes least of every sum may still be missed where no two sums agree.
+                assert least is None or "found nothing that needs less" in str(_refusal(network, sums, peak, limit))
+                refused += 1
+                continue
+            assert least is not None
+            assert peak(found.assignment)[0] <= limit
+            assert network.cost(found.assignment) == pytest.approx(found.cost, abs=1e-9)
+            slack = 1e-9 * max(1.0, abs(least))
+            assert found.lower_bound <= least + slack
+            if found.optimal:
+                assert found.cost <= least + slack
+                proven += 1
+            else:
+                unproven += 1
+    assert proven > 5 * unproven
+    assert proven > len(seeds) // 2
+    assert refused
+
+
+def _refusal(network, sums, peak, limit):
+    with pytest.raises(InfeasibleError) as caught:
+        minimise_within_peak(network, sums.get, peak, limit)
+    return caught.value
