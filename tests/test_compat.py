@@ -59,9 +59,10 @@ def _without_notes(text: str) -> str:
     # pase_mtf first, which stays light.
     "import pase_mtf\nassert 'tensorflow' not in sys.modules\nimport mesh_tensorflow as mtf\n",
     # mesh_tensorflow first fails halfway; then again.
-    ("try:\n    import mesh_tensorflow\nexcept ImportError as error:\n    assert 'estimator' in str(error)\n"
-     "else:\n    raise SystemExit('TensorFlow has an estimator again: compat has nothing to do')\n"
-     "import pase_mtf\nimport mesh_tensorflow as mtf\n"),
+    pytest.param(
+        "try:\n    import mesh_tensorflow\nexcept ImportError as error:\n    assert 'estimator' in str(error)\n"
+        "else:\n    raise SystemExit('TensorFlow has an estimator again: compat has nothing to do')\n"
+        "import pase_mtf\nimport mesh_tensorflow as mtf\n", marks=pytest.mark.slow),
 ], ids=["after pase_mtf", "again"])
 def test_a_program_imports_mesh_tensorflow_by_itself(code):
     result = _run("-c", _NOT_INSTALLED + code + _AGREE)
@@ -143,6 +144,7 @@ def test_wheels_hold_the_path_file_beside_the_package(repository, tmp_path):
         assert _PATH_FILE in names, kind
 
 
+@pytest.mark.slow
 def test_a_message_that_is_not_the_banner_is_handed_on():
     code = ("import os, pase_mtf.compat as c\n"
             "with c._without_banner():\n"

@@ -39,7 +39,8 @@ def _read_only_copy(folder):
     (folder / "home").touch()
 
 
-@pytest.mark.parametrize("code", [_PRICE, pytest.param(_FIND, marks=pytest.mark.slow)], ids=["price", "find"])
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [_PRICE, _FIND], ids=["price", "find"])
 def test_nothing_needs_a_cache(code, tmp_path):
     _read_only_copy(tmp_path)
     places = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")

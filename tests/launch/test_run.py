@@ -24,6 +24,8 @@ from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
 
+# (number, exit code): the gate sends the one that a scheduler sends.
+_SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 ALL = ["search", "stock_data_parallel", "data_parallel", "expert"]
 
 
@@ -311,7 +313,7 @@ def test_a_loss_that_is_not_finite(launch):
     assert not (folder / "checkpoint").exists()
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "expected"), _SIGNALS)
 def test_a_signal_keeps_what_was_measured(launch, monkeypatch, tmp_path, number, expected):
     step, done = Arm.step, []
 
@@ -339,7 +341,7 @@ def test_a_signal_keeps_what_was_measured(launch, monkeypatch, tmp_path, number,
     assert min(_metrics(second)) == 1 + max(_metrics(folder))
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "expected"), _SIGNALS)
 def test_a_signal_for_real(tmp_path, preset, number, expected):
     """The signal itself, to the process as a user starts it."""
     folder = tmp_path / "run"

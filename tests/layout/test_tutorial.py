@@ -23,6 +23,7 @@ def test_it_is_short(tutorial):
     assert len(typed) < 30
 
 
+@pytest.mark.slow
 def test_it_runs(tutorial, tmp_path):
     """Both commands as a person types them; the one that finds a layout prints it and nothing else."""
     (tmp_path / "train.py").write_text(tutorial["program"])

@@ -270,7 +270,8 @@ def test_counters_and_exports_are_those_of_stock():
 
 
 @pytest.mark.parametrize(("name", "layout"), [
-    ("mlp", "batch:all"), ("mlp", "hidden:all"), ("cnn", "batch:all"), ("transformer", "batch:all"),
+    ("mlp", "batch:all"), ("mlp", "hidden:all"), ("cnn", "batch:all"),
+    pytest.param("transformer", "batch:all", marks=pytest.mark.slow),
     ("transformer", "heads:all;ff:all;vocabulary:all"), ("odd_functions", "batch:all")])
 def test_no_more_nodes_than_stock(name, layout):
     names = _DEVICES[:4]

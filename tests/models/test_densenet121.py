@@ -46,7 +46,7 @@ def test_equals_plain_tensorflow():
 _DROPPING = dataclasses.replace(SMALL, dropout=0.2)
 
 
-@pytest.mark.parametrize("kind", harness.some_slow(["exact", "random0"], ["data_parallel", "expert", "random3"]))
+@pytest.mark.parametrize("kind", harness.some_slow(["random0"], ["exact", "data_parallel", "expert", "random3"]))
 def test_trains_under_strategies_as_on_one_device(kind):
     harness.assert_trains_as_one_device("densenet121", _DROPPING, harness.under_strategy(kind))
 

@@ -14,6 +14,8 @@ from pase_mtf.layout.space import parse_layout
 from pase_mtf.machine.machine import Machine
 
 _QUICK = ("lm_default", "experts_attention")
+_SMALL = [name if not name.startswith("own_") else pytest.param(name, marks=pytest.mark.slow)  # classes are tried
+          for name in programs.tables()["small"]]
 _ZOO = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in programs.tables()["zoo"]]
 
 
@@ -28,7 +30,7 @@ def test_names_are_of_one_program_each():
     assert len(programs.tables()["small"]) >= 12
 
 
-@pytest.mark.parametrize("name", [*programs.tables()["small"], *_ZOO])
+@pytest.mark.parametrize("name", _SMALL + _ZOO)
 def test_it_builds_and_is_exported(name):
     own = programs.own_layout(name, 8)
     assert parse_layout(own)[0].devices == 8
