@@ -39,7 +39,18 @@ class Group:
     def covers(self, fact: OperationFacts) -> bool:
         """Whether the operation's dims are all the layer's, and it can split whatever the layer can."""
         names = {self.resolve(dim.name) for dim in fact.dims}
-        return names <= set(self.sizes) and not (names & self.legal) - {self.resolve(n) for n in fact.splittable}
+        return (names <= set(self.sizes) and not (names & self.legal) - {self.resolve(n) for n in fact.splittable}
+                and not self._confused(fact))
+
+    def _confused(self, fact: OperationFacts) -> set[str]:
+        """The layer's names that are two dims of one tensor: they are not laid out alike, as aliases have it."""
+        if not self.aliases:
+            return set()
+        found: set[str] = set()
+        for tensor in (*fact.reads, *fact.operation.outputs):
+            names = [self.resolve(dim.name) for dim in tensor.shape.dims]
+            found |= {name for name in names if names.count(name) > 1}
+        return found
 
     def add(self, fact: OperationFacts) -> None:
         """Takes the operation in, whether or not it is covered: its dims and limits become the layer's."""
@@ -53,6 +64,7 @@ class Group:
             self.sizes[name].add(dim.size)
             if name not in legal:
                 self.legal.discard(name)
+        self.legal -= self._confused(fact)
 
     def take_over(self, other: Group) -> None:
         """Takes in all of another group."""
@@ -65,9 +77,7 @@ class Group:
                 self.legal.discard(name)
         self.members += other.members
         # A name that is a dim of one and an alias in the other cannot be both.
-        for name, dim in other.aliases.items():
-            if name not in self.sizes:
-                self.aliases.setdefault(name, dim)
+        self.aliases = {name: dim for name, dim in {**other.aliases, **self.aliases}.items() if name not in self.sizes}
 
     def dims(self) -> dict[str, int]:
         """Dim name -> the gcd of its sizes."""

@@ -293,6 +293,30 @@ def test_convolution_and_pool_keep_space_whole():
     assert "batch" in flatten.splittable
 
 
+def _renamed(mesh, both_read_a_variable):
+    x = mtf.einsum([mtf.import_tf_tensor(mesh, tf.zeros([8, 4, 16]), mtf.Shape([B, L, D])), _variable(mesh, "w", D, F)],
+                   output_shape=[B, L, F])
+    renamed = mtf.rename_dimension(x, "length", "memory_length")
+    if both_read_a_variable:  # so that they are of one layer, whatever their dims
+        bias = _variable(mesh, "bias", F)
+        renamed += bias
+        x = mtf.einsum([x, _variable(mesh, "w_2", D, F)], output_shape=[B, L, F]) + bias
+    return mtf.reduce_sum(mtf.square(mtf.add(renamed, x, output_shape=mtf.Shape([B, L, M, F]))))
+
+
+@pytest.mark.parametrize("both_read_a_variable", [False, True])
+def test_two_dims_of_one_tensor_are_not_taken_for_one(both_read_a_variable):
+    graph = mtf.Graph()
+    loss = _renamed(mtf.Mesh(graph, "mesh"), both_read_a_variable)
+    mtf.gradients([loss], [variable.outputs[0] for variable in graph.trainable_variables])
+    for layer in export_graph(graph).layers:
+        assert layer.aliases.keys().isdisjoint(layer.dims), layer.name
+        for operation in layer.operations:
+            for operand in (*operation.inputs, *operation.outputs):
+                names = [name for name in operand.dims if name]
+                assert len(set(names)) == len(names), (operation.name, operand)
+
+
 def test_arithmetic_of_a_fully_connected_layer():
     with tf.Graph().as_default():
         exported = export_graph(_training(_mlp, "sgd"))
