@@ -7,8 +7,10 @@ Graphs are built as the package's own training loop builds them (`utils.build_mo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.programs.program import Inputs, Program
@@ -295,14 +297,21 @@ ZOO: dict[str, Entry] = {
 """Name -> model."""
 
 
-def _configure(entry: Entry, size: str) -> None:
-    gin.clear_config()
+@contextlib.contextmanager
+def _configured(entry: Entry, size: str, length: int) -> Iterator[None]:
+    """What a model's gin file says holds inside, and for no program that is built afterwards."""
     transparent = os.path.join(os.path.dirname(_DEFAULTS), "transparent_attention.gin")
     text = entry.gin.replace("{transparent}", transparent)
     text += entry.full if size == "full" else _TINY + entry.reduced
-    with gin.unlock_config():
-        gin.parse_config_file(_DEFAULTS)
-        gin.parse_config(text, skip_unknown=False)
+    text += f"\nUnitransformer.max_length = {length}\n"
+    gin.clear_config()
+    try:
+        with gin.unlock_config():
+            gin.parse_config_file(_DEFAULTS)
+            gin.parse_config(text, skip_unknown=False)
+        yield
+    finally:
+        gin.clear_config()
 
 
 def own_layout(entry: Entry, devices: int) -> tuple[str, str]:
@@ -323,21 +332,23 @@ def build(name: str, size: str = "reduced", mesh_shape: Any = None, layout: Any 
       mesh_shape, layout: microbatches and expert groups are counted by them; default: one device.
     """
     entry = ZOO[name]
-    _configure(entry, size)
     full = size == "full"
-    batch, length, vocab = (entry.batch, entry.length, entry.vocab) if full else (
-        16, entry.reduced_length, 128)
+    words = [mtf.Dimension("outer_batch", 1), mtf.Dimension("batch", entry.batch if full else 16),
+             mtf.Dimension("length", entry.length if full else entry.reduced_length)]
+    with _configured(entry, size, words[2].size):
+        return _build(f"{name}_{size}", entry, words, entry.vocab if full else 128,
+                      mtf.convert_to_shape("" if mesh_shape is None else mesh_shape),
+                      mtf.convert_to_layout_rules("" if layout is None else layout))
+
+
+def _build(name: str, entry: Entry, words: list[mtf.Dimension], vocab: int, mesh_shape: mtf.Shape,
+           rules: mtf.LayoutRules) -> Program:
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "my_mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:0"]))
-    mesh_shape, rules = mtf.convert_to_shape(
-        "" if mesh_shape is None else mesh_shape), mtf.convert_to_layout_rules("" if layout is None else layout)
-    words = [mtf.Dimension("outer_batch", 1), mtf.Dimension("batch", batch), mtf.Dimension("length", length)]
     inputs = Inputs()
     features = {key: inputs.tensor(mesh, key, words, below=vocab, low=1)
                 for key in (("targets",) if entry.kind == "lm" else ("inputs", "targets"))
                 if entry.kind != "delimited_lm" or key == "targets"}
-    with gin.unlock_config():
-        gin.bind_parameter("Unitransformer.max_length", length)
     model = utils.build_model(entry.kind, vocab, vocab, rules, mesh_shape)
 
     def loss_of(given: dict[str, mtf.Tensor], microbatches: int = 1) -> mtf.Tensor:
@@ -352,7 +363,7 @@ def build(name: str, size: str = "reduced", mesh_shape: Any = None, layout: Any 
 
     global_step = tf.train.get_or_create_global_step()
     updates: list[mtf.Operation] = []
-    splits = utils.serialize_num_microbatches(words[1], {"targets": length}, mesh_shape, rules)
+    splits = utils.serialize_num_microbatches(words[1], {"targets": words[2].size}, mesh_shape, rules)
     if not entry.train:
         loss = loss_of(features)
     else:
@@ -365,4 +376,4 @@ def build(name: str, size: str = "reduced", mesh_shape: Any = None, layout: Any 
             gradients = mtf.gradients([loss], [variable.outputs[0] for variable in graph.trainable_variables])
         optimizer = getattr(mtf.optimize, entry.optimizer)(learning_rate=1e-2)
         updates = optimizer.apply_grads(gradients, graph.trainable_variables)
-    return Program(f"{name}_{size}", graph, mesh, inputs.placeholders, inputs.features, loss, updates, global_step)
+    return Program(name, graph, mesh, inputs.placeholders, inputs.features, loss, updates, global_step)

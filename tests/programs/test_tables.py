@@ -30,6 +30,12 @@ def test_names_are_of_one_program_each():
     assert len(programs.tables()["small"]) >= 12
 
 
+def test_what_one_program_configures_no_other_is_built_with():
+    gin = pytest.importorskip("gin")
+    with training.built("experts_attention"):
+        assert not gin.config_str(), "the configuration outlives the program that set it"
+
+
 @pytest.mark.parametrize("name", _SMALL + _ZOO)
 def test_it_builds_and_is_exported(name):
     own = programs.own_layout(name, 8)
