@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from pase_mtf.errors import UsageError
 from pase_mtf.graph.computation_graph import Layer
 from pase_mtf.graph.configurations import Configuration
 
@@ -105,11 +106,17 @@ class ConfigurationTable:
         return share
 
     def shardings(self, positions: Sequence[int]) -> DistinctShardings:
-        """The different shardings that the configurations make of a tensor whose dims are at these columns."""
+        """The different shardings that the configurations make of a tensor whose dims are at these columns.
+
+        Raises:
+          UsageError: two dims of the tensor are at one column.
+        """
+        split = [position for position in positions if position >= 0]
+        if len(set(split)) < len(split):  # some of its blocks would be on no device
+            raise UsageError(f"a tensor has one of its layer's dims twice (numbers {split}); split it once")
         columns: list[np.ndarray] = [self.devices]
-        for position in positions:
-            if position >= 0:
-                columns += [self.shards[:, position], self.strides[:, position]]
+        for position in split:
+            columns += [self.shards[:, position], self.strides[:, position]]
         code = np.zeros(len(self.devices), np.int64)
         for column in columns:
             _, dense = np.unique(column, return_inverse=True)

@@ -358,6 +358,9 @@ def _problem(graph: ComputationGraph) -> str:
     for operand in operands:
         if len(operand.dims) != len(operand.shape) or not _is_size((*operand.shape, operand.itemsize)):
             return f"a tensor of dims {shortened(operand.dims)} and shape {shortened(operand.shape)}"
+        split = list(filter(None, operand.dims))
+        if len(set(split)) < len(split):
+            return f"a tensor of dims {shortened(operand.dims)}, one of them twice"
     return ""
 
 

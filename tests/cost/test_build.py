@@ -121,6 +121,10 @@ def test_errors():
         priced.index(0, Configuration((("batch", 4),)))
     with pytest.raises(UsageError, match="a strategy of 2 layers"):
         priced.breakdown([0, 0])
+    edge = graph.edges[0]
+    twice = dataclasses.replace(edge, source_dims=(edge.source_dims[0],) * len(edge.source_dims))
+    with pytest.raises(UsageError, match="one of its layer's dims twice"):
+        build_network(dataclasses.replace(graph, edges=(twice, *graph.edges[1:])), REAL, 8)
 
 
 def test_the_kept_normal_form_changes_no_result():

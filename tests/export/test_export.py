@@ -359,6 +359,16 @@ def test_truncated_and_changed_files_are_refused(tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="changed"):
         ComputationGraph.load(path)
+    layer = next(place for place, layer in enumerate(exported.layers) if len(layer.splittable) > 1)
+    one, other = exported.layers[layer].splittable[:2]
+    dataclasses.replace(exported, layers=tuple(
+        dataclasses.replace(made, operations=tuple(
+            dataclasses.replace(operation, outputs=tuple(
+                dataclasses.replace(operand, dims=tuple(one if name == other else name for name in operand.dims))
+                for operand in operation.outputs)) for operation in made.operations)) if number == layer else made
+        for number, made in enumerate(exported.layers))).save(path)
+    with pytest.raises(FormatError, match="one of them twice"):
+        ComputationGraph.load(path)
     del data["layers"]
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="layers"):
