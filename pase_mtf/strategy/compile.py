@@ -2,9 +2,9 @@
 
     python -m pase_mtf.strategy.compile
 
-The kernels of `cost` and `search` are compiled by numba when they are first called, for the types they are called with.
-So this calls them as a first `find_strategy` does, on a graph that is too small to take any time, and as searches of
-networks from elsewhere do (with forbidden pairs, or so large that first passes are in single precision).
+The kernels of `cost`, `search` and `simulator` are compiled by numba when they are first called, for the types they are
+called with. So this calls them as a first `find_strategy` does, on a graph that is too small to take any time, and as
+searches of networks from elsewhere do (with forbidden pairs, or so large that first passes are in single precision).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import math
 
 import numpy as np
 
+from pase_mtf.cost.build import build_network
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import check_certificate, solve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.simulator.mcmc import search_simulated
 from pase_mtf.strategy.find import find_strategy
 
 __all__ = ["compile_kernels", "main", "small_graph"]
@@ -75,6 +77,8 @@ def compile_kernels() -> None:
     for linked, devices in itertools.product((machine, shared), (4, 6)):
         found = find_strategy(graph, devices=devices, machine=linked, certificate=True)
         find_strategy(graph, devices=devices, machine=linked, memory_limit=found.memory_bytes)
+        find_strategy(graph, devices=devices, machine=linked, simulate=2)
+    search_simulated(build_network(graph, machine, 4), [0] * len(graph.layers), proposals=9)
     for method in ("pase", "mcmc", "k_best"):
         find_strategy(graph, devices=4, machine=machine, method=method)
     assert solve(_hard()).statistics["descents"]

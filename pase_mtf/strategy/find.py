@@ -21,6 +21,7 @@ from pase_mtf.search import Solution, methods, solve
 from pase_mtf.search.peak import minimise_within_peak
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
+from pase_mtf.strategy.simulated import shortest_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
 
 __all__ = ["find_strategy"]
@@ -30,6 +31,7 @@ __all__ = ["find_strategy"]
 def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Machine | str = LOCAL,
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
+                  simulate: int = 0,
                   **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
@@ -47,6 +49,9 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
       simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
         fraction: predictions do not tell such strategies apart, and people do not have to read the other. Then the
         strategy's search says "simpler": "data_parallel", and how far it is from the optimum.
+      simulate: simulate a step of so many of the cheapest strategies, for "exact", and return the one whose step is
+        shortest: costs add up, while on devices of their own kernels overlap with what is sent. The strategy's search
+        says how many ("simulated"), how long ("simulated_seconds"), and the place by cost ("simulated_rank").
       **options: passed to the search (time_limit, gap, progress, ...).
 
     Returns:
@@ -65,6 +70,10 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     if not (mesh is None or (isinstance(mesh, (tuple, list)) and all(
             isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] for axis in mesh))):
         raise UsageError(f"mesh={shortened(mesh)}: give pairs of a name and a size, such as [(\"rows\", 2)]")
+    if type(simulate) is not int or simulate < 0:
+        raise UsageError(f"simulate={shortened(simulate)}: give how many strategies to simulate, or 0")
+    if simulate and method != "exact":
+        raise UsageError(f"method {method!r} finds no strategies to simulate; take \"exact\"")
     if method not in (*methods(), *BY_HAND):
         raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
     if start_from is not None and start_from not in BY_HAND:
@@ -91,10 +100,13 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
     else:
         solution = solve(priced.network, method, **options)
+    simulated: dict[str, Any] = {}
+    if simulate:
+        solution, simulated = shortest_simulated(priced, solution, simulate, memory_limit)
     found = price_assignment(method, priced, solution.assignment, {
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
         "gap": solution.gap, "lower_bound": solution.lower_bound, "layers": len(graph.layers),
-        "configurations": sum(map(len, priced.configurations)), "method": method})
+        "configurations": sum(map(len, priced.configurations)), "method": method, **simulated})
     found.search.update(useful_devices=useful_devices(graph, found.configurations),
                         suggested_devices=fuller_devices(graph, devices, found.configurations))
     return _simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found

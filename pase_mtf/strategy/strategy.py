@@ -21,6 +21,8 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.search.frontier import FrontierPoint, frontier
+from pase_mtf.simulator.simulate import Simulator
+from pase_mtf.simulator.timeline import Timeline
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.experts import BY_HAND
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
@@ -125,6 +127,16 @@ class Strategy:
     def _verdict(self) -> str:
         if self.name in BY_HAND or "optimal" not in self.search:
             return "written by hand" if self.name in BY_HAND else "given"
+        simulated = ""
+        if self.search.get("simulated"):
+            simulated = (f"; simulated {1e3 * self.search['simulated_seconds']:.3f} ms, the shortest of the "
+                         f"{self.search['simulated']} cheapest")
+            if self.search["simulated_rank"] > 1:
+                simulated += (f", by cost number {self.search['simulated_rank']}: the cheapest takes "
+                              f"{1e3 * self.search['cheapest_simulated_seconds']:.3f} ms")
+        return self._proof() + simulated
+
+    def _proof(self) -> str:
         if self.search["optimal"]:
             return "proven optimal"
         if not math.isfinite(self.search["gap"]):
@@ -150,8 +162,7 @@ class Strategy:
           UsageError: there is no such layer, or the strategy was loaded without its graph.
         """
         priced = self._need_prices()
-        assignment = [priced.index(number, configuration) for number, configuration in enumerate(self.configurations)]
-        return alternatives_table(priced, self._layer_index(layer), assignment, most)
+        return alternatives_table(priced, self._layer_index(layer), self._assignment(priced), most)
 
     def diff(self, other: Strategy) -> str:
         """The layers that two strategies of one graph split differently, and the predicted times.
@@ -192,6 +203,22 @@ class Strategy:
         """
         priced = self._need_prices()
         return frontier(priced.network, priced.memory, points, time_limit=time_limit)
+
+    def timeline(self) -> Timeline:
+        """What each device does when, in a simulated step: kernels, all-reduces, and what devices send to each other.
+
+        Where devices have cores of their own, what one does overlaps with what others do and with what is sent, and two
+        that send over one link wait for each other: the step may take less or more than `seconds`, which is a sum.
+
+        Raises:
+          UsageError: the strategy was loaded without a machine.
+        """
+        priced = self._need_prices()
+        return Simulator(priced).timeline(self._assignment(priced), f"{self.name}: {self.graph_name} on {self.devices} "
+                                                                    f"devices ({self.machine_name})")
+
+    def _assignment(self, priced: PricedNetwork) -> list[int]:
+        return [priced.index(number, configuration) for number, configuration in enumerate(self.configurations)]
 
     def _need_prices(self) -> PricedNetwork:
         if self._priced is None:

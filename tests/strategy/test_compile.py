@@ -12,11 +12,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 # Prints, per kernel, the types it was compiled for or loaded with, and how often it was compiled.
 KERNELS = """
-import importlib, json, pkgutil, pase_mtf.cost, pase_mtf.search
+import importlib, json, pkgutil, pase_mtf.cost, pase_mtf.search, pase_mtf.simulator
 
 def kernels():
     found = {}
-    for package in (pase_mtf.cost, pase_mtf.search):
+    for package in (pase_mtf.cost, pase_mtf.search, pase_mtf.simulator):
         for entry in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             if not entry.name.endswith("__main__"):
                 for name, value in vars(importlib.import_module(entry.name)).items():
@@ -33,7 +33,9 @@ sys.path.insert(0, "tests")
 import numpy as np
 from small_graphs import perceptron
 from pase_mtf import Machine, find_strategy, solve
+from pase_mtf.cost.build import build_network
 from pase_mtf.search import check_certificate
+from pase_mtf.simulator.mcmc import search_simulated
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 graph = perceptron((64, 128, 32, 64, 16), batch=48)
@@ -41,9 +43,11 @@ for machine, devices in itertools.product(("1080ti", "h100"), (2, 8, 12)):
     for shared in (False, True):
         linked = dataclasses.replace(Machine.load(machine), shared_cores=shared)
         found = find_strategy(graph, devices=devices, machine=linked)
+        find_strategy(graph, devices=devices, machine=linked, simulate=4)
         find_strategy(graph, devices=devices, machine=linked, memory_limit=0.9 * found.memory_bytes + 1e5)
 for method in ("pase", "mcmc", "k_best", "data_parallel", "expert"):
     find_strategy(graph, devices=8, machine="h100", method=method)
+search_simulated(build_network(graph, Machine.load("h100"), 8), [0] * len(graph.layers), proposals=20)
 network = CostNetwork.load("tests/data/instances/transformer_4.npz")
 check_certificate(network, solve(network))
 network = CostNetwork(network.vectors, network.edges)  # whose arrays cannot be written to

@@ -1,0 +1,163 @@
+"""Sums of costs beside simulated steps, whole simulations beside those of one changed layer, chains beside the optimum.
+
+    python -m benchmarks.simulator                                   # minutes; writes docs/benchmarks/simulator.md
+    python -m benchmarks.simulator --models=alexnet --devices=8      # the other rows stay
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks import markdown
+from benchmarks.search import FOLDER, facts
+from benchmarks.search_document import seconds_text
+from benchmarks.search_networks import ROOT, Workshop
+from pase_mtf import models
+from pase_mtf.cost.build import PricedNetwork, build_network
+from pase_mtf.errors import PaseError
+from pase_mtf.files import write_atomically
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import Machine
+from pase_mtf.search import solve
+from pase_mtf.simulator.mcmc import search_simulated
+from pase_mtf.simulator.simulate import Simulator
+from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.strategy import with_configurations
+
+__all__ = ["DEVICES", "document", "main", "measure"]
+
+DEVICES = (4, 8, 16, 32)
+_PRESET = "big"
+_CHANGES, _CHEAPEST = 200, 10
+
+
+def _changes(priced: PricedNetwork, assignment: Sequence[int], seed: int) -> dict[str, Any]:
+    """Random changes of one layer after the other: seconds of a whole simulation of each, and of what it touches."""
+    draw, now = random.Random(seed), list(assignment)
+    whole, changing, taken = Simulator(priced), Simulator(priced), ([], [])
+    changing.seconds(now)
+    equal = True
+    for _ in range(_CHANGES):
+        layer = draw.randrange(len(now))
+        before, now[layer] = now[layer], draw.randrange(len(priced.configurations[layer]))
+        # The tasks of what was not met before are made for the first time.
+        whole.seconds(now)
+        changing.change(layer, now[layer])
+        changing.change(layer, before)
+        start = time.process_time()
+        said = whole.seconds(now)
+        middle = time.process_time()
+        equal = changing.change(layer, now[layer]) == said and equal
+        taken[0].append(middle - start)
+        taken[1].append(time.process_time() - middle)
+    return {"whole_seconds": statistics.median(taken[0]), "change_seconds": statistics.median(taken[1]), "equal": equal}
+
+
+def measure(graph: ComputationGraph, machine: Machine, devices: int, time_limit: float, seed: int) -> dict[str, Any]:
+    """Everything of one model on so many devices.
+
+    Args:
+      graph: of the model.
+      machine: with devices of their own.
+      devices: p.
+      time_limit: seconds for the chain.
+      seed: of the random changes, and of the chain.
+    """
+    priced = build_network(graph, machine, devices)
+    priced, parallel = with_configurations(priced, data_parallel(graph, devices))
+    simulator = Simulator(priced)
+    strategies = solve(priced.network, "k_best", k=_CHEAPEST).statistics["strategies"]
+    simulated = [simulator.seconds(assignment) for _, assignment in strategies]
+    chain = search_simulated(priced, parallel, time_limit=time_limit, seed=seed)
+    return {"devices": devices, "tasks": simulator.tasks(parallel),
+            "parallel_sum": priced.network.cost(parallel), "parallel_simulated": simulator.seconds(parallel),
+            "sum": strategies[0][0], "simulated": simulated[0], "shortest": min(simulated),
+            "place": simulated.index(min(simulated)) + 1, "chain": chain.seconds, "proposals": chain.proposals,
+            "chain_limit": time_limit, **_changes(priced, parallel, seed)}
+
+
+def document(results: dict[str, Any]) -> str:
+    """The page."""
+    here, rows = results["facts"], results["rows"]
+    faster = [row["whole_seconds"] / row["change_seconds"] for row in rows]
+    ahead = [row for row in rows if row["chain"] < row["shortest"] * (1 - 1e-9)]
+    return "\n\n".join([
+        "# The simulator",
+        f"{here['machine']}; {here['versions']}; commit {here['commit']}; priced for {results['machine']}. Reproduce "
+        "with `python -m benchmarks.simulator`.",
+        f"Preset {_PRESET} of every model, with its own batch. Milliseconds of a step. *sum*: what the exact search "
+        f"minimises. *shortest*: of the {_CHEAPEST} cheapest by that sum the one whose simulated step is shortest, and "
+        "its place. *chain*: FlexFlow's search on simulated time from data parallelism on, "
+        f"{rows[0]['chain_limit']:g} s each.",
+        f"The chain found a shorter step than the shortest in {len(ahead)} of {len(rows)} rows"
+        + (": " + ", ".join(f"{row['model']} on {row['devices']} ({row['chain'] / row['shortest']:.3f})"
+                            for row in ahead) if ahead else "") + ".",
+        markdown.table(
+            ["model", "devices", "data parallel: sum", "simulated", "optimum: sum", "simulated", "shortest", "place",
+             "chain", "proposals"],
+            [[row["model"], str(row["devices"]),
+              *(f"{1e3 * row[name]:.3f}" for name in ("parallel_sum", "parallel_simulated", "sum", "simulated",
+                                                      "shortest")),
+              str(row["place"]), f"{1e3 * row['chain']:.3f}", str(row["proposals"])] for row in rows]),
+        "## Simulating what changed",
+        f"One simulation of a step, seconds of the processor, median of {_CHANGES} random changes of one layer: all of "
+        "it, and what the change touches. Equal to the last digit: "
+        f"{sum(row['equal'] for row in rows)} of {len(rows)}. {min(faster):.1f} to {max(faster):.1f} times as fast "
+        "(FlexFlow reports 2.2 to 6.9).",
+        markdown.table(
+            ["model", "devices", "tasks", "whole", "change", "times as fast"],
+            [[row["model"], str(row["devices"]), str(row["tasks"]), seconds_text(row["whole_seconds"]),
+              seconds_text(row["change_seconds"]), f"{row['whole_seconds'] / row['change_seconds']:.1f}"]
+             for row in rows])]) + "\n"
+
+
+def _measured(path: pathlib.Path, machine: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """(model, devices) -> what has been measured before on this machine, which stays where it is not measured again."""
+    if not path.exists():
+        return {}
+    results = json.loads(path.read_text(encoding="utf-8"))
+    return {(row["model"], row["devices"]): row for row in results["rows"] if results["machine"] == machine}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures and writes; returns 1 where a change was not simulated like all of a step, 2 on a flag that is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(models.names()), help="of these (default: %(default)s)")
+    parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="default: %(default)s")
+    parser.add_argument("--machine", default="1080ti", help="whose numbers count (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each chain (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of random numbers (default: %(default)s)")
+    parser.add_argument("--output", default=str(FOLDER), help="folder of the results")
+    parser.add_argument("--work", default=str(ROOT / "build" / "search"), help="folder of the graphs")
+    flags = parser.parse_args(arguments)
+    output = pathlib.Path(flags.output)
+    try:
+        machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
+        numbers = [int(word) for word in flags.devices.split(",")]
+        rows = _measured(output / "simulator.json", machine.name)
+        for name in tqdm(flags.models.split(","), file=sys.stderr):
+            graph = ComputationGraph.load(workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch))
+            for number in numbers:
+                rows[name, number] = {"model": name, **measure(graph, machine, number, flags.seconds, flags.seed)}
+        results = {"facts": facts(), "machine": machine.name, "rows": [rows[key] for key in sorted(rows)]}
+        output.mkdir(parents=True, exist_ok=True)
+        write_atomically(output / "simulator.json", json.dumps(results, indent=1) + "\n")
+        write_atomically(output / "simulator.md", document(results))
+    except (PaseError, RuntimeError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+    return int(not all(row["equal"] for row in results["rows"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

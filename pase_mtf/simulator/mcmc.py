@@ -1,0 +1,73 @@
+"""FlexFlow's search as in its paper: a Markov chain over strategies that is told the simulated time of each step."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pase_mtf.cost.build import PricedNetwork
+from pase_mtf.errors import UsageError, shortened
+from pase_mtf.simulator.simulate import Simulator
+
+__all__ = ["SimulatedChain", "search_simulated"]
+
+
+class SimulatedChain(NamedTuple):
+    """What the chain found.
+
+    Attributes:
+      assignment: the best strategy it met, an index of a configuration per layer.
+      seconds: the simulated step under it.
+      proposals: how many it looked at.
+    """
+
+    assignment: tuple[int, ...]
+    seconds: float
+    proposals: int
+
+
+def search_simulated(priced: PricedNetwork, initial: Sequence[int], *, proposals: int | None = None,
+                     time_limit: float | None = None, seed: int = 0, beta: float = 2000.0) -> SimulatedChain:
+    """Proposes a random configuration for a random layer, simulates what changes (`Simulator.change`), and accepts it
+    with probability min(1, exp(beta * (old time - new time) / initial time)); Jia et al. 2019, section 6.
+
+    It stops when half of its budget has brought no improvement, or the budget is used up.
+
+    Args:
+      priced: the layers, their configurations, the machine.
+      initial: the assignment to start from, such as data parallelism.
+      proposals: budget in proposals; the same seed then gives the same result.
+      time_limit: budget in seconds. One of the two has to be given.
+      seed: of the random numbers.
+      beta: inverse temperature, relative to the time at the start.
+
+    Raises:
+      UsageError: no budget, or none that is positive.
+    """
+    for name, budget in (("proposals", proposals), ("time_limit", time_limit)):
+        if budget is not None and not budget > 0:
+            raise UsageError(f"{name}={shortened(budget)}: give a positive number")
+    if proposals is None and time_limit is None:
+        raise UsageError("a chain without end; give proposals= or time_limit=")
+    draw, simulator, begun = random.Random(seed), Simulator(priced), time.perf_counter()
+    now = simulator.seconds(initial)
+    assignment, best, best_seconds, scale = list(initial), tuple(initial), now, beta / now if now else 0.0
+    done, improved = 0, 0.0
+    while True:
+        used = max(done / proposals if proposals else 0.0,
+                   (time.perf_counter() - begun) / time_limit if time_limit else 0.0)
+        if used >= 1.0 or used - improved > 0.5:
+            return SimulatedChain(best, best_seconds, done)
+        layer = draw.randrange(len(assignment))
+        choice, chance, before = draw.randrange(len(priced.configurations[layer])), draw.random(), assignment[layer]
+        then = simulator.change(layer, choice)
+        done += 1
+        if then <= now or chance < math.exp(scale * (now - then)):
+            assignment[layer], now = choice, then
+        else:
+            simulator.change(layer, before)
+        if now < best_seconds:
+            best, best_seconds, improved = tuple(assignment), now, used

@@ -1,0 +1,134 @@
+"""The tasks of a layer or of an edge, and of a whole step, which is made of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pase_mtf.simulator.schedule import PICOSECONDS, Tasks
+
+__all__ = ["KINDS", "Slot", "SlotBuilder", "TaskNames", "join", "order_in_slot", "waits_of_edge"]
+
+KINDS = ("kernels", "all-reduce", "gradient all-reduce", "resharding", "transfer")
+"""What a task is."""
+
+
+class TaskNames(NamedTuple):
+    """What the tasks are, for people: arrays of N.
+
+    Attributes:
+      kind: index into `KINDS`.
+      phase: index into `PHASES`.
+      layer: whose it is; of a transfer the layer that it goes to.
+      device: which it runs on; of an all-reduce the first of its group, of a transfer the sender.
+      receiver: of a transfer; else the same as `device`.
+    """
+
+    kind: np.ndarray
+    phase: np.ndarray
+    layer: np.ndarray
+    device: np.ndarray
+    receiver: np.ndarray
+
+
+class Slot(NamedTuple):
+    """The tasks of a layer or of an edge, numbered from 0.
+
+    Attributes:
+      duration, resource_at, resource: as of `Tasks`.
+      names: int64 [5, N], the rows of `TaskNames`.
+      inner: int64 [2, M], (before, after) among its own.
+      first, last: of a layer, per phase and device the task that begins and the one that ends it: int64 [3, devices].
+      begins, ends, direct: of an edge: int64 [2, M] each: (task of the source layer, own), (own, task of the target
+        layer), (task of the source layer, task of the target layer).
+    """
+
+    duration: np.ndarray
+    resource_at: np.ndarray
+    resource: np.ndarray
+    names: np.ndarray
+    inner: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    direct: np.ndarray
+
+
+class SlotBuilder:
+    """Collects the tasks of a slot."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int, int, int, int]] = []  # duration, then what it is
+        self.resources: list[Sequence[int]] = []
+        self.inner: list[tuple[int, int]] = []
+
+    def add(self, seconds: float, resources: Sequence[int], names: tuple[int, int, int, int, int],
+            after: Sequence[int] = ()) -> int:
+        """Adds a task that waits for others of this slot; returns its number. One that takes no time needs nothing."""
+        number, duration = len(self.rows), round(seconds * PICOSECONDS)
+        self.rows.append((duration, *names))
+        self.resources.append(resources if duration else ())
+        self.inner += [(other, number) for other in after]
+        return number
+
+    def build(self, first: Sequence[Sequence[int]] = (), last: Sequence[Sequence[int]] = (),
+              begins: Sequence[tuple[int, int]] = (), ends: Sequence[tuple[int, int]] = (),
+              direct: Sequence[tuple[int, int]] = ()) -> Slot:
+        """The slot."""
+        rows = np.array(self.rows, np.int64).reshape(-1, 6)
+        at = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(entry) for entry in self.resources], out=at[1:])
+        resource = np.fromiter(itertools.chain.from_iterable(self.resources), np.int64, int(at[-1]))
+
+        def pairs(entries: Sequence[tuple[int, int]]) -> np.ndarray:
+            return np.array(entries, np.int64).reshape(-1, 2).T
+
+        return Slot(rows[:, 0], at, resource, rows[:, 1:].T, pairs(self.inner), np.array(first, np.int64),
+                     np.array(last, np.int64), pairs(begins), pairs(ends), pairs(direct))
+
+_MOST_IN_SLOT = 1 << 24
+
+
+def order_in_slot(number: int, count: int) -> np.ndarray:
+    """`Tasks.order` of the tasks of a slot: by slot, then as they stand in it."""
+    return number * _MOST_IN_SLOT + np.arange(count)
+
+
+def waits_of_edge(slot: Slot, source: int, own: int, target: int) -> np.ndarray:
+    """Who waits for whom because of an edge, int64 [2, M], given where the tasks of three slots begin."""
+    return np.concatenate((slot.begins + np.array([[source], [own]]), slot.ends + np.array([[own], [target]]),
+                           slot.direct + np.array([[source], [target]])), axis=1)
+
+
+def join(slots: Sequence[Slot], ends: Sequence[tuple[int, int]], resources: int) -> tuple[Tasks, np.ndarray]:
+    """Puts a step together.
+
+    Args:
+      slots: of every layer, then of every edge.
+      ends: per edge, its source and its target layer.
+      resources: how many there are.
+
+    Returns:
+      The tasks, and where those of every slot begin, int64 [S].
+    """
+    at = np.zeros(len(slots) + 1, np.int64)
+    np.cumsum([len(slot.duration) for slot in slots], out=at[1:])
+    needs = np.zeros(len(slots) + 1, np.int64)
+    np.cumsum([len(slot.resource) for slot in slots], out=needs[1:])
+    layers = len(slots) - len(ends)
+    waits = [slot.inner + begin for slot, begin in zip(slots, at, strict=False)]
+    waits += [waits_of_edge(slot, at[source], own, at[target])
+              for slot, own, (source, target) in zip(slots[layers:], at[layers:], ends, strict=False)]
+    before, after = np.concatenate(waits, axis=1) if waits else np.zeros((2, 0), np.int64)
+    none = np.zeros(0, np.int64)
+    resource_at = np.concatenate([np.zeros(1, np.int64), *(
+        slot.resource_at[1:] + begin for slot, begin in zip(slots, needs, strict=False))])
+    return Tasks(np.concatenate([none, *(slot.duration for slot in slots)]),
+                 np.concatenate([none, *(order_in_slot(number, len(slot.duration))
+                                         for number, slot in enumerate(slots))]),
+                 resource_at, np.concatenate([none, *(slot.resource for slot in slots)]), before, after,
+                 resources), at[:-1]

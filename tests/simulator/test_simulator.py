@@ -1,0 +1,259 @@
+"""The simulator against the prices that it is made of, against a plain one, and against itself after changes."""
+
+import itertools
+import json
+
+import harness
+import numpy as np
+import pytest
+from small_graphs import perceptron
+
+from pase_mtf import models
+from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.cost.compute import PARTS
+from pase_mtf.cost.resharding import Reshardings
+from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
+from pase_mtf.errors import UsageError
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.graph.partition import Partition
+from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.search import solve
+from pase_mtf.simulator import mcmc
+from pase_mtf.simulator.schedule import PICOSECONDS, Tasks, schedule
+from pase_mtf.simulator.simulate import Simulator
+from pase_mtf.simulator.slots import join
+from pase_mtf.simulator.stages import layer_stages
+from pase_mtf.simulator.step import Step
+from pase_mtf.simulator.timeline import Timeline
+from pase_mtf.simulator.transfers import transfers
+from pase_mtf.strategy.find import find_strategy
+
+TWO_LEVELS = Machine("two levels", dict.fromkeys(Machine.load("1080ti").rates, 1e12), 1e11, 1e10, 1e-6,
+                     (Link(4, 2e10, 3e-6), Link(64, 1e9, 2e-5)))
+
+
+def shared(machine):
+    fields = {name: getattr(machine, name) for name in machine.__dataclass_fields__}
+    return Machine(**{**fields, "name": "shared", "shared_cores": True})
+
+
+def random_assignment(priced, seed):
+    rng = np.random.default_rng(seed)
+    return [int(rng.integers(len(choices))) for choices in priced.configurations]
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    return [perceptron(), harness.export_model("alexnet", models.load_config("alexnet", "tiny")),
+            harness.export_model("gnmt", models.load_config("gnmt", "tiny"))]
+
+
+def test_the_slowest_receiver_takes_what_resharding_costs(graphs):
+    """Without contention; counted in two ways that share no code."""
+    reshardings, compared = Reshardings(TWO_LEVELS), 0
+    rng = np.random.default_rng(3)
+    for graph in graphs:
+        for edge in graph.edges:
+            ends = []
+            for layer, dims in ((graph.layers[edge.source], edge.source_dims),
+                                (graph.layers[edge.target], edge.target_dims)):
+                choices = enumerate_configurations(layer, 8)
+                chosen = choices[int(rng.integers(len(choices)))]
+                position = dim_positions(layer)
+                ends.append(ConfigurationTable.build([chosen], position, len(layer.dims)).shardings(
+                    positions_of(dims, position)))
+            source, target = (Partition(tuple(range(int(one.devices[0]))), tuple(zip(
+                one.shards[0].tolist(), one.strides[0].tolist(), strict=True))) for one in ends)
+            taken = dict.fromkeys(range(8), 0.0)
+            for one in transfers(source, target, edge.shape, TWO_LEVELS.links):
+                link = TWO_LEVELS.links[one.level]
+                taken[one.receiver] += one.elements * edge.itemsize / link.bandwidth + one.messages * link.latency
+            assert max(taken.values()) == pytest.approx(
+                reshardings.seconds(*ends, edge.shape, edge.itemsize)[0, 0], rel=1e-9)
+            compared += max(taken.values()) > 0
+    assert compared > 20
+
+
+@pytest.mark.parametrize("machine", [TWO_LEVELS, shared(TWO_LEVELS)], ids=["own", "shared"])
+def test_stages_add_up_to_what_a_layer_costs(graphs, machine):
+    for graph in graphs:
+        priced = build_network(graph, machine, 8)
+        for layer, choices, parts in zip(graph.layers, priced.configurations, priced.parts, strict=True):
+            for number, found in enumerate(layer_stages(layer, choices[::7], Reshardings(machine))):
+                total = 0.0
+                for stage in found.stages:
+                    total += stage.kernels * (found.devices if machine.shared_cores else 1) + stage.moves
+                    for groups, seconds in (*stage.sums, *stage.gradients):
+                        total += seconds * (len(groups) if machine.shared_cores else 1)
+                        assert sorted(itertools.chain(*groups)) == list(range(found.devices))
+                assert total == pytest.approx(parts[:, 7 * number].sum(), rel=1e-9), (layer.name, PARTS)
+
+
+def test_where_cores_are_shared_a_step_is_the_sum(graphs):
+    for graph in graphs:
+        priced = build_network(graph, shared(TWO_LEVELS), 4)
+        for seed in range(2):
+            assignment = random_assignment(priced, seed)
+            assert Simulator(priced).seconds(assignment) == pytest.approx(priced.network.cost(assignment), rel=1e-6)
+
+
+def test_on_one_device_a_step_is_the_sum(graphs):
+    for graph in graphs:
+        priced = build_network(graph, TWO_LEVELS, 1)
+        assert Simulator(priced).seconds([0] * len(graph.layers)) == pytest.approx(
+            priced.network.cost([0] * len(graph.layers)), rel=1e-6)
+
+
+def plainly(tasks):
+    """When every task starts: of those whose predecessors are done, always the one that became ready first."""
+    start, end, free = {}, {}, [0] * tasks.resources
+    before = {task: [] for task in range(len(tasks.duration))}
+    for one, other in zip(tasks.before.tolist(), tasks.after.tolist(), strict=True):
+        before[other].append(one)
+    while len(end) < len(before):
+        ready = {task: max((end[one] for one in before[task]), default=0) for task in before
+                 if task not in end and all(one in end for one in before[task])}
+        task = min(ready, key=lambda one: (ready[one], int(tasks.order[one])))
+        needs = tasks.resource[tasks.resource_at[task]:tasks.resource_at[task + 1]].tolist()
+        start[task] = max([ready[task], *(free[one] for one in needs)])
+        end[task] = start[task] + int(tasks.duration[task])
+        for one in needs:
+            free[one] = end[task]
+    return [start[task] for task in sorted(start)]
+
+
+def test_a_plain_simulation_says_the_same():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        count, resources = int(rng.integers(1, 25)), int(rng.integers(1, 4))
+        needs = [sorted(rng.choice(resources, int(rng.integers(0, resources + 1)), replace=False))
+                 for _ in range(count)]
+        pairs = [(one, other) for other in range(count) for one in range(other) if rng.random() < 0.15]
+        before, after = np.array(pairs, np.int64).reshape(-1, 2).T
+        tasks = Tasks(rng.integers(0, 6, count), rng.permutation(count), np.cumsum([0, *map(len, needs)]),
+                      np.array([*itertools.chain(*needs)], np.int64), before, after, resources)
+        assert schedule(tasks).start.tolist() == plainly(tasks)
+
+
+def test_a_circle_is_no_step():
+    ends = np.array([0, 1])
+    none = np.zeros(0, np.int64)
+    with pytest.raises(ValueError, match="circle"):
+        schedule(Tasks(np.ones(2, np.int64), ends, np.zeros(3, np.int64), none, ends, ends[::-1].copy(), 1))
+
+
+def test_tasks_keep_their_order_and_share_nothing(graphs):
+    for graph in graphs:
+        priced = build_network(graph, TWO_LEVELS, 8)
+        step = Step(priced)
+        tasks, _ = join(step.slots(random_assignment(priced, 1)), [(one.source, one.target) for one in graph.edges],
+                        step.resources)
+        times = schedule(tasks)
+        assert (times.end[tasks.before] <= times.start[tasks.after]).all()
+        for resource in range(tasks.resources):
+            mine = [task for task in range(len(tasks.duration))
+                    if resource in tasks.resource[tasks.resource_at[task]:tasks.resource_at[task + 1]]]
+            spans = sorted((times.start[task], times.end[task]) for task in mine)
+            assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [4, 6])
+def test_what_is_simulated_after_changes_is_what_a_whole_simulation_says(graphs, devices, seeds):
+    """To the last digit."""
+    for graph, seed in itertools.product(graphs, seeds):
+        priced = build_network(graph, TWO_LEVELS, devices)
+        rng, assignment = np.random.default_rng(seed), random_assignment(priced, seed)
+        changing, whole = Simulator(priced), Simulator(priced)
+        changing.seconds(assignment)
+        for _ in range(40):
+            layer = int(rng.integers(len(assignment)))
+            assignment[layer] = int(rng.integers(len(priced.configurations[layer])))
+            assert changing.change(layer, assignment[layer]) == whole.seconds(assignment)
+
+
+def test_gradients_are_summed_while_the_backward_pass_goes_on():
+    """Data parallelism of three layers on a slow link: by hand."""
+    graph = perceptron()
+    split = [Configuration((("batch", 4),))] * 3
+    priced = build_network(graph, TWO_LEVELS, 4, [[one] for one in split])
+    timeline = Simulator(priced).timeline([0, 0, 0])
+    sums = [one for one in timeline.slices if one.kind == "gradient all-reduce"]
+    assert [one.layer for one in sums] == ["dense2", "dense1", "dense0"]
+    kernels = {one.layer: one for one in timeline.slices
+               if (one.kind, one.phase, one.device) == ("kernels", "backward", 0)}
+    assert sums[0].begin == kernels["dense2"].end
+    assert sums[0].begin == kernels["dense1"].begin
+    cost = price_strategy(graph, TWO_LEVELS, 4, split).total
+    assert timeline.seconds < cost - 0.9 * sum(kernels[name].end - kernels[name].begin for name in ("dense0", "dense1"))
+
+
+def test_senders_share_their_link():
+    """One device holds all that three others want: it sends to one after the other."""
+    graph = perceptron(widths=(64, 128, 64), training=False)
+    split = [Configuration(), Configuration((("batch", 4),))]
+    priced = build_network(graph, TWO_LEVELS, 4, [[one] for one in split])
+    sent = [one for one in Simulator(priced).timeline([0, 0]).slices if one.kind == "transfer"]
+    assert [one.receiver for one in sent] == [1, 2, 3]
+    assert all(one.end == pytest.approx(other.begin) for one, other in itertools.pairwise(sent))
+
+
+def test_a_timeline_can_be_opened(tmp_path, graphs):
+    strategy = find_strategy(graphs[1], 4, TWO_LEVELS)
+    timeline = strategy.timeline()
+    timeline.save(tmp_path / "step.json")
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(1e6 * timeline.seconds)
+    assert {event["pid"] for event in spans} == set(range(4))
+    assert all(0 < busy <= 1 for busy in timeline.busy)
+    from matplotlib.figure import Figure
+    axes = Figure().add_subplot()
+    timeline.draw(axes)
+    assert len(axes.get_yticklabels()) == 4
+
+
+def test_an_empty_timeline():
+    assert Timeline("nothing", 2, 0.0, ()).busy == (0.0, 0.0)
+
+
+def test_the_shortest_simulated_of_the_cheapest_is_taken(graphs):
+    graph = graphs[1]
+    cheapest = find_strategy(graph, 8, TWO_LEVELS)
+    found = find_strategy(graph, 8, TWO_LEVELS, simulate=20)
+    simulator = Simulator(build_network(graph, TWO_LEVELS, 8))
+    strategies = solve(simulator._priced.network, "k_best", k=20).statistics["strategies"]
+    shortest = min(simulator.seconds(assignment) for _, assignment in strategies)
+    assert found.search["simulated_seconds"] == shortest
+    assert found.timeline().seconds == shortest
+    assert found.seconds >= cheapest.seconds
+    assert (found.search["simulated_rank"] == 1) == found.search["optimal"]
+    assert f"simulated {1e3 * shortest:.3f} ms, the shortest of the 20 cheapest" in str(found)
+    limit = cheapest.memory_bytes
+    assert find_strategy(graph, 8, TWO_LEVELS, simulate=20, memory_limit=limit).memory_bytes <= limit * (1 + 1e-9)
+
+
+def test_the_chain_improves_what_it_starts_from(graphs):
+    priced = build_network(graphs[1], TWO_LEVELS, 8)
+    start = random_assignment(priced, 0)
+    found = mcmc.search_simulated(priced, start, proposals=400, seed=1)
+    assert found == mcmc.search_simulated(priced, start, proposals=400, seed=1)
+    assert found.seconds < Simulator(priced).seconds(start)
+    assert found.seconds == Simulator(priced).seconds(found.assignment)
+    assert found.proposals <= 400
+
+
+@pytest.mark.parametrize("wrong", [lambda priced: mcmc.search_simulated(priced, [0, 0, 0]),
+                                   lambda priced: mcmc.search_simulated(priced, [0, 0, 0], proposals=0),
+                                   lambda priced: Simulator(priced).change(0, 1),
+                                   lambda priced: Simulator(priced).seconds([0]),
+                                   lambda priced: find_strategy(priced.graph, 4, TWO_LEVELS, simulate=-1),
+                                   lambda priced: find_strategy(priced.graph, 4, TWO_LEVELS, "mcmc", simulate=3),
+                                   lambda priced: Simulator(build_network(priced.graph, TWO_LEVELS, 4, model="pase"))])
+def test_mistakes_are_told(wrong):
+    with pytest.raises(UsageError):
+        wrong(build_network(perceptron(), TWO_LEVELS, 4))
+
+
+def test_times_are_whole():
+    assert PICOSECONDS == 1e12
