@@ -79,12 +79,31 @@ print(json.dumps([before, kernels()]))
     assert {name: types for name, (types, _) in after.items()} == {name: types for name, (types, _) in before.items()}
 
 
+# Compiled with checks of every index, an access beyond an array is an IndexError; without, a crash later, or garbage.
+CHECKED = """
+import numpy as np
+from pase_mtf.search.branch_and_bound import _count
+try:
+    _count(np.array([0, 4]), np.ones(3, bool))
+except IndexError:
+    print("checked")
+"""
+FUZZ = ("tests/search/test_exact.py", "tests/search/test_depth_first.py", "tests/search/test_memory.py",
+        "tests/search/test_pulls.py", "tests/search/test_single_precision.py", "tests/search/test_certificate.py",
+        "tests/cost/test_resharding.py", "tests/cost/test_ring.py")
+
+
 @pytest.mark.slow
-def test_nothing_is_compiled_after_it(tmp_path):
+def test_nothing_is_compiled_after_it_and_every_index_is_within_bounds(tmp_path):
     """In a new environment: one process compiles and keeps it, the next finds everything there."""
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"}
     done = subprocess.run([sys.executable, "-m", "pase_mtf.strategy.compile"], capture_output=True, text=True,
-                          check=False, cwd=ROOT, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
+                          check=False, cwd=ROOT, env={**os.environ, **environment})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    found = json.loads(run(KERNELS + SEARCHES + "print(json.dumps(kernels()))", NUMBA_CACHE_DIR=str(tmp_path)))
+    found = json.loads(run(KERNELS + SEARCHES + "print(json.dumps(kernels()))", **environment))
     assert sum(bool(types) for types, _ in found.values()) > 10
     assert {name: misses for name, (_, misses) in found.items() if misses} == {}
+    assert run(CHECKED, **environment) == "checked\n"
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", *FUZZ],
+                          capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stdout
