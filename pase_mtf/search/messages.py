@@ -36,8 +36,9 @@ def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # p
 @compiled
 def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray, potentials: np.ndarray,
              least: np.ndarray, grain: float) -> None:  # pragma: no cover (compiled)
-    """Moves a share of the reduced costs of a vertex (theta - delta) to an edge, and rounds the edge's potentials to
-    multiples of `grain` (0: as they are)."""
+    """Moves a share of the reduced costs of a vertex (theta - delta) to an edge, and rounds the edge's potentials up to
+    multiples of `grain` (0: as they are): the vertex keeps what that is more, so that its minimum never falls below
+    delta, which counts in the bound."""
     for r in range(len(potentials)):
         least[r] = np.inf
     for k in range(len(theta)):
@@ -47,7 +48,7 @@ def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray,
         if least[r] < np.inf:
             potentials[r] -= share * (least[r] - delta)
             if grain > 0.0:
-                potentials[r] = grain * np.round(potentials[r] / grain)
+                potentials[r] = grain * np.ceil(potentials[r] / grain)
 
 
 @compiled
@@ -400,8 +401,8 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
       enough: stop once best_cost - bound is at most this.
       passes: at most so many.
       seconds: stop in the middle of a pass after so many. A first pass that is not finished has no bound (-inf).
-      grain: what the potentials are rounded to multiples of as they are sent (0: not at all). Whatever they are, the
-        bound holds; where layers repeat, rounded ones soon repeat too, and what repeats is computed once.
+      grain: what the potentials are rounded up to multiples of as they are sent (0: not at all). Where layers repeat,
+        rounded ones soon repeat too, and what repeats is computed once; the bound holds, but is lower for it.
     """
     end = seconds_now() + seconds
     scratch = _scratch(p)

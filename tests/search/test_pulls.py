@@ -84,6 +84,18 @@ def test_the_optimum_of_what_repeats(seed, kind, monkeypatch):
     check_certificate(network, solution)
 
 
+@pytest.mark.parametrize("rough", [False, True])
+@pytest.mark.parametrize("step", [2.0 ** -2, 2.0 ** -5])
+def test_rounded_potentials_never_bound_from_above(rough, step):
+    """However coarse they are, the dynamic program's optimum is no less than the bound."""
+    for seed in range(20):
+        network = _blocks(seed, 2, 6)
+        p = pack(network.normalized())
+        found = message_passes(p, rounded_down(p) if rough else EXACTLY, PassState.start(p, np.zeros(p.potentials)),
+                               np.inf, 0.0, -np.inf, 3, np.inf, step)
+        assert found.bound <= solve(network, method="pase").cost * (1 + 1e-13), seed
+
+
 def test_grain():
     p = pack(_blocks(0, 70).normalized())
     rough = rounded_down(p)
