@@ -78,18 +78,24 @@ class GraphSearch:
         self._verified: dict[Hashable, Problem | None] = {}
         self.search = Search(costs, self.meshes, request.fixed, request.memory_limit,
                              (lambda shape, rules: None) if rebuilt else self._verify, request.expired)
-        self._candidates = iter(self.search)
         self._found: list[Candidate] = []
         self.seconds = time.perf_counter() - start
 
     def __iter__(self) -> Iterator[Candidate]:
         """The layouts that lower, cheapest first; they are searched for as far as they are asked for."""
+        return self.below(math.inf)
+
+    def below(self, limit: float) -> Iterator[Candidate]:
+        """Those that cost less than the limit, in seconds; dearer ones are not even lowered."""
         for number in itertools.count():
             if len(self._found) <= number:
                 start = time.perf_counter()
-                self._found += itertools.islice(self._candidates, 1)
+                found = self.search.next_below(limit)
                 self.seconds += time.perf_counter() - start
-            if len(self._found) <= number:
+                if found is None:
+                    return
+                self._found.append(found)
+            if self._found[number].cost >= limit:
                 return
             yield self._found[number]
 

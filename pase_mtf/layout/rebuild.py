@@ -81,10 +81,10 @@ class _SearchedGraph:
                 self._proposing.append(GraphSearch(built.graph, built.outputs, request, rebuilt=True,
                                                    exported=self.search.exported))
 
-    def candidates(self, tried: set[Hashable]) -> Iterator[tuple[float, _Strings]]:
-        """The cheapest layouts here that have not been tried, with what they cost here."""
+    def candidates(self, tried: set[Hashable], limit: float) -> Iterator[tuple[float, _Strings]]:
+        """The cheapest layouts here that have not been tried and cost less than the limit, with what they cost here."""
         for search in self._proposing:
-            for candidate in search:
+            for candidate in search.below(limit):
                 layout = _Strings.of(candidate.mesh, candidate.rules)
                 if layout.effect() not in tried:
                     yield candidate.cost, layout
@@ -211,10 +211,19 @@ class _Trials:
         """The layouts that satisfy the caller, cheapest first."""
         return sorted(filter(self._satisfies, self.trials), key=lambda layout: self.trials[layout].cost.seconds)
 
-    def cheapest_candidate(self) -> tuple[float, _Strings] | None:
-        """The cheapest layout of any graph that was not tried."""
+    def best(self) -> float:
+        """Seconds of the cheapest layout that satisfies the caller; infinite without one."""
+        return min((self.trials[layout].cost.seconds for layout in self.usable()), default=math.inf)
+
+    def promises(self, layout: _Strings) -> bool:
+        """Whether a layout costs less than the best one on any of the graphs at hand."""
+        return any(graph.search.cost("", *layout.parsed()).seconds < self.best() * (1 - 1e-9)
+                   for graph in self.graphs.values())
+
+    def cheapest_candidate(self, limit: float) -> tuple[float, _Strings] | None:
+        """The cheapest layout of any graph that was not tried, if it costs less than the limit there."""
         tried = {layout.effect() for layout in self.trials}
-        return min((candidate for graph in self.graphs.values() for candidate in graph.candidates(tried)),
+        return min((candidate for graph in self.graphs.values() for candidate in graph.candidates(tried, limit)),
                    key=lambda candidate: candidate[0], default=None)
 
     def try_candidates(self) -> float:
@@ -222,11 +231,11 @@ class _Trials:
         below."""
         last, most = self.builds + _CANDIDATES, len(self.trials) + _TRIALS
         while True:
-            best = min((self.trials[layout].cost.seconds for layout in self.usable()), default=float("inf"))
-            candidate = self.cheapest_candidate()
-            missing = min(graph.bound() for graph in self.graphs.values())
+            best = self.best()
             # Of equals the first is as good.
-            if candidate is None or candidate[0] >= best * (1 - 1e-9):
+            candidate = self.cheapest_candidate(best * (1 - 1e-9))
+            missing = min(graph.bound() for graph in self.graphs.values())
+            if candidate is None:
                 return min(best, missing)
             if self.builds >= last or len(self.trials) >= most or self.request.expired():
                 return min(candidate[0], missing)
@@ -236,8 +245,9 @@ class _Trials:
 def find_layout_of_program(program: Program, first: BuiltGraph, request: Request) -> Layout:
     """Finds the layout of a program whose graph may depend on it (microbatches, expert groups, imported slices).
 
-    The layouts to compare with, data parallelism, and where these have different graphs the batch on one of two axes
-    are the starting points; candidates follow (see above). The best of all is returned.
+    The layouts to compare with, data parallelism, and where these have different graphs the batch on one of two axes,
+    if that costs less than the best so far on any of the graphs at hand, are the starting points; candidates follow
+    (see above). The best of all is returned.
 
     Args:
       program: builds a graph for a layout.
@@ -259,7 +269,8 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
         trials.try_layout(layout)
     if len(trials.graphs) > 1 and parallel is not None and not request.expired():
         for layout in _batch_on_one_of_two_axes(next(iter(parallel[1])), request):
-            trials.try_layout(layout)
+            if trials.promises(layout):
+                trials.try_layout(layout)
     bound = trials.try_candidates()
     usable = trials.usable()
     if not usable:

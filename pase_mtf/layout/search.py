@@ -111,6 +111,11 @@ class Search:
         self.rejected: list[tuple[Candidate, Problem]] = []
         self.networks: dict[MeshShape, tuple[int, int]] = {}
         self.lightest: tuple[float, MeshShape, dict[str, int]] | None = None
+        # (cost, whether it is that of a layout and not a bound, number of axes, for ties, the mesh shape's stream)
+        self._heap: list[tuple[float, bool, int, int, _Stream]] | None = None  # None: nobody has asked
+        self._number = itertools.count()
+        self._given: _Stream | None = None  # whose layout was the last answer
+        self._seen: set[tuple[tuple[frozenset[str], int], ...]] = set()
 
     def _fixed_axes(self, mesh: MeshShape) -> dict[str, int | None]:
         """The fixed dims by index of the axis."""
@@ -118,45 +123,56 @@ class Search:
 
     def __iter__(self) -> Iterator[Candidate]:
         """Legal layouts that lower, cheapest first, each once but for names of axes and rules without effect."""
-        # (cost, whether it is that of a layout and not a bound, number of axes, for ties, the mesh shape's stream)
-        heap: list[tuple[float, bool, int, int, _Stream]] = []
-        number = itertools.count()
+        while (candidate := self.next_below(math.inf)) is not None:
+            yield candidate
 
-        def advance(stream: _Stream, cause: dict[str, int] | None = None) -> None:
-            if stream.advance(cause) and stream.next is not None:
-                # Sums of the same numbers in another order are the same: then fewer axes come first.
-                cost = float(f"{stream.next.cost:.12g}")
-                heapq.heappush(heap, (cost, True, len(stream.mesh.axes), next(number), stream))
+    def next_below(self, limit: float) -> Candidate | None:
+        """The next of the legal layouts that lower, cheapest first, each once but for names of axes and rules without
+        effect; None where there is none, or none that costs less than the limit (seconds).
 
-        for mesh in self.meshes:
-            network = self._network(mesh, ())
-            if network is not None:
-                stream = _Stream(mesh, self._layouts(mesh, network))
-                heapq.heappush(heap, (network.bound(), False, len(mesh.axes), next(number), stream))
-        seen: set[tuple[tuple[frozenset[str], int], ...]] = set()
-        while heap:
+        What costs as much is neither looked for nor lowered; with a higher limit it still comes.
+        """
+        if self._heap is None:
+            self._heap = []
+            for mesh in self.meshes:
+                network = self._network(mesh, ())
+                if network is not None:
+                    self._push(network.bound(), _Stream(mesh, self._layouts(mesh, network)))
+        if self._given is not None:
+            given, self._given = self._given, None
+            self._advance(given)
+        while self._heap and self._heap[0][0] < limit:
             if self.expired():
-                self.bound = min(self.bound, heap[0][0])
-                return
-            *_, stream = heapq.heappop(heap)
+                self.bound = self._heap[0][0]
+                return None
+            *_, stream = heapq.heappop(self._heap)
             candidate = stream.next
             if candidate is None:  # only bounded so far
-                advance(stream)
+                self._advance(stream)
                 continue
             effect = _effect(candidate)
-            if effect in seen:
-                advance(stream)
+            if effect in self._seen:
+                self._advance(stream)
                 continue
-            seen.add(effect)
+            self._seen.add(effect)
             problem = self.verify(stream.mesh, candidate.rules)
             if problem is None:
-                yield candidate
-                advance(stream)
-                continue
+                self._given = stream
+                return candidate
             self.rejected.append((candidate, problem))
             cause = {name: candidate.axis_of[name] for name in problem.dims if name in candidate.axis_of}
             if not set(cause) <= set(self.fixed):  # else no other layout avoids it
-                advance(stream, cause)
+                self._advance(stream, cause)
+        return None
+
+    def _push(self, cost: float, stream: _Stream) -> None:
+        assert self._heap is not None
+        heapq.heappush(self._heap, (cost, stream.next is not None, len(stream.mesh.axes), next(self._number), stream))
+
+    def _advance(self, stream: _Stream, cause: dict[str, int] | None = None) -> None:
+        if stream.advance(cause) and stream.next is not None:
+            # Sums of the same numbers in another order are the same: then fewer axes come first.
+            self._push(float(f"{stream.next.cost:.12g}"), stream)
 
     def _network(self, mesh: MeshShape, forbidden: Sequence[Mapping[str, int]]) -> MeshNetwork | None:
         network = MeshNetwork(self.costs, mesh, self._fixed_axes(mesh), forbidden)

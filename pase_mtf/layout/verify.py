@@ -223,7 +223,47 @@ class _ShapeLowering(mtf.Lowering):
         return _Made(tuple(outputs), finished)
 
     def _lower_loop(self, loop: mtf.ops.WhileLoopOperation) -> None:
-        """By Mesh-TF's own code, which lowers the operations of its body by ours."""
+        """As Mesh-TF's own code does, but for TensorFlow's loop around it: condition and body are lowered once, and
+        what goes round has to keep its shape."""
+        if type(loop).lower is not _ops.WhileLoopOperation.lower or loop._tf_kwargs:
+            self._lower_loop_in_tensorflow(loop)
+            return
+        count = len(loop.inputs)
+        starts = [self.tensors[tensor].to_laid_out_tensor() for tensor in loop.inputs]
+        starts += [self.impl.slices(tensor.dtype, self.impl.slice_shape(tensor.shape))
+                   for tensor in loop._body_outputs[count:]]
+        self._lower_part(loop, "cond", starts, [loop._cond_output])
+        made = self._lower_part(loop, "body", starts, loop._body_outputs)
+        for start, (slices, axes), inner, output in zip(starts, made, loop._body_outputs, loop.outputs, strict=True):
+            before, after = start.tensor_list[0], slices.tensor_list[0]
+            if before.dtype != after.dtype or not before.shape.is_compatible_with(after.shape):
+                raise ValueError(f"{inner.name} enters an iteration with {before.dtype.name} slices of shape "
+                                 f"{before.shape}, and leaves it with {after.dtype.name} slices of shape {after.shape}")
+            self.set_tensor_lowering(output, slices if axes is None else _PendingSum(self, slices, axes))
+
+    def _lower_part(self, loop: mtf.ops.WhileLoopOperation, part: str, starts: Sequence[Slices],
+                    outputs: Sequence[mtf.Tensor]) -> list[tuple[Slices, _Axes]]:
+        """Lowers the condition or the body of a loop; of what comes out, the slices and the axes of partial sums."""
+        outer = self.scope
+        scope = (*outer, (loop, part))
+        inputs = getattr(loop, f"_{part}_inputs")
+        self._inside.update(dict.fromkeys(inputs, scope))
+        self.tensors.update(zip(inputs, starts, strict=False))
+        for operation in getattr(loop, f"_{part}_ops"):
+            self.lower_operation(operation, scope)
+        self.scope = scope
+        made: list[tuple[Slices, _Axes]] = []
+        for tensor in outputs:
+            laid_out = self.tensors[tensor]
+            if part == "body" and isinstance(laid_out, _ops.LazyAllreduceSum):  # is reduced after the loop
+                made.append((laid_out.laid_out_input, tuple(laid_out.mesh_axes)))
+            else:
+                made.append((laid_out.to_laid_out_tensor(), None))
+        self.scope = outer
+        return made
+
+    def _lower_loop_in_tensorflow(self, loop: mtf.ops.WhileLoopOperation) -> None:
+        """By its own code, which lowers the operations of its body by ours."""
         outer = self.scope
         ours = copy.copy(loop)
         for part in ("cond", "body"):

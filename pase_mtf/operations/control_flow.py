@@ -36,10 +36,11 @@ def _loop_reads(op: mtf.ops.WhileLoopOperation) -> list[mtf.Tensor]:
 
 
 def _loop_demands(loop: mtf.Operation, demands: StockDemands) -> None:
-    inner = {tensor for operation in _body(loop) for tensor in operation.outputs}
-    inner |= {*loop._cond_inputs, *loop._body_inputs}
-    for operation in _body(loop):
-        demands.scan(operation, frozenset(inner))
+    body = _body(loop)
+    inner = frozenset((*loop._cond_inputs, *loop._body_inputs,
+                       *(tensor for operation in body for tensor in operation.outputs)))
+    for operation in body:
+        demands.scan(operation, inner)
     for tensor in loop._body_outputs[:len(loop.inputs)]:
         demands.need_reduced(loop, tensor, "a loop variable that is a pending sum in the next iteration")
 

@@ -146,6 +146,28 @@ def test_loops_that_differ_inside_are_other_graphs():
     assert not found.compared[0].problem
 
 
+def test_no_graph_is_built_for_what_costs_more_on_all_graphs_at_hand():
+    """Half of the batch's parts take twice as many microbatches, and cost more wherever they are priced."""
+    built = []
+
+    def build_graph(mesh_shape="", layout=""):
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        batch, width = mtf.Dimension("batch", 512), mtf.Dimension("width", 16)
+        x = mtf.import_tf_tensor(mesh, tf.ones([512, 16]), [batch, width])
+        w = mtf.get_variable(mesh, "w", [width, mtf.Dimension("hidden", 16)])
+        built.append(mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, batch))
+        gradients, outputs = mtf.serialize_training_step(
+            {"x": x}, lambda given: {"loss": mtf.reduce_sum(mtf.einsum([given["x"], w], reduced_dims=[width]))}, batch,
+            16 // built[-1])
+        mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
+        return graph, [outputs["loss"]]
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert found.search["optimal"]
+    assert "batch" in found.layout_rules
+    assert built == [1, 4]
+
+
 def test_a_program_may_refuse_a_layout():
     def build_graph(mesh_shape="", layout=""):
         if "batch" in layout:

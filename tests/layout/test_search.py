@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.costs import LayoutCosts
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.legality import StockLegality
+from pase_mtf.layout.search import Search
 from pase_mtf.layout.space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules
 from pase_mtf.machine.machine import Link, Machine
 
@@ -62,6 +64,24 @@ def all_layouts(legality, meshes):
             axis_of = {name: axis for name, axis in entry if axis is not None}
             if legality.problem(axis_of, mesh.sizes) is None:
                 yield mesh, axis_of
+
+
+def test_what_is_dearer_than_the_limit_is_not_lowered():
+    graph, _, _ = perceptron()
+    costs, _ = costs_of(graph, FLAT, 4)
+    meshes, lowered = mesh_shapes(4, FLAT), []
+
+    def search():
+        lowered.clear()
+        return Search(costs, meshes, {}, math.inf, lambda *layout: lowered.append(layout))
+    in_order = list(itertools.islice(search(), 3))
+    piecewise, least = search(), in_order[0].cost
+    assert piecewise.next_below(least * (1 - 1e-9)) is None
+    assert not lowered
+    assert piecewise.next_below(least * (1 + 1e-9)) == in_order[0]
+    assert piecewise.next_below(least * (1 - 1e-9)) is None
+    assert len(lowered) == 1
+    assert [piecewise.next_below(math.inf) for _ in in_order[1:]] == in_order[1:]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
