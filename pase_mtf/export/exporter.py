@@ -13,6 +13,7 @@ from pase_mtf.export.groups import Group
 from pase_mtf.export.pending_sums import pending_sums
 from pase_mtf.export.phases import FORWARD, phases_of
 from pase_mtf.export.recomputed import Recomputed, recomputed
+from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operations
 from pase_mtf.operations.flow import Flow
@@ -38,12 +39,14 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] 
       The computation graph. Where it rests on something that the Mesh-TensorFlow graph does not tell (how often a loop
       runs whose condition depends on data), `meta["assumed"]` says so, a sentence each.
     """
-    flow = Flow(graph)
-    facts = read_operations(graph, flow)
-    phases = phases_of(graph, facts)
-    exporter = _Exporter(facts, phases, group_operations(graph, facts, phases), flow, recomputed(graph, facts, phases))
-    return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
-                            operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
+    with uncollected():
+        flow = Flow(graph)
+        facts = read_operations(graph, flow)
+        phases = phases_of(graph, facts)
+        exporter = _Exporter(facts, phases, group_operations(graph, facts, phases), flow,
+                             recomputed(graph, facts, phases))
+        return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
+                                operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
 
 
 def _assumed(facts: Sequence[OperationFacts]) -> dict[str, list[str]]:

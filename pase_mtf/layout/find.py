@@ -21,6 +21,7 @@ from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.capture import own_layout_of
 from pase_mtf.layout.graph import GraphSearch
@@ -102,6 +103,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         progress.say("loading the machine")
         loaded = load_machine(machine, devices)
         loaded.check_devices(devices)
+        stack.enter_context(uncollected())  # not before: measuring a machine makes garbage
         request = Request(devices, loaded, mesh, bytes_limit(memory_limit, loaded),
                           {dim: axis or None for dim, axis in (fixed or {}).items()},
                           tuple(together), None if foreign else own, compared, alternatives, name, deadline,
