@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks import markdown
@@ -32,13 +33,15 @@ from pase_mtf.search import solve
 from pase_mtf.simulator.mcmc import search_simulated
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.simulated import shortest_simulated
 from pase_mtf.strategy.strategy import with_configurations
 
-__all__ = ["DEVICES", "document", "main", "measure"]
+__all__ = ["DEVICES", "document", "draw_example", "main", "measure", "plot"]
 
 DEVICES = (4, 8, 16, 32)
 _PRESET = "big"
 _CHANGES, _CHEAPEST = 200, 10
+_DRAWN = "alexnet", 4
 
 
 def _changes(priced: PricedNetwork, assignment: Sequence[int], seed: int) -> dict[str, Any]:
@@ -109,6 +112,7 @@ def document(results: dict[str, Any]) -> str:
               *(f"{1e3 * row[name]:.3f}" for name in ("parallel_sum", "parallel_simulated", "sum", "simulated",
                                                       "shortest")),
               str(row["place"]), f"{1e3 * row['chain']:.3f}", str(row["proposals"])] for row in rows]),
+        f"![What each device does when, {_DRAWN[0]} on {_DRAWN[1]} devices](simulator.svg)",
         "## Simulating what changed",
         f"One simulation of a step, seconds of the processor, median of {_CHANGES} random changes of one layer: all of "
         "it, and what the change touches. Equal to the last digit: "
@@ -119,6 +123,34 @@ def document(results: dict[str, Any]) -> str:
             [[row["model"], str(row["devices"]), str(row["tasks"]), seconds_text(row["whole_seconds"]),
               seconds_text(row["change_seconds"]), f"{row['whole_seconds'] / row['change_seconds']:.1f}"]
              for row in rows])]) + "\n"
+
+
+def plot(priced: PricedNetwork, arms: dict[str, Sequence[int]], path: pathlib.Path) -> None:
+    """Draws what each device does when, an arm below the other, on one axis of time.
+
+    Args:
+      priced: of what is drawn.
+      arms: title -> the index of every layer's configuration.
+      path: of the picture.
+    """
+    figure = Figure(figsize=(11, 3.2 * len(arms)), layout="constrained")
+    simulator, panels = Simulator(priced), figure.subplots(len(arms), sharex=True, squeeze=False)[:, 0]
+    for axes, (title, assignment) in zip(panels, arms.items(), strict=True):
+        timeline = simulator.timeline(assignment, title)
+        timeline.draw(axes)
+        axes.set_title(f"{title}: {1e3 * timeline.seconds:.1f} ms")
+        axes.label_outer()
+        if axes is not panels[-1]:
+            axes.get_legend().remove()
+    figure.savefig(path)
+
+
+def draw_example(graph: ComputationGraph, machine: Machine, path: pathlib.Path) -> None:
+    """The picture of the page: data parallelism and the shortest simulated step, on four devices."""
+    priced = build_network(graph, machine, _DRAWN[1])
+    priced, parallel = with_configurations(priced, data_parallel(graph, _DRAWN[1]))
+    found, _ = shortest_simulated(priced, solve(priced.network), _CHEAPEST, None)
+    plot(priced, {"data parallel": parallel, "search": found.assignment}, path)
 
 
 def _measured(path: pathlib.Path, machine: str) -> dict[tuple[str, int], dict[str, Any]]:
@@ -149,6 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             graph = ComputationGraph.load(workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch))
             for number in numbers:
                 rows[name, number] = {"model": name, **measure(graph, machine, number, flags.seconds, flags.seed)}
+            if name == _DRAWN[0]:
+                output.mkdir(parents=True, exist_ok=True)
+                draw_example(graph, machine, output / "simulator.svg")
         results = {"facts": facts(), "machine": machine.name, "rows": [rows[key] for key in sorted(rows)]}
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / "simulator.json", json.dumps(results, indent=1) + "\n")
