@@ -53,7 +53,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf.launch.layout_file import layout_of_run
     from pase_mtf.launch.memory import check_memory
     from pase_mtf.launch.program import export_program
-    from pase_mtf.launch.report import describe_run, final_table, search_summary
+    from pase_mtf.launch.reports.text import describe_run, final_table, search_summary
     from pase_mtf.launch.strategies import duplicates, find_strategies, possible_arms
 
     options = plan.options

@@ -17,7 +17,9 @@ from pase_mtf.launch.arms import Arm
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.memory import MEMORY_METHOD
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.report import report_html, search_summary
+from pase_mtf.launch.reports.graph_picture import graph_picture
+from pase_mtf.launch.reports.page import report_html
+from pase_mtf.launch.reports.text import headline, search_summary
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
@@ -25,6 +27,10 @@ from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["RunFiles", "write_outcome"]
+
+_MOST_DRAWN = 16
+"""Devices whose rows can be told apart in a picture."""
+
 
 class RunFiles:
     """Writes into the output directory; every failure to write is one line for the user.
@@ -165,7 +171,10 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         title=f"{plan.options.model} on {plan.devices.count} devices", facts={**facts, "status": status}, rows=rows,
         history=history, strategy_table=main.table(), layout=layout, notes=notes,
         # Who interrupts a run does not want to wait for it.
-        frontier=() if history.interrupted else _frontier(main), memory_limit=plan.options.bytes_per_device(machine)))
+        frontier=() if history.interrupted else _frontier(main), memory_limit=plan.options.bytes_per_device(machine),
+        headline=headline(rows, main), parts={name: strategy.parts for name, strategy in strategies.items()},
+        timeline=None if history.interrupted or main.devices > _MOST_DRAWN else main.timeline(),
+        graph="" if history.interrupted else graph_picture(graph, main)))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -93,8 +94,11 @@ class Simulator:
         slots = self._step.slots(assignment)
         names = TaskNames(*np.concatenate([slot.names for slot in slots], axis=1))
         times = schedule(join(slots, self._ends, self._step.resources)[0])
+        devices = [*itertools.chain.from_iterable(slot.devices for slot in slots)]
         slices = [Slice(KINDS[names.kind[task]], PHASES[names.phase[task]],
-                        self._priced.graph.layers[names.layer[task]].name, int(names.device[task]),
-                        int(names.receiver[task]), times.start[task] / PICOSECONDS, times.end[task] / PICOSECONDS)
-                  for task in np.argsort(times.start, kind="stable") if times.end[task] > times.start[task]]
+                        self._priced.graph.layers[names.layer[task]].name, device,
+                        int(names.receiver[task]) if names.receiver[task] >= 0 else device,
+                        times.start[task] / PICOSECONDS, times.end[task] / PICOSECONDS)
+                  for task in np.argsort(times.start, kind="stable") if times.end[task] > times.start[task]
+                  for device in devices[task]]
         return Timeline(name or self._priced.graph.name, self._priced.devices, times.seconds, tuple(slices))

@@ -23,14 +23,12 @@ class TaskNames(NamedTuple):
       kind: index into `KINDS`.
       phase: index into `PHASES`.
       layer: whose it is; of a transfer the layer that it goes to.
-      device: which it runs on; of an all-reduce the first of its group, of a transfer the sender.
-      receiver: of a transfer; else the same as `device`.
+      receiver: of a transfer; else -1.
     """
 
     kind: np.ndarray
     phase: np.ndarray
     layer: np.ndarray
-    device: np.ndarray
     receiver: np.ndarray
 
 
@@ -39,7 +37,8 @@ class Slot(NamedTuple):
 
     Attributes:
       duration, resource_at, resource: as of `Tasks`.
-      names: int64 [5, N], the rows of `TaskNames`.
+      names: int64 [4, N], the rows of `TaskNames`.
+      devices: per task, which do it: of an all-reduce its group, of a transfer the sender.
       inner: int64 [2, M], (before, after) among its own.
       first, last: of a layer, per phase and device the task that begins and the one that ends it: int64 [3, devices].
       begins, ends, direct: of an edge: int64 [2, M] each: (task of the source layer, own), (own, task of the target
@@ -50,6 +49,7 @@ class Slot(NamedTuple):
     resource_at: np.ndarray
     resource: np.ndarray
     names: np.ndarray
+    devices: tuple[tuple[int, ...], ...]
     inner: np.ndarray
     first: np.ndarray
     last: np.ndarray
@@ -62,15 +62,17 @@ class SlotBuilder:
     """Collects the tasks of a slot."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, int, int, int, int, int]] = []  # duration, then what it is
+        self.rows: list[tuple[int, int, int, int, int]] = []  # duration, then what it is
+        self.devices: list[tuple[int, ...]] = []
         self.resources: list[Sequence[int]] = []
         self.inner: list[tuple[int, int]] = []
 
-    def add(self, seconds: float, resources: Sequence[int], names: tuple[int, int, int, int, int],
+    def add(self, seconds: float, resources: Sequence[int], devices: Sequence[int], names: tuple[int, int, int, int],
             after: Sequence[int] = ()) -> int:
         """Adds a task that waits for others of this slot; returns its number. One that takes no time needs nothing."""
         number, duration = len(self.rows), round(seconds * PICOSECONDS)
         self.rows.append((duration, *names))
+        self.devices.append(tuple(devices))
         self.resources.append(resources if duration else ())
         self.inner += [(other, number) for other in after]
         return number
@@ -79,7 +81,7 @@ class SlotBuilder:
               begins: Sequence[tuple[int, int]] = (), ends: Sequence[tuple[int, int]] = (),
               direct: Sequence[tuple[int, int]] = ()) -> Slot:
         """The slot."""
-        rows = np.array(self.rows, np.int64).reshape(-1, 6)
+        rows = np.array(self.rows, np.int64).reshape(-1, 5)
         at = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(entry) for entry in self.resources], out=at[1:])
         resource = np.fromiter(itertools.chain.from_iterable(self.resources), np.int64, int(at[-1]))
@@ -87,8 +89,8 @@ class SlotBuilder:
         def pairs(entries: Sequence[tuple[int, int]]) -> np.ndarray:
             return np.array(entries, np.int64).reshape(-1, 2).T
 
-        return Slot(rows[:, 0], at, resource, rows[:, 1:].T, pairs(self.inner), np.array(first, np.int64),
-                     np.array(last, np.int64), pairs(begins), pairs(ends), pairs(direct))
+        return Slot(rows[:, 0], at, resource, rows[:, 1:].T, tuple(self.devices), pairs(self.inner),
+                    np.array(first, np.int64), np.array(last, np.int64), pairs(begins), pairs(ends), pairs(direct))
 
 _MOST_IN_SLOT = 1 << 24
 

@@ -87,7 +87,7 @@ class Step:
         last: list[list[int]] = []
         waits: list[list[int]] = [[] for _ in devices]
         for phase, stage in enumerate(stages.stages):
-            kernels = [slot.add(stage.kernels, [self._stream(device)], (_KERNELS, phase, layer, device, device),
+            kernels = [slot.add(stage.kernels, [self._stream(device)], [device], (_KERNELS, phase, layer, -1),
                                 waits[device]) for device in devices]
             done = list(kernels)
             # Only the update waits for gradients.
@@ -95,7 +95,7 @@ class Step:
             for kind, sums in ((_SUM, stage.sums), (_GRADIENT, stage.gradients)):
                 for group, seconds in ((group, seconds) for groups, seconds in sums for group in groups):
                     before = kernels if kind == _GRADIENT else done
-                    number = slot.add(seconds, self._ports_of_group(group), (kind, phase, layer, group[0], group[0]),
+                    number = slot.add(seconds, self._ports_of_group(group), group, (kind, phase, layer, -1),
                                       [before[device] for device in group])
                     for device in group:
                         if kind == _GRADIENT:
@@ -103,7 +103,7 @@ class Step:
                         else:
                             done[device] = number
             if stage.moves > 0.0:
-                done = [slot.add(stage.moves, self._ports_of_group(devices), (_MOVE, phase, layer, 0, 0),
+                done = [slot.add(stage.moves, self._ports_of_group(devices), devices, (_MOVE, phase, layer, -1),
                                  sorted(set(done)))] * len(devices)
             for device in devices:
                 waits[device].append(done[device])
@@ -138,8 +138,8 @@ class Step:
             made = int(source.last[phase][one.sender])
             wanted = None if reads is None else int(target.first[reads][one.receiver])
             if seconds > 0.0:
-                own = slot.add(seconds, self._ports(one.level, [one.sender], [one.receiver]),
-                               (_TRANSFER, phase, edge.target, one.sender, one.receiver))
+                own = slot.add(seconds, self._ports(one.level, [one.sender], [one.receiver]), [one.sender],
+                               (_TRANSFER, phase, edge.target, one.receiver))
                 begins.append((made, own))
                 if wanted is not None:
                     ends.append((own, wanted))

@@ -25,7 +25,7 @@ class Slice(NamedTuple):
       kind: one of `simulator.step.KINDS`.
       phase: "forward", "backward" or "update".
       layer: name of the layer; of a transfer, of the layer that it goes to.
-      device: which does it; of an all-reduce the first of its group, of a transfer the sender.
+      device: which does it; of a transfer the sender. Each device of an all-reduce has a slice of its own.
       receiver: of a transfer, the device it goes to; else the same as `device`.
       begin, end: seconds from the start of the step.
     """

@@ -1,14 +1,23 @@
+import dataclasses
 import html
 import re
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
+from small_graphs import perceptron
 
-from pase_mtf.launch.report import _memory, final_table, report_html, search_summary, size
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.reports.graph_picture import graph_picture
+from pase_mtf.launch.reports.page import report_html
+from pase_mtf.launch.reports.pictures import draw_memory, draw_steps
+from pase_mtf.launch.reports.text import final_table, headline, search_summary, size
 from pase_mtf.launch.summary import arm_rows
 from pase_mtf.launch.training import History, Record
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.registry import Solution
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import evaluate_strategy
 
 
 def _history(**milliseconds):
@@ -73,7 +82,7 @@ def test_time_over_memory_has_the_arms_and_the_limit(rows):
     points = tuple(FrontierPoint(limit, limit, solution) for limit, solution in zip((2e9, 6e9), solutions, strict=True))
 
     def legend(limit):
-        figure = _memory(rows, points, limit)
+        figure = draw_memory(rows, points, limit)
         return [text.get_text() for text in figure.legends[0].get_texts()], figure.axes[0]
 
     drawn = [arm for arm, row in rows.items() if row["predicted_bytes"] is not None]
@@ -92,6 +101,51 @@ def test_report_of_a_search_alone(rows):
     text = report_html(title="net", facts={}, rows={}, history=None, strategy_table="table", layout="layout", notes={})
     assert "table" in text
     assert "<img" not in text
+
+
+def test_what_was_found_is_said_first(rows):
+    strategy = SimpleNamespace(search={"optimal": True, "gap": 0.0})
+    assert headline(rows, strategy) == "2.50× data parallelism, measured, proven optimal, predicted within 5 %"
+    predicted = {name: {**row, "measured_ms": None, "speedup_over_data_parallel": None} for name, row in rows.items()}
+    strategy = SimpleNamespace(search={"optimal": False, "gap": 0.02})
+    assert headline(predicted, strategy) == "2.37× data parallelism, predicted, at most 2 % above the optimum"
+    text = report_html(title="net", facts={}, rows=rows, history=None, strategy_table="", layout="", notes={},
+                       headline=headline(rows, strategy))
+    assert "2.50× data parallelism" in text
+
+
+def test_a_predicted_step_is_drawn_by_what_it_consists_of(rows):
+    parts = {"search": {"forward": 0.010, "all-reduce backward": 0.004, "overhead": 0.002, "resharding forward": 0.003}}
+    axes = draw_steps(rows, parts).axes[0]
+    widths = [round(bar.get_width(), 6) for bar in axes.patches if abs(bar.get_y() + 0.37) < 1e-9]
+    assert widths == [10.0, 2.0, 4.0, 3.0]
+    begins = [round(bar.get_x(), 6) for bar in axes.patches if abs(bar.get_y() + 0.37) < 1e-9]
+    assert begins == [0.0, 10.0, 12.0, 16.0]
+
+
+def test_a_strategy_is_drawn_layer_by_layer():
+    graph = perceptron()
+    strategy = find_strategy(graph, 4, "1080ti")
+    picture = graph_picture(graph, strategy)
+    root = ElementTree.fromstring(picture)
+    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    for number, layer in enumerate(graph.layers):
+        assert any(title.startswith(layer.name) and strategy.explain(number, 4) in title for title in titles)
+    split = dataclasses.replace(strategy, configurations=(
+        Configuration((("batch", 4),)), Configuration((("width1", 4),)), *strategy.configurations[2:]))
+    assert graph_picture(graph, find_strategy(graph, 1, "1080ti")).count("#c1121f") == 0
+    assert graph_picture(graph, evaluate_strategy(graph, split.configurations, 4, "1080ti")).count("#c1121f") > 0
+    many = dataclasses.replace(graph, layers=graph.layers * 200)
+    assert graph_picture(many, strategy) == ""
+
+
+def test_a_report_holds_the_simulated_step():
+    strategy = find_strategy(perceptron(), 4, "1080ti")
+    text = report_html(title="net", facts={}, rows={}, history=None, strategy_table="", layout="", notes={},
+                       timeline=strategy.timeline(), graph=graph_picture(perceptron(), strategy))
+    assert "data:image/png;base64," in text
+    assert f"{1e3 * strategy.timeline().seconds:.2f} ms" in text
+    assert "<svg" in text
 
 
 @pytest.mark.parametrize(("search", "said"), [

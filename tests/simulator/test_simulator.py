@@ -178,7 +178,7 @@ def test_gradients_are_summed_while_the_backward_pass_goes_on():
     split = [Configuration((("batch", 4),))] * 3
     priced = build_network(graph, TWO_LEVELS, 4, [[one] for one in split])
     timeline = Simulator(priced).timeline([0, 0, 0])
-    sums = [one for one in timeline.slices if one.kind == "gradient all-reduce"]
+    sums = [one for one in timeline.slices if (one.kind, one.device) == ("gradient all-reduce", 3)]
     assert [one.layer for one in sums] == ["dense2", "dense1", "dense0"]
     kernels = {one.layer: one for one in timeline.slices
                if (one.kind, one.phase, one.device) == ("kernels", "backward", 0)}

@@ -1,0 +1,131 @@
+"""What a run tells people on the console: its header, its search, the table at its end."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+
+from tabulate import tabulate
+
+from pase_mtf.amounts import bytes_text
+from pase_mtf.compat import tf
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.data import Data
+from pase_mtf.launch.flag_values import ArmName
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.summary import ArmRow
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.devices import devices_text
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["describe_run", "final_table", "headline", "search_summary"]
+
+
+def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGraph,
+                 arms: Sequence[ArmName]) -> dict[str, str]:
+    """The header of a run: what it runs, on what, under which arms, and where its numbers come from."""
+    options = plan.options
+    rate = "its own schedule" if options.learning_rate is None else f"{options.learning_rate:g}"
+    facts = {
+        "versions": f"pase_mtf {_version('pase_mtf')}, TensorFlow {tf.__version__}, Mesh-TensorFlow "
+                    f"{_version('mesh-tensorflow')}, Python {platform.python_version()}",
+        "devices": str(plan.devices),
+        "machine": f"{machine.name}: {machine.source}" + (
+            "; NOT the devices of this run: predicted and measured times do not compare" if plan.machine else ""),
+        "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
+                 f"{graph.flops / 1e9:.2f} GFLOP a step",
+        "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, seed {options.seed}, "
+                    f"{options.warmup} warm-up + {options.steps} steps",
+        "data": data.describe(),
+        "arms": ", ".join(arm.name for arm in arms),
+        "output": os.path.abspath(options.output_dir),
+    }
+    if options.uneven:
+        facts["data parallelism"] = options.uneven
+    for arm in arms:
+        if arm.method == "expert" and arm.argument:
+            facts["expert"] = (f"has no strategy for {plan.devices.count} devices: over {arm.argument} of them, "
+                               f"{plan.devices.count - int(arm.argument)} idle")
+    if plan.checkpoint:
+        facts["resumes"] = f"{options.resume} at step {plan.first_step}"
+    return facts
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
+    """One paragraph about the search: its size, its time, what it proved, and the step it predicts, by part."""
+    found = strategy.search
+    if found.get("simpler"):
+        proof = (f"data parallelism, predicted {100 * found['gap']:.2g} % above the optimum: as good, as far as "
+                 "predictions tell, and simpler")
+    elif found.get("optimal"):
+        proof = "optimal (proven)"
+    elif found.get("gap") is not None:
+        proof = f"at most {100 * found['gap']:.2g} % above the optimum"
+    else:
+        proof = "no bound"
+    useful = devices_text(strategy.devices, found.get("useful_devices", strategy.devices),
+                          found.get("suggested_devices"))
+    proof += f"; {useful}" if useful else ""
+    parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in strategy.parts.items())
+    return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
+            f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"
+            f"predicted step: {1e3 * strategy.seconds:.2f} ms ({parts})")
+
+
+def final_table(rows: Mapping[str, ArmRow]) -> str:
+    """The table a run ends with."""
+    head = ["arm", "predicted ms", "measured ms", "examples/s", "over stock", "over data par.", "predicted memory",
+            "measured memory"]
+    lines = []
+    for name, row in rows.items():
+        spread = f" ± {row['measured_ms_spread']:.1f}" if row["measured_ms"] is not None else ""
+        lines.append([
+            f"{name} (= {row['same_as']})" if row["same_as"] else name, number(row["predicted_ms"], ".1f"),
+            number(row["measured_ms"], ".1f") + spread, number(row["examples_per_second"], ".1f"),
+            number(row["speedup_over_stock"], ".2f", "×"), number(row["speedup_over_data_parallel"], ".2f", "×"),
+            size(row["predicted_bytes"]), size(row["measured_bytes"])])
+    return tabulate(lines, head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1)))
+
+
+def number(value: float | None, form: str, unit: str = "") -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def size(value: float | None) -> str:
+    """Bytes for people, or a dash."""
+    return "-" if value is None else bytes_text(value)
+
+
+def headline(rows: Mapping[str, ArmRow], strategy: Strategy) -> str:
+    """What a run found, in one line: how much faster than data parallelism, whether proven, how well predicted.
+
+    Args:
+      rows: the numbers of every arm; the first is that of the strategy.
+      strategy: of the first arm.
+    """
+    row = next(iter(rows.values()))
+    parallel = next((other for name, other in rows.items() if name.startswith("data_parallel")), None)
+    said = []
+    if row["speedup_over_data_parallel"] is not None:
+        said.append(f"{row['speedup_over_data_parallel']:.2f}× data parallelism, measured")
+    elif parallel is not None and parallel["predicted_ms"] and row["predicted_ms"]:
+        said.append(f"{parallel['predicted_ms'] / row['predicted_ms']:.2f}× data parallelism, predicted")
+    if strategy.search.get("optimal"):
+        said.append("proven optimal")
+    elif strategy.search.get("gap") is not None and math.isfinite(strategy.search["gap"]):
+        said.append(f"at most {100 * strategy.search['gap']:.2g} % above the optimum")
+    if row["measured_ms"] and row["predicted_ms"]:
+        said.append(f"predicted within {100 * abs(row['predicted_ms'] / row['measured_ms'] - 1):.0f} %")
+    text = ", ".join(said)
+    return text[:1].upper() + text[1:]
