@@ -58,7 +58,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
 
     options = plan.options
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
-    with RunFiles(options.output_dir) as files:
+    with RunFiles(options.output_dir, options.batch) as files:
         files.write("config.json", plan.config_json())
         machine = load_machine(plan.machine, plan.devices.count, plan.devices.kind)
         graph = export_program(plan)

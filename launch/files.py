@@ -42,13 +42,17 @@ class RunFiles:
       folder: the output directory.
     """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str, batch: int = 0):
         """Makes the folder.
+
+        Args:
+          folder: which must not exist.
+          batch: examples per step, for the events; 0: they say nothing of examples.
 
         Raises:
           UsageError: it exists, or cannot be made.
         """
-        self.folder = folder
+        self.folder, self._batch = folder, batch
         self._writers: dict[str, tf.summary.FileWriter] = {}
         self._keep = False
         try:
@@ -103,13 +107,24 @@ class RunFiles:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _events(self, record: Record) -> None:
-        if record.arm not in self._writers:
-            with tf.Graph().as_default():  # the v1 writer refuses to be made while TensorFlow is eager
-                self._writers[record.arm] = tf.summary.FileWriter(os.path.join(self.folder, "events", record.arm))
-        value = [tf.Summary.Value(tag="loss", simple_value=record.loss)]
+        values = {"loss": record.loss}
         if record.timed:
-            value.append(tf.Summary.Value(tag="step_ms", simple_value=record.seconds * 1e3))
-        self._writers[record.arm].add_summary(tf.Summary(value=value), record.step)
+            values["step_ms"] = record.seconds * 1e3
+            if self._batch and record.seconds > 0:
+                values["examples_per_second"] = self._batch / record.seconds
+        self._write_events(record.arm, record.step, values)
+
+    def memory(self, arm: str, step: int, nbytes: int) -> None:
+        """Adds to the arm's events what its fullest device held."""
+        with self._plain_errors():
+            self._write_events(arm, step, {"memory_bytes": float(nbytes)})
+
+    def _write_events(self, arm: str, step: int, values: Mapping[str, float]) -> None:
+        if arm not in self._writers:
+            with tf.Graph().as_default():  # the v1 writer refuses to be made while TensorFlow is eager
+                self._writers[arm] = tf.summary.FileWriter(os.path.join(self.folder, "events", arm))
+        self._writers[arm].add_summary(tf.Summary(value=[
+            tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]), step)
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:
@@ -160,6 +175,9 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         left_out=dict(left_out), disagreement=history.disagreement, note=history.note, search=_search(strategies),
         nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
         memory_method=MEMORY_METHOD, facts=dict(facts))))
+    for arm in arms:
+        if arm.measured_bytes is not None and history.records.get(arm.name):
+            files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)
     notes = {"Search": search_summary(strategies.get("search", main), graph)}
     if history.disagreement:
         notes = {"Losses disagree": history.disagreement, **notes}

@@ -17,8 +17,9 @@ _RECORD = Record("search", 3, 0.5, 0.02, True)
 
 def test_metrics_and_events(tmp_path):
     folder = str(tmp_path / "a" / "run")
-    with RunFiles(folder) as files:
+    with RunFiles(folder, 8) as files:
         files.metric(_RECORD)
+        files.memory("search", 3, 2**20)
         files.metric(Record("search", 4, 0.25, 0.02, False))
         files.write("layout.txt", "text")
     lines = [json.loads(line) for line in (tmp_path / "a" / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -28,7 +29,8 @@ def test_metrics_and_events(tmp_path):
     (events,) = (tmp_path / "a" / "run" / "events" / "search").iterdir()
     found = {(event.step, value.tag): value.simple_value
              for event in tf.train.summary_iterator(str(events)) for value in event.summary.value}
-    assert found == {(3, "loss"): 0.5, (3, "step_ms"): 20.0, (4, "loss"): 0.25}
+    assert found == {(3, "loss"): 0.5, (3, "step_ms"): 20.0, (3, "examples_per_second"): 400.0,
+                     (3, "memory_bytes"): 2**20, (4, "loss"): 0.25}
 
 
 def test_never_into_a_folder_that_exists(tmp_path):
