@@ -91,6 +91,19 @@ def _grown(array: np.ndarray, size: int) -> np.ndarray:  # pragma: no cover (com
 
 
 @compiled
+def _neighbours(ends: np.ndarray, vertices: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # pragma: no cover
+    """The neighbours of every vertex in linked lists: (the first place of each list, the next place, the neighbour that
+    a place holds). Side 0 of edge e is at place 2 e, side 1 after it. Those eliminated are taken out when a list is
+    walked."""
+    edges = ends.shape[1]
+    head, link, target = np.full(vertices, -1), np.empty(2 * edges + 64, np.int64), np.empty(2 * edges + 64, np.int64)
+    for place in range(2 * edges):
+        u = ends[place % 2, place // 2]
+        link[place], target[place], head[u] = head[u], ends[1 - place % 2, place // 2], place
+    return head, link, target
+
+
+@compiled
 def _make_neighbours(u: int, scope: np.ndarray, done: np.ndarray, seen: np.ndarray, head: np.ndarray, link: np.ndarray,
                      target: np.ndarray, used: int, price: np.ndarray, share: np.ndarray
                      ) -> int:  # pragma: no cover (compiled)
@@ -132,22 +145,15 @@ def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_opera
     for v in range(vertices):
         share[v] = np.int64(np.rint(np.log2(float(sizes[v])) * 2.0 ** 32))
     price = share.copy()
-    # The neighbours of every vertex, a linked list; those eliminated are taken out when a list is walked.
-    head, link, target, used = np.full(vertices, -1, np.int64), np.empty(64, np.int64), np.empty(64, np.int64), 0
-    link, target = _grown(link, 2 * ends.shape[1]), _grown(target, 2 * ends.shape[1])
-    for e in range(ends.shape[1]):
-        for side in range(2):
-            u, v = ends[side, e], ends[1 - side, e]
-            link[used], target[used], head[u] = head[u], v, used
-            price[u] += share[v]
-            used += 1
+    (head, link, target), used = _neighbours(ends, vertices), 2 * ends.shape[1]
+    for place in range(used):
+        price[ends[place % 2, place // 2]] += share[target[place]]
     heap = [(price[v], v) for v in range(vertices)]
     heapq.heapify(heap)
     done, seen = np.zeros(vertices, np.bool_), np.full(vertices, -1, np.int64)
     order, scopes_at = np.empty(vertices, np.int64), np.zeros(vertices + 1, np.int64)
     scopes, end = np.empty(64, np.int64), 0
-    operations = largest = entries = 0.0
-    steps = 0
+    operations, largest, entries, steps = 0.0, 0.0, 0.0, 0
     while steps < vertices and operations <= most_operations and entries <= most_entries:
         if len(given):
             v = given[steps]
