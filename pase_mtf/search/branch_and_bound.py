@@ -25,7 +25,7 @@ from pase_mtf.search.compiled import compiled
 from pase_mtf.search.depth_first import descend, descent_bytes
 from pase_mtf.search.elimination import Plan, eliminate, plan_elimination
 from pase_mtf.search.messages import PassState, improve, message_passes, prune
-from pase_mtf.search.packed import Packed, Reduction, lift, quantum, reduce
+from pase_mtf.search.packed import Packed, Reduction, active_domains, lift, quantum, reduce, simple_bound
 from pase_mtf.search.pulls import EXACTLY, grain, rounded_down
 from pase_mtf.search.registry import Progress, relative_gap
 from pase_mtf.search.waiting import Waiting
@@ -61,6 +61,8 @@ _LEAST_COST, _MOST_COST = 1e-25, 1e25
 # Configurations per vertex that are looked at for a good assignment, by reduced cost.
 _PROMISING = 12
 _SWEEPS = 20
+# Sweeps of local improvement for what a pass chooses, where nothing better comes after it.
+_POLISHING = 2
 
 
 class _Outcome(NamedTuple):
@@ -117,7 +119,7 @@ class _Part:
 
     def domains(self) -> np.ndarray:
         """Active configurations per vertex."""
-        return _count(self.p.first, self.state.active)
+        return active_domains(self.p.first, self.state.active)
 
     def elimination(self, domains: np.ndarray, anew: bool) -> Plan:
         """How to eliminate what is undecided; found anew if asked to."""
@@ -233,7 +235,7 @@ class Minimiser:
             if outcome.stopped:
                 self.bound = max(self.bound, min(outcome.bound, others))
                 if self.bound == -np.inf:  # not even one pass was finished
-                    self.bound = _simple_bound(self.root)
+                    self.bound = simple_bound(self.root)
                 return
             node = None
             if outcome.halves:
@@ -344,13 +346,15 @@ class Minimiser:
         p, target = part.p, self._target()
         part.state = part.state._replace(best=np.zeros(p.vertices, np.int64))
         step = grain(p, part.rough, self.cost - part.bound)
+        large = part.work >= _LARGE or part.rough is not EXACTLY
+        look = large and self._thorough  # what that finds is better than what sweeps over a large network do
         found = message_passes(p, part.rough, part.state, self.cost, -target, target, passes,
-                               self._budget.seconds, step)
+                               self._budget.seconds, step, 0 if look else _POLISHING)
         self.statistics["passes"] += found.passes
         self._offer(p, part.state.best, found.cost)
-        if part.work >= _LARGE or part.rough is not EXACTLY:
-            if self._thorough:
-                self._look_for_better(p, part.state)
+        if look:
+            self._look_for_better(p, part.state)
+        if large:
             prune(p, part.state, self.cost - self._target(), step != 0.0)
         part.bound = max(part.bound, float(found.bound))
 
@@ -437,17 +441,6 @@ class Minimiser:
 
 
 @compiled
-def _count(first: np.ndarray, active: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
-    """Active configurations per vertex."""
-    found = np.zeros(len(first) - 1, np.int64)
-    for v in range(len(found)):
-        for position in range(first[v], first[v + 1]):
-            if active[position]:
-                found[v] += 1
-    return found
-
-
-@compiled
 def _promising(first: np.ndarray, active: np.ndarray, reduced_costs: np.ndarray, count: int
                ) -> np.ndarray:  # pragma: no cover (compiled)
     """bool [configurations]: so many per vertex, those of the least reduced costs, active ones first."""
@@ -478,15 +471,6 @@ def _rounded_down(p: Packed, room: float) -> np.ndarray:
     return rounded_down(p) if fits else EXACTLY
 
 
-def _simple_bound(p: Packed) -> float:
-    """The least cost of every vertex and of every matrix, added up."""
-    matrix, first, number = np.unique(p.matrix, return_index=True, return_inverse=True)
-    sizes = p.extents[:, first].prod(axis=0)
-    least = np.array([p.values[begin:begin + size].min() for begin, size in zip(
-        matrix.tolist(), sizes.tolist(), strict=True)])
-    return float(p.constant + np.minimum.reduceat(p.unary, p.first[:-1]).sum() + least[number].sum())
-
-
 def _work(p: Packed) -> int:
     """Matrix and class entries that a pass reads."""
     return 2 * int((p.extents[0] * p.extents[1]).sum()) + 4 * len(p.classes) + len(p.unary)
@@ -500,9 +484,9 @@ def _entries_left(p: Packed, domains: np.ndarray) -> int:
 
 def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
     """Whether the network without the inactive configurations takes so much less work that copying it, some five times
-    as dear as a pass over it, pays, and no more memory than now (matrices that were shared may part)."""
-    work = _entries_left(p, domains)
-    before = int((p.extents[0] * p.extents[1]).sum())
-    return work < 0.3 * before + 1000 and work <= max(2 * len(p.values), _MOST_COPIED)
-
-
+    as dear as a pass over it, pays, and no more memory than now (matrices that were shared may part: those that keep
+    differently many classes)."""
+    if _entries_left(p, domains) >= 0.3 * int((p.extents[0] * p.extents[1]).sum()) + 1000:
+        return False
+    matrices = np.unique(np.stack([p.matrix, *np.minimum(p.extents, domains[p.ends])]), axis=1)
+    return int((matrices[1] * matrices[2]).sum()) <= max(2 * len(p.values), _MOST_COPIED)

@@ -387,7 +387,7 @@ def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, be
 
 @compiled
 def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: float, margin: float, enough: float,
-                   passes: int, seconds: float = np.inf, grain: float = 0.0
+                   passes: int, seconds: float = np.inf, grain: float = 0.0, sweeps: int = 2
                    ) -> PassResult:  # pragma: no cover (compiled)
     """Runs passes there and back.
 
@@ -403,6 +403,7 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
       seconds: stop in the middle of a pass after so many. A first pass that is not finished has no bound (-inf).
       grain: what the potentials are rounded up to multiples of as they are sent (0: not at all). Where layers repeat,
         rounded ones soon repeat too, and what repeats is computed once; the bound holds, but is lower for it.
+      sweeps: of `improve`, for what every pass chooses.
     """
     end = seconds_now() + seconds
     scratch = _scratch(p)
@@ -412,7 +413,7 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
         behind, ahead = 1 - half % 2, half % 2
         running, finished = _sweep(p, rough, state, scratch, behind, best_cost + margin if known else np.inf, end,
                                    grain)
-        cost = improve(p, scratch.choice, 2 * ahead if finished else 1)
+        cost = improve(p, scratch.choice, sweeps * ahead if finished else 1)
         if cost < best_cost:
             best_cost = cost
             state.best[:] = scratch.choice

@@ -13,7 +13,7 @@ from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.network import CostNetwork
 
-__all__ = ["Packed", "Reduction", "lift", "pack", "quantum", "reduce"]
+__all__ = ["Packed", "Reduction", "active_domains", "lift", "pack", "quantum", "reduce", "simple_bound"]
 
 
 class Packed(NamedTuple):
@@ -121,6 +121,26 @@ def pack(network: CostNetwork) -> Packed:
         arrays.ends,
         np.ascontiguousarray(arrays.shapes[arrays.edge_matrix].T), arrays.classes,
         arrays.classes_at[arrays.edge_classes], 0.0, network.extremes)
+
+
+@compiled
+def active_domains(first: np.ndarray, active: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """Active configurations per vertex."""
+    found = np.zeros(len(first) - 1, np.int64)
+    for v in range(len(found)):
+        for position in range(first[v], first[v + 1]):
+            if active[position]:
+                found[v] += 1
+    return found
+
+
+def simple_bound(p: Packed) -> float:
+    """The least cost of every vertex and of every matrix, added up."""
+    matrix, first, number = np.unique(p.matrix, return_index=True, return_inverse=True)
+    sizes = p.extents[:, first].prod(axis=0)
+    least = np.array([p.values[begin:begin + size].min() for begin, size in zip(
+        matrix.tolist(), sizes.tolist(), strict=True)])
+    return float(p.constant + np.minimum.reduceat(p.unary, p.first[:-1]).sum() + least[number].sum())
 
 
 # Entries of all matrices from where on a network is not copied for nothing.

@@ -96,6 +96,18 @@ def test_rounded_potentials_never_bound_from_above(rough, step):
         assert found.bound <= solve(network, method="pase").cost * (1 + 1e-13), seed
 
 
+def test_matrices_that_stay_shared_are_counted_once(monkeypatch):
+    """A network whose layers repeat is reduced although all its edges together have more entries than its matrices."""
+    monkeypatch.setattr(branch_and_bound, "_MOST_COPIED", 0)
+    p = pack(_blocks(0, 60).normalized())
+    few = np.full(p.vertices, 30)
+    assert 30 * 30 * len(p.matrix) > 2 * len(p.values)
+    assert branch_and_bound._worth_reducing(p, few)
+    assert not branch_and_bound._worth_reducing(_apart(p), p.domains)
+    rng = np.random.default_rng(0)
+    assert not branch_and_bound._worth_reducing(p, rng.integers(20, 41, p.vertices))  # nothing stays alike
+
+
 def test_grain():
     p = pack(_blocks(0, 70).normalized())
     rough = rounded_down(p)

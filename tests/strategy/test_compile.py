@@ -82,9 +82,9 @@ print(json.dumps([before, kernels()]))
 # Compiled with checks of every index, an access beyond an array is an IndexError; without, a crash later, or garbage.
 CHECKED = """
 import numpy as np
-from pase_mtf.search.branch_and_bound import _count
+from pase_mtf.search.packed import active_domains
 try:
-    _count(np.array([0, 4]), np.ones(3, bool))
+    active_domains(np.array([0, 4]), np.ones(3, bool))
 except IndexError:
     print("checked")
 """
