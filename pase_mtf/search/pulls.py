@@ -99,8 +99,9 @@ def pull_rough(lines: np.ndarray, given: np.ndarray, listed: np.ndarray, taken: 
 
 
 @compiled
-def _round_down(values: np.ndarray, matrix: np.ndarray, extents: np.ndarray) -> np.ndarray:  # pragma: no cover
-    rough = np.empty(2 * len(values), np.float32)
+def _round_down(values: np.ndarray, matrix: np.ndarray, extents: np.ndarray, rough: np.ndarray
+                ) -> None:  # pragma: no cover (compiled)
+    """Fills in what `rounded_down` returns."""
     for position in range(len(values)):
         rough[position] = np.float32(values[position] - abs(values[position]) * _ULP)
     block = 32
@@ -112,14 +113,16 @@ def _round_down(values: np.ndarray, matrix: np.ndarray, extents: np.ndarray) -> 
                 for c in range(left, min(left + block, width)):
                     for r in range(top, min(top + block, height)):
                         rough[turned + c * height + r] = rough[begin + r * width + c]
-    return rough
 
 
 def rounded_down(p: Packed) -> np.ndarray:
     """The matrices of a network in single precision, rounded down, and after them all of them once more transposed:
     half the memory traffic, for passes whose bound need not be exact (see message_passes)."""
     matrix, first = np.unique(p.matrix, return_index=True)
-    return _round_down(p.values, matrix, np.ascontiguousarray(p.extents[:, first]))
+    # NumPy asks for huge pages, numba does not: mapping small ones takes longer than filling them.
+    rough = np.empty(2 * len(p.values), np.float32)
+    _round_down(p.values, matrix, np.ascontiguousarray(p.extents[:, first]), rough)
+    return rough
 
 
 def grain(p: Packed, rough: np.ndarray, gap: float) -> float:
