@@ -22,7 +22,7 @@ from pase_mtf.layout.space import MeshShape, mesh_shapes, rules_text
 from pase_mtf.layout.verify import Verifier
 from pase_mtf.operations.registry import rule_of
 from pase_mtf.strategy.experts import batch_dim
-from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.find import least_seconds
 
 __all__ = ["GraphSearch"]
 
@@ -250,11 +250,11 @@ class GraphSearch:
         self.request.say("pricing loops layer by layer")
         limit = None if math.isinf(self.request.memory_limit) else self.request.memory_limit
         try:
-            found = find_strategy(self.exported, self.request.devices, self.request.machine, memory_limit=limit)
+            seconds = least_seconds(self.exported, self.request.devices, self.request.machine, limit)
         except InfeasibleError:
             return ()
         return ("note: stock Mesh-TensorFlow gives the body of a loop one layout; with one per layer (pase_mtf.lower) "
-                f"a step is predicted {1e3 * found.seconds:.3f} ms, {best.seconds / found.seconds:.2f} times as fast",)
+                f"a step is predicted {1e3 * seconds:.3f} ms, {best.seconds / seconds:.2f} times as fast",)
 
     def assumptions(self) -> tuple[str, ...]:
         """What predictions rest on that is not known of the graph."""

@@ -24,7 +24,7 @@ from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
 from pase_mtf.strategy.simulated import shortest_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
 
-__all__ = ["find_strategy"]
+__all__ = ["find_strategy", "least_seconds"]
 
 
 @checked_arguments
@@ -110,6 +110,21 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     found.search.update(useful_devices=useful_devices(graph, found.configurations),
                         suggested_devices=fuller_devices(graph, devices, found.configurations))
     return _simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
+
+
+def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memory_limit: float | None = None) -> float:
+    """What a step of the cheapest strategy takes: `find_strategy(...).seconds`, without the strategy itself.
+
+    Args:
+      graph, devices, machine, memory_limit: as of `find_strategy`.
+
+    Raises:
+      InfeasibleError: no strategy satisfies the limit.
+    """
+    priced, options = build_network(graph, machine, devices), {"certificate": False}
+    solution = (solve(priced.network, "exact", **options) if memory_limit is None else
+                _within(priced, memory_limit, options))
+    return priced.breakdown(solution.assignment).total
 
 
 def _within(priced: PricedNetwork, memory_limit: float, options: dict[str, Any]) -> Solution:

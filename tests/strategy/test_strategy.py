@@ -113,6 +113,17 @@ def test_every_number_of_devices(graph, devices):
     assert all(configuration.devices == devices for configuration in best.configurations)
 
 
+def test_the_least_seconds_are_those_of_the_strategy(graph, monkeypatch):
+    machine = Machine.load("1080ti")
+    found = find_strategy(graph, 8, machine)
+    limit = 0.8 * found.memory_bytes
+    within = find_strategy(graph, 8, machine, memory_limit=limit)
+    # Where only the seconds are asked for, none is put together, and the graph is not hashed.
+    monkeypatch.setattr(find, "price_assignment", None)
+    assert find.least_seconds(graph, 8, machine) == found.seconds
+    assert find.least_seconds(graph, 8, machine, limit) == within.seconds > found.seconds
+
+
 def test_a_memory_limit_is_kept_and_costs_no_more_than_it_must(graph):
     free = find_strategy(graph, 8, "1080ti")
     priced = build_network(graph, Machine.load("1080ti"), 8)
