@@ -43,7 +43,6 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     """
     # TensorFlow is loaded here and not before: what words and files can answer is answered in a fraction of a second.
     from pase_mtf import models
-    from pase_mtf.calibration.load import load_machine
     from pase_mtf.launch.arms import build_arms
     from pase_mtf.launch.checkpoints.keeping import Keeper
     from pase_mtf.launch.console import Progress, print_header
@@ -52,7 +51,8 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf.launch.judging.judge import Judge
     from pase_mtf.launch.layout_file import layout_of_run
     from pase_mtf.launch.memory import check_memory
-    from pase_mtf.launch.program import export_program
+    from pase_mtf.launch.pricing import machine_of, prices_of
+    from pase_mtf.launch.program import export_with_program
     from pase_mtf.launch.reports.text import describe_run, final_table, search_summary
     from pase_mtf.launch.strategies import duplicates, find_strategies, possible_arms
 
@@ -60,14 +60,17 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
     with RunFiles(options.output_dir, options.batch) as files:
         files.write("config.json", plan.config_json())
-        machine = load_machine(plan.machine, plan.devices.count, plan.devices.kind)
-        graph = export_program(plan)
+        # A machine that has to be measured is so before anything that would keep memory or cores busy.
+        machine = machine_of(plan, None) if options.prices == "fitted" else None
+        graph, program = export_with_program(plan)
+        prices = prices_of(plan, graph, program)
+        machine = machine or machine_of(plan, prices)
         graph.save(files.path("graph.json"))
         wanted = possible_arms(plan, graph)
         facts = describe_run(plan, data, machine, graph, wanted)
         print_header(facts)
 
-        strategies, left_out = find_strategies(plan, graph, machine)
+        strategies, left_out = find_strategies(plan, graph, machine, prices)
         for name, reason in left_out.items():
             print(f"{name} is left out: {reason}")
         arm_names = [arm.name for arm in wanted if arm.name not in left_out]

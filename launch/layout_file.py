@@ -38,7 +38,11 @@ def layout_of_run(plan: Plan, graph: ComputationGraph, machine: Machine, strateg
       strategy: the one that is trained.
     """
     beside = ""
-    if single_mesh(graph, strategy.configurations, strategy.devices) is None:
+    if single_mesh(graph, strategy.configurations, strategy.devices) is not None:
+        pass
+    elif plan.options.prices == "measured":
+        beside = "# (What the best single mesh costs is told with --prices=fitted.)"
+    else:
         with Stage("best single layout"):
             beside = _beside(best_single_layout(plan, machine), strategy)
     return layout_text(graph, strategy.configurations, strategy.devices, strategy.name, beside)

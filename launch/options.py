@@ -23,17 +23,30 @@ from pase_mtf.launch.flag_values import (
     parse_arms,
     parse_mesh,
 )
-from pase_mtf.machine.machine import Machine
+from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["CONFIG_FORMAT", "CONFIG_VERSION", "OPTIMIZERS", "HelpRequested", "Options", "ResolvedOptions",
-           "load_run_config", "parse_command_line", "run_config"]
+__all__ = [
+    "CONFIG_FORMAT",
+    "CONFIG_VERSION",
+    "OPTIMIZERS",
+    "PRICES",
+    "HelpRequested",
+    "Options",
+    "ResolvedOptions",
+    "load_run_config",
+    "parse_command_line",
+    "run_config",
+]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
 
 # The rate where the user names an optimizer that is not the preset's and no rate; None: Adafactor's own schedule.
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adafactor": None}
+
+PRICES = ("fitted", "measured")
+"""Where predicted times come from: a model fitted to this machine, or its kernels, each measured."""
 
 # Steps, seeds and sizes are fed to the models as 32-bit integers.
 _MOST = 2 ** 31 - 1
@@ -57,6 +70,9 @@ class Options:
     strategy: str = "search"
     compare: str = "data_parallel,expert,search"
     machine: str = "local"
+    prices: str = "fitted"
+    measure_seconds: int = 60
+    recalibrate: bool = False
     memory_limit: str = "device"
     optimizer: str | None = None
     learning_rate: float | None = None
@@ -102,8 +118,17 @@ class Options:
             raise UsageError(f"--optimizer={self.optimizer}: unknown; {nearest(self.optimizer, OPTIMIZERS)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"--learning_rate={self.learning_rate}: give a positive number, such as 0.01")
-        for name, least in (("batch", 1), ("steps", 1), ("warmup", 1), ("log_every", 1), ("seed", 0),
-                            ("checkpoint_every", 1)):
+        if self.prices not in PRICES:
+            raise UsageError(f"--prices={self.prices}: unknown; {nearest(self.prices, PRICES)}")
+        for name in ("prices", "recalibrate"):
+            if self.machine != LOCAL and getattr(self, name) != getattr(Options, name):
+                raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
+                                 f"--machine={self.machine}")
+        for arm in self.arms if self.prices == "measured" else ():
+            if arm.method.startswith("mcmc"):
+                raise UsageError(f"--prices=measured: {arm.name} searches by fitted prices; leave it out")
+        for name, least in (("batch", 1), ("measure_seconds", 1), ("steps", 1), ("warmup", 1), ("log_every", 1),
+                            ("seed", 0), ("checkpoint_every", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name}={value}: must be at least {least}")
@@ -160,10 +185,12 @@ class Options:
             if name in given and getattr(self, name) != earlier.get(name):
                 raise UsageError(f"--{name}={getattr(self, name)}: the run in {self.resume} was trained with "
                                  f"{earlier.get(name)}; leave the flag out to continue it, or start anew")
-        inherited = (*_TRAINING, "mesh", "devices", "machine", "memory_limit", "strategy", "compare", "steps", "warmup",
-                     "log_every",
+        inherited = (*_TRAINING, "mesh", "devices", "machine", "prices", "measure_seconds", "memory_limit",
+                     "strategy", "compare", "steps", "warmup", "log_every",
                      "checkpoint_every")
         earlier.setdefault("memory_limit", "device")
+        earlier.setdefault("prices", "fitted")
+        earlier.setdefault("measure_seconds", 60)
         earlier.setdefault("checkpoint_every", None)  # which runs of earlier versions did not have
         try:
             return dataclasses.replace(
@@ -290,6 +317,10 @@ def _flag_values() -> flags.FlagValues:
          "changed:N (the searched strategy with some layers as in a random one), strategy files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
          "configs/machines, or a file.")
+    text("prices", "How the machine at hand is priced: fitted (a model of it) or measured (the kernels of the "
+         "strategies themselves, timed when they are needed and kept).")
+    number("measure_seconds", "With --prices=measured: how long the search may measure kernels.")
+    switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")
     text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
          "or none.")
     text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")

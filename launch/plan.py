@@ -92,6 +92,8 @@ def resolve(options: Options) -> Plan:
     if options.data is not None:
         from pase_mtf.launch.data import check_data  # numpy and what reads images: only where there are any
     devices = choose_devices(options.devices, mesh.devices)
+    if options.prices == "measured" and devices.kind != "cpu":
+        raise UsageError("--prices=measured: prices the kernels of CPUs only; leave it out, or take --devices=cpu")
     preset = options.preset or default_preset(devices, known)
     config = models.load_config(model, preset, batch=options.batch, seed=options.seed)
     resolved = options.resolved(config, preset)

@@ -21,7 +21,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.models import Model
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program", "export_program", "program_of", "variables_by_name"]
+__all__ = ["Program", "build_program", "export_program", "export_with_program", "program_of", "variables_by_name"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +116,22 @@ def export_program(plan: Plan) -> ComputationGraph:
     Raises:
       MismatchError: the checkpoint to resume from is of another program.
     """
+    return export_with_program(plan)[0]
+
+
+def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
+    """The computation graph of the program that every arm trains, and what it was exported from: for looking at, not
+    for training.
+
+    Raises:
+      MismatchError: the checkpoint to resume from is of another program.
+    """
     options = plan.options
     with Stage("export"), tf.Graph().as_default(), variables_by_name():
-        graph = export_graph(program_of(plan).graph, name=f"{options.model}-{options.preset}",
+        program = program_of(plan).graph
+        graph = export_graph(program, name=f"{options.model}-{options.preset}",
                              meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset})
     if plan.checkpoint and plan.checkpoint.graph_hash != graph.hash:
         raise MismatchError(f"--resume={options.resume}: the checkpoint is of graph {plan.checkpoint.graph_hash}, this "
                             f"program is {graph.hash}; resume with the version of pase_mtf that wrote it")
-    return graph
+    return graph, program

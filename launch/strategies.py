@@ -20,6 +20,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import configurations_of_layout, data_parallel, expert, expert_devices
 from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 __all__ = ["SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies", "possible_arms",
@@ -60,13 +61,15 @@ def _fitting_expert(arm: ArmName, plan: Plan, graph: ComputationGraph) -> ArmNam
     return arm
 
 
-def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine) -> Found:
+def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
+                    prices: MeasuredPrices | None = None) -> Found:
     """Finds or loads the strategy of every arm; one to compare with that cannot be is left out.
 
     Args:
       plan: of the run: arms, devices and seed.
       graph: of the program.
       machine: whose numbers count.
+      prices: the prices of measured kernels, which count in their stead.
 
     Raises:
       InfeasibleError: the arm of --strategy: no strategy satisfies the constraints.
@@ -76,14 +79,14 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine) -> Fo
     """
     arms = possible_arms(plan, graph)
     main, *others = [arm for arm in arms if arm.method != "stock"]
-    found = Found({main.name: _find(main, plan, graph, machine)}, {})
+    found = Found({main.name: _find(main, plan, graph, machine, prices)}, {})
     limit = plan.options.bytes_per_device(machine)
     if problem := _too_large(found.strategies[main.name], limit):
         raise OutOfMemoryError(f"arm {main.name}: {problem}; take a smaller --batch or --preset, more devices, or "
                                "--strategy=search, which keeps to the limit")
     for arm in others:
         try:
-            strategy = _find(arm, plan, graph, machine)
+            strategy = _find(arm, plan, graph, machine, prices)
         except InfeasibleError as error:
             found.left_out[arm.name] = str(error)
             continue
@@ -105,8 +108,20 @@ def _too_large(strategy: Strategy, limit: float) -> str:
     return f"needs {bytes_text(strategy.memory_bytes)} per device, {bytes_text(limit)} are allowed"
 
 
-def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:
+def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine,
+          prices: MeasuredPrices | None) -> Strategy:
     mesh, seed = plan.options.mesh_flag, plan.options.seed
+    if prices is not None and arm.method == "search":
+        limit = plan.options.bytes_per_device(machine)
+        return prices.find(seconds=plan.options.measure_seconds, simple_within=SIMPLE_WITHIN,
+                           memory_limit=None if math.isinf(limit) else limit)
+    if prices is not None:
+        configurations = _find(arm, plan, graph, machine, None).configurations if arm.method != "changed" else (
+            changed_configurations(prices.find(seconds=plan.options.measure_seconds).configurations,
+                                   random_configurations(graph, mesh.devices, int(arm.argument), seed),
+                                   int(arm.argument), seed))
+        return prices.evaluate(configurations, arm.method if arm.method == "expert" and not arm.argument else arm.name,
+                               seconds=plan.options.measure_seconds)
     find = functools.partial(find_strategy, graph, mesh.devices, machine)
     given = functools.partial(evaluate_strategy, graph, devices=mesh.devices, machine=machine, name=arm.name)
     match arm.method:

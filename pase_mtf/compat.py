@@ -39,11 +39,14 @@ def _without_banner():
 with _without_banner():
     from pase_mtf._tensorflow import tf
 
-__all__ = ["func_graph", "mtf", "placement_mesh_impl", "resource_variable_ops", "tf"]
+__all__ = ["func_graph", "mtf", "op_def_registry", "placement_mesh_impl", "resource_variable_ops", "tf"]
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 
 import mesh_tensorflow as mtf  # noqa: E402
 from mesh_tensorflow import placement_mesh_impl  # noqa: E402
-from tensorflow.python.framework import func_graph  # noqa: E402  # private to TensorFlow, so it may move
+from tensorflow.python.framework import (  # noqa: E402  # private to TensorFlow, so they may move
+    func_graph,
+    op_def_registry,
+)
 from tensorflow.python.ops import resource_variable_ops  # noqa: E402  # private to TensorFlow, so it may move

@@ -19,8 +19,8 @@ from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import cores, operation_threads, processor_name
 
-__all__ = ["BACKENDS", "VERSION", "cache_path", "check_request", "fingerprint", "measuring_alone", "memory_bytes",
-           "read_cached", "tensorflow_version", "write_cached"]
+__all__ = ["BACKENDS", "VERSION", "cache_path", "check_request", "fingerprint", "fingerprint_of_kernels",
+           "kernels_path", "measuring_alone", "memory_bytes", "read_cached", "tensorflow_version", "write_cached"]
 
 VERSION = 18
 """Of the way of measuring; cached numbers of another version are measured again."""
@@ -59,10 +59,28 @@ def fingerprint(devices: int, kind: str = "cpu") -> dict[str, Any]:
             "host": platform.node()}
 
 
+_KERNEL_VERSION = 1
+"""Of the way of timing kernels; times of another version are not read."""
+
+
+def fingerprint_of_kernels(devices: int, kind: str = "cpu") -> dict[str, Any]:
+    """What the time of a kernel depends on besides itself."""
+    return {**fingerprint(devices, kind), "version": _KERNEL_VERSION}
+
+
+def _cached(name: str, on: dict[str, Any]) -> pathlib.Path:
+    key = hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()[:12]
+    return platformdirs.user_cache_path("pase_mtf", appauthor=False) / name.format(key)
+
+
+def kernels_path(devices: int, kind: str = "cpu") -> pathlib.Path:
+    """The file of kernel times in the user's cache folder, a line of JSON per kernel."""
+    return _cached(f"kernels-{kind}-{devices}-{{}}.jsonl", fingerprint_of_kernels(devices, kind))
+
+
 def cache_path(devices: int, kind: str = "cpu") -> pathlib.Path:
     """The file of a measured machine in the user's cache folder ($XDG_CACHE_HOME/pase_mtf, ~/.cache/pase_mtf)."""
-    key = hashlib.sha256(json.dumps(fingerprint(devices, kind), sort_keys=True).encode()).hexdigest()[:12]
-    return platformdirs.user_cache_path("pase_mtf", appauthor=False) / f"machine-{kind}-{devices}-{key}.json"
+    return _cached(f"machine-{kind}-{devices}-{{}}.json", fingerprint(devices, kind))
 
 
 def read_cached(devices: int, kind: str = "cpu") -> Machine | None:

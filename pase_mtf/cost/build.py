@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from pase_mtf.graph.configurations import Configuration, enumerate_configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
-__all__ = ["MODELS", "Breakdown", "PricedNetwork", "build_network", "price_strategy"]
+__all__ = ["MODELS", "Breakdown", "PricedNetwork", "build_network", "network_of", "price_strategy"]
 
 MODELS = ("seconds", "pase")
 """The cost models: seconds on the machine, or the paper's FLOP."""
@@ -70,6 +70,7 @@ class PricedNetwork:
       part_names: names of the rows of `parts`.
       parts: per layer, float64 [len(part_names), K]; its vector is their sum.
       edge_matrices: per edge of the graph, the NetworkEdge that prices it.
+      again: prices other configurations (one list per layer) in the same way; None: `build_network` does.
     """
 
     graph: ComputationGraph
@@ -81,6 +82,7 @@ class PricedNetwork:
     part_names: tuple[str, ...]
     parts: tuple[np.ndarray, ...]
     edge_matrices: tuple[NetworkEdge, ...]
+    again: Callable[[Sequence[Sequence[Configuration]]], PricedNetwork] | None = None
 
     @functools.cached_property
     def _indices(self) -> dict[int, dict[Configuration, int]]:
@@ -116,14 +118,25 @@ class PricedNetwork:
         Raises:
           UsageError: it is not among those offered.
         """
+        found = self.find(layer, configuration)
+        if found is None:
+            raise UsageError(f"layer {self.graph.layers[layer].name!r} cannot be split as {configuration}; choose one "
+                             f"of its {len(self.configurations[layer])} configurations")
+        return found
+
+    def find(self, layer: int, configuration: Configuration) -> int | None:
+        """The index of a configuration of a layer; None where it is not among those offered."""
         known = self._indices.get(layer)
         if known is None:
             known = {offered: number for number, offered in enumerate(self.configurations[layer])}
             self._indices[layer] = known
-        if configuration not in known:
-            raise UsageError(f"layer {self.graph.layers[layer].name!r} cannot be split as {configuration}; choose one "
-                             f"of its {len(known)} configurations")
-        return known[configuration]
+        return known.get(configuration)
+
+    def offering(self, configurations: Sequence[Sequence[Configuration]]) -> PricedNetwork:
+        """The same graph on the same devices, other configurations offered (a list per layer)."""
+        if self.again is not None:
+            return self.again(configurations)
+        return build_network(self.graph, self.machine, self.devices, configurations, self.model)
 
     def layer_parts(self, layer: int, choice: int) -> dict[str, float]:
         """Part -> cost of a layer under the configuration with that index."""
@@ -253,7 +266,7 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
     parts = tuple(builder.parts(layer_signature(layer), table)
                   for layer, table in zip(graph.layers, tables, strict=True))
     edges = tuple(builder.edge(edge, tables, positions) for edge in graph.edges)
-    network = _network(graph, parts, edges)
+    network = network_of(graph, parts, edges)
     if configurations is None:  # it is going to be searched, maybe more than once
         network.normalized(keep=True)
     return PricedNetwork(graph, machine, devices, model, offered, network,
@@ -274,7 +287,7 @@ def _offered(graph: ComputationGraph, machine: Machine, devices: int,
     return tuple(tuple(choices) for choices in configurations)
 
 
-def _network(graph: ComputationGraph, parts: Sequence[np.ndarray], edges: Sequence[NetworkEdge]) -> CostNetwork:
+def network_of(graph: ComputationGraph, parts: Sequence[np.ndarray], edges: Sequence[NetworkEdge]) -> CostNetwork:
     """Layers with equal parts share one vector; edges that never cost anything are left out."""
     vectors: dict[int, np.ndarray] = {}
     for layer in parts:

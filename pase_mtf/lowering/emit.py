@@ -101,6 +101,10 @@ class Emitter:
             return [x]
         if self._split_is_fine(x, parts, axis):
             return self._split_in_order(device, x, parts, axis)
+        return self.emit_split(device, x, parts, axis)
+
+    def emit_split(self, device: str, x: tf.Tensor, parts: int, axis: int) -> list[tf.Tensor]:
+        """Equal parts of x along an axis, in one node."""
         axis = self.constant(device, axis)
         with tf.device(device):
             return list(tf.raw_ops.Split(axis=axis, value=x, num_split=parts))
@@ -118,9 +122,7 @@ class Emitter:
         shape = x.shape.as_list()
         part = [*shape[:axis], shape[axis] // parts, *shape[axis + 1:]]
         x = self.reshape(device, x, (math.prod(shape[:axis]), parts, math.prod(shape[axis:]) // parts))
-        x, first = self.transpose(device, x, (1, 0, 2)), self.constant(device, 0)
-        with tf.device(device):
-            blocks = tf.raw_ops.Split(axis=first, value=x, num_split=parts)
+        blocks = self.emit_split(device, self.transpose(device, x, (1, 0, 2)), parts, 0)
         return [self.reshape(device, block, part) for block in blocks]
 
     def split_sizes(self, device: str, x: tf.Tensor, sizes: Sequence[int], axis: int) -> list[tf.Tensor]:

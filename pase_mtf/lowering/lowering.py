@@ -26,13 +26,13 @@ from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of, splittable_dims
 
-__all__ = ["PlanLowering", "lower", "plan_from_configurations", "uniform_plan"]
+__all__ = ["PlanLowering", "legal_spec", "lower", "plan_from_configurations", "uniform_plan"]
 
 _ops = mtf.ops
 _Mesh: TypeAlias = MeshSpec | placement_mesh_impl.PlacementMeshImpl
 
 
-def _legal(spec: MeshSpec, operation: mtf.Operation) -> MeshSpec:
+def legal_spec(spec: MeshSpec, operation: mtf.Operation) -> MeshSpec:
     """The spec with only the layout rules that the operation supports; the other dims stay whole.
 
     Rules for dims that the operation does not have are kept: then operations of one layer share one implementation.
@@ -117,26 +117,12 @@ class PlanLowering(mtf.Lowering):
           UsageError: an operation without a plan, or a device that is not in the list.
         """
         # Not super().__init__: it rewrites the graph (autostack) and assumes one layout.
-        self.graph = graph
-        self.emitter = Emitter(devices, shared_memory)
-        self.current: DeviceMeshImpl | None = None
-        self.variables: dict[mtf.Variable, LaidOutVariable] = {}
-        self.operations: dict[mtf.Operation, tf.Operation] = {}
-        self.tensors = _Tensors(self)
-        self._counters: list[tuple[str, float]] = []
-        self._step = step
-        self._filled: tf.Operation | None = None
-        self._stored: dict[mtf.Tensor, LaidOut] = {}
-        self._impls: dict[MeshSpec, DeviceMeshImpl] = {}
-        self._impl_of: dict[mtf.Operation, DeviceMeshImpl] = {}
+        self._prepare(graph, Emitter(devices, shared_memory), step)
         flow = Flow(graph)
         self._home_of = {tensor: flow.home(tensor).operation for tensor in flow.carried()}
-        self._moved: dict[Hashable, tuple[object, list[tf.Tensor]]] = {}
-        self._seeds: dict[Hashable, tf.Tensor] = {}
-        self.idle_scopes: set[str] = set()
         operations = all_operations(graph)
-        self._idle = {operation for operation, needed in zip(
-            operations, needed_for_updates(operations), strict=True) if not needed}
+        self._idle.update(operation for operation, needed in zip(
+            operations, needed_for_updates(operations), strict=True) if not needed)
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
         self.mesh_to_impl: dict[mtf.Mesh, DeviceMeshImpl] = collections.defaultdict(lambda: everywhere)
         self._assign_impls(plan)
@@ -146,6 +132,24 @@ class PlanLowering(mtf.Lowering):
             for output in operation.outputs:
                 self.add_counter(f"output/{kind}", self.laid_out_size(output))
                 self.add_counter(f"output_unique/{kind}", output.size)
+
+    def _prepare(self, graph: mtf.Graph, emitter: Emitter, step: tf.Tensor | None) -> None:
+        """What a lowering has before it lowered anything."""
+        self.graph, self.emitter = graph, emitter
+        self.current: DeviceMeshImpl | None = None
+        self.variables: dict[mtf.Variable, LaidOutVariable] = {}
+        self.operations: dict[mtf.Operation, tf.Operation] = {}
+        self.tensors = _Tensors(self)
+        self.idle_scopes: set[str] = set()
+        self._idle: set[mtf.Operation] = set()
+        self._counters: list[tuple[str, float]] = []
+        self._step = step
+        self._filled: tf.Operation | None = None
+        self._stored: dict[mtf.Tensor, LaidOut] = {}
+        self._impls: dict[MeshSpec, DeviceMeshImpl] = {}
+        self._impl_of: dict[mtf.Operation, DeviceMeshImpl] = {}
+        self._moved: dict[Hashable, tuple[object, list[tf.Tensor]]] = {}
+        self._seeds: dict[Hashable, tf.Tensor] = {}
 
     def _impl(self, spec: MeshSpec) -> DeviceMeshImpl:
         """One implementation per spec: lazy sums are compatible only within one."""
@@ -170,7 +174,7 @@ class PlanLowering(mtf.Lowering):
                                  "the graph")
             if not isinstance(spec, MeshSpec):
                 spec = MeshSpec.of_mesh_impl(spec, self.emitter.devices)
-            self._impl_of[operation] = self._impl(_legal(spec, operation))
+            self._impl_of[operation] = self._impl(legal_spec(spec, operation))
             for inside in rule_of(operation).body(operation):
                 assign(inside, spec)
 

@@ -24,7 +24,7 @@ from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
 from pase_mtf.strategy.simulated import shortest_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
 
-__all__ = ["find_strategy", "least_seconds"]
+__all__ = ["find_strategy", "least_seconds", "simpler", "solve_within"]
 
 
 @checked_arguments
@@ -95,7 +95,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     if method == "exact":
         options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
     if memory_limit is not None and method == "exact":
-        solution = _within(priced, memory_limit, options)
+        solution = solve_within(priced, memory_limit, options)
     elif memory_limit is not None:
         raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
     else:
@@ -109,7 +109,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         "configurations": sum(map(len, priced.configurations)), "method": method, **simulated})
     found.search.update(useful_devices=useful_devices(graph, found.configurations),
                         suggested_devices=fuller_devices(graph, devices, found.configurations))
-    return _simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
+    return simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
 
 
 def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memory_limit: float | None = None) -> float:
@@ -122,13 +122,13 @@ def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memor
       InfeasibleError: no strategy satisfies the limit.
     """
     priced, options = build_network(graph, machine, devices), {"certificate": False}
-    solution = (solve(priced.network, "exact", **options) if memory_limit is None else
-                _within(priced, memory_limit, options))
-    return priced.breakdown(solution.assignment).total
+    return priced.breakdown(solve_within(priced, memory_limit, options).assignment).total
 
 
-def _within(priced: PricedNetwork, memory_limit: float, options: dict[str, Any]) -> Solution:
-    """The cheapest assignment that needs no more than so many bytes per device."""
+def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any]) -> Solution:
+    """The cheapest assignment that needs no more than so many bytes per device (None: however many)."""
+    if memory_limit is None:
+        return solve(priced.network, "exact", **options)
     return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
                                 **options)
 
@@ -139,7 +139,7 @@ def _by_hand(graph: ComputationGraph, devices: int, name: str,
     return data_parallel(graph, devices) if name == "data_parallel" else expert(graph, devices, mesh)
 
 
-def _simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
+def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
     """Data parallelism if it is as good within a fraction and keeps the limit, else what was found."""
     try:
         by_hand = data_parallel(priced.graph, priced.devices)

@@ -357,7 +357,7 @@ def with_configurations(priced: PricedNetwork,
     offered = [choices if configuration in set(choices) else (*choices, configuration)
                for choices, configuration in zip(priced.configurations, configurations, strict=True)]
     if any(len(choices) != len(known) for choices, known in zip(offered, priced.configurations, strict=True)):
-        priced = build_network(priced.graph, priced.machine, priced.devices, configurations=offered)
+        priced = priced.offering(offered)
     return priced, [priced.index(number, configuration) for number, configuration in enumerate(configurations)]
 
 

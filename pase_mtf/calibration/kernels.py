@@ -1,0 +1,259 @@
+"""Times kernels: TensorFlow's own nodes, as the lowering emits them, on all devices at once.
+
+Many kernels stand in one graph and are run one after the other in one session. A kernel is emitted several times on
+every device, one after the other there; so the devices keep each other from the cores and the caches as they do in a
+training step. What starting and ending a run takes is measured in the same session, and taken off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pase_mtf.compat import tf
+from pase_mtf.lowering.nodes import node_of
+from pase_mtf.machine.kernels import Block, Kernel, Timing
+from pase_mtf.runtime import Devices, available_bytes, cores, session_config
+
+__all__ = ["KernelTimer"]
+
+_SPREAD = 0.05
+_LEAST_RUNS, _MOST_RUNS = 3, 60
+_SECONDS = 0.1  # of all runs of a kernel, where their times differ by more
+_RUN_SECONDS = 4e-3  # of one run, where the kernel takes about as long as expected
+_REPEATS = 8  # at most, of a kernel on every device: making a node takes longer than running it
+_BATCH = 24  # kernels: TensorFlow looks through a whole graph at the first run of each
+_BATCH_BYTES = 1 << 30
+_LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
+_WAITING = 4 / 3  # of shared cores: how much longer a run may take than the work of the cores
+
+
+class KernelTimer:
+    """Times kernels on one number of devices.
+
+    Attributes:
+      failed: kernels that cannot be timed here, and why.
+    """
+
+    def __init__(self, devices: int, kind: str = "cpu") -> None:
+        """Measures nothing yet.
+
+        Args:
+          devices: how many, all of which are busy while a kernel is timed.
+          kind: "cpu" (virtual devices of one process, which share its cores) or "gpu".
+        """
+        self._devices = Devices.first(devices, kind)
+        self._shared = kind == "cpu"
+        self.failed: dict[Kernel, str] = {}
+
+    def time(self, kernels: Sequence[Kernel], seconds: float = np.inf,
+             progress: Callable[[int], object] = lambda count: None) -> Iterator[dict[Kernel, Timing]]:
+        """Times kernels, batch by batch.
+
+        Args:
+          kernels: those to time, the most important ones first.
+          seconds: no batch is begun after so many.
+          progress: called with the number of kernels that are done with, after each batch.
+
+        Yields:
+          The kernels of a batch and their times, without those that `failed`.
+        """
+        begin = time.perf_counter()
+        for batch in self._batches([kernel for kernel in kernels if kernel not in self.failed]):
+            if time.perf_counter() - begin >= seconds:
+                return
+            yield _Bench(self._devices, self._shared, self.failed).measure(batch)
+            progress(len(batch))
+
+    def _batches(self, kernels: Sequence[Kernel]) -> Iterator[list[Kernel]]:
+        most = min(_BATCH_BYTES, (available_bytes() or 4 * _BATCH_BYTES) // 4)
+        batch, held = list[Kernel](), 0
+        for kernel in kernels:
+            nbytes = kernel.nbytes * self._devices.count
+            if nbytes > 2 * most:
+                self.failed[kernel] = f"it takes {nbytes / 1e9:.1f} GB on {self._devices.count} devices"
+                continue
+            if batch and (len(batch) == _BATCH or held + nbytes > most):
+                yield batch
+                batch, held = [], 0
+            batch.append(kernel)
+            held += nbytes
+        if batch:
+            yield batch
+
+
+class _Nodes:
+    """The nodes of some kernels, and of what they read."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.definition = tf.GraphDef(versions={"producer": tf.version.GRAPH_DEF_VERSION})
+        self.fills: list[str] = []
+        self._devices = devices
+        self._handles: dict[tuple[str, Block, int], str] = {}
+        self._reads: dict[tuple[str, Block, int], str] = {}
+        self._constants: dict[tuple[str, Block], str] = {}
+
+    def _add(self, operation: str, inputs: Sequence[str], device: str, **attributes: Any) -> str:
+        name = f"n{len(self.definition.node)}"
+        self.definition.node.add(name=name, op=operation, input=inputs, device=device, attr=attributes)
+        return name
+
+    def group(self, names: Sequence[str], device: str = "") -> str:
+        """A node that waits for others."""
+        return self._add("NoOp", [f"^{name}" for name in names], device)
+
+    def idle(self) -> str:
+        """What every run does besides: reading a variable on every device."""
+        block = Block("float32", (1,))
+        return self.group([self.group([self._read(device, block, 0)], device) for device in self._devices])
+
+    def kernel(self, kernel: Kernel, repeats: int) -> str:
+        """A kernel so many times on every device, one after the other there; a node that waits for all of them.
+
+        Raises:
+          ValueError: TensorFlow has no such node.
+        """
+        ends = []
+        for number, device in enumerate(self._devices):
+            inputs, before = self._inputs(kernel, number), list[str]()
+            for _ in range(repeats):
+                name = f"n{len(self.definition.node)}"
+                self.definition.node.append(node_of(kernel, name, [*inputs, *(f"^{node}" for node in before)], device))
+                before = [name, *self._read_elsewhere(kernel, name, number)]
+            ends += before
+        return self.group(ends)
+
+    def _read_elsewhere(self, kernel: Kernel, name: str, number: int) -> list[str]:
+        """A sum is read by all whose parts it is of."""
+        if kernel.operation != "AddN" or not kernel.apart:
+            return []
+        members = [self._devices[(number + member) % len(self._devices)] for member in range(1, len(kernel.inputs))]
+        dtype = tf.AttrValue(type=tf.as_dtype(kernel.outputs[0].dtype).as_datatype_enum)
+        return [self._add("Identity", [name], device, T=dtype) for device in members]
+
+    def _inputs(self, kernel: Kernel, number: int) -> list[str]:
+        """Tensors for a kernel on the device of a number."""
+        names = []
+        for place, block in enumerate(kernel.inputs):
+            device = self._devices[(number + place * kernel.apart) % len(self._devices)]
+            if block.value is not None:
+                names.append(self._constant(self._devices[number], block))
+            elif block.dtype == "resource":
+                dtype = next((other.dtype for other in kernel.inputs if other.dtype != "resource"), "float32")
+                # Nobody else reads what is assigned to: it would be copied first.
+                names.append(self._handle(device, Block(dtype, block.shape), -1))
+            elif not tf.as_dtype(block.dtype).is_floating and block.elements <= 1 << 12:
+                names.append(self._constant(device, block._replace(value=(0,) * block.elements)))
+            else:
+                names.append(self._read(device, block, place))
+        return names
+
+    def _constant(self, device: str, block: Block) -> str:
+        if (device, block) not in self._constants:
+            dtype = tf.as_dtype(block.dtype)
+            value = tf.make_tensor_proto(np.reshape(np.array(block.value, dtype.as_numpy_dtype), block.shape), dtype)
+            self._constants[device, block] = self._add(
+                "Const", (), device, dtype=tf.AttrValue(type=dtype.as_datatype_enum), value=tf.AttrValue(tensor=value))
+        return self._constants[device, block]
+
+    def _read(self, device: str, block: Block, place: int) -> str:
+        """What a variable holds, which several kernels may read."""
+        key = device, block, place
+        if key not in self._reads:
+            dtype = tf.AttrValue(type=tf.as_dtype(block.dtype).as_datatype_enum)
+            self._reads[key] = self._add("ReadVariableOp", [self._handle(device, block, place)], device, dtype=dtype)
+        return self._reads[key]
+
+    def _handle(self, device: str, block: Block, place: int) -> str:
+        """The handle of a variable on a device, filled with one number, 0 of integers."""
+        key = device, block, place
+        if key not in self._handles:
+            dtype = tf.as_dtype(block.dtype)
+            kind, shape = tf.AttrValue(type=dtype.as_datatype_enum), tf.TensorShape(block.shape).as_proto()
+            self._handles[key] = self._add("VarHandleOp", (), device, dtype=kind, shape=tf.AttrValue(shape=shape),
+                                           shared_name=tf.AttrValue(s=f"tensor{len(self._handles)}".encode()))
+            number = np.full((), 0.75 if dtype.is_floating else 0).astype(dtype.as_numpy_dtype)
+            scalar = self._add("Const", (), device, dtype=kind,
+                               value=tf.AttrValue(tensor=tf.make_tensor_proto(number, dtype)))
+            sizes = self._constant(device, Block("int32", (len(block.shape),), block.shape))
+            value = self._add("Fill", [sizes, scalar], device, T=kind)
+            self.fills.append(self._add("AssignVariableOp", [self._handles[key], value], device, dtype=kind))
+        return self._handles[key]
+
+
+class _Bench:
+    """Some kernels in one graph and session."""
+
+    def __init__(self, devices: Devices, shared: bool, failed: dict[Kernel, str]) -> None:
+        self._names, self._shared, self._failed = devices.names, shared, failed
+        self._config = session_config(devices)
+        # Equal nodes are not to be merged into one.
+        self._config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+
+    def measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
+        """Times all of them; where one of them spoils the graph for all, each by itself."""
+        try:
+            return self._measure(kernels)
+        except (ValueError, tf.errors.OpError) as error:
+            if len(kernels) == 1:
+                self._failed[kernels[0]] = " ".join(str(error).split())[:200]
+                return {}
+        found: dict[Kernel, Timing] = {}
+        for kernel in kernels:
+            found.update(self.measure([kernel]))
+        return found
+
+    def _measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
+        nodes, found = _Nodes(self._names), dict[Kernel, Timing]()
+        targets = {kernel: nodes.kernel(kernel, self._repeats(kernel)) for kernel in kernels}
+        idle_name, fill_name = nodes.idle(), nodes.group(nodes.fills)
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(nodes.definition, name="")
+            idle, fill = graph.get_operation_by_name(idle_name), graph.get_operation_by_name(fill_name)
+            with tf.Session(graph=graph, config=self._config) as session:
+                session.run(fill)
+                starts = [self._median(session, idle).seconds]
+                for kernel, target in targets.items():
+                    found[kernel] = self._median(session, graph.get_operation_by_name(target))
+                starts.append(self._median(session, idle).seconds)
+        return {kernel: self._of_one(timing, self._repeats(kernel), min(starts)) for kernel, timing in found.items()}
+
+    def _of_one(self, timing: Timing, repeats: int, start: float) -> Timing:
+        """What one run of a kernel took, by what a run of all of them took, and one of none."""
+        count = repeats * (len(self._names) if self._shared else 1)
+        return dataclasses.replace(timing, seconds=max((timing.seconds - start) / count, _LEAST_SECONDS))
+
+    def _repeats(self, kernel: Kernel) -> int:
+        """How often a kernel is emitted on every device: more often where it takes little."""
+        expected = kernel.flops / 2e10 + kernel.nbytes / 5e9 + 3e-6
+        together = expected * (len(self._names) / cores() if self._shared else 1.0)
+        return int(np.clip(_RUN_SECONDS / together, 1, _REPEATS))
+
+    def _median(self, session: tf.Session, target: tf.Operation) -> Timing:
+        """What a run takes: the median of as many runs as bring the spread below 5 %, or take the time.
+
+        On cores that others use as well a run is longer than its work: then no more than a third of the work is taken
+        for such waiting as is part of the kernels.
+        """
+        run, walls = session.make_callable(target), list[float]()
+        run()
+        begin, work = time.perf_counter(), time.process_time()
+        while True:
+            started = time.perf_counter()
+            run()
+            ended = time.perf_counter()
+            walls.append(ended - started)
+            if len(walls) < _LEAST_RUNS:
+                continue
+            low, median, high = np.percentile(walls, (25, 50, 75))
+            spread = 0.5 * (high - low) / median
+            long = ended - begin
+            if len(walls) >= _MOST_RUNS or long > _SECONDS or (spread < _SPREAD and long > 0.2 * _SECONDS):
+                break
+        if self._shared:
+            median = min(median, (time.process_time() - work) / len(walls) / cores() * _WAITING)
+        return Timing(float(median), float(spread), len(walls))

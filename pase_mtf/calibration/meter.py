@@ -1,0 +1,159 @@
+"""Kernel times of the devices at hand: those that were kept, and those that are measured now. Measuring needs
+TensorFlow, reading does not."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pase_mtf.calibration.cache import (
+    check_request,
+    fingerprint_of_kernels,
+    kernels_path,
+    measuring_alone,
+    memory_bytes,
+)
+from pase_mtf.errors import UsageError
+from pase_mtf.machine.kernel_file import append_times, load_times
+from pase_mtf.machine.kernels import Block, Kernel, KernelTimes, Timing, sum_kernel
+from pase_mtf.runtime import cores
+
+__all__ = ["REFERENCES", "KernelMeter"]
+
+_DRIFT = 0.15
+_BUSY = 0.5  # of the cores, that others keep busy
+
+
+def _floats(*shape: int) -> Block:
+    return Block("float32", shape)
+
+
+def _indices(*values: int) -> Block:
+    return Block("int32", (len(values),), values)
+
+
+_SAME = (("padding", "SAME"), ("strides", (1, 1, 1, 1)))
+REFERENCES = (
+    Kernel("Einsum", (_floats(256, 512), _floats(512, 512)), (_floats(256, 512),), (("equation", "ab,bc->ac"),)),
+    Kernel("Einsum", (_floats(8, 2048), _floats(2048, 1024)), (_floats(8, 1024),), (("equation", "ab,bc->ac"),)),
+    Kernel("Conv2D", (_floats(8, 14, 14, 64), _floats(3, 3, 64, 128)), (_floats(8, 14, 14, 128),), _SAME),
+    Kernel("Conv2DBackpropInput", (_indices(8, 14, 14, 64), _floats(3, 3, 64, 128), _floats(8, 14, 14, 128)),
+           (_floats(8, 14, 14, 64),), _SAME),
+    Kernel("Conv2DBackpropFilter", (_floats(8, 14, 14, 64), _indices(3, 3, 64, 128), _floats(8, 14, 14, 128)),
+           (_floats(3, 3, 64, 128),), _SAME),
+    Kernel("Mul", (_floats(1 << 14), _floats(1 << 14)), (_floats(1 << 14),)),
+    Kernel("Mul", (_floats(1 << 20), _floats(1 << 20)), (_floats(1 << 20),)),
+    Kernel("AddV2", (_floats(16), _floats(16)), (_floats(16),)),
+    Kernel("Sum", (_floats(256, 1024), _indices(1)), (_floats(256),)),
+    sum_kernel(2, 1 << 16, 4),
+)
+"""Kernels that are timed first on every machine, and again at the start of every run: a few of each kind."""
+
+
+class KernelMeter:
+    """The kernel times of one number of devices of this machine.
+
+    Attributes:
+      times: all that is known.
+      path: of the file that keeps them.
+      spent: seconds that measuring took.
+      measured: how many kernels were measured here.
+      notes: what people should know of the numbers, a sentence each.
+      failed: kernels that cannot be timed, and why.
+    """
+
+    def __init__(self, devices: int, kind: str = "cpu", *, path: str | os.PathLike[str] | None = None,
+                 again: bool = False) -> None:
+        """Reads what is kept.
+
+        Args:
+          devices: how many.
+          kind: "cpu" (virtual devices of one process) or "gpu".
+          path: of the file that keeps the times; by default in the user's cache folder.
+          again: begin with nothing, and measure all that is needed once more.
+        """
+        check_request(devices, kind)
+        self.path = pathlib.Path(path) if path is not None else kernels_path(devices, kind)
+        self.times = KernelTimes() if again else load_times(self.path)
+        self.times.on.update(fingerprint_of_kernels(devices, kind))
+        self.devices, self.kind = devices, kind
+        self.spent, self.measured = 0.0, 0
+        self.notes: list[str] = []
+        self.failed: dict[Kernel, str] = {}
+        if self.times.damaged:
+            self.notes.append(f"{self.path}: {self.times.damaged} lines are damaged; what they told is measured again")
+
+    @property
+    def memory_per_device(self) -> float:
+        """Bytes that one of the devices may hold, of those that share this computer's memory."""
+        return memory_bytes() / self.devices
+
+    def start(self, progress: Callable[[int], object] = lambda count: None) -> None:
+        """Times the reference kernels: for the first time, or to see whether what is kept still holds.
+
+        Where they are off by more than 15 % in the median, all times of this run are scaled by as much.
+        """
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        if load > _BUSY * cores():
+            self.notes.append(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
+        kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
+        found = self._time(REFERENCES, np.inf, progress)
+        ratios = [timing.seconds / kept[kernel] for kernel, timing in found.items() if kernel in kept]
+        drift = float(np.median(ratios)) if ratios else 1.0
+        if abs(drift - 1.0) > _DRIFT:
+            self.times = self.times.scaled(drift)
+            self.notes.append(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times "
+                              "are scaled by that; --recalibrate measures them again")
+        new = {kernel: timing for kernel, timing in found.items() if kernel not in kept}
+        self.times.update(found)
+        self._keep(new)
+
+    def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """Those that are not measured and can be."""
+        return [kernel for kernel in kernels if kernel not in self.times and kernel not in self.failed]
+
+    def measure(self, kernels: Sequence[Kernel], seconds: float = np.inf,
+                progress: Callable[[int], object] = lambda count: None) -> int:
+        """Times what is missing of some kernels, and keeps it.
+
+        Args:
+          kernels: the most important ones first.
+          seconds: nothing more is begun after so many.
+          progress: called with the number of kernels that are done with.
+
+        Returns:
+          How many were measured.
+        """
+        found = self._time(self.missing(kernels), seconds, progress)
+        self.times.update(found)
+        return len(found)
+
+    def _time(self, kernels: Sequence[Kernel], seconds: float,
+              progress: Callable[[int], object]) -> dict[Kernel, Timing]:
+        if not kernels:
+            return {}
+        from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
+        begin, found = time.perf_counter(), dict[Kernel, Timing]()
+        timer = KernelTimer(self.devices, self.kind)
+        with measuring_alone(lambda: print("kernels are timed by another run, which is waited for", file=sys.stderr)):
+            for batch in timer.time(kernels, seconds, progress):
+                found.update(batch)
+                if kernels is not REFERENCES:
+                    self._keep(batch)
+        self.failed.update(timer.failed)
+        self.measured += len(found)
+        self.spent += time.perf_counter() - begin
+        return found
+
+    def _keep(self, timings: dict[Kernel, Timing]) -> None:
+        try:
+            if timings:
+                append_times(self.path, timings)
+        except UsageError as error:  # not being able to keep the numbers does not make them wrong
+            if not any(note.startswith(str(error)[:20]) for note in self.notes):
+                self.notes.append(str(error))

@@ -1,0 +1,222 @@
+"""Prices by measured kernels: what a layer under a configuration, or a move between two, runs, and what that takes.
+
+Which kernels that are is known of those configurations that were looked at; all others keep the price of a model, which
+is a bound (no kernel is faster) or an estimate. So a search tells which configurations to look at, and which kernels to
+measure.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from pase_mtf.cost.build import PricedNetwork, network_of
+from pase_mtf.cost.compute import PARTS
+from pase_mtf.cost.moves import move_of
+from pase_mtf.cost.tables import dim_positions
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.partition import Partition
+from pase_mtf.machine.kernels import Kernel, sum_kernel
+from pase_mtf.search.network import NetworkEdge
+
+__all__ = ["KernelSource", "KnownKernels"]
+
+Counts = Mapping[Kernel, int]
+"""Kernels, and how often a step runs them on all devices together."""
+
+
+class KernelSource(Protocol):
+    """Knows which kernels a graph runs (`lowering.kernels.GraphKernels`)."""
+
+    def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, int]]:
+        """Phase -> kernels of a layer on each of its devices."""
+
+    def alike(self, number: int) -> Hashable:
+        """Equal for layers that run the same kernels where the same places of their dims are split."""
+
+    def move(self, source: Partition, target: Partition, shape: Sequence[int], itemsize: int) -> Mapping[Kernel, int]:
+        """The kernels that move a tensor from one partition to another, on all devices together."""
+
+
+def _partition(configuration: Configuration, dims: Sequence[str]) -> Partition:
+    devices, cuts = configuration.partition(dims)
+    return Partition(tuple(range(devices)), cuts)
+
+
+class KnownKernels:
+    """Which kernels run, of those configurations of a graph's layers that were looked at, on devices that share cores.
+
+    What partial sums and moves within a layer run is told by the operations' facts, as everywhere in this package.
+    """
+
+    def __init__(self, graph: ComputationGraph, source: KernelSource) -> None:
+        """Looks at nothing yet."""
+        self._graph, self._source = graph, source
+        self._alike = [source.alike(number) for number in range(len(graph.layers))]
+        # (what layers have in common, which places of their dims are split) -> part -> kernels.
+        self._layers: dict[tuple[Hashable, tuple[tuple[int, int], ...]], dict[str, Counts]] = {}
+        # (edge, its ends) -> kernels.
+        self._edges: dict[tuple[int, Configuration, Configuration], Counts] = {}
+
+    def _key(self, number: int, configuration: Configuration) -> tuple[Hashable, tuple[tuple[int, int], ...]]:
+        places = {name: place for place, name in enumerate(self._graph.layers[number].dims)}
+        return self._alike[number], tuple((places.get(name, -1), parts) for name, parts in configuration.axes)
+
+    def look(self, configurations: Sequence[Configuration]) -> int:
+        """Finds out which kernels a strategy runs; returns how much of that was new: layers and edges."""
+        before = len(self._layers) + len(self._edges)
+        for number, configuration in enumerate(configurations):
+            key = self._key(number, configuration)
+            if key not in self._layers:
+                self._layers[key] = self._parts(number, configuration)
+        for number, edge in enumerate(self._graph.edges):
+            ends = number, configurations[edge.source], configurations[edge.target]
+            if ends not in self._edges:
+                moved = self._source.move(_partition(ends[1], edge.source_dims), _partition(ends[2], edge.target_dims),
+                                          edge.shape, edge.itemsize)
+                self._edges[ends] = {kernel: times * edge.trips for kernel, times in moved.items()}
+        return len(self._layers) + len(self._edges) - before
+
+    def kernels(self, configurations: Sequence[Configuration]) -> collections.Counter[Kernel]:
+        """What a strategy that was looked at runs, on all devices together."""
+        found: collections.Counter[Kernel] = collections.Counter()
+        for number, configuration in enumerate(configurations):
+            for counts in self._layers[self._key(number, configuration)].values():
+                found.update(counts)
+        for number, edge in enumerate(self._graph.edges):
+            found.update(self._edges[number, configurations[edge.source], configurations[edge.target]])
+        return found
+
+    def all_kernels(self) -> set[Kernel]:
+        """Those of all configurations that were looked at."""
+        counts = [entry for parts in self._layers.values() for entry in parts.values()]
+        return {kernel for entry in (*counts, *self._edges.values()) for kernel in entry}
+
+    # -- one layer ----------------------------------------------------------------------------------------------------
+    def _parts(self, number: int, configuration: Configuration) -> dict[str, Counts]:
+        layer, found = self._graph.layers[number], dict[str, collections.Counter[Kernel]]()
+        for phase, counts in self._source.layer(number, configuration).items():
+            found[phase] = collections.Counter(
+                {kernel: times * configuration.devices for kernel, times in counts.items()})
+        for part, kernel, times in (*_sums(layer, configuration), *self._moves(layer, configuration)):
+            found.setdefault(part, collections.Counter())[kernel] += times
+        return dict(found)
+
+    def _moves(self, layer: Layer, configuration: Configuration) -> Iterator[tuple[str, Kernel, int]]:
+        position = dim_positions(layer)
+        for operation in layer.operations:
+            move = move_of(operation, position)
+            if move is None or move.shifted:  # the kernels of a shift are its own
+                continue
+            source, target = (_partition(configuration, [layer.aliases.get(name, name) for name in operand.dims])
+                              for operand in (operation.inputs[0], operation.outputs[0]))
+            for kernel, times in self._source.move(source, target, move.shape, move.itemsize).items():
+                yield f"resharding {operation.phase}", kernel, times * operation.trips
+
+    # -- all layers ---------------------------------------------------------------------------------------------------
+    def applied(self, priced: PricedNetwork, price: Callable[[Kernel], float], *, scaled: bool) -> PricedNetwork:
+        """A priced network in which what is known is priced by its kernels.
+
+        Args:
+          priced: by a model.
+          price: seconds of a kernel.
+          scaled: scale the prices of the model, where nothing else is known, by what those of the known ones turned
+            out to be, per kind of layer (an estimate); or leave them (a bound).
+        """
+        seconds: dict[Kernel, float] = {}
+
+        def total(counts: Counts) -> float:
+            for kernel in counts:
+                if kernel not in seconds:
+                    seconds[kernel] = price(kernel)
+            return sum(seconds[kernel] * times for kernel, times in counts.items())
+
+        parts = self._applied_to_layers(priced, total, scaled)
+        edges = self._applied_to_edges(priced, total, scaled)
+        return dataclasses.replace(
+            priced, parts=parts, edge_matrices=edges, network=network_of(priced.graph, parts, edges),
+            again=lambda configurations: self.applied(priced.offering(configurations), price, scaled=scaled))
+
+    def _applied_to_layers(self, priced: PricedNetwork, total: Callable[[Counts], float], scaled: bool,
+                           ) -> tuple[np.ndarray, ...]:
+        keys = [(self._alike[number], id(matrix)) for number, matrix in enumerate(priced.parts)]
+        columns: dict[tuple[Hashable, int], dict[int, np.ndarray]] = {}
+        ratios = _Ratios()
+        for number, (key, matrix, choices) in enumerate(zip(keys, priced.parts, priced.configurations, strict=True)):
+            if key not in columns:
+                columns[key] = {}
+                for column, configuration in enumerate(choices):
+                    found = self._layers.get(self._key(number, configuration))
+                    if found is not None:
+                        entry = np.array([total(found.get(part, {})) for part in PARTS])
+                        columns[key][column] = entry
+                        ratios.add(self._graph.layers[number].kind, float(matrix[:, column].sum()), float(entry.sum()))
+        made: dict[tuple[Hashable, int], np.ndarray] = {}
+        for number, (key, matrix) in enumerate(zip(keys, priced.parts, strict=True)):
+            if key not in made:
+                made[key] = matrix * (ratios.of(self._graph.layers[number].kind) if scaled else 1.0)
+                for column, entry in columns[key].items():
+                    made[key][:, column] = entry
+        return tuple(made[key] for key in keys)
+
+    def _applied_to_edges(self, priced: PricedNetwork, total: Callable[[Counts], float], scaled: bool,
+                          ) -> tuple[NetworkEdge, ...]:
+        # Edges of one matrix move tensors of one shape between the same shardings.
+        cells: dict[int, dict[tuple[int, int], float]] = {}
+        ratios = _Ratios()
+        for (number, source, target), counts in self._edges.items():
+            edge, matrix = self._graph.edges[number], priced.edge_matrices[number]
+            ends = priced.find(edge.source, source), priced.find(edge.target, target)
+            if ends[0] is None or ends[1] is None:
+                continue
+            cell = int(matrix.rows[ends[0]]), int(matrix.columns[ends[1]])
+            if cell not in cells.setdefault(id(matrix.matrix), {}):
+                cells[id(matrix.matrix)][cell] = total(counts)
+                ratios.add("", float(matrix.matrix[cell]), cells[id(matrix.matrix)][cell])
+        made: dict[int, np.ndarray] = {}
+        for entry in priced.edge_matrices:
+            if id(entry.matrix) not in made:
+                made[id(entry.matrix)] = entry.matrix * (ratios.of("") if scaled else 1.0)
+                for cell, seconds in cells.get(id(entry.matrix), {}).items():
+                    made[id(entry.matrix)][cell] = seconds
+        return tuple(dataclasses.replace(entry, matrix=made[id(entry.matrix)]) for entry in priced.edge_matrices)
+
+
+class _Ratios:
+    """How far a model's prices are from those by kernels, per kind and over all kinds."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, kind: str, modelled: float, seconds: float) -> None:
+        """Takes in the two prices of one thing."""
+        for name in (f" {kind}", ""):
+            found = self._sums.setdefault(name, [0.0, 0.0])
+            found[0] += modelled
+            found[1] += seconds
+
+    def of(self, kind: str) -> float:
+        """The ratio of a kind, of all where nothing is known of it; 1 where nothing is known at all."""
+        for name in (f" {kind}", ""):
+            modelled, seconds = self._sums.get(name, (0.0, 0.0))
+            if modelled > 0.0 and seconds > 0.0:
+                return seconds / modelled
+        return 1.0
+
+
+def _sums(layer: Layer, configuration: Configuration) -> Iterator[tuple[str, Kernel, int]]:
+    """What adds up the partial sums of a layer."""
+    for operation in layer.operations:
+        for dims, outputs in operation.sums:
+            members = math.prod(configuration.parts(dim) for dim in set(dims))
+            if members > 1:
+                for output in outputs:
+                    held = math.prod(output.shape) // math.prod(configuration.parts(dim) for dim in output.dims if dim)
+                    yield (f"all-reduce {operation.phase}", sum_kernel(members, held, output.itemsize),
+                           configuration.devices // members * operation.trips)

@@ -1,0 +1,51 @@
+"""A machine that no kernel beats: the best rates that any measured kernel has reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pase_mtf.machine.kernels import Kernel, KernelTimes, Timing
+from pase_mtf.machine.machine import LOCAL, Link, Machine
+
+__all__ = ["roofline_machine"]
+
+_BY_REFERENCE = ("Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice", "Unpack",
+                 "AssignVariableOp", "ReadVariableOp")
+"""Kernels that may hand on what they read without a copy."""
+
+
+def _family(kernel: Kernel) -> str:
+    """The kind of operation that becomes such a kernel (`machine.KINDS`, and "filter gradient")."""
+    if kernel.operation.startswith(("Conv2D", "Conv3D", "DepthwiseConv")):
+        return "filter gradient" if "Filter" in kernel.operation else "convolution"
+    return "matmul" if kernel.operation == "Einsum" or "MatMul" in kernel.operation else "pointwise"
+
+
+def _best(timings: Iterable[tuple[Kernel, Timing]], *, flops: bool) -> float:
+    return max(((kernel.flops if flops else kernel.nbytes) / timing.seconds for kernel, timing in timings), default=1.0)
+
+
+def roofline_machine(times: KernelTimes, devices: int, memory_bytes: float, source: str = "") -> Machine:
+    """Devices that share cores, at the best rates of all kernels that were measured on them.
+
+    A layer that is priced on it costs no more than its kernels do: every one of them reads what it works on and writes
+    what it makes, at no better a rate.
+
+    Args:
+      times: of some kernels of each kind at least.
+      devices: how many share the cores.
+      memory_bytes: of one device.
+      source: where the numbers come from, for people.
+    """
+    copying = [(kernel, timing) for kernel, timing in times.items() if kernel.operation not in _BY_REFERENCE]
+    best = {family: _best([entry for entry in copying if _family(entry[0]) == family], flops=True)
+            for family in ("matmul", "convolution", "filter gradient", "pointwise")}
+    rate = max(best.values())
+    rates = {kind: best[kind] if best[kind] > 1.0 else rate
+             for kind in ("matmul", "convolution", "filter gradient", "pointwise")}
+    least = min((timing.seconds for _, timing in times.items()), default=1e-9)
+    # What is looked up or cut is copied once; a reduction does as much arithmetic as it reads elements.
+    rates |= {"reduction": rates["pointwise"], "gather": rate, "batched matmul": rates["matmul"]}
+    bandwidth = _best(copying, flops=False)
+    return Machine(name=LOCAL, rates=rates, memory_bandwidth=bandwidth, memory_bytes=memory_bytes, overhead=least,
+                   links=(Link(max(devices, 1), bandwidth, 1e-9),), shared_cores=True, source=source)

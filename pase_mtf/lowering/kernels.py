@@ -1,0 +1,267 @@
+"""Which kernels the operations of a layer become on a device, without lowering the whole graph.
+
+Every operation is lowered by itself, by the code that lowers it in a graph, for one of the devices: what comes from
+others are placeholders of the size that the device would hold. Devices that split a layer evenly run the same kernels.
+What combines partial sums is not told here: `cost.kernels` knows it from the shapes.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.partition import Partition
+from pase_mtf.lowering.emit import Emitter
+from pase_mtf.lowering.lowering import PlanLowering, legal_spec
+from pase_mtf.lowering.mesh import DeviceMeshImpl
+from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.lowering.nodes import kernel_of
+from pase_mtf.lowering.recorded import recorded_move
+from pase_mtf.lowering.variables import LaidOutVariable
+from pase_mtf.machine.kernels import Block, Kernel, float_of_size
+from pase_mtf.operations.alike import lowering_key
+from pase_mtf.operations.flow import all_operations
+from pase_mtf.operations.protocols import LaidOut
+from pase_mtf.operations.registry import rule_of
+
+__all__ = ["GraphKernels"]
+
+_DEVICE = "/device:CPU:0"
+
+
+class GraphKernels:
+    """The kernels of a graph's layers (a `cost.kernels.KernelSource`).
+
+    Attributes:
+      untraced: why operations could not be lowered by themselves, a sentence each; additions stand for them.
+    """
+
+    def __init__(self, graph: mtf.Graph, computation_graph: ComputationGraph) -> None:
+        """Lowers nothing yet.
+
+        Args:
+          graph: of Mesh-TF.
+          computation_graph: what `export_graph` made of it.
+        """
+        self._layers = computation_graph.layers
+        self._graph, self._operations = graph, all_operations(graph)
+        self._keys: dict[int, tuple[Hashable, tuple[str, ...]]] = {}
+        self._alike: dict[int, Hashable] = {}
+        self._found: dict[Hashable, collections.Counter[Kernel]] = {}
+        self.untraced: dict[str, None] = {}
+
+    def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, int]]:
+        """The kernels of a layer on each of its devices.
+
+        Args:
+          number: of the layer.
+          configuration: of the layer.
+
+        Returns:
+          Phase -> kernel -> how often a step runs it.
+        """
+        layer = self._layers[number]
+        spec = MeshSpec.of_configuration(configuration, layer.aliases)
+        found: dict[str, collections.Counter[Kernel]] = {}
+        for operation in layer.operations:
+            if operation.kind == "none":
+                continue
+            counts = found.setdefault(operation.phase, collections.Counter())
+            try:
+                kernels = self._operation(layer, operation, configuration, spec)
+            except _UntracedError as error:
+                self.untraced[str(error)] = None
+                kernels = {_addition(operation, configuration): operation.nodes}
+            for kernel, times in kernels.items():
+                counts[kernel] += times * operation.trips
+        return found
+
+    def alike(self, number: int) -> Hashable:
+        """Equal for layers that run the same kernels under configurations that split the same places of their dims."""
+        if number not in self._alike:
+            layer, names = self._layers[number], dict[str, int]()
+            keys: list[Hashable] = []
+            for entry in layer.operations:
+                operation = self._operations[entry.index]
+                assigned = rule_of(operation).assigns(operation)
+                keys.append((entry.phase, entry.kind, entry.trips, operation.assign_fn if assigned else _without_names(
+                    lowering_key(operation), names)))
+            own = tuple((tuple(names.setdefault(name, len(names)) for name in variable.operand.dims),
+                         variable.operand.shape, variable.operand.itemsize) for variable in layer.variables)
+            dims = tuple((names.setdefault(name, len(names)), size) for name, size in layer.dims.items())
+            aliases = tuple(sorted((names.setdefault(name, len(names)), names[dim])
+                                   for name, dim in layer.aliases.items() if dim in names))
+            self._alike[number] = tuple(keys), own, dims, aliases
+        return self._alike[number]
+
+    def move(self, source: Partition, target: Partition, shape: Sequence[int], itemsize: int) -> Mapping[Kernel, int]:
+        """The kernels that move a tensor, on all devices together.
+
+        Args:
+          source, target: partitions of it over the devices.
+          shape, itemsize: its unsplit size, bytes per element.
+        """
+        return recorded_move(source, target, tuple(shape), itemsize)
+
+    def _operation(self, layer: Layer, entry: LayerOperation, configuration: Configuration, spec: MeshSpec,
+                   ) -> Mapping[Kernel, int]:
+        operation = self._operations[entry.index]
+        rule = rule_of(operation)
+        if rule.loop(operation):
+            return {_addition(entry, configuration): 1}
+        legal = legal_spec(spec, rule.leader(operation))
+        if rule.assigns(operation):
+            return self._assignments(layer, operation, legal)
+        if entry.index not in self._keys:
+            names: dict[str, int] = {}
+            self._keys[entry.index] = _without_names(lowering_key(operation), names), tuple(names)
+        alike, numbered = self._keys[entry.index]
+        parts = {name: count for axis, count in legal.axes for name in axis}
+        key = alike, tuple(parts.get(name, 1) for name in numbered)
+        if key not in self._found:
+            self._found[key] = self._trace(operation, legal, lambda single: single.lower(operation))
+        return self._found[key]
+
+    def _assignments(self, layer: Layer, operation: mtf.Operation, spec: MeshSpec) -> Mapping[Kernel, int]:
+        """Of an assignment, perhaps to the variables of many layers, those to a layer's own."""
+        own = {variable.name for variable in layer.variables}
+        parts = {name: count for axis, count in spec.axes for name in axis}
+        found: collections.Counter[Kernel] = collections.Counter()
+        for variable, value in rule_of(operation).assigns(operation):
+            if variable.name in own:
+                shape = tuple(dim.size // parts.get(dim.name, 1) for dim in variable.shape.dims)
+                key = operation.assign_fn, value.dtype, shape
+                if key not in self._found:
+                    self._found[key] = self._trace(operation, spec, functools.partial(
+                        _SingleOperation.assign, operation=operation, variable=variable, value=value))
+                found.update(self._found[key])
+        return found
+
+    def _trace(self, operation: mtf.Operation, spec: MeshSpec,
+               lower: Callable[[_SingleOperation], list[tf.Operation]]) -> collections.Counter[Kernel]:
+        # Few operations look beyond their own device: those are lowered for all of them.
+        failure = ""
+        for everywhere in (False, True):
+            with tf.Graph().as_default():
+                try:
+                    nodes = lower(_SingleOperation(self._graph, spec, everywhere))
+                except Exception as error:  # whatever a lowering raises: in the graph itself it may be fine
+                    told = " ".join(str(error).split())[:150]
+                    failure = f"{type(operation).__name__}: {type(error).__name__}, {told}"
+                    continue
+                return collections.Counter(kernel for kernel in map(kernel_of, nodes) if kernel is not None)
+        raise _UntracedError(failure)
+
+
+def _without_names(key: Hashable, numbers: dict[str, int]) -> Hashable:
+    """A `lowering_key` with numbers for the names of dims, in the order in which they appear: blocks of a network that
+    are repeated differ in nothing else."""
+    if not isinstance(key, tuple):
+        return key
+    match key:
+        case "dim", str(name), int(size):
+            return "dim", numbers.setdefault(name, len(numbers)), size
+        case "shape", tuple(dims):
+            return "shape", tuple((numbers.setdefault(name, len(numbers)), size) for name, size in dims)
+    return tuple(_without_names(entry, numbers) for entry in key)
+
+
+def _addition(entry: LayerOperation, configuration: Configuration) -> Kernel:
+    """An addition of tensors like the largest of an operation: what a loop does, in every iteration, with what it
+    accumulates, and what stands for an operation that could not be lowered by itself."""
+    operand = max((*entry.outputs, *entry.inputs), key=lambda operand: math.prod(operand.shape))
+    block = Block(float_of_size(operand.itemsize), tuple(
+        size // configuration.parts(name) if name else size
+        for name, size in zip(operand.dims, operand.shape, strict=True)))
+    return Kernel("AddV2", (block, block), (block,))
+
+
+class _UntracedError(Exception):
+    """Why an operation could not be lowered by itself."""
+
+
+class _DeviceMesh(DeviceMeshImpl):
+    """One device of a mesh: it emits its own nodes only, and combines nothing."""
+
+    @property
+    def devices(self) -> list[str]:
+        """The one."""
+        return [_DEVICE]
+
+    def allreduce(self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOut:
+        """What there was."""
+        return x
+
+
+class _WholeMesh(DeviceMeshImpl):
+    """A mesh whose devices combine nothing."""
+
+    def allreduce(self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOut:
+        """What there was."""
+        return x
+
+
+class _Slices(LaidOutVariable):
+    """The slices of a variable that nobody fills."""
+
+    @property
+    def slice_is_master(self) -> bool:
+        """Never: there is no master."""
+        return False
+
+
+class _SingleOperation(PlanLowering):
+    """Lowers one operation; what it reads are placeholders."""
+
+    def __init__(self, graph: mtf.Graph, spec: MeshSpec, everywhere: bool) -> None:
+        # Not super().__init__: it lowers the graph.
+        devices = ([f"/device:CPU:{number}" for number in range(max(spec.devices, default=0) + 1)] if everywhere
+                   else [_DEVICE] * (max(spec.devices, default=0) + 1))
+        self._prepare(graph, Emitter(devices, shared=True), None)
+        self._mesh = (_WholeMesh if everywhere else _DeviceMesh)(spec, self.emitter)
+        self._impl_of = collections.defaultdict(lambda: self._mesh)
+
+    def lower(self, operation: mtf.Operation) -> list[tf.Operation]:
+        """The nodes of an operation on the first device."""
+        leader = rule_of(operation).leader(operation)
+        if leader is not operation:
+            self.lower_operation(leader)
+        before = len(tf.get_default_graph().get_operations())
+        self.lower_operation(operation)
+        return self._made(before)
+
+    def assign(self, operation: mtf.Operation, variable: mtf.Variable, value: mtf.Tensor) -> list[tf.Operation]:
+        """The nodes of an assignment to one variable on the first device."""
+        slices, blocks = _Slices(variable, self._mesh), self.stored(value).all_slices
+        slices.read()
+        before = len(tf.get_default_graph().get_operations())
+        slices.updates(operation.assign_fn, blocks)
+        return self._made(before)
+
+    def _made(self, before: int) -> list[tf.Operation]:
+        return [node for node in tf.get_default_graph().get_operations()[before:] if node.device in ("", _DEVICE)]
+
+    def mesh_impl(self, m: Any) -> DeviceMeshImpl:
+        """The one there is."""
+        return self._mesh
+
+    def stored(self, tensor: mtf.Tensor) -> LaidOut:
+        """A placeholder, where nothing was lowered to it."""
+        if tensor not in self._stored:
+            size = self._mesh.slice_shape(tensor.shape)
+            blocks = []
+            for device in self._mesh.devices:
+                with tf.device(device):
+                    blocks.append(tf.placeholder(tensor.dtype, size))
+            self._stored[tensor] = self._mesh.LaidOutTensor(blocks)
+        return self._stored[tensor]
+
+    def read(self, tensor: mtf.Tensor, impl: DeviceMeshImpl) -> LaidOut:
+        """As it is stored: everything here has one layout."""
+        return self.stored(tensor)

@@ -1,0 +1,178 @@
+"""Strategies priced by measured kernels, of which only those are measured that matter.
+
+A search needs the times of few of the kernels that all configurations together run. Those that are not measured have a
+price of which it is known that it is too low; the strategy that is cheapest by such prices tells what to measure next.
+Once it consists of measured kernels alone it is the cheapest of all: whatever was not measured is dearer than it seems.
+First the prices are estimates, so that a good strategy is found soon; then bounds, which prove it, or tell how far it
+is from the best at most.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.cost.build import PricedNetwork, build_network
+from pase_mtf.cost.kernels import KernelSource, KnownKernels
+from pase_mtf.cost.roofline import roofline_machine
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.kernels import Kernel
+from pase_mtf.machine.machine import Machine
+from pase_mtf.search import Solution
+from pase_mtf.strategy.devices import fuller_devices, useful_devices
+from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.find import simpler, solve_within
+from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
+
+__all__ = ["MeasuredPrices"]
+
+_CERTAIN = 1e-6
+"""A gap, relative, that is rounding."""
+_SEARCH_SECONDS = 2.0
+"""Of one search, where less is left."""
+
+
+class MeasuredPrices:
+    """Prices strategies of one graph by kernels that are measured when they are needed.
+
+    Attributes:
+      rounds: how often a search was followed by measuring.
+    """
+
+    def __init__(self, graph: ComputationGraph, source: KernelSource, meter: KernelMeter,
+                 progress: Callable[[str], object] = lambda text: None) -> None:
+        """Measures nothing yet.
+
+        Args:
+          graph: whose strategies are priced.
+          source: which kernels it runs (`lowering.kernels.GraphKernels`).
+          meter: what is measured, and measures more; started.
+          progress: called with what is being done, a line.
+        """
+        self._graph, self._meter, self._progress = graph, meter, progress
+        self._known = KnownKernels(graph, source)
+        self._base: tuple[int, PricedNetwork] | None = None
+        self.rounds = 0
+
+    def find(self, *, seconds: float = math.inf, prove: bool = False, memory_limit: float | None = None,
+             simple_within: float = 0.0) -> Strategy:
+        """The cheapest strategy by kernels that are measured, or else estimated; within a gap that it tells.
+
+        Args:
+          seconds: how long to look and to measure; what is not measured then keeps its estimate.
+          prove: go on to measure until no other strategy can be cheaper, or the seconds are over. That takes most
+            kernels of most configurations.
+          memory_limit, simple_within: of `find_strategy`.
+
+        Raises:
+          InfeasibleError: no strategy satisfies the constraints.
+        """
+        if not self._graph.layers:
+            raise InfeasibleError(f"{self._graph.name}: the graph has no layers; build the model before searching")
+        begin = time.perf_counter()
+        end = begin + seconds
+        solution, complete = self._converge(end, memory_limit, bounds=False)
+        best = self._configurations(solution)
+        complete = complete and prove
+        if complete:
+            solution, complete = self._converge(end, memory_limit, bounds=True)
+            if complete:
+                best = self._configurations(solution)
+        else:
+            solution = self._solve(self._priced(bounds=True), memory_limit, end)
+        bound = solution.lower_bound
+        if simple_within > 0.0:
+            self._try_data_parallel(end)
+        priced, assignment = with_configurations(self._priced(bounds=False), best)
+        cost = priced.network.cost(assignment)
+        gap = max(0.0, cost / bound - 1.0) if bound > 0.0 else math.inf
+        found = price_assignment("exact", priced, assignment, {
+            "seconds": time.perf_counter() - begin, "build_seconds": 0.0, "optimal": complete and gap <= _CERTAIN,
+            "gap": 0.0 if complete and gap <= _CERTAIN else gap, "lower_bound": bound,
+            "layers": len(self._graph.layers), "configurations": sum(map(len, priced.configurations)),
+            "method": "exact",
+            "useful_devices": useful_devices(self._graph, best),
+            "suggested_devices": fuller_devices(self._graph, self._meter.devices, best), **self._report(best)})
+        return simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
+
+    def evaluate(self, configurations: Sequence[Configuration], name: str, *, seconds: float = math.inf) -> Strategy:
+        """The strategy of given configurations, its kernels measured as far as the seconds go."""
+        self._known.look(configurations)
+        self._measure([configurations], time.perf_counter() + seconds)
+        priced, assignment = with_configurations(self._priced(bounds=False), configurations)
+        return price_assignment(name, priced, assignment, self._report(configurations))
+
+    def _report(self, configurations: Sequence[Configuration]) -> dict[str, Any]:
+        """What of a strategy's price was measured, for its `search`."""
+        run, seen, times = self._known.kernels(configurations), self._known.all_kernels(), self._meter.times
+        return {"kernels": {
+            "of_strategy": len(run), "measured_of_strategy": sum(kernel in times for kernel in run), "seen": len(seen),
+            "measured": sum(kernel in times for kernel in seen), "rounds": self.rounds,
+            "seconds": round(self._meter.spent, 1)}}
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+    def _converge(self, end: float, memory_limit: float | None, *, bounds: bool) -> tuple[Solution, bool]:
+        """Searches, looks and measures in turn until the cheapest strategy consists of measured kernels, or the time is
+        over: (the last solution, whether it does)."""
+        while True:
+            solution = self._solve(self._priced(bounds=bounds), memory_limit, end)
+            configurations = self._configurations(solution)
+            new = self._known.look(configurations)
+            missing = self._meter.missing(list(self._known.kernels(configurations)))
+            if not new and not missing:
+                return solution, solution.optimal
+            if time.perf_counter() >= end or (missing and not self._measure([configurations], end)):
+                return solution, False
+
+    def _measure(self, strategies: Sequence[Sequence[Configuration]], end: float) -> int:
+        """Measures what is missing of some strategies, what matters most first."""
+        price, counts = self._meter.times.estimate, dict[Kernel, int]()
+        for configurations in strategies:
+            counts |= self._known.kernels(configurations)
+        missing = sorted(self._meter.missing(list(counts)), key=lambda kernel: -counts[kernel] * price(kernel))
+        if not missing:
+            return 0
+        self.rounds += 1
+        self._progress(f"round {self.rounds}: {len(missing)} kernels to measure, {len(self._meter.times)} are known")
+        return self._meter.measure(missing, end - time.perf_counter())
+
+    def _try_data_parallel(self, end: float) -> None:
+        try:
+            by_hand = data_parallel(self._graph, self._meter.devices)
+        except InfeasibleError:
+            return
+        self._known.look(by_hand)
+        self._measure([by_hand], end)
+
+    @property
+    def machine(self) -> Machine:
+        """The devices, at the best rates of all kernels that are known."""
+        return roofline_machine(self._meter.times, self._meter.devices, self._meter.memory_per_device, self._source())
+
+    # -- prices -------------------------------------------------------------------------------------------------------
+    def _priced(self, *, bounds: bool) -> PricedNetwork:
+        times = self._meter.times
+        if self._base is None or self._base[0] != len(times):
+            self._base = len(times), build_network(self._graph, self.machine, self._meter.devices)
+        price = times.estimate if not bounds else lambda kernel: (
+            found.seconds if (found := times.get(kernel)) else times.bound(kernel))
+        return self._known.applied(self._base[1], price, scaled=not bounds)
+
+    def _source(self) -> str:
+        on = self._meter.times.on
+        return (f"kernels measured on {on['cores']:g} cores of {on['processor']}, {on['devices']} {on['kind']} "
+                f"devices, TensorFlow {on['tensorflow']}")
+
+    def _solve(self, priced: PricedNetwork, memory_limit: float | None, end: float) -> Solution:
+        self._last = priced
+        left = max(end - time.perf_counter(), _SEARCH_SECONDS)
+        return solve_within(priced, memory_limit, {"certificate": False, "time_limit": min(left, 1e6)})
+
+    def _configurations(self, solution: Solution) -> tuple[Configuration, ...]:
+        return tuple(choices[index] for choices, index in zip(
+            self._last.configurations, solution.assignment, strict=True))

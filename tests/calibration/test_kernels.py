@@ -1,0 +1,122 @@
+"""Kernels that are timed, kept, and looked at again; how long they take is no test's business."""
+
+import math
+
+import pytest
+
+from pase_mtf.calibration import meter as metering
+from pase_mtf.calibration.cache import kernels_path
+from pase_mtf.calibration.kernels import KernelTimer
+from pase_mtf.calibration.meter import REFERENCES, KernelMeter
+from pase_mtf.errors import UsageError
+from pase_mtf.machine.kernel_file import append_times, load_times
+from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
+
+
+def _floats(*shape):
+    return Block("float32", shape)
+
+
+_ADD = Kernel("AddV2", (_floats(8, 4), _floats(4)), (_floats(8, 4),))
+_KERNELS = (
+    _ADD, sum_kernel(2, 64, 4), sum_kernel(2, 64, 2),
+    Kernel("Einsum", (_floats(8, 4), _floats(4, 16)), (_floats(8, 16),), (("equation", "ab,bc->ac"),)),
+    Kernel("Conv2D", (_floats(2, 4, 4, 3), _floats(3, 3, 3, 2)), (_floats(2, 2, 2, 2),),
+           (("padding", "SAME"), ("strides", (1, 2, 2, 1)))),
+    Kernel("AssignSubVariableOp", (Block("resource", (8,)), _floats(8)), ()),
+    Kernel("OneHot", (Block("int32", (8,)), Block("int32", (), (4,)), _floats(), _floats()), (_floats(8, 4),)),
+    Kernel("Split", (Block("int32", (), (1,)), _floats(8, 4)), (_floats(8, 2), _floats(8, 2)), (("num_split", 2),)),
+    Kernel("ConcatV2", (_floats(8, 2), _floats(8, 2), Block("int32", (), (1,))), (_floats(8, 4),), apart=True),
+    Kernel("Cast", (_floats(8),), (Block("bfloat16", (8,)),), (("DstT", "bfloat16"),)),
+    Kernel("GatherV2", (_floats(8, 2), Block("int32", (5000,)), Block("int32", (), (0,))), (_floats(5000, 2),)))
+_NONE = Kernel("NoSuchOperation", (_floats(8),), (_floats(8),))
+_WRONG = Kernel("Einsum", (_floats(8, 4), _floats(5, 16)), (_floats(8, 16),), (("equation", "ab,bc->ac"),))
+
+
+def test_kernels_of_all_kinds_are_timed():
+    timer, done = KernelTimer(2), []
+    found = {}
+    for batch in timer.time([*_KERNELS, _NONE, _WRONG], progress=done.append):
+        found.update(batch)
+    assert set(found) == set(_KERNELS)
+    assert all(0.0 < timing.seconds < 1.0 and timing.runs >= 3 for timing in found.values())
+    assert set(timer.failed) == {_NONE, _WRONG}
+    assert "NoSuchOperation" in timer.failed[_NONE]
+    assert sum(done) == len(_KERNELS) + 2
+
+
+def test_what_is_too_large_or_too_late_is_not_timed():
+    timer = KernelTimer(2)
+    huge = Kernel("Exp", (_floats(1 << 40),), (_floats(1 << 40),))
+    assert list(timer.time([huge])) == []
+    assert "GB" in timer.failed[huge]
+    assert list(timer.time([_ADD], seconds=0.0)) == []
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Seconds that stand for those that a clock would tell, and the kernels that were asked for."""
+    seconds, asked = dict.fromkeys(REFERENCES, 1e-3), []
+
+    class Timer:
+        failed = {_NONE: "there is none"}
+
+        def __init__(self, devices, kind):
+            pass
+
+        def time(self, kernels, limit=math.inf, progress=None):
+            asked.extend(kernels)
+            yield {kernel: Timing(seconds.get(kernel, 2e-3)) for kernel in kernels if kernel != _NONE}
+
+    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelTimer", Timer)
+    monkeypatch.setattr(metering.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    return seconds, asked
+
+
+def test_kernels_are_measured_once_and_kept(cache_dir, timed):
+    _, asked = timed
+    first = KernelMeter(4)
+    assert first.path == kernels_path(4)
+    first.start()
+    assert first.measure([*_KERNELS, _NONE]) == len(_KERNELS)
+    assert first.missing([*_KERNELS, _NONE]) == []
+    asked.clear()
+    second = KernelMeter(4)
+    second.start()
+    assert asked == list(REFERENCES)  # only these, to see whether the others still hold
+    assert second.measure(_KERNELS) == 0
+    assert not second.notes
+    assert len(load_times(first.path)) == len(_KERNELS) + len(REFERENCES)
+    assert len(KernelMeter(2).times) == 0  # other devices
+    assert len(KernelMeter(4, again=True).times) == 0
+    with pytest.raises(UsageError, match="at least one"):
+        KernelMeter(0)
+
+
+def test_a_machine_that_became_slower(cache_dir, timed):
+    seconds, _ = timed
+    first = KernelMeter(4)
+    first.start()
+    first.measure([_ADD])
+    seconds.update(dict.fromkeys(REFERENCES, 1.1e-3))
+    within = KernelMeter(4)
+    within.start()
+    assert within.times.get(_ADD).seconds == 2e-3
+    assert not within.notes
+    seconds.update(dict.fromkeys(REFERENCES, 2e-3))
+    slower = KernelMeter(4)
+    slower.start()
+    assert slower.times.get(_ADD).seconds == pytest.approx(4e-3)
+    assert "2.00 times" in slower.notes[0]
+    assert KernelMeter(4).times.get(_ADD).seconds == 2e-3  # what is kept stays what was measured
+
+
+def test_a_busy_machine_and_a_damaged_file_are_said(cache_dir, timed, monkeypatch):
+    append_times(kernels_path(4), {_ADD: Timing(1e-3)})
+    with open(kernels_path(4), "a", encoding="utf-8") as file:
+        file.write("{")
+    monkeypatch.setattr(metering.os, "getloadavg", lambda: (100.0, 0.0, 0.0))
+    meter = KernelMeter(4)
+    meter.start()
+    assert [note for note in meter.notes if "damaged" in note]
+    assert [note for note in meter.notes if "busy (load 100.0" in note]

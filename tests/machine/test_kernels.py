@@ -1,0 +1,116 @@
+"""Kernels and their times: what they compute and move, what of those that were not measured is known, and their file."""
+
+import concurrent.futures
+import json
+
+import numpy as np
+import pytest
+
+from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.machine.kernel_file import append_times, line_of, load_times
+from pase_mtf.machine.kernels import Block, Kernel, KernelTimes, Timing, sum_kernel
+
+
+def _floats(*shape):
+    return Block("float32", shape)
+
+
+def _product(rows, inner, columns):
+    return Kernel("Einsum", (_floats(rows, inner), _floats(inner, columns)), (_floats(rows, columns),),
+                  (("equation", "ab,bc->ac"),))
+
+
+def _elementwise(operation, *shape):
+    return Kernel(operation, (_floats(*shape), _floats(*shape)), (_floats(*shape),))
+
+
+_CONVOLUTION = Kernel("Conv2D", (_floats(8, 14, 14, 64), _floats(3, 3, 64, 128)), (_floats(8, 7, 7, 128),),
+                      (("padding", "SAME"), ("strides", (1, 2, 2, 1))))
+_SUM = Kernel("Sum", (_floats(4, 6), Block("int32", (1,), (1,))), (_floats(4),))
+
+
+@pytest.mark.parametrize(("kernel", "flops", "nbytes"), [
+    (_product(2, 3, 5), 2 * 2 * 3 * 5, 4 * (6 + 15 + 10)),
+    (_CONVOLUTION, 2 * 8 * 7 * 7 * 128 * 9 * 64, 4 * (8 * 14 * 14 * 64 + 9 * 64 * 128 + 8 * 7 * 7 * 128)),
+    (Kernel("Conv2DBackpropInput", (Block("int32", (4,), (8, 14, 14, 64)), _floats(3, 3, 64, 128),
+                                    _floats(8, 7, 7, 128)), (_floats(8, 14, 14, 64),)),
+     2 * 8 * 7 * 7 * 128 * 9 * 64, _CONVOLUTION.nbytes),
+    (Kernel("Conv2DBackpropFilter", (_floats(8, 14, 14, 64), Block("int32", (4,), (3, 3, 64, 128)),
+                                     _floats(8, 7, 7, 128)), (_floats(3, 3, 64, 128),)),
+     2 * 8 * 7 * 7 * 128 * 9 * 64, _CONVOLUTION.nbytes),
+    (Kernel("BatchMatMulV2", (_floats(7, 2, 3), _floats(7, 3, 5)), (_floats(7, 2, 5),)), 2 * 7 * 2 * 3 * 5, 4 * 7 * 31),
+    (_SUM, 24, 4 * 28), (sum_kernel(4, 100, 2), 100, 2 * 500),
+    (Kernel("AssignSubVariableOp", (Block("resource", (6,)), _floats(6)), ()), 6, 4 * 18)])
+def test_what_a_kernel_computes_and_moves(kernel, flops, nbytes):
+    assert kernel.flops == pytest.approx(flops)
+    assert kernel.nbytes == nbytes
+    assert Kernel.from_json(json.loads(json.dumps(kernel.to_json()))) == kernel
+
+
+def test_text():
+    assert str(_product(2, 3, 5)) == "Einsum(float32[2,3], float32[3,5]) -> float32[2,5]; equation=ab,bc->ac"
+    assert str(_SUM) == "Sum(float32[4,6], int32[1]=1) -> float32[4]"
+    assert "from other devices" in str(sum_kernel(2, 8, 4))
+
+
+def test_no_measured_kernel_beats_its_bound():
+    rng = np.random.default_rng(0)
+    kernels = [_product(*map(int, rng.integers(1, 500, 3))) for _ in range(40)]
+    kernels += [_elementwise(operation, int(size)) for operation in ("Mul", "Exp") for size in rng.integers(1, 1e5, 20)]
+    times = KernelTimes(timings={kernel: Timing(float(seconds)) for kernel, seconds in zip(
+        kernels, 10.0 ** rng.uniform(-6, -2, len(kernels)), strict=True)})
+    for kernel, timing in times.items():
+        assert times.bound(kernel) <= timing.seconds * (1 + 1e-12)
+        assert times.estimate(kernel) == timing.seconds
+
+
+def test_bounds_and_estimates_of_what_was_not_measured():
+    times = KernelTimes(timings={
+        _elementwise("Mul", 1000): Timing(1e-6), _elementwise("Mul", 2000): Timing(8e-6),
+        _elementwise("Mul", 4000): Timing(16e-6)})
+    assert times.bound(_elementwise("Mul", 10000)) == pytest.approx(10e-6)
+    assert times.bound(_elementwise("Mul", 10)) == pytest.approx(1e-6)  # nothing was shorter
+    assert times.estimate(_elementwise("Mul", 10000)) == pytest.approx(40e-6)  # four times the bound, in the median
+    assert times.bound(_elementwise("Tanh", 10000)) == pytest.approx(10e-6)  # no kernel of its own
+    assert times.scaled(2.0).bound(_elementwise("Mul", 10000)) == pytest.approx(20e-6)
+    assert KernelTimes().bound(_elementwise("Mul", 10000)) == 0.0
+    times.update({_elementwise("Mul", 10000): Timing(5e-6)})
+    assert times.bound(_elementwise("Mul", 20000)) == pytest.approx(10e-6)
+
+
+def test_file_that_many_append_to(tmp_path):
+    path = tmp_path / "cache" / "kernels.jsonl"
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: append_times(path, {_product(number + 1, 2, 3): Timing(1e-6 * (number + 1), 0.02, 9)}),
+                      range(32)))
+    times = load_times(path)
+    assert len(times) == 32
+    assert times.damaged == 0
+    assert times.get(_product(7, 2, 3)) == Timing(7e-6, 0.02, 9)
+    append_times(path, {_product(7, 2, 3): Timing(5e-6)})
+    assert load_times(path).get(_product(7, 2, 3)).seconds == 5e-6
+
+
+@pytest.mark.parametrize("damage", [
+    b"{", b"\xff\xfe\n", b"[1]\n", b'{"seconds": -1.0, "kernel": {}}\n', b"\x00" * 50,
+    line_of(_SUM, Timing(1.0)).encode()[:-20]])
+def test_damaged_lines_are_passed_over(tmp_path, damage):
+    path = tmp_path / "kernels.jsonl"
+    append_times(path, {_product(1, 2, 3): Timing(1e-6)})
+    path.write_bytes(path.read_bytes() + damage)
+    append_times(path, {_product(2, 2, 3): Timing(2e-6)})
+    times = load_times(path)
+    assert {kernel for kernel, _ in times.items()} == {_product(1, 2, 3), _product(2, 2, 3)}
+    assert times.damaged == 1
+
+
+def test_file_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write"):
+        append_times(tmp_path / "file" / "kernels.jsonl", {_SUM: Timing(1.0)})
+    assert len(load_times(tmp_path / "none.jsonl")) == 0
+
+
+def test_no_kernel():
+    with pytest.raises(FormatError, match="no kernel"):
+        Kernel.from_json({"operation": "Mul", "inputs": [["float32"]], "outputs": []})
