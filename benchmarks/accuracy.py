@@ -2,6 +2,7 @@
 
     python -m benchmarks.accuracy                            # about half an hour on two cores; goes on where it was
     python -m benchmarks.accuracy --models=rnnlm --again
+    python -m benchmarks.accuracy --prices=measured          # predictions by measured kernels: accuracy-measured.*
 
 Searched, expert and data parallel strategies, random ones, and those between the searched and random ones (without
 these, nearly all strategies of some models are as slow as each other, and their ranks are those of the machine's
@@ -31,6 +32,7 @@ from benchmarks.launching import ROOT, commit, prepare_data, processor, run_laun
 from pase_mtf import models
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.console import LOSSES_DISAGREE
+from pase_mtf.launch.options import PRICES
 
 __all__ = ["agreement", "document", "main", "points"]
 
@@ -74,11 +76,12 @@ def plot(name: str, found: Mapping[str, Sequence[float]], path: str) -> None:
     figure.savefig(path)
 
 
-def document(results: Mapping[str, Mapping[str, Any]]) -> str:
+def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -> str:
     """The text of accuracy.md.
 
     Args:
       results: model -> what `main` keeps of it: points, preset, devices, facts, commit.
+      stem: what the names of its files begin with.
     """
     rows, errors, count = [], [], 0
     for model, result in results.items():
@@ -105,8 +108,13 @@ def document(results: Mapping[str, Mapping[str, Any]]) -> str:
         "best with a tenth to nine tenths of its layers as in a random one. Error: of the predicted against the",
         "measured time of a step; bias: the median of predicted ÷ measured, less one.", "", table, "",
         *(f"{text}  " for text in sorted(machines)),
-        "Reproduce with `python -m benchmarks.accuracy`.", "",
-        *(f"![{model}](accuracy-{model}.svg)" for model in results), ""])
+        f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "",
+        *(f"![{model}]({stem}-{model}.svg)" for model in results), ""])
+
+
+def _flag(stem: str) -> str:
+    prices = stem.removeprefix("accuracy").removeprefix("-")
+    return f" --prices={prices}" if prices else ""
 
 
 def _earlier(path: str) -> dict[str, Any]:
@@ -126,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--changed", type=int, default=6, help="how many between the best and random ones")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--prices", default="fitted", choices=PRICES, help="what predicts: a fitted model, or kernels")
     parser.add_argument("--again", action="store_true", help="measure models that are there already, too")
     parser.add_argument("--output", default=str(FOLDER))
     flags = parser.parse_args(arguments)
@@ -135,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: unknown model {unknown[0]!r}; known: {', '.join(models.names())}", file=sys.stderr)
         return 2
     os.makedirs(flags.output, exist_ok=True)
-    path = os.path.join(flags.output, "accuracy.json")
+    stem = "accuracy" if flags.prices == "fitted" else f"accuracy-{flags.prices}"
+    path = os.path.join(flags.output, f"{stem}.json")
     results, failed = _earlier(path), False
     missing = [name for name in names if flags.again or name not in results]
     with tempfile.TemporaryDirectory(prefix="pase_mtf-data-") as folder:
@@ -146,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 # Random strategies make strange sums: losses that drift apart say nothing about the time of a step.
                 summary = run_launcher([
                     f"--model={name}", "--preset=tiny", f"--mesh={flags.mesh}", "--devices=cpu",
-                    f"--steps={flags.steps}", f"--warmup={flags.warmup}", *data_flags,
+                    f"--steps={flags.steps}", f"--warmup={flags.warmup}", f"--prices={flags.prices}", *data_flags,
                     f"--compare=data_parallel,expert,search,random:{flags.random},changed:{flags.changed}"], limit=3600,
                     allowed=(LOSSES_DISAGREE,))
             except RuntimeError as error:
@@ -159,13 +169,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results = {model: results[model] for model in sorted(results)}
             write_atomically(path, json.dumps(results, indent=1) + "\n")
             found = results[name]["points"]
-            plot(f"{name}, {summary['devices']} devices", found, os.path.join(flags.output, f"accuracy-{name}.svg"))
+            plot(f"{name}, {summary['devices']} devices", found, os.path.join(flags.output, f"{stem}-{name}.svg"))
             error, correlation = agreement(*zip(*found.values(), strict=True))
             tqdm.write(f"{name}: {len(found)} strategies, median error {100 * error:.0f} %, rank correlation "
                        f"{correlation:.2f}, {summary['wall_seconds']:.0f} s in all", file=sys.stdout)
             sys.stdout.flush()
     if results:
-        write_atomically(os.path.join(flags.output, "accuracy.md"), document(results))
+        write_atomically(os.path.join(flags.output, f"{stem}.md"), document(results, stem))
     return int(failed or not results)
 
 

@@ -23,7 +23,7 @@ _MISSING = {"Maximum", "Minimum", "Split", "Slice", "ConcatV2", "Sub", "Pack", "
 
 
 def _comparable(kernels):
-    """Kernels without where their inputs lie and what constants hold (the nets' inputs are some), sums without shape."""
+    """Kernels without where inputs lie and what constants hold (the nets' inputs are some), sums without shape."""
     found = collections.Counter()
     for kernel, times in kernels.items():
         if kernel.operation == "AddN":

@@ -1,4 +1,4 @@
-"""Kernels and their times: what they compute and move, what of those that were not measured is known, and their file."""
+"""Kernels and their times: what they compute and move, what is known of those not measured, and their file."""
 
 import concurrent.futures
 import json
@@ -81,8 +81,8 @@ def test_bounds_and_estimates_of_what_was_not_measured():
 def test_file_that_many_append_to(tmp_path):
     path = tmp_path / "cache" / "kernels.jsonl"
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: append_times(path, {_product(number + 1, 2, 3): Timing(1e-6 * (number + 1), 0.02, 9)}),
-                      range(32)))
+        list(pool.map(lambda number: append_times(path, {
+            _product(number, 2, 3): Timing(1e-6 * number, 0.02, 9)}), range(1, 33)))
     times = load_times(path)
     assert len(times) == 32
     assert times.damaged == 0
