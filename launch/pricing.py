@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pase_mtf.calibration.load import load_machine
+from pase_mtf.calibration import load
 from pase_mtf.calibration.meter import REFERENCES, KernelMeter
 from pase_mtf.compat import mtf
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -41,7 +41,7 @@ def machine_of(plan: Plan, prices: MeasuredPrices | None) -> Machine:
     """The machine of a run: one that is given, one that was fitted, or the best rates of the kernels that are known."""
     if prices is not None:
         return prices.machine
-    return load_machine(plan.machine, plan.devices.count, plan.devices.kind, again=plan.options.recalibrate)
+    return load.load_machine(plan.machine, plan.devices.count, plan.devices.kind, again=plan.options.recalibrate)
 
 
 def _tell(line: str) -> None:

@@ -380,9 +380,9 @@ def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
         expected, "", "interrupted before anything was measured\n")
 
 
-@pytest.mark.parametrize("stage", ["export_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
+@pytest.mark.parametrize("stage", ["export_with_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
 def test_sigterm_before_the_training_leaves_nothing(launch, monkeypatch, stage):
-    module = {"export_program": program, "load_machine": load, "find_strategies": strategies, "build_arms": arms,
+    module = {"export_with_program": program, "load_machine": load, "find_strategies": strategies, "build_arms": arms,
               "check_memory": memory}[stage]
     work = getattr(module, stage)
 
