@@ -164,9 +164,9 @@ def test_a_mesh_shape_is_the_experts(launch):
 def test_the_local_machine_is_measured_for_the_devices_of_the_run(launch, monkeypatch):
     asked = []
     monkeypatch.setattr("pase_mtf.calibration.load.load_machine",
-                        lambda *arguments: asked.append(arguments) or Machine.load("a100"))
+                        lambda *arguments, again: asked.append((*arguments, again)) or Machine.load("a100"))
     code, _, out, _ = launch("--machine=local", "--search_only")
-    assert (code, asked) == (0, [(None, 2, "cpu")])
+    assert (code, asked) == (0, [(None, 2, "cpu", False)])
     assert "NOT the devices of this run" not in out
     assert "NOT the devices of this run" in launch("--search_only", output="other")[2]
 
@@ -380,7 +380,8 @@ def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
         expected, "", "interrupted before anything was measured\n")
 
 
-@pytest.mark.parametrize("stage", ["export_with_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
+@pytest.mark.parametrize("stage", [
+    "export_with_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
 def test_sigterm_before_the_training_leaves_nothing(launch, monkeypatch, stage):
     module = {"export_with_program": program, "load_machine": load, "find_strategies": strategies, "build_arms": arms,
               "check_memory": memory}[stage]
