@@ -41,7 +41,6 @@ class Step:
         self._positions = [[(first, -number if phase == "backward" else number)
                             for phase, first in zip(PHASES, first_operations(layer), strict=True)]
                            for number, layer in enumerate(priced.graph.layers)]
-        self._stages: dict[int, tuple[LayerStages, ...]] = {}
         self._layers: dict[tuple[int, int], Slot] = {}
         self._edges: dict[tuple[int, int, int], Slot] = {}
         self._edges_of: list[list[int]] = [[] for _ in priced.graph.layers]
@@ -75,10 +74,9 @@ class Step:
     def _layer(self, layer: int, choice: int) -> Slot:
         slot = self._layers.get((layer, choice))
         if slot is None:
-            if layer not in self._stages:
-                self._stages[layer] = layer_stages(
-                    self._graph.layers[layer], self._priced.configurations[layer], self._reshardings)
-            slot = self._layers[layer, choice] = self._layer_slot(layer, self._stages[layer][choice])
+            (stages,) = layer_stages(self._graph.layers[layer], [self._priced.configurations[layer][choice]],
+                                     self._reshardings)
+            slot = self._layers[layer, choice] = self._layer_slot(layer, stages)
         return slot
 
     def _layer_slot(self, layer: int, stages: LayerStages) -> Slot:

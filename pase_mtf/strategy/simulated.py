@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
 from pase_mtf.cost.build import PricedNetwork
+from pase_mtf.errors import InfeasibleError
 from pase_mtf.search import Solution, solve
 from pase_mtf.search.registry import relative_gap
 from pase_mtf.simulator.simulate import Simulator
 
 __all__ = ["shortest_simulated"]
+
+_PATIENCE = 10.0
+"""Seconds of looking for the next cheapest: in a large network there may be fewer by then than were asked for."""
 
 
 def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
@@ -20,7 +25,7 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
     Args:
       priced: the network.
       found: the cheapest assignment that fits the memory.
-      most: how many to simulate.
+      most: how many to simulate; fewer where they are not found in ten seconds.
       memory_limit: bytes per device; what needs more is left out.
 
     Returns:
@@ -28,7 +33,9 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
       the step of the one that is returned, "simulated_rank" its place by the sum of costs, from 1, and
       "cheapest_simulated_seconds" the step of the cheapest by that sum.
     """
-    strategies = solve(priced.network, "k_best", k=most).statistics["strategies"]
+    strategies: tuple[tuple[float, tuple[int, ...]], ...] = ()
+    with contextlib.suppress(InfeasibleError):  # none in time; one is at hand
+        strategies = solve(priced.network, "k_best", k=most, time_limit=_PATIENCE).statistics["strategies"]
     candidates = [(found.cost, found.assignment), *(
         (cost, assignment) for cost, assignment in strategies if assignment != found.assignment and (
             memory_limit is None or priced.peak_memory(assignment)[0] <= memory_limit))][:most]
