@@ -181,13 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             graph = ComputationGraph.load(workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch))
             for number in numbers:
                 rows[name, number] = {"model": name, **measure(graph, machine, number, flags.seconds, flags.seed)}
+            output.mkdir(parents=True, exist_ok=True)
             if name == _DRAWN[0]:
-                output.mkdir(parents=True, exist_ok=True)
                 draw_example(graph, machine, output / "simulator.svg")
-        results = {"facts": facts(), "machine": machine.name, "rows": [rows[key] for key in sorted(rows)]}
-        output.mkdir(parents=True, exist_ok=True)
-        write_atomically(output / "simulator.json", json.dumps(results, indent=1) + "\n")
-        write_atomically(output / "simulator.md", document(results))
+            # After every model: what was measured stays where the next one is interrupted.
+            results = {"facts": facts(), "machine": machine.name, "rows": [rows[key] for key in sorted(rows)]}
+            write_atomically(output / "simulator.json", json.dumps(results, indent=1) + "\n")
+            write_atomically(output / "simulator.md", document(results))
     except (PaseError, RuntimeError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 2)

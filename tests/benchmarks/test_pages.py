@@ -15,6 +15,7 @@ from benchmarks import (
     search_devices,
     search_document,
     search_solvers,
+    simulator,
 )
 from benchmarks.speedup_rows import Rows, compact_table, full_table
 
@@ -32,6 +33,7 @@ def _read(path):
     ("benchmarks/search.md", "benchmarks/search.json", lambda path: search_document.document(search.load(path))),
     ("benchmarks/search_devices.md", "benchmarks/search_devices.json",
      lambda path: search_devices.document(_read(path))),
+    ("benchmarks/simulator.md", "benchmarks/simulator.json", lambda path: simulator.document(_read(path))),
     ("benchmarks/solvers.md", "benchmarks/solvers.json", lambda path: search_solvers.document(_read(path))),
     ("benchmarks/speedup.md", "benchmarks/speedup.json", lambda path: full_table(list(Rows(str(path))))),
     ("paper.md", "paper.json", lambda path: paper_document.document(_read(path)))])
