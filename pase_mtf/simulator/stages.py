@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from pase_mtf.graph.computation_graph import Layer, LayerOperation
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import groups
 
-__all__ = ["LayerStages", "Stage", "first_operations", "layer_stages"]
+__all__ = ["LayerStages", "Stage", "first_operations", "gradient_seconds", "layer_stages"]
 
 _KERNELS = [number for number, part in enumerate(PARTS) if part in (*PHASES, "overhead")]
 _MOVES = [number for number, part in enumerate(PARTS) if part.startswith("resharding")]
@@ -91,23 +92,24 @@ def layer_stages(layer: Layer, configurations: Sequence[Configuration],
 _Sums = tuple[tuple[tuple[tuple[int, ...], ...], float], ...]
 
 
+def gradient_seconds(layer: Layer, configurations: Sequence[Configuration], reshardings: Reshardings) -> np.ndarray:
+    """What the all-reduces of a layer's weights' gradients take under each of its configurations, float64 [K]: part of
+    what `layer_parts` says, and what the backward pass of other layers may hide.
+
+    Args:
+      layer, configurations, reshardings: as of `layer_stages`.
+    """
+    position = dim_positions(layer)
+    table = ConfigurationTable.build(configurations, position, len(layer.dims))
+    found = _sum_seconds(layer.operations, layer, table, position, reshardings)
+    return sum((taken for (gradient, _), taken in found.items() if gradient), np.zeros(len(configurations)))
+
+
 def _sums(operations: Sequence[LayerOperation], layer: Layer, table: ConfigurationTable, position: dict[str, int],
           reshardings: Reshardings) -> list[tuple[_Sums, _Sums]]:
     """The all-reduces of some operations, per configuration: (those that what follows waits for, those of weights'
     gradients); those over the same groups as one."""
-    machine = reshardings.machine
-    weights = {(variable.operand.dims, variable.operand.shape) for variable in layer.variables if variable.trainable}
-    seconds: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
-    for operation in operations:
-        for dims, outputs in operation.sums:
-            columns = positions_of(dims, position)
-            nbytes = sum((np.prod(output.shape) * output.itemsize * table.share(positions_of(output.dims, position))
-                          for output in outputs), np.zeros(len(table.devices)))
-            taken = allreduce_seconds(nbytes, group_sizes(table, columns, machine), table.devices, machine)
-            gradient = operation.phase == "backward" and all(
-                (output.dims, output.shape) in weights for output in outputs)
-            key = gradient, tuple(sorted(set(columns)))
-            seconds[key] = seconds.get(key, 0.0) + operation.trips * taken
+    seconds = _sum_seconds(operations, layer, table, position, reshardings)
     found = []
     for k, devices in enumerate(table.devices):
         entry: tuple[list[tuple[tuple[tuple[int, ...], ...], float]], ...] = ([], [])
@@ -115,7 +117,27 @@ def _sums(operations: Sequence[LayerOperation], layer: Layer, table: Configurati
             if taken[k] > 0.0:
                 members = tuple(groups(int(devices), [(int(table.shards[k, column]), int(table.strides[k, column]))
                                                       for column in columns if column >= 0]))
-                share = len(members) if machine.shared_cores else 1
+                share = len(members) if reshardings.machine.shared_cores else 1
                 entry[gradient].append((members, float(taken[k]) / share))
         found.append((tuple(entry[0]), tuple(entry[1])))
     return found
+
+
+def _sum_seconds(operations: Sequence[LayerOperation], layer: Layer, table: ConfigurationTable,
+                 position: dict[str, int], reshardings: Reshardings) -> dict[tuple[bool, tuple[int, ...]], np.ndarray]:
+    """(whether of weights' gradients, columns of the dims whose split leaves partial sums) -> seconds of all-reduces,
+    float64 [K]."""
+    machine = reshardings.machine
+    weights = {(variable.operand.dims, variable.operand.shape) for variable in layer.variables if variable.trainable}
+    seconds: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
+    for operation in operations:
+        for dims, outputs in operation.sums:
+            columns = positions_of(dims, position)
+            nbytes = sum((math.prod(output.shape) * output.itemsize * table.share(positions_of(output.dims, position))
+                          for output in outputs), np.zeros(len(table.devices)))
+            taken = allreduce_seconds(nbytes, group_sizes(table, columns, machine), table.devices, machine)
+            gradient = operation.phase == "backward" and all(
+                (output.dims, output.shape) in weights for output in outputs)
+            key = gradient, tuple(sorted(set(columns)))
+            seconds[key] = seconds.get(key, 0.0) + operation.trips * taken
+    return seconds

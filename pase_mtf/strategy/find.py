@@ -49,10 +49,11 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
       simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
         fraction: predictions do not tell such strategies apart, and people do not have to read the other. Then the
         strategy's search says "simpler": "data_parallel", and how far it is from the optimum.
-      simulate: simulate a step of so many of the cheapest strategies (as far as they are found in ten seconds), for
-        "exact", and return the one whose step is
-        shortest: costs add up, while on devices of their own kernels overlap with what is sent. The strategy's search
-        says how many ("simulated"), how long ("simulated_seconds"), and the place by cost ("simulated_rank").
+      simulate: simulate a step of so many of the cheapest strategies (as far as they are found in ten seconds), of
+        those that are cheapest where the backward pass hides gradients' all-reduces, and of data parallelism, and
+        return the one whose step is shortest, for "exact": costs add up, while on devices of their own kernels overlap
+        with what is sent. The strategy's search says how many ("simulated"), how long ("simulated_seconds"), and the
+        place by cost ("simulated_rank").
       **options: passed to the search (time_limit, gap, progress, ...).
 
     Returns:

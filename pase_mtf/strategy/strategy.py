@@ -129,8 +129,8 @@ class Strategy:
             return "written by hand" if self.name in BY_HAND else "given"
         simulated = ""
         if self.search.get("simulated"):
-            simulated = (f"; simulated {1e3 * self.search['simulated_seconds']:.3f} ms, the shortest of the "
-                         f"{self.search['simulated']} cheapest")
+            simulated = (f"; simulated {1e3 * self.search['simulated_seconds']:.3f} ms, the shortest of "
+                         f"{self.search['simulated']}")
             if self.search["simulated_rank"] > 1:
                 simulated += (f", by cost number {self.search['simulated_rank']}: the cheapest takes "
                               f"{1e3 * self.search['cheapest_simulated_seconds']:.3f} ms")
