@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
+import uuid
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
 import numpy as np
+from filelock import FileLock
 from numba import njit, types
+from numba.core.caching import IndexDataCacheFile
 
 __all__ = ["compiled", "seconds_now"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@functools.cache
+def _newest(folder: Path) -> int:
+    """When a module with compiled functions, of a folder or of one in it, was last changed: nanoseconds."""
+    return max((os.stat(path).st_mtime_ns for path in folder.rglob("*.py") if b"@compiled" in path.read_bytes()),
+               default=0)
+
+
+class _SafeCacheFile(IndexDataCacheFile):  # type: ignore[misc]
+    """Numba's index of compiled code, which never names the code of something else.
+
+    Numba writes the index before the code, and numbers the files of code from 1 again when the module has changed: a
+    process that is killed in between leaves an index that names old code, and two that compile one function for
+    different types at once take the same number. And it looks at the function's own module only, while the code of what
+    it calls in others is part of what is kept.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        """Saves the code under a name of its own, then the index."""
+        with FileLock(f"{self._index_path}.lock"):
+            overloads = self._load_index()
+            before = overloads.get(key)
+            name = self._data_name_pattern.format(number=uuid.uuid4().int >> 96)
+            self._save_data(name, data)
+            self._save_index({**overloads, key: name})
+        if before is not None:
+            Path(self._data_path(before)).unlink(missing_ok=True)
+
+
+def _keep_safely(dispatcher: Any) -> Any:
+    """Makes a compiled function keep its code in `_SafeCacheFile`s; one that keeps none stays as it is."""
+    file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if type(file) is IndexDataCacheFile:
+        file.__class__ = _SafeCacheFile
+        file._source_stamp = (file._source_stamp, _newest(Path(__file__).parents[1]))
+    return dispatcher
 
 
 @overload
@@ -40,7 +83,7 @@ def compiled(function: Callable[..., Any] | None = None, *, fastmath: bool | Col
 
     def compile_(inner: Callable[..., Any]) -> Callable[..., Any]:
         try:
-            return cast(Callable[..., Any], njit(cache=True, **options)(inner))
+            return cast(Callable[..., Any], _keep_safely(njit(cache=True, **options)(inner)))
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise

@@ -1,0 +1,49 @@
+"""What is kept of compiled code."""
+
+import os
+
+import pytest
+
+from pase_mtf.search import compiled
+from pase_mtf.search.elimination import _eliminate
+
+
+def cache_file(folder, stamp="one"):
+    return compiled._SafeCacheFile(str(folder), "function", stamp)
+
+
+def test_kernels_are_kept_so():
+    assert isinstance(_eliminate._cache._cache_file, compiled._SafeCacheFile)
+
+
+def test_two_that_save_at_once_keep_to_their_own(tmp_path):
+    one, other = cache_file(tmp_path), cache_file(tmp_path)
+    one.save("int", b"code for integers")
+    other.save("float", b"code for floats")
+    one.save("int", b"the same, anew")
+    assert [other.load("int"), one.load("float"), one.load("text")] == [b"the same, anew", b"code for floats", None]
+    assert len(list(tmp_path.glob("*.nbc"))) == 2
+
+
+def test_one_that_dies_leaves_no_index_of_old_code(tmp_path, monkeypatch):
+    cache_file(tmp_path).save("int", b"old code")
+    new = cache_file(tmp_path, "two")
+    monkeypatch.setattr(new, "_save_data", lambda name, data: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        new.save("float", b"new code")
+    assert cache_file(tmp_path, "two").load("float") is None
+    cache_file(tmp_path, "two").save("float", b"new code")
+    assert cache_file(tmp_path, "two").load("float") == b"new code"
+    assert cache_file(tmp_path, "two").load("int") is None
+
+
+def test_any_module_that_changed_counts(tmp_path):
+    (tmp_path / "inner").mkdir()
+    for path, text, changed in ((tmp_path / "a.py", "@compiled", 1), (tmp_path / "inner" / "b.py", "@compiled", 10**9),
+                                (tmp_path / "inner" / "c.py", "", 10**10)):
+        path.write_text(text)
+        os.utime(path, ns=(1, changed))
+    assert compiled._newest(tmp_path) == 10**9
+    compiled._newest.cache_clear()
+    os.utime(tmp_path / "inner" / "b.py", ns=(1, 10**9 + 1))
+    assert compiled._newest(tmp_path) == 10**9 + 1
