@@ -387,9 +387,9 @@ def test_sigterm_before_the_training_leaves_nothing(launch, monkeypatch, stage):
               "check_memory": memory}[stage]
     work = getattr(module, stage)
 
-    def struck(*arguments):
+    def struck(*arguments, **more):
         signal.raise_signal(signal.SIGTERM)
-        return work(*arguments)
+        return work(*arguments, **more)
     monkeypatch.setattr(module, stage, struck)
     code, folder, _, err = launch("--compare=none")
     assert (code, err) == (143, "interrupted before anything was measured\n")
