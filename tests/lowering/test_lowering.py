@@ -41,7 +41,7 @@ def test_random_plans_train_as_one_device_does(name):
     _check(name, "adam", tf.float32, plan_seed=1, devices=4, shared=True)
 
 
-_CASES = {"mlp": 70, "cnn": 50, "transformer": 25, "odd_shapes": 60, "odd_functions": 25, "microbatches": 15}
+_CASES = {"mlp": 45, "cnn": 32, "transformer": 16, "odd_shapes": 38, "odd_functions": 16, "microbatches": 12}
 
 
 @pytest.mark.slow
