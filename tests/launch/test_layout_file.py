@@ -96,7 +96,9 @@ def test_a_mesh_is_only_claimed_where_it_holds(entries):
 def test_beside_a_strategy_of_many_meshes_stands_the_best_of_one(launch):
     """Eight devices are enough for the layers of alexnet to want different meshes."""
     code, folder, _, err = launch("--search_only", "--mesh=8", "--compare=none", "--preset=tiny", "--machine=1080ti")
-    assert (code, err) == (0, "")
+    # On a busy machine the search for it takes long enough to say how far it is.
+    told = [line for line in re.split(r"[\r\n]", err) if line.strip() and not re.search(r"\[\d\d:\d\d\]", line)]
+    assert (code, told) == (0, [])
     text = (folder / "layout.txt").read_text()
     assert "No single mesh expresses it" in text
     single, times, ours = map(float, re.search(
