@@ -51,7 +51,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf.launch.judging.judge import Judge
     from pase_mtf.launch.layout_file import layout_of_run
     from pase_mtf.launch.memory import check_memory
-    from pase_mtf.launch.pricing import machine_of, prices_of
+    from pase_mtf.launch.pricing import machine_of, prices_of, tell_untraced
     from pase_mtf.launch.program import export_with_program
     from pase_mtf.launch.reports.text import describe_run, final_table, search_summary
     from pase_mtf.launch.strategies import duplicates, find_strategies, possible_arms
@@ -71,6 +71,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         print_header(facts)
 
         strategies, left_out = find_strategies(plan, graph, machine, prices)
+        tell_untraced(strategies.values())
         for name, reason in left_out.items():
             print(f"{name} is left out: {reason}")
         arm_names = [arm.name for arm in wanted if arm.name not in left_out]

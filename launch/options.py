@@ -13,6 +13,7 @@ from absl import flags
 
 from pase_mtf import models
 from pase_mtf.amounts import parse_bytes
+from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.files import read_json
 from pase_mtf.launch.flag_values import (
@@ -30,7 +31,6 @@ __all__ = [
     "CONFIG_FORMAT",
     "CONFIG_VERSION",
     "OPTIMIZERS",
-    "PRICES",
     "HelpRequested",
     "Options",
     "ResolvedOptions",
@@ -44,9 +44,6 @@ CONFIG_VERSION = 1
 
 # The rate where the user names an optimizer that is not the preset's and no rate; None: Adafactor's own schedule.
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adafactor": None}
-
-PRICES = ("fitted", "measured")
-"""Where predicted times come from: a model fitted to this machine, or its kernels, each measured."""
 
 # Steps, seeds and sizes are fed to the models as 32-bit integers.
 _MOST = 2 ** 31 - 1
@@ -120,13 +117,10 @@ class Options:
             raise UsageError(f"--learning_rate={self.learning_rate}: give a positive number, such as 0.01")
         if self.prices not in PRICES:
             raise UsageError(f"--prices={self.prices}: unknown; {nearest(self.prices, PRICES)}")
-        for name in ("prices", "recalibrate"):
+        for name in ("recalibrate",) if is_kernel_file(self.machine) else ("prices", "recalibrate"):
             if self.machine != LOCAL and getattr(self, name) != getattr(Options, name):
                 raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
                                  f"--machine={self.machine}")
-        for arm in self.arms if self.prices == "measured" else ():
-            if arm.method.startswith("mcmc"):
-                raise UsageError(f"--prices=measured: {arm.name} searches by fitted prices; leave it out")
         for name, least in (("batch", 1), ("measure_seconds", 1), ("steps", 1), ("warmup", 1), ("log_every", 1),
                             ("seed", 0), ("checkpoint_every", 1)):
             value = getattr(self, name)
@@ -316,7 +310,7 @@ def _flag_values() -> flags.FlagValues:
          "parallelism and from the expert strategy), auto_mtf (Mesh-TF's own layout optimiser), random:N, "
          "changed:N (the searched strategy with some layers as in a random one), strategy files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
-         "configs/machines, or a file.")
+         "configs/machines, or a file: of a machine, or of kernel times (python -m pase_mtf.calibration --save).")
     text("prices", "How the machine at hand is priced: fitted (a model of it) or measured (the kernels of the "
          "strategies themselves, timed when they are needed and kept).")
     number("measure_seconds", "With --prices=measured: how long the search may measure kernels.")

@@ -7,6 +7,9 @@ import importlib.util
 from collections.abc import Iterable
 
 from pase_mtf import models
+from pase_mtf.calibration.cache import fingerprint_of_kernels
+from pase_mtf.calibration.load import is_kernel_file
+from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.errors import UsageError
 from pase_mtf.files import read_json
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, find_checkpoint
@@ -29,8 +32,9 @@ class Plan:
       options: with every default filled in.
       devices: what it runs on.
       config: the model's sizes.
-      machine: whose numbers the search takes; None: this one, measured later.
+      machine: whose numbers the search takes; None: this one, measured later, or a file's kernel times.
       checkpoint: what it continues; None: from the start.
+      kernels: the kernel times that the search takes, where a file tells them.
     """
 
     options: ResolvedOptions
@@ -38,11 +42,19 @@ class Plan:
     config: ModelConfig
     machine: Machine | None
     checkpoint: CheckpointInfo | None
+    kernels: SavedKernels | None = None
 
     @property
     def first_step(self) -> int:
         """Number of the first training step."""
         return self.checkpoint.step if self.checkpoint else 0
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the numbers that the search takes are not those of the devices of the run."""
+        return self.options.machine != LOCAL and not (
+            self.kernels is not None
+            and self.kernels.times.on == fingerprint_of_kernels(self.devices.count, self.devices.kind))
 
     def config_json(self) -> str:
         """The text of config.json."""
@@ -82,7 +94,8 @@ def resolve(options: Options) -> Plan:
     known = models.presets(model)
     mesh = options.mesh_flag
     checkpoint = find_checkpoint(options.resume) if options.resume else None
-    machine = None if options.machine == LOCAL else Machine.load(options.machine)
+    kernels = SavedKernels(options.machine, mesh.devices) if is_kernel_file(options.machine) else None
+    machine = None if options.machine == LOCAL or kernels else Machine.load(options.machine)
     if machine:
         machine.check_devices(mesh.devices)
     for arm in options.arms:
@@ -92,7 +105,9 @@ def resolve(options: Options) -> Plan:
     if options.data is not None:
         from pase_mtf.launch.data import check_data  # numpy and what reads images: only where there are any
     devices = choose_devices(options.devices, mesh.devices)
-    if options.prices == "measured" and devices.kind != "cpu":
+    if kernels is not None:
+        options = dataclasses.replace(options, prices="measured")
+    elif options.prices == "measured" and devices.kind != "cpu":
         raise UsageError("--prices=measured: prices the kernels of CPUs only; leave it out, or take --devices=cpu")
     preset = options.preset or default_preset(devices, known)
     config = models.load_config(model, preset, batch=options.batch, seed=options.seed)
@@ -101,4 +116,4 @@ def resolve(options: Options) -> Plan:
         check_data(options.data, config)
     rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate
     config = dataclasses.replace(config, optimizer=resolved.optimizer, learning_rate=rate)
-    return Plan(resolved, devices, config, machine, checkpoint)
+    return Plan(resolved, devices, config, machine, checkpoint, kernels)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterable
 
 from pase_mtf.calibration import load
-from pase_mtf.calibration.meter import REFERENCES, KernelMeter
 from pase_mtf.compat import mtf
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
-from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
+from pase_mtf.strategy.kernels_text import untraced_text
 from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["machine_of", "prices_of"]
+__all__ = ["machine_of", "prices_of", "tell_untraced"]
 
 
 def prices_of(plan: Plan, graph: ComputationGraph, program: mtf.Graph) -> MeasuredPrices | None:
-    """With --prices=measured, prices by the kernels of a run's program; else None.
+    """With --prices=measured, or kernel times from a file, prices by the kernels of a run's program; else None.
 
     Args:
       plan: of the run.
@@ -28,13 +28,9 @@ def prices_of(plan: Plan, graph: ComputationGraph, program: mtf.Graph) -> Measur
     options = plan.options
     if options.prices != "measured":
         return None
-    meter = KernelMeter(plan.devices.count, plan.devices.kind, again=options.recalibrate)
-    _tell(f"kernels: {len(meter.times)} are known, kept in {meter.path}")
-    with Stage(f"{len(REFERENCES)} reference kernels"):
-        meter.start()
-    for note in meter.notes:
-        _tell(f"note: {note}")
-    return MeasuredPrices(graph, GraphKernels(program, graph), meter, _tell)
+    tell = Telling()
+    kernels = kernel_times(options.machine, plan.devices.count, plan.devices.kind, again=options.recalibrate, tell=tell)
+    return prices_by_kernels(program, graph, kernels, tell)
 
 
 def machine_of(plan: Plan, prices: MeasuredPrices | None) -> Machine:
@@ -44,5 +40,9 @@ def machine_of(plan: Plan, prices: MeasuredPrices | None) -> Machine:
     return load.load_machine(plan.machine, plan.devices.count, plan.devices.kind, again=plan.options.recalibrate)
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def tell_untraced(strategies: Iterable[Strategy]) -> None:
+    """Says once, of all strategies together, which operations have no measured kernels and why."""
+    found = dict.fromkeys(entry for strategy in strategies
+                          for entry in (strategy.search.get("kernels") or {}).get("untraced", ()))
+    if text := untraced_text({"kernels": {"untraced": list(found)}}):
+        Telling().note(text)

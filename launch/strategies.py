@@ -115,6 +115,10 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine,
         limit = plan.options.bytes_per_device(machine)
         return prices.find(seconds=plan.options.measure_seconds, simple_within=SIMPLE_WITHIN,
                            memory_limit=None if math.isinf(limit) else limit)
+    if prices is not None and arm.method.startswith("mcmc"):
+        by_hand = (expert(graph, mesh.devices, mesh.axes or None) if arm.method == "mcmc_expert"
+                   else data_parallel(graph, mesh.devices))
+        return prices.improve(by_hand, "mcmc", seconds=plan.options.measure_seconds, seed=seed)
     if prices is not None:
         configurations = _find(arm, plan, graph, machine, None).configurations if arm.method != "changed" else (
             changed_configurations(prices.find(seconds=plan.options.measure_seconds).configurations,

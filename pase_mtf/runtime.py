@@ -19,8 +19,8 @@ from pase_mtf.errors import UsageError, nearest
 if TYPE_CHECKING:
     from pase_mtf.compat import tf
 
-__all__ = ["Devices", "available_bytes", "choose_devices", "cores", "describe_host", "operation_threads",
-           "processor_name", "session_config"]
+__all__ = ["Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_names",
+           "operation_threads", "processor_name", "session_config"]
 
 _PROC = pathlib.Path("/proc")
 _CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
@@ -145,7 +145,7 @@ def choose_devices(flag: str, count: int) -> Devices:
     if flag not in ("auto", "cpu", "gpu"):
         raise UsageError(f"--devices={flag}: unknown; {nearest(flag, ('auto', 'cpu', 'gpu'))}, or a list such as "
                          "/device:CPU:0,/device:CPU:1")
-    gpus = [] if flag == "cpu" else _gpus()
+    gpus = [] if flag == "cpu" else gpu_names()
     if flag == "gpu" and len(gpus) < count:
         raise UsageError(f"--devices=gpu --mesh={count}: more GPUs than there are ({len(gpus)}); "
                          f"use --mesh={len(gpus)} or less, or --devices=cpu" if gpus else
@@ -166,16 +166,16 @@ def _explicit(flag: str, count: int) -> Devices:
         kind, _, number = name.upper().rpartition("DEVICE:")[2].partition(":")
         if kind not in ("CPU", "GPU") or not re.fullmatch("[0-9]{1,9}", number):
             raise UsageError(f"--devices={flag}: {name!r} is no device name; write /device:CPU:0 or /device:GPU:0")
-        if kind == "GPU" and int(number) >= len(_gpus()):
-            raise UsageError(f"--devices={flag}: more GPUs than there are ({len(_gpus())}); leave {name} out")
+        if kind == "GPU" and int(number) >= len(gpu_names()):
+            raise UsageError(f"--devices={flag}: more GPUs than there are ({len(gpu_names())}); leave {name} out")
         kinds.add(kind.lower())
     if len(kinds) > 1:
         raise UsageError(f"--devices={flag}: CPUs and GPUs mixed; a strategy is priced for devices of one kind")
     kind = kinds.pop()
-    return Devices(kind, tuple(names), describe_host() if kind == "cpu" else ", ".join(sorted(set(_gpus()))))
+    return Devices(kind, tuple(names), describe_host() if kind == "cpu" else ", ".join(sorted(set(gpu_names()))))
 
 
-def _gpus() -> list[str]:
+def gpu_names() -> list[str]:
     """The GPUs TensorFlow can use; answered without loading it where the system has none."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "any") in ("", "-1"):
         return []

@@ -56,3 +56,27 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def repository() -> Path:
     """The folder that holds setup.py."""
     return Path(__file__).absolute().parents[1]
+
+
+@pytest.fixture
+def timed_kernels(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The kernels that were timed, by a clock that tells what it is asked to."""
+    from pase_mtf.machine.kernels import Timing
+    asked: list[object] = []
+
+    class Timer:
+        def __init__(self, devices, kind):
+            self.failed = {}
+
+        def time(self, kernels, seconds=float("inf"), progress=None):
+            for begin in range(0, len(kernels), 24):
+                batch = kernels[begin:begin + 24]
+                if seconds <= 0.0:
+                    return
+                asked.extend(batch)
+                yield {kernel: Timing(1e-6 + 1e-11 * kernel.flops + 1e-10 * kernel.nbytes) for kernel in batch}
+                progress(len(batch))
+
+    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelTimer", Timer)
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
+    return asked

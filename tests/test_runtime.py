@@ -109,7 +109,7 @@ def test_sessions(monkeypatch):
 @pytest.fixture
 def gpus(monkeypatch):
     def present(*names):
-        monkeypatch.setattr(runtime, "_gpus", lambda: list(names))
+        monkeypatch.setattr(runtime, "gpu_names", lambda: list(names))
     return present
 
 

@@ -19,6 +19,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.devices import devices_text
+from pase_mtf.strategy.kernels_text import kernels_text
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["describe_run", "final_table", "headline", "search_summary"]
@@ -34,7 +35,7 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
                     f"{_version('mesh-tensorflow')}, Python {platform.python_version()}",
         "devices": str(plan.devices),
         "machine": f"{machine.name}: {machine.source}" + (
-            "; NOT the devices of this run: predicted and measured times do not compare" if plan.machine else ""),
+            "; NOT the devices of this run: predicted and measured times do not compare" if plan.elsewhere else ""),
         "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
                  f"{graph.flops / 1e9:.2f} GFLOP a step",
         "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, seed {options.seed}, "
@@ -76,6 +77,8 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     useful = devices_text(strategy.devices, found.get("useful_devices", strategy.devices),
                           found.get("suggested_devices"))
     proof += f"; {useful}" if useful else ""
+    if kernels := kernels_text(found):
+        proof += f"\nprices: {kernels}"
     parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in strategy.parts.items())
     return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
             f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"

@@ -17,10 +17,11 @@ import platformdirs
 
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import cores, operation_threads, processor_name
+from pase_mtf.runtime import cores, gpu_names, operation_threads, processor_name
 
 __all__ = ["BACKENDS", "VERSION", "cache_path", "check_request", "fingerprint", "fingerprint_of_kernels",
-           "kernels_path", "measuring_alone", "memory_bytes", "read_cached", "tensorflow_version", "write_cached"]
+           "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes", "read_cached", "tensorflow_build",
+           "tensorflow_version", "write_cached"]
 
 VERSION = 18
 """Of the way of measuring; cached numbers of another version are measured again."""
@@ -37,14 +38,25 @@ def check_request(devices: int, kind: str) -> None:
         raise UsageError(f"unknown kind of device {kind!r}; {nearest(kind, BACKENDS)}")
 
 
+_BUILDS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm", "tensorflow-macos")
+"""Packages that hold TensorFlow, in builds with other kernels."""
+
+
+def _tensorflow() -> tuple[str, str] | tuple[None, None]:
+    for package in _BUILDS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return package, importlib.metadata.version(package)
+    return None, None
+
+
+def tensorflow_build() -> str | None:
+    """The package that holds the installed TensorFlow, which is not imported; None where there is none."""
+    return _tensorflow()[0]
+
+
 def tensorflow_version() -> str | None:
     """The version of the installed TensorFlow, which is not imported; None where there is none."""
-    for package in ("tensorflow", "tensorflow-cpu"):  # two builds of the same version
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    return _tensorflow()[1]
 
 
 def memory_bytes() -> int:
@@ -56,16 +68,19 @@ def fingerprint(devices: int, kind: str = "cpu") -> dict[str, Any]:
     """What a measurement depends on: measured again when any of it changes."""
     return {"version": VERSION, "kind": kind, "devices": devices, "processor": processor_name(), "cores": cores(),
             "threads": operation_threads(devices), "memory": memory_bytes(), "tensorflow": tensorflow_version(),
-            "host": platform.node()}
+            "host": platform.node(), **({"gpus": gpu_names()[:devices]} if kind == "gpu" else {})}
 
 
-_KERNEL_VERSION = 1
+_KERNEL_VERSION = 2
 """Of the way of timing kernels; times of another version are not read."""
 
 
 def fingerprint_of_kernels(devices: int, kind: str = "cpu") -> dict[str, Any]:
-    """What the time of a kernel depends on besides itself."""
-    return {**fingerprint(devices, kind), "version": _KERNEL_VERSION}
+    """What the time of a kernel depends on besides itself: the machine, how many share its cores, and whose code it is:
+    builds of one version of TensorFlow, with oneDNN or without it, have kernels of their own."""
+    return {**fingerprint(devices, kind), "version": _KERNEL_VERSION, "build": tensorflow_build(),
+            "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").strip().lower() not in ("0", "false"),
+            "gpus": gpu_names()[:devices] if kind == "gpu" else []}  # of every kind: a schema asks for it
 
 
 def _cached(name: str, on: dict[str, Any]) -> pathlib.Path:
@@ -76,6 +91,11 @@ def _cached(name: str, on: dict[str, Any]) -> pathlib.Path:
 def kernels_path(devices: int, kind: str = "cpu") -> pathlib.Path:
     """The file of kernel times in the user's cache folder, a line of JSON per kernel."""
     return _cached(f"kernels-{kind}-{devices}-{{}}.jsonl", fingerprint_of_kernels(devices, kind))
+
+
+def kernel_tables() -> list[pathlib.Path]:
+    """All files of kernel times that are kept, those of other circumstances, too."""
+    return sorted(platformdirs.user_cache_path("pase_mtf", appauthor=False).glob("kernels-*.jsonl"))
 
 
 def cache_path(devices: int, kind: str = "cpu") -> pathlib.Path:

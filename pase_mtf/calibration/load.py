@@ -18,12 +18,21 @@ from pase_mtf.calibration.cache import (
     write_cached,
 )
 from pase_mtf.errors import UsageError
+from pase_mtf.machine.kernel_table import is_table
 from pase_mtf.machine.machine import LOCAL, Machine
 
-__all__ = ["load_machine"]
+__all__ = ["PRICES", "is_kernel_file", "load_machine"]
+
+PRICES = ("fitted", "measured")
+"""Where predicted times come from: a model fitted to a machine, or its kernels, each measured."""
 
 _announced: set[str] = set()
 """What was said already: a search in a loop says it once."""
+
+
+def is_kernel_file(machine: object) -> bool:
+    """Whether what a caller names as the machine is a file of kernel times, which is no Machine."""
+    return isinstance(machine, (str, os.PathLike)) and os.fspath(machine) != LOCAL and is_table(machine)
 
 
 def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devices: int = 8, kind: str = "cpu", *,
@@ -42,12 +51,15 @@ def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devic
       progress: while measuring, show a progress bar.
 
     Raises:
-      UsageError: an unknown name; or "local" cannot be measured here: TensorFlow is not installed, or there are fewer
-        devices.
+      UsageError: an unknown name; a file of kernel times; or "local" cannot be measured here: TensorFlow is not
+        installed, or there are fewer devices.
       FormatError: a file that is missing, truncated, something else, or holds numbers that no machine has.
     """
     if isinstance(machine, Machine):
         return machine
+    if machine is not None and is_kernel_file(machine):
+        raise UsageError(f"{os.fspath(machine)}: holds kernel times, which only the launcher and find_strategy, given "
+                         "an mtf.Graph, price by; take a machine")
     if machine is not None and os.fspath(machine) != LOCAL:
         return Machine.load(machine)
     check_request(devices, kind)

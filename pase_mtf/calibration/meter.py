@@ -3,6 +3,7 @@ TensorFlow, reading does not."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import sys
@@ -81,7 +82,7 @@ class KernelMeter:
         self.path = pathlib.Path(path) if path is not None else kernels_path(devices, kind)
         self.times = KernelTimes() if again else load_times(self.path)
         self.times.on.update(fingerprint_of_kernels(devices, kind))
-        self.devices, self.kind = devices, kind
+        self.devices, self.kind, self._again = devices, kind, again
         self.spent, self.measured = 0.0, 0
         self.notes: list[str] = []
         self.failed: dict[Kernel, str] = {}
@@ -110,6 +111,9 @@ class KernelMeter:
             self.notes.append(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times "
                               "are scaled by that; --recalibrate measures them again")
         new = {kernel: timing for kernel, timing in found.items() if kernel not in kept}
+        if self._again:  # and not before: somebody may have thought better of it
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
         self.times.update(found)
         self._keep(new)
 
@@ -153,7 +157,7 @@ class KernelMeter:
     def _keep(self, timings: dict[Kernel, Timing]) -> None:
         try:
             if timings:
-                append_times(self.path, timings)
+                append_times(self.path, timings, self.times.on)
         except UsageError as error:  # not being able to keep the numbers does not make them wrong
             if not any(note.startswith(str(error)[:20]) for note in self.notes):
                 self.notes.append(str(error))

@@ -34,6 +34,10 @@ Counts = Mapping[Kernel, int]
 class KernelSource(Protocol):
     """Knows which kernels a graph runs (`lowering.kernels.GraphKernels`)."""
 
+    @property
+    def untraced(self) -> Mapping[str, None]:
+        """Of which operations it does not know them, and why, a sentence each; additions stand for them."""
+
     def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, int]]:
         """Phase -> kernels of a layer on each of its devices."""
 

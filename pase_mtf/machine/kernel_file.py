@@ -1,7 +1,7 @@
 """Kernel times in a file: one line of JSON per kernel, appended by as many processes as there are.
 
-The last line of a kernel counts. A line that is damaged (of a process that was killed, or a disk that was full) is
-passed over; what it told is measured again.
+The first line says what they were measured on. The last line of a kernel counts. A line that is damaged (of a process
+that was killed, or a disk that was full) is passed over; what it told is measured again.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any
 
 import filelock
 
-from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.machine.kernels import Kernel, KernelTimes, Timing
 
-__all__ = ["append_times", "line_of", "load_times"]
+__all__ = ["append_times", "line_of", "load_times", "read_entry"]
 
 _MOST_SECONDS = 1e6
+_MOST_ELEMENTS = 1 << 60
+_MOST_BLOCKS = 1 << 16
 
 
 def line_of(kernel: Kernel, timing: Timing) -> str:
@@ -28,15 +30,26 @@ def line_of(kernel: Kernel, timing: Timing) -> str:
                        "runs": timing.runs, "text": str(kernel), "kernel": kernel.to_json()})
 
 
-def _read_line(line: str) -> tuple[Kernel, Timing] | None:
-    """What a line tells; None where it is damaged."""
+def read_entry(data: Any) -> tuple[Kernel, Timing]:
+    """What `line_of` wrote, as JSON gives it.
+
+    Raises:
+      FormatError: no kernel, or a time that none takes.
+    """
     try:
-        data = json.loads(line)
         kernel, seconds = Kernel.from_json(data["kernel"]), float(data["seconds"])
         timing = Timing(seconds, float(data.get("spread", 0.0)), int(data.get("runs", 1)))
-    except (ValueError, KeyError, TypeError, FormatError, RecursionError):
-        return None
-    return (kernel, timing) if 0.0 < seconds < _MOST_SECONDS else None
+        blocks = (*kernel.inputs, *kernel.outputs)
+        if len(blocks) > _MOST_BLOCKS or any(
+                min(block.shape, default=0) < 0 or block.elements > _MOST_ELEMENTS for block in blocks):
+            raise FormatError(f"tensors that there are not in {shortened(kernel, quoted=False)}; leave it out")
+        # What it computes and moves is asked for at every price: it must not fail then.
+        hash(kernel), kernel.flops, kernel.nbytes
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise FormatError(f"no time of a kernel: {shortened(data)}; leave it out") from error
+    if not 0.0 < seconds < _MOST_SECONDS:
+        raise FormatError(f"{shortened(kernel, quoted=False)} took {seconds:g} seconds; leave it out")
+    return kernel, timing
 
 
 def load_times(path: str | os.PathLike[str], on: Mapping[str, Any] | None = None) -> KernelTimes:
@@ -44,7 +57,7 @@ def load_times(path: str | os.PathLike[str], on: Mapping[str, Any] | None = None
 
     Args:
       path: of the file.
-      on: what they were measured on, for people.
+      on: what they were measured on, where the file does not say it.
     """
     try:
         lines = pathlib.Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -52,16 +65,26 @@ def load_times(path: str | os.PathLike[str], on: Mapping[str, Any] | None = None
         return KernelTimes(on)
     timings, damaged = {}, 0
     for line in filter(None, map(str.strip, lines)):
-        found = _read_line(line)
-        if found is None:
+        try:
+            data = json.loads(line)
+            if isinstance(data, dict) and isinstance(data.get("on"), dict):
+                on = data["on"]
+                continue
+            kernel, timing = read_entry(data)
+            timings[kernel] = timing
+        except (ValueError, RecursionError, FormatError):
             damaged += 1
-        else:
-            timings[found[0]] = found[1]
     return KernelTimes(on, timings, damaged)
 
 
-def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing]) -> None:
+def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
+                 on: Mapping[str, Any] | None = None) -> None:
     """Adds kernels to a file, which is made where there is none; processes that do so at once take turns.
+
+    Args:
+      path: of the file.
+      timings: what is added.
+      on: what they were measured on: the first line of a file that is made.
 
     Raises:
       UsageError: the file cannot be written.
@@ -75,6 +98,8 @@ def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing])
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":  # somebody died in the middle of a line
                     data = b"\n" + data
+            elif on:
+                data = json.dumps({"on": dict(on)}).encode() + b"\n" + data
             file.write(data)
             file.flush()
     except OSError as error:

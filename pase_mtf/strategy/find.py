@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
 import time
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import load_machine
-from pase_mtf.cost.build import PricedNetwork, build_network
+from pase_mtf.calibration.load import PRICES, is_kernel_file, load_machine
+from pase_mtf.cost.build import build_network
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
-from pase_mtf.search import Solution, methods, solve
-from pase_mtf.search.peak import minimise_within_peak
+from pase_mtf.search import methods, solve
+from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
+from pase_mtf.strategy.choosing import simpler, solve_within
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
+from pase_mtf.strategy.kernels_text import untraced_text
 from pase_mtf.strategy.simulated import shortest_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
 
@@ -31,15 +30,15 @@ __all__ = ["find_strategy", "least_seconds", "simpler", "solve_within"]
 def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Machine | str = LOCAL,
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
-                  simulate: int = 0,
-                  **options: Any) -> Strategy:
+                  simulate: int = 0, prices: str = "fitted", measure_seconds: float = 60.0, **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
     Args:
       graph: a ComputationGraph, or an mtf.Graph (then it is exported first).
       devices: p.
       machine: a Machine, the name of one, or the path of its file; by default the devices at hand, which are measured
-        once (`pase_mtf.calibration.load`).
+        once (`pase_mtf.calibration.load`). Or the path of a file of kernel times that `python -m pase_mtf.calibration
+        --save` wrote where they were measured: then the strategy is the best there, and nothing is measured here.
       method: a search method ("exact" by default), "data_parallel" or "expert".
       mesh: axes (name, size) for "expert" (default: what the paper's experts used).
       idle: let layers run on fewer than p devices while the rest idle.
@@ -54,6 +53,11 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         return the one whose step is shortest, for "exact": costs add up, while on devices of their own kernels overlap
         with what is sent. The strategy's search says how many ("simulated"), how long ("simulated_seconds"), and the
         place by cost ("simulated_rank").
+      prices: "fitted": by a model of the machine; "measured": by the TensorFlow kernels that strategies run on the CPUs
+        at hand, each timed once, when a strategy that may be the best runs it, and kept (docs/launcher.md). For an
+        mtf.Graph, and "exact", "mcmc", "data_parallel" or "expert". The strategy's search says how many "kernels" it
+        consists of, and of how many the times are measured; those of the others are estimated.
+      measure_seconds: with measured prices, how long to look and to measure.
       **options: passed to the search (time_limit, gap, progress, ...).
 
     Returns:
@@ -80,6 +84,15 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
     if start_from is not None and start_from not in BY_HAND:
         raise UsageError(f"unknown start {start_from!r}; {nearest(start_from, BY_HAND)}")
+    if prices not in PRICES:
+        raise UsageError(f"prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
+    if prices == "measured" or is_kernel_file(machine):
+        refused = {"simulate": simulate, "idle": idle, **options}
+        refused.pop("seed", None)
+        for name in (name for name, value in refused.items() if value):
+            raise UsageError(f"{name} is for fitted prices; leave it out, or take prices=\"fitted\" and a data sheet")
+        return _by_measured_kernels(graph, devices, machine, method, mesh, start_from, memory_limit, simple_within,
+                                    measure_seconds, options.get("seed", 0))
     if not isinstance(graph, ComputationGraph):
         # Exporting needs TensorFlow, which a search alone does not.
         from pase_mtf.export.exporter import export_graph
@@ -114,6 +127,34 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     return simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
 
 
+def _by_measured_kernels(graph: Any, devices: int, machine: Any, method: str, mesh: Sequence[tuple[str, int]] | None,
+                         start_from: str | None, memory_limit: float | None, simple_within: float, seconds: float,
+                         seed: int) -> Strategy:
+    """`find_strategy` by what the kernels of a program take."""
+    if isinstance(graph, ComputationGraph):
+        raise UsageError(f"measured prices take the program itself, an mtf.Graph; the exported {shortened(graph.name)} "
+                         "does not tell its kernels: give what it was exported from, or take fitted prices")
+    if method not in ("exact", "mcmc", *BY_HAND):
+        raise UsageError(f"method {method!r} is for fitted prices; take \"exact\"")
+    if not (isinstance(seconds, Real) and seconds > 0.0):
+        raise UsageError(f"measure_seconds={shortened(seconds)}: give seconds, such as 60")
+    tell = Telling()
+    kernels = kernel_times(machine, devices, tell=tell)  # what is wrong with a file is told before TensorFlow is loaded
+    from pase_mtf.export.exporter import export_graph
+    exported = export_graph(graph)
+    prices = prices_by_kernels(graph, exported, kernels, tell)
+    if method in BY_HAND:
+        found = prices.evaluate(_by_hand(exported, devices, method, mesh), method, seconds=seconds)
+    elif method == "mcmc":
+        start = _by_hand(exported, devices, start_from or "data_parallel", mesh)
+        found = prices.improve(start, method, seconds=seconds, seed=seed)
+    else:
+        found = prices.find(seconds=seconds, memory_limit=memory_limit, simple_within=simple_within)
+    if note := untraced_text(found.search):
+        tell.note(note)
+    return found
+
+
 def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memory_limit: float | None = None) -> float:
     """What a step of the cheapest strategy takes: `find_strategy(...).seconds`, without the strategy itself.
 
@@ -127,32 +168,7 @@ def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memor
     return priced.breakdown(solve_within(priced, memory_limit, options).assignment).total
 
 
-def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any]) -> Solution:
-    """The cheapest assignment that needs no more than so many bytes per device (None: however many)."""
-    if memory_limit is None:
-        return solve(priced.network, "exact", **options)
-    return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
-                                **options)
-
-
 def _by_hand(graph: ComputationGraph, devices: int, name: str,
              mesh: Sequence[tuple[str, int]] | None) -> tuple[Configuration, ...]:
     """One of `BY_HAND`, a configuration per layer."""
     return data_parallel(graph, devices) if name == "data_parallel" else expert(graph, devices, mesh)
-
-
-def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
-    """Data parallelism if it is as good within a fraction and keeps the limit, else what was found."""
-    try:
-        by_hand = data_parallel(priced.graph, priced.devices)
-    except InfeasibleError:
-        return found  # the batch does not divide by so many devices
-    useful = {"useful_devices": useful_devices(priced.graph, by_hand)}
-    simple = price_assignment(found.name, *with_configurations(priced, by_hand), {**found.search, **useful})
-    if simple.configurations == found.configurations or simple.seconds > (1.0 + within) * found.seconds or (
-            memory_limit is not None and simple.memory_bytes > memory_limit):
-        return found
-    bound = found.search["lower_bound"]
-    return dataclasses.replace(simple, search={
-        **simple.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
-        "simpler": "data_parallel", "best_seconds": found.seconds})

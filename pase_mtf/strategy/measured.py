@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.kernels import KernelSource, KnownKernels
 from pase_mtf.cost.roofline import roofline_machine
@@ -23,10 +24,10 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.machine.machine import Machine
-from pase_mtf.search import Solution
+from pase_mtf.search import Solution, solve
+from pase_mtf.strategy.choosing import simpler, solve_within
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel
-from pase_mtf.strategy.find import simpler, solve_within
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
 __all__ = ["MeasuredPrices"]
@@ -44,17 +45,17 @@ class MeasuredPrices:
       rounds: how often a search was followed by measuring.
     """
 
-    def __init__(self, graph: ComputationGraph, source: KernelSource, meter: KernelMeter,
+    def __init__(self, graph: ComputationGraph, source: KernelSource, meter: KernelMeter | SavedKernels,
                  progress: Callable[[str], object] = lambda text: None) -> None:
         """Measures nothing yet.
 
         Args:
           graph: whose strategies are priced.
           source: which kernels it runs (`lowering.kernels.GraphKernels`).
-          meter: what is measured, and measures more; started.
+          meter: what is measured, and measures more; started. Or what was measured elsewhere, and nothing more.
           progress: called with what is being done, a line.
         """
-        self._graph, self._meter, self._progress = graph, meter, progress
+        self._graph, self._source, self._meter, self._progress = graph, source, meter, progress
         self._known = KnownKernels(graph, source)
         self._base: tuple[int, PricedNetwork] | None = None
         self.rounds = 0
@@ -107,13 +108,45 @@ class MeasuredPrices:
         priced, assignment = with_configurations(self._priced(bounds=False), configurations)
         return price_assignment(name, priced, assignment, self._report(configurations))
 
+    def improve(self, start: Sequence[Configuration], name: str, *, seconds: float = math.inf, seed: int = 0,
+                ) -> Strategy:
+        """FlexFlow's search, from a given strategy, by kernels: those of what it finds are measured, and it searches
+        again by what is known then, until it finds what is measured, or the time is over.
+
+        Args:
+          start: a configuration per layer.
+          name: of the strategy.
+          seconds: how long to search and to measure.
+          seed: of its random numbers.
+        """
+        begin = time.perf_counter()
+        end = begin + seconds
+        self._known.look(start)
+        self._measure([start], end)
+        while True:
+            priced, initial = with_configurations(self._priced(bounds=False), start)
+            solution = solve(priced.network, "mcmc", initial=initial, seed=seed)
+            self._last = priced
+            found = self._configurations(solution)
+            new = self._known.look(found)
+            missing = self._meter.missing(list(self._known.kernels(found)))
+            if not (new or missing) or time.perf_counter() >= end or (missing and not self._measure([found], end)):
+                break
+        priced, assignment = with_configurations(self._priced(bounds=False), found)
+        return price_assignment(name, priced, assignment, {
+            "seconds": time.perf_counter() - begin, "build_seconds": 0.0, "optimal": False, "gap": math.inf,
+            "lower_bound": -math.inf, "layers": len(self._graph.layers),
+            "configurations": sum(map(len, priced.configurations)), "method": "mcmc", **self._report(found)})
+
     def _report(self, configurations: Sequence[Configuration]) -> dict[str, Any]:
         """What of a strategy's price was measured, for its `search`."""
         run, seen, times = self._known.kernels(configurations), self._known.all_kernels(), self._meter.times
+        untraced = [*self._source.untraced, *(f"{kernel}: {why}" for kernel, why in self._meter.failed.items()
+                                              if kernel in run)]
         return {"kernels": {
             "of_strategy": len(run), "measured_of_strategy": sum(kernel in times for kernel in run), "seen": len(seen),
             "measured": sum(kernel in times for kernel in seen), "rounds": self.rounds,
-            "seconds": round(self._meter.spent, 1)}}
+            "seconds": round(self._meter.spent, 1), **({"untraced": untraced} if untraced else {})}}
 
     # -- rounds -------------------------------------------------------------------------------------------------------
     def _converge(self, end: float, memory_limit: float | None, *, bounds: bool) -> tuple[Solution, bool]:
@@ -135,11 +168,18 @@ class MeasuredPrices:
         for configurations in strategies:
             counts |= self._known.kernels(configurations)
         missing = sorted(self._meter.missing(list(counts)), key=lambda kernel: -counts[kernel] * price(kernel))
-        if not missing:
+        if not missing or time.perf_counter() >= end:
             return 0
         self.rounds += 1
-        self._progress(f"round {self.rounds}: {len(missing)} kernels to measure, {len(self._meter.times)} are known")
-        return self._meter.measure(missing, end - time.perf_counter())
+        title, done = f"round {self.rounds}", 0
+        self._progress(f"{title}: {len(missing)} kernels to measure, {len(self._meter.times)} are known")
+
+        def told(count: int) -> None:
+            nonlocal done
+            done += count
+            self._progress(f"{title}: {done} of {len(missing)} kernels are measured, {len(missing) - done} are left")
+
+        return self._meter.measure(missing, end - time.perf_counter(), told)
 
     def _try_data_parallel(self, end: float) -> None:
         try:
@@ -152,7 +192,7 @@ class MeasuredPrices:
     @property
     def machine(self) -> Machine:
         """The devices, at the best rates of all kernels that are known."""
-        return roofline_machine(self._meter.times, self._meter.devices, self._meter.memory_per_device, self._source())
+        return roofline_machine(self._meter.times, self._meter.devices, self._meter.memory_per_device, self._origin())
 
     # -- prices -------------------------------------------------------------------------------------------------------
     def _priced(self, *, bounds: bool) -> PricedNetwork:
@@ -163,7 +203,7 @@ class MeasuredPrices:
             found.seconds if (found := times.get(kernel)) else times.bound(kernel))
         return self._known.applied(self._base[1], price, scaled=not bounds)
 
-    def _source(self) -> str:
+    def _origin(self) -> str:
         on = self._meter.times.on
         return (f"kernels measured on {on['cores']:g} cores of {on['processor']}, {on['devices']} {on['kind']} "
                 f"devices, TensorFlow {on['tensorflow']}")

@@ -25,6 +25,7 @@ from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.timeline import Timeline
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.experts import BY_HAND
+from pase_mtf.strategy.kernels_text import is_report, kernels_text
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
 
 __all__ = ["FORMAT", "VERSION", "Strategy", "evaluate_strategy", "price_assignment", "with_configurations"]
@@ -75,7 +76,9 @@ class Strategy:
       seconds: predicted time of one training step.
       memory: part -> predicted bytes on the fullest device.
       search: "seconds", "optimal", "gap", "lower_bound", "layers", "configurations", "build_seconds"; "assumed", where
-        the graph's meta has it.
+        the graph's meta has it; "kernels", where it is priced by kernels: how many it consists of ("of_strategy",
+        "measured_of_strategy"), how many the search came across ("seen", "measured"), "rounds" and "seconds" of
+        measuring, and which are "untraced".
     """
 
     name: str
@@ -119,12 +122,15 @@ class Strategy:
         """
         table = layers_table(self.layer_names, self.configurations, self.layer_seconds, group)
         return (f"{self.name}: {self.graph_name} on {self.devices} devices ({self.machine_name}), "
-                f"predicted {1e3 * self.seconds:.3f} ms a step, {self._verdict()}{self._useful()}\n{table}\n"
+                f"predicted {1e3 * self.seconds:.3f} ms a step, {self.verdict}{self._useful()}\n{table}\n"
                 f"memory on the fullest device: {self.memory_bytes / 1e6:.1f} MB ("
                 + ", ".join(f"{part} {size / 1e6:.1f}" for part, size in self.memory.items()) + ")"
                 + "".join(f"\nnote: {assumed}" for assumed in self.search.get("assumed", ())))
 
-    def _verdict(self) -> str:
+    @property
+    def verdict(self) -> str:
+        """How good it is, as far as that is known, for people: proven optimal, or at most so far from it; and what its
+        prices rest on."""
         if self.name in BY_HAND or "optimal" not in self.search:
             return "written by hand" if self.name in BY_HAND else "given"
         simulated = ""
@@ -134,7 +140,8 @@ class Strategy:
             if self.search["simulated_rank"] > 1:
                 simulated += (f", by cost number {self.search['simulated_rank']}: the cheapest takes "
                               f"{1e3 * self.search['cheapest_simulated_seconds']:.3f} ms")
-        return self._proof() + simulated
+        kernels = kernels_text(self.search)
+        return self._proof() + simulated + (f"; {kernels}" if kernels else "")
 
     def _proof(self) -> str:
         if self.search["optimal"]:
@@ -293,6 +300,8 @@ class Strategy:
         if "optimal" in self.search and not (
                 isinstance(self.search["optimal"], bool) and isinstance(self.search.get("gap"), float)):
             return f"a search of {shortened(self.search)}"
+        if "kernels" in self.search and not is_report(self.search["kernels"]):
+            return f"kernels of {shortened(self.search['kernels'])}"
         for name, configuration in zip(self.layer_names, self.configurations, strict=True):
             if configuration.devices > self.devices:
                 return f"layer {shortened(name)} is split over {configuration.devices} of {self.devices} devices"

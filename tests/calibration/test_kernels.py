@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from pase_mtf.calibration import cache
 from pase_mtf.calibration import meter as metering
-from pase_mtf.calibration.cache import kernels_path
+from pase_mtf.calibration.cache import cache_path, fingerprint, fingerprint_of_kernels, kernels_path
 from pase_mtf.calibration.kernels import KernelTimer
 from pase_mtf.calibration.meter import REFERENCES, KernelMeter
 from pase_mtf.errors import UsageError
@@ -107,6 +108,48 @@ def test_a_machine_that_became_slower(cache_dir, timed):
     assert slower.times.get(_ADD).seconds == pytest.approx(4e-3)
     assert "2.00 times" in slower.notes[0]
     assert KernelMeter(4).times.get(_ADD).seconds == 2e-3  # what is kept stays what was measured
+
+
+def test_measured_again_nothing_of_before_counts(cache_dir, timed):
+    seconds, _ = timed
+    first = KernelMeter(4)
+    first.start()
+    first.measure(_KERNELS)
+    seconds.update(dict.fromkeys(REFERENCES, 3e-3))
+    again = KernelMeter(4, again=True)
+    assert len(load_times(again.path)) == len(_KERNELS) + len(REFERENCES)  # until something is measured in its stead
+    again.start()
+    again.measure([_ADD])
+    kept = load_times(again.path)
+    assert {kernel for kernel, _ in kept.items()} == {*REFERENCES, _ADD}
+    assert all(kept.get(kernel).seconds == 3e-3 for kernel in REFERENCES)
+    assert kept.on == again.times.on
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("processor_name", "another processor"), ("cores", 64.0), ("operation_threads", 7), ("memory_bytes", 1 << 40),
+    ("tensorflow_version", "0.0"), ("tensorflow_build", "tensorflow-rocm")])
+def test_what_kernel_times_depend_on(cache_dir, monkeypatch, name, value):
+    before = kernels_path(4)
+    monkeypatch.setattr(cache, name, lambda *_: value)
+    assert value in fingerprint_of_kernels(4).values()
+    assert kernels_path(4) != before
+
+
+def test_kernel_times_depend_on_the_code_of_kernels_and_on_gpus(cache_dir, monkeypatch):
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    before = kernels_path(4)
+    assert fingerprint_of_kernels(4)["onednn"]
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    assert not fingerprint_of_kernels(4)["onednn"]
+    assert kernels_path(4) != before
+    paths = set()
+    for names in (["H100"] * 8, ["A100"] * 8, ["H100"] * 4 + ["A100"] * 4):
+        monkeypatch.setattr(cache, "gpu_names", lambda names=names: names)
+        assert fingerprint_of_kernels(8, "gpu")["gpus"] == fingerprint(8, "gpu")["gpus"] == names
+        assert fingerprint_of_kernels(8)["gpus"] == []
+        paths |= {kernels_path(8, "gpu"), cache_path(8, "gpu")}
+    assert len(paths) == 6
 
 
 def test_a_busy_machine_and_a_damaged_file_are_said(cache_dir, timed, monkeypatch):

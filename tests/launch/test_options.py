@@ -29,7 +29,6 @@ _TINY = models.load_config("alexnet", "tiny")
     ([_MODEL, "--prices=mesured"], "did you mean 'measured'?"),
     ([_MODEL, "--prices=measured", "--machine=h100"], "leave out --machine=h100"),
     ([_MODEL, "--recalibrate", "--machine=h100"], "--recalibrate is for the machine at hand"),
-    ([_MODEL, "--prices=measured", "--compare=mcmc"], "mcmc searches by fitted prices"),
     ([_MODEL, "--measure_seconds=0"], "--measure_seconds=0: must be at least 1"),
     ([_MODEL, "--optimizer=adan"], "did you mean 'adam'?"),
     ([_MODEL, "--strategy=serach"], "did you mean 'search'?"),

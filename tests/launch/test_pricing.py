@@ -7,31 +7,13 @@ import pytest
 from pase_mtf.calibration.cache import kernels_path
 from pase_mtf.launch.__main__ import main
 from pase_mtf.machine.kernel_file import load_times
-from pase_mtf.machine.kernels import Timing
 
 _RUN = ["--model=rnnlm", "--preset=tiny", "--mesh=2", "--devices=cpu", "--prices=measured", "--search_only",
         "--compare=data_parallel,search"]
 
 
-@pytest.fixture
-def timed(monkeypatch):
-    """The kernels that were timed."""
-    asked = []
-
-    class Timer:
-        def __init__(self, devices, kind):
-            self.failed = {}
-
-        def time(self, kernels, seconds=None, progress=None):
-            asked.extend(kernels)
-            yield {kernel: Timing(1e-6 + 1e-11 * kernel.flops + 1e-10 * kernel.nbytes) for kernel in kernels}
-
-    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelTimer", Timer)
-    return asked
-
-
 @pytest.mark.slow
-def test_a_run_by_measured_kernels(cache_dir, timed, tmp_path, capsys):
+def test_a_run_by_measured_kernels(cache_dir, timed_kernels, tmp_path, capsys):
     assert main([*_RUN, f"--output_dir={tmp_path / 'first'}"]) == 0
     captured = capsys.readouterr()
     assert "round 1: " in captured.err
@@ -42,12 +24,12 @@ def test_a_run_by_measured_kernels(cache_dir, timed, tmp_path, capsys):
     assert kernels["of_strategy"] == kernels["measured_of_strategy"] > 20
     times = load_times(kernels_path(2))
     assert times.damaged == 0
-    assert len(times) == len(set(timed))
+    assert len(times) == len(set(timed_kernels))
     # A second run measures nothing but the reference kernels, and finds the same.
-    timed.clear()
+    timed_kernels.clear()
     assert main([*_RUN, f"--output_dir={tmp_path / 'second'}"]) == 0
     assert "round 1: " not in capsys.readouterr().err
-    assert len(timed) == 10
+    assert len(timed_kernels) == 10
     again = json.loads((tmp_path / "second" / "summary.json").read_text(encoding="utf-8"))
     for name, arm in again["arms"].items():  # what is kept has four digits
         if arm["predicted_ms"] is not None:  # as of stock Mesh-TensorFlow
@@ -55,6 +37,6 @@ def test_a_run_by_measured_kernels(cache_dir, timed, tmp_path, capsys):
 
 
 def test_not_for_gpus(monkeypatch, capsys):
-    monkeypatch.setattr("pase_mtf.runtime._gpus", lambda: ["a GPU"] * 2)
+    monkeypatch.setattr("pase_mtf.runtime.gpu_names", lambda: ["a GPU"] * 2)
     assert main([*_RUN, "--devices=gpu"]) == 2
     assert "--prices=measured: prices the kernels of CPUs only" in capsys.readouterr().err

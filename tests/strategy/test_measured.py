@@ -25,7 +25,7 @@ class _Source:
     """The kernels of a perceptron: one for every operation, and one for every move."""
 
     def __init__(self, graph):
-        self._graph = graph
+        self._graph, self.untraced = graph, {}
 
     def layer(self, number, configuration):
         found = {}
@@ -56,7 +56,7 @@ class _Meter:
     def __init__(self, limit=math.inf):
         self.times = KernelTimes({"cores": 2, "processor": "none", "devices": _DEVICES, "kind": "cpu",
                                   "tensorflow": "none"})
-        self._left = limit
+        self._left, self.failed = limit, {}
         self.asked = []
         for shape in ((4096, 4096), (1, 1)):  # the best rates, and the shortest kernel
             self.measure([Kernel(name, (Block("float32", shape),) * 2, (Block("float32", shape),))
@@ -66,7 +66,7 @@ class _Meter:
     def missing(self, kernels):
         return [kernel for kernel in kernels if kernel not in self.times]
 
-    def measure(self, kernels, seconds=math.inf, factor=None):
+    def measure(self, kernels, seconds=math.inf, progress=None, factor=None):
         new = self.missing(kernels)[:int(min(self._left, 1e9))]
         self._left -= len(new)
         self.asked += new

@@ -1,0 +1,92 @@
+"""Prices of a program by kernels: which of them it runs, and where what they take comes from.
+
+Either the devices at hand measure them, when a search asks, or a file tells what they took on another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from pase_mtf.calibration.load import is_kernel_file
+from pase_mtf.calibration.meter import REFERENCES, KernelMeter
+from pase_mtf.calibration.saved import SavedKernels
+from pase_mtf.errors import UsageError, shortened
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import LOCAL
+from pase_mtf.strategy.measured import MeasuredPrices
+
+__all__ = ["Telling", "kernel_times", "prices_by_kernels"]
+
+_EVERY = 3.0  # seconds
+
+
+class Telling:
+    """Says on the standard error what is being done: what begins, and every few seconds how far it is."""
+
+    def __init__(self, name: str = "") -> None:
+        """Says nothing yet; every line begins with the name."""
+        self._name, self._last, self._what = f"{name}: " if name else "", 0.0, ""
+
+    def __call__(self, text: str) -> None:
+        """Says a line. Where it says no more than how far something is (what it is stands before the first colon), only
+        if nothing was said for a while."""
+        what, now = text.partition(":")[0], time.monotonic()
+        if what != self._what or now - self._last >= _EVERY:
+            self._what, self._last = what, now
+            print(f"{self._name}{text}", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """Says what people should know."""
+        print(f"{self._name}note: {text}", file=sys.stderr, flush=True)
+
+
+def kernel_times(machine: Any, devices: int, kind: str = "cpu", *, again: bool = False, tell: Telling | None = None,
+                 ) -> KernelMeter | SavedKernels:
+    """The kernel times that prices are made of; of the machine at hand the reference kernels are timed first.
+
+    Args:
+      machine: "local", or the path of a file of kernel times.
+      devices: how many.
+      kind: of the machine at hand's devices.
+      again: begin with nothing of what is kept.
+      tell: is told what is being done.
+
+    Raises:
+      UsageError: another machine; a file that tells of other numbers of devices; GPUs.
+      FormatError: a file that is truncated or foreign.
+    """
+    tell = tell or Telling()
+    if machine is not None and is_kernel_file(machine):
+        saved = SavedKernels(machine, devices)
+        tell(f"kernels: {len(saved.times)} are known, from {os.fspath(machine)}; none is measured here")
+        return saved
+    if machine is not None and machine != LOCAL:
+        raise UsageError(f"measured prices are of the machine at hand, or of a file that python -m "
+                         f"pase_mtf.calibration --save wrote; {shortened(machine)} is neither")
+    if kind != "cpu":
+        raise UsageError("measured prices are those of CPUs only; take fitted ones, or devices of kind cpu")
+    meter = KernelMeter(devices, kind, again=again)
+    tell(f"kernels: {len(meter.times)} are known, kept in {meter.path}")
+    tell(f"reference kernels: {len(REFERENCES)} are timed")
+    meter.start()
+    for note in meter.notes:
+        tell.note(note)
+    return meter
+
+
+def prices_by_kernels(program: Any, graph: ComputationGraph, kernels: KernelMeter | SavedKernels,
+                      tell: Telling | None = None) -> MeasuredPrices:
+    """The prices of a program's strategies.
+
+    Args:
+      program: an mtf.Graph.
+      graph: what `export_graph` made of it.
+      kernels: what they are made of.
+      tell: is told what is being done.
+    """
+    # Which kernels an operation becomes is told by lowering it, which takes TensorFlow.
+    from pase_mtf.lowering.kernels import GraphKernels
+    return MeasuredPrices(graph, GraphKernels(program, graph), kernels, tell or Telling())

@@ -1,0 +1,44 @@
+"""Which assignment of a priced network is taken: the cheapest within a limit of memory, or data parallelism where that
+is as good."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from pase_mtf.cost.build import PricedNetwork
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.search import Solution, solve
+from pase_mtf.search.peak import minimise_within_peak
+from pase_mtf.strategy.devices import useful_devices
+from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
+
+__all__ = ["simpler", "solve_within"]
+
+
+def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any]) -> Solution:
+    """The cheapest assignment that needs no more than so many bytes per device (None: however many)."""
+    if memory_limit is None:
+        return solve(priced.network, "exact", **options)
+    return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
+                                **options)
+
+
+def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
+    """Data parallelism if it is as good within a fraction and keeps the limit, else what was found."""
+    try:
+        by_hand = data_parallel(priced.graph, priced.devices)
+    except InfeasibleError:
+        return found  # the batch does not divide by so many devices
+    useful = {"useful_devices": useful_devices(priced.graph, by_hand)}
+    simple = price_assignment(found.name, *with_configurations(priced, by_hand), {**found.search, **useful})
+    if simple.configurations == found.configurations or simple.seconds > (1.0 + within) * found.seconds or (
+            memory_limit is not None and simple.memory_bytes > memory_limit):
+        return found
+    bound = found.search["lower_bound"]
+    return dataclasses.replace(simple, search={
+        **simple.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
+        "simpler": "data_parallel", "best_seconds": found.seconds})

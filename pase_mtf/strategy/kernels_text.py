@@ -1,0 +1,55 @@
+"""What a strategy that was priced by kernels says of them, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pase_mtf.errors import shortened
+
+__all__ = ["is_report", "kernels_text", "untraced_text"]
+
+_COUNTS = ("of_strategy", "measured_of_strategy", "seen", "measured", "rounds")
+
+_MOST_NAMED = 3
+
+
+def is_report(found: Any) -> bool:
+    """Whether what stands in a file as the "kernels" of a search is what `MeasuredPrices` tells of them."""
+    return (isinstance(found, dict) and all(type(found.get(name)) is int and found[name] >= 0 for name in _COUNTS)
+            and type(found.get("seconds")) in (int, float) and isinstance(found.get("untraced", []), list)
+            and all(isinstance(entry, str) for entry in found.get("untraced", [])))
+
+
+def kernels_text(search: Mapping[str, Any]) -> str:
+    """How many of the kernels of a strategy are measured, of how many that were looked at, and what that took; empty
+    where its prices are no kernels'.
+
+    Args:
+      search: of the strategy.
+    """
+    found = search.get("kernels")
+    if not found:
+        return ""
+    of, measured = found["of_strategy"], found["measured_of_strategy"]
+    text = f"all {of} kernels of it measured" if of == measured else (
+        f"{measured} of {of} kernels of it measured, the others estimated")
+    text += f", {found['measured']} of {found['seen']} that were looked at"
+    if found["rounds"]:
+        text += f", in {found['rounds']} round{'s' * (found['rounds'] != 1)}"
+    return text + (f", {found['seconds']:.1f} s of measuring" if found["seconds"] else "")
+
+
+def untraced_text(search: Mapping[str, Any]) -> str:
+    """What stands for kernels that nobody knows or could time, in one line; empty where there are none.
+
+    Args:
+      search: of a strategy.
+    """
+    untraced = (search.get("kernels") or {}).get("untraced") or ()
+    if not untraced:
+        return ""
+    named = "; ".join(shortened(entry, 160, quoted=False) for entry in untraced[:_MOST_NAMED])
+    more = f"; and {len(untraced) - _MOST_NAMED} more" if len(untraced) > _MOST_NAMED else ""
+    return (f"{len(untraced)} operation{'s' * (len(untraced) != 1)} could not be lowered or timed alone, and "
+            f"{'is' if len(untraced) == 1 else 'are'} estimated: {named}{more}")

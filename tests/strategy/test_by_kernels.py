@@ -1,0 +1,128 @@
+"""find_strategy by measured kernels: of the machine at hand, where a clock that tells what it is asked to stands for
+the machine's, or from a file."""
+
+import pytest
+
+from pase_mtf import export_graph, find_strategy
+from pase_mtf.calibration.cache import fingerprint_of_kernels, kernels_path
+from pase_mtf.calibration.load import load_machine
+from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
+from pase_mtf.layout.find import find_layout
+from pase_mtf.machine.kernel_file import load_times
+from pase_mtf.machine.kernel_table import save_tables
+from pase_mtf.strategy import by_kernels
+from pase_mtf.strategy.strategy import Strategy
+
+
+@pytest.fixture(scope="module")
+def program():
+    """An mtf.Graph: two products and their update."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        batch, io, hidden = mtf.Dimension("batch", 16), mtf.Dimension("io", 64), mtf.Dimension("hidden", 128)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([16, 64]), mtf.Shape([batch, io]))
+        w = mtf.get_variable(mesh, "w", mtf.Shape([io, hidden]))
+        v = mtf.get_variable(mesh, "v", mtf.Shape([hidden, io]))
+        y = mtf.einsum([mtf.relu(mtf.einsum([x, w], mtf.Shape([batch, hidden]))), v], mtf.Shape([batch, io]))
+        loss = mtf.reduce_mean(mtf.square(y - x))
+        mtf.optimize.SgdOptimizer(0.1).apply_grads(mtf.gradients([loss], [w, v]), [w.operation, v.operation])
+        yield graph
+
+
+@pytest.fixture
+def saved(cache_dir, timed_kernels, program, tmp_path):
+    """A file with the kernels of the program's best strategy."""
+    find_strategy(program, 4, prices="measured")
+    save_tables(tmp_path / "mine.json", [load_times(kernels_path(4))])
+    timed_kernels.clear()
+    return tmp_path / "mine.json"
+
+
+def test_by_the_machine_at_hand(cache_dir, timed_kernels, program, capsys):
+    found = find_strategy(program, 4, prices="measured")
+    kernels = found.search["kernels"]
+    assert kernels["of_strategy"] == kernels["measured_of_strategy"] > 5
+    assert kernels["rounds"] >= 1
+    assert f"all {kernels['of_strategy']} kernels of it measured" in found.table()
+    assert load_times(kernels_path(4)).on == fingerprint_of_kernels(4)
+    assert "round 1: " in capsys.readouterr().err
+    by_hand = find_strategy(program, 4, method="data_parallel", prices="measured")
+    assert found.seconds <= by_hand.seconds * (1 + 1e-9)
+    walked = find_strategy(program, 4, method="mcmc", prices="measured", seed=3)
+    assert walked.seconds <= by_hand.seconds * (1 + 1e-9)
+    assert walked.search["kernels"]["of_strategy"] == walked.search["kernels"]["measured_of_strategy"]
+    assert "without a bound" in walked.table()
+
+
+def test_by_a_file(saved, timed_kernels, program, tmp_path):
+    there = find_strategy(program, 4, machine=str(saved))
+    here = find_strategy(program, 4, prices="measured")
+    assert there.configurations == here.configurations
+    assert there.seconds == pytest.approx(here.seconds, rel=1e-3)
+    assert timed_kernels == list(REFERENCES)  # those that a search here begins with
+    there.save(tmp_path / "strategy.json")
+    assert Strategy.load(tmp_path / "strategy.json").verdict == there.verdict
+    with pytest.raises(InfeasibleError):
+        find_strategy(program, 4, machine=str(saved), memory_limit=1.0)
+    text = (tmp_path / "strategy.json").read_text().replace('"of_strategy": ', '"of_strategy": "many", "rest": ')
+    (tmp_path / "strategy.json").write_text(text)
+    with pytest.raises(FormatError, match="kernels of"):
+        Strategy.load(tmp_path / "strategy.json")
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ({"prices": "mesured"}, "did you mean 'measured'"), ({"simulate": 3}, "simulate is for fitted prices"),
+    ({"idle": True}, "idle is for fitted prices"), ({"time_limit": 3.0}, "time_limit is for fitted prices"),
+    ({"method": "pase"}, "is for fitted prices"), ({"measure_seconds": 0.0}, "measure_seconds=0.0"),
+    ({"machine": "h100"}, "'h100' is neither"), ({"devices": 2}, "holds kernels of 4 devices, not of 2")])
+def test_what_measured_prices_cannot(saved, program, arguments, says):
+    with pytest.raises(PaseError, match=says):
+        find_strategy(program, **{"devices": 4, "prices": "measured", "machine": str(saved), **arguments})
+
+
+def test_who_does_not_price_by_kernels(saved, program):
+    with pytest.raises(UsageError, match="give what it was exported from"):
+        find_strategy(export_graph(program), 4, machine=str(saved))
+    with pytest.raises(UsageError, match="holds kernel times"):
+        load_machine(str(saved), 4)
+    with pytest.raises(UsageError, match="holds kernel times"):
+        find_layout(program, 4, machine=str(saved))
+
+
+def test_gpus_are_not_priced(cache_dir):
+    with pytest.raises(UsageError, match="those of CPUs only"):
+        by_kernels.kernel_times("local", 2, "gpu")
+
+
+def test_operations_that_nobody_knows_are_said(cache_dir, timed_kernels, program, monkeypatch, capsys):
+    from pase_mtf.lowering import kernels
+    trace = kernels.GraphKernels._trace
+
+    def failing(self, operation, spec, lower):
+        if "einsum" in operation.name:
+            raise kernels._UntracedError("EinsumOperation: no reason at all")
+        return trace(self, operation, spec, lower)
+
+    monkeypatch.setattr(kernels.GraphKernels, "_trace", failing)
+    found = find_strategy(program, 4, prices="measured")
+    assert found.search["kernels"]["untraced"] == ["EinsumOperation: no reason at all"]
+    assert ("note: 1 operation could not be lowered or timed alone, and is estimated: EinsumOperation: no reason at all"
+            in capsys.readouterr().err)
+
+
+def test_telling_says_what_begins_and_now_and_then_how_far_it_is(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(by_kernels.time, "monotonic", lambda: now[0])
+    tell = by_kernels.Telling("alexnet")
+    for seconds, text in ((0, "round 1: 90 to measure"), (1, "round 1: 24 of 90"), (3, "round 1: 48 of 90"),
+                          (1, "round 1: 72 of 90"), (0, "round 2: 3 to measure")):
+        now[0] += seconds
+        tell(text)
+    assert capsys.readouterr().err.splitlines() == [
+        "alexnet: round 1: 90 to measure", "alexnet: round 1: 48 of 90", "alexnet: round 2: 3 to measure"]
+    tell.note("one")
+    tell.note("another")
+    assert capsys.readouterr().err.splitlines() == ["alexnet: note: one", "alexnet: note: another"]
