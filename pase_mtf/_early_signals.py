@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM while the launcher's modules are still being imported: a line and the exit code, no traceback.
 
-To import this module is to take them, where the program is `python -m pase_mtf.launch` and not otherwise. `import
-pase_mtf` does so before all else; the launcher puts its own handlers in their place once it is imported.
+To import this module is to take them, where the program is `python -m pase_mtf.launch` (or `.calibration`) and not
+otherwise. `import pase_mtf` does so before all else; the launcher puts its own handlers in their place once it is
+imported.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from types import FrameType
 __all__ = ["SIGNALS"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PROGRAM = "pase_mtf.launch"
+_PROGRAMS = {"pase_mtf.launch", "pase_mtf.calibration"}
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -23,6 +24,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-if sys.argv[:1] == ["-m"] and _PROGRAM in sys.orig_argv:  # Python looks for the module to run, and imports its package
+# Python looks for the module to run, and imports its package.
+if sys.argv[:1] == ["-m"] and _PROGRAMS.intersection(sys.orig_argv):
     for _number in SIGNALS:
         signal.signal(_number, _end)

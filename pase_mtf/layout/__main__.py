@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from absl import flags
 
@@ -17,6 +14,7 @@ from pase_mtf.amounts import parse_bytes
 from pase_mtf.errors import PaseError, UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.layout.formats import FORMATS
+from pase_mtf.layout.named import named_function
 
 __all__ = ["main"]
 
@@ -48,55 +46,6 @@ def _define() -> None:
 
 
 _define()
-
-
-def _load(text: str | None) -> Callable[..., Any]:
-    """The function that --graph names."""
-    if not text:
-        raise UsageError("--graph is missing; name a function: --graph=my_project.train:build_graph")
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name:
-        raise UsageError(f"--graph={text}: not module:function; write it as in my_project.train:build_graph")
-    if place.endswith(".py"):
-        folder, file = os.path.split(os.path.abspath(place))
-        if not os.path.isfile(place):
-            raise UsageError(f"--graph={text}: no file {place}; check the path")
-        sys.path.insert(0, folder)
-        place = file.removesuffix(".py")
-    elif os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # a script without a guard may parse its flags, and leave
-        if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
-            raise UsageError(f"--graph={text}: no module {error.name!r}; run it in the folder that holds it, or set "
-                             "PYTHONPATH") from error
-        raise UsageError(f"--graph={text}: importing {place} failed: {type(error).__name__}: {error}; import it by "
-                         "itself to see more") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise UsageError(f"--graph={text}: {place} has no {part!r}: "
-                             f"{nearest(part, [n for n in dir(found) if not n.startswith('_')])}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"--graph={text}: {name} is no function; name one that builds the graph")
-    return found
-
-
-def _reporting(build_graph: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with what it raises in one line."""
-    @functools.wraps(build_graph)
-    def build(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return build_graph(*args, **kwargs)
-        except PaseError:
-            raise
-        except (Exception, SystemExit) as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            text = " ".join(str(error).split())[:300]
-            raise UsageError(f"--graph={_FLAGS.graph} failed: {type(error).__name__}: {text} ({where.filename}, line "
-                             f"{where.lineno}); call it by itself to see more") from error
-    return build
 
 
 def _fixed(entries: Sequence[str]) -> tuple[dict[str, str | None], list[tuple[str, str]]]:
@@ -148,7 +97,7 @@ def _run() -> str:
     fixed, together = _fixed(_FLAGS.fix)
     if not 0 <= _FLAGS.alternatives <= _MOST_ALTERNATIVES:
         raise UsageError(f"--alternatives={_FLAGS.alternatives}: give a number from 0 to {_MOST_ALTERNATIVES}")
-    build_graph = _reporting(_load(_FLAGS.graph))
+    build_graph = named_function(_FLAGS.graph)
     # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
     from pase_mtf.layout.find import find_layout
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,

@@ -1,0 +1,324 @@
+"""python -m pase_mtf.calibration: measures the kernels that given programs run, ahead of time, and keeps them.
+
+  python -m pase_mtf.calibration --model=transformer --mesh=8 --seconds=300     measures what a launcher would
+  python -m pase_mtf.calibration --graph=my_project.train:build_graph --mesh=4  those of your own program
+  python -m pase_mtf.calibration --mesh=8 --save=mine.json                      takes what is kept to another machine
+  python -m pase_mtf.calibration --list                                         what is kept
+
+Of every program the cheapest strategy is searched and measured until it consists of measured kernels, then data
+parallelism and the expert's strategy. What is measured is kept at once: interrupted, the same command goes on where it
+was. A search with --machine=mine.json, or machine="mine.json" of find_strategy, prices by these kernels anywhere.
+
+Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 130 (Ctrl-C) and 143 (SIGTERM) interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+from tabulate import tabulate
+
+from pase_mtf import models
+from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, kernels_path
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.launch.console import INTERRUPTED, exit_code_of
+from pase_mtf.launch.flag_values import MeshFlag, parse_mesh
+from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.launch.options import HelpRequested, Options
+from pase_mtf.launch.plan import Plan, resolve
+from pase_mtf.machine.kernel_file import load_times
+from pase_mtf.machine.kernel_table import check_target, save_tables
+from pase_mtf.machine.kernels import KernelTimes, Timing
+
+if TYPE_CHECKING:
+    from pase_mtf.compat import mtf
+    from pase_mtf.graph.computation_graph import ComputationGraph
+    from pase_mtf.strategy.by_kernels import Telling
+    from pase_mtf.strategy.measured import MeasuredPrices
+    from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["main", "parse"]
+
+_MOST_SECONDS = 1e7
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is to be measured, listed and saved.
+
+    Attributes:
+      models, graphs: names of models, and functions that build a graph, as they were written.
+      meshes: for how many devices each; empty: none was named.
+      preset, batch, optimizer: of the models, as of the launcher.
+      seconds: how long all of it may take.
+      prove: measure until the cheapest strategies are proven to be.
+      recalibrate: measure again what is kept.
+      save: the file that all that is known goes to.
+      listing: whether to say what is kept.
+    """
+
+    models: tuple[str, ...]
+    graphs: tuple[str, ...]
+    meshes: tuple[MeshFlag, ...]
+    preset: str | None
+    batch: int | None
+    optimizer: str | None
+    seconds: float
+    prove: bool
+    recalibrate: bool
+    save: str | None
+    listing: bool
+
+    def plans(self) -> list[Plan]:
+        """What the launcher would do of every model, checked before TensorFlow is loaded.
+
+        Raises:
+          PaseError: as the launcher does.
+        """
+        given = {name: value for name in ("preset", "batch", "optimizer") if (value := getattr(self, name)) is not None}
+        found = []
+        for mesh in self.meshes:
+            for model in self.models:
+                options = Options(model=model, mesh=mesh.text, devices="cpu", prices="measured", **given)
+                options.check()
+                found.append(resolve(options))
+        return found
+
+
+def _flag_values() -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_list("model", [], f"Models, separated by commas: {', '.join(models.names())}.", flag_values=values)
+    flags.DEFINE_multi_string("graph", [], "module:function (or path/to/file.py:function) that builds a program, as of "
+                              "python -m pase_mtf.layout (may be repeated).", flag_values=values)
+    flags.DEFINE_list("mesh", None, "Numbers of devices, separated by commas; default: 8.", flag_values=values)
+    flags.DEFINE_string("preset", None, "Sizes of the models, as of the launcher.", flag_values=values)
+    flags.DEFINE_integer("batch", None, "Examples per step; default: the preset's.", flag_values=values)
+    flags.DEFINE_string("optimizer", None, "As of the launcher; default: the preset's.", flag_values=values)
+    flags.DEFINE_float("seconds", None, "How long all of it may take; default: until it is done. What is not measured "
+                       "then is the next run's.", flag_values=values)
+    flags.DEFINE_boolean("prove", False, "Go on until no other strategy can be cheaper: most kernels of most "
+                         "configurations, which takes long.", flag_values=values)
+    flags.DEFINE_boolean("recalibrate", False, "Measure again what is kept for these numbers of devices.",
+                         flag_values=values)
+    flags.DEFINE_string("save", None, "Write all kernel times of these numbers of devices (without --mesh: of all) to "
+                        "this file, for --machine elsewhere.", flag_values=values)
+    flags.DEFINE_boolean("list", False, "Say what is kept.", flag_values=values)
+    flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=values)
+    return values
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Reads the flags.
+
+    Args:
+      arguments: without the program's name.
+
+    Raises:
+      UsageError: an unknown flag, or a value that cannot be meant.
+      HelpRequested: --help; holds the text.
+    """
+    values = _flag_values()
+    try:
+        rest = values(["pase_mtf.calibration", *arguments])[1:]
+    except flags.Error as error:
+        raise UsageError(" ".join(str(error).split()) + "; --help lists the flags") from error
+    if values["help"].value:
+        raise HelpRequested(f"{__doc__}\nFlags:{values.get_help()}")
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; write --name=value (--help lists the flags)")
+    chosen: dict[str, Any] = {name: values[name].value for name in values}
+    named, graphs = (tuple(dict.fromkeys(chosen[name])) for name in ("model", "graph"))
+    seconds = chosen["seconds"]
+    if seconds is not None and not 0.0 < seconds <= _MOST_SECONDS:
+        raise UsageError(f"--seconds={seconds:g}: give seconds, such as 300")
+    texts = chosen["mesh"] or (["8"] if named or graphs else [])
+    request = Request(named, graphs, tuple(map(parse_mesh, dict.fromkeys(texts))), chosen["preset"], chosen["batch"],
+                      chosen["optimizer"], math.inf if seconds is None else seconds, chosen["prove"],
+                      chosen["recalibrate"], chosen["save"], chosen["list"])
+    if not (named or graphs or request.save or request.listing):
+        raise UsageError("nothing to measure; name --model or --graph, or say --list or --save (--help lists the "
+                         "flags)")
+    if not (named or graphs) and request.recalibrate:
+        raise UsageError("--recalibrate: names nothing to measure; add --model or --graph")
+    return request
+
+
+def run(request: Request, interrupts: Interrupts) -> int:
+    """Measures, lists and saves what is asked for; returns the exit code.
+
+    Raises:
+      PaseError: what a user can cause.
+    """
+    if request.save is not None:
+        check_target(request.save, fingerprint_of_kernels(1))
+    plans, code = request.plans(), 0
+    if plans or request.graphs:
+        try:
+            _measure(request, plans)
+        except KeyboardInterrupt:
+            code = interrupts.exit_code or INTERRUPTED
+            print("interrupted; what was measured is kept, and the same command goes on from there", file=sys.stderr)
+    if request.listing:
+        _list(request)
+    if request.save is not None:
+        _save(request)
+    return code
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+def _measure(request: Request, plans: Sequence[Plan]) -> None:
+    from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels  # loads numba
+    end = time.monotonic() + request.seconds
+    total, number = len(request.meshes) * (len(request.models) + len(request.graphs)), 0
+    builders = [(text, _builder(text)) for text in request.graphs]
+    for mesh in request.meshes:
+        kernels = None
+        programs: list[tuple[str, _Export]] = [(plan.options.model, _exporter(plan)) for plan in plans
+                                               if plan.options.mesh == mesh.text]
+        programs += [(text, functools.partial(build, mesh.devices)) for text, build in builders]
+        for name, export in programs:
+            number += 1
+            tell = Telling(f"{name} on {mesh.devices} devices ({number} of {total})")
+            tell("export: the program is built")
+            with export() as (program, graph):
+                if kernels is None:
+                    kernels = kernel_times("local", mesh.devices, again=request.recalibrate, tell=tell)
+                prices = prices_by_kernels(program, graph, kernels, tell)
+                for line in _fill(prices, graph, mesh, lambda: max(0.0, end - time.monotonic()), request.prove, tell):
+                    print(f"{name} on {mesh.devices} devices: {line}", flush=True)
+        assert kernels is not None
+        print(f"{len(kernels.times)} kernels of {mesh.devices} devices are kept in {kernels_path(mesh.devices)}",
+              flush=True)
+
+
+_Export = Callable[[], contextlib.AbstractContextManager[tuple["mtf.Graph", "ComputationGraph"]]]
+
+
+def _exporter(plan: Plan) -> _Export:
+    """Exports the program of a model."""
+    @contextlib.contextmanager
+    def export() -> Iterator[tuple[mtf.Graph, ComputationGraph]]:
+        from pase_mtf.launch.program import export_with_program
+        with contextlib.redirect_stdout(sys.stderr):  # how long that took is not the answer
+            graph, program = export_with_program(plan)
+        yield program, graph
+    return export
+
+
+def _builder(text: str) -> Callable[[int], contextlib.AbstractContextManager[tuple[mtf.Graph, ComputationGraph]]]:
+    """Builds and exports the program that a function names."""
+    from pase_mtf.layout.named import named_function
+    build = named_function(text)
+
+    @contextlib.contextmanager
+    def export(devices: int) -> Iterator[tuple[mtf.Graph, ComputationGraph]]:
+        from pase_mtf.export.exporter import export_graph
+        from pase_mtf.layout.program import Program
+        with contextlib.redirect_stdout(sys.stderr):  # what the program itself prints
+            built, tf_graph = Program(build).build_first(None, devices)
+        with tf_graph.as_default():
+            yield built.graph, export_graph(built.graph, name=text)
+    return export
+
+
+def _fill(prices: MeasuredPrices, graph: ComputationGraph, mesh: MeshFlag, left: Callable[[], float], prove: bool,
+          tell: Telling) -> Iterator[str]:
+    """Measures what strategies of a program run; what that showed, a line per strategy."""
+    from pase_mtf.strategy.experts import data_parallel, expert
+    from pase_mtf.strategy.kernels_text import untraced_text
+    found = prices.find(seconds=left(), prove=prove)
+    yield _line("search", found)
+    for name, by_hand in (("data_parallel", lambda: data_parallel(graph, mesh.devices)),
+                          ("expert", lambda: expert(graph, mesh.devices, mesh.axes or None))):
+        try:
+            configurations = by_hand()
+        except InfeasibleError:
+            continue
+        yield _line(name, prices.evaluate(configurations, name, seconds=left()))
+    if note := untraced_text(found.search):
+        tell.note(note)
+
+
+def _line(name: str, strategy: Strategy) -> str:
+    kernels = strategy.search["kernels"]
+    proof = strategy.verdict if name == "search" else (
+        f"{kernels['measured_of_strategy']} of {kernels['of_strategy']} kernels of it measured")
+    return f"{name} {1e3 * strategy.seconds:.1f} ms a step, {proof}"
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+def _kept(request: Request) -> list[tuple[str, KernelTimes]]:
+    """The tables of the machine at hand that are meant: (file, times)."""
+    if request.meshes:
+        paths = [kernels_path(mesh.devices) for mesh in request.meshes]
+        return [(str(path), load_times(path, fingerprint_of_kernels(mesh.devices)))
+                for path, mesh in zip(paths, request.meshes, strict=True)]
+    found = [(str(path), load_times(path)) for path in kernel_tables()]
+    return [(path, times) for path, times in found if _of_today(times)]
+
+
+def _of_today(times: KernelTimes) -> bool:
+    devices, kind = times.on.get("devices"), times.on.get("kind")
+    return (type(devices) is int and devices > 0 and kind == "cpu"
+            and times.on == fingerprint_of_kernels(devices, kind))
+
+
+def _save(request: Request) -> None:
+    tables = [times for _, times in _kept(request) if len(times)]
+    if not tables:
+        counts = ",".join(str(mesh.devices) for mesh in request.meshes) or "8"
+        raise UsageError(f"--save={request.save}: no kernels are kept of this machine for {counts} devices; measure "
+                         f"some first (--model=transformer --mesh={counts})")
+    save_tables(str(request.save), tables)
+    told = ", ".join(f"{len(times)} kernels of {times.on['devices']} devices" for times in tables)
+    print(f"saved in {request.save}: {told}; search by them with --machine={request.save}", flush=True)
+
+
+def _list(request: Request) -> None:
+    kept = _kept(request)
+    for path, times in kept:
+        on = times.on
+        print(f"{on['devices']} {on['kind']} devices on {on['cores']:g} cores of {on['processor']}, TensorFlow "
+              f"{on['tensorflow']}: {len(times)} kernels in {path}"
+              + (f", {times.damaged} damaged lines" if times.damaged else ""))
+        if len(times):
+            print(_operations(times), end="\n\n")
+    others = [path for path in map(str, kernel_tables()) if path not in dict(kept)] if not request.meshes else []
+    for path in others:
+        times = load_times(path)
+        where = " ".join(str(times.on[name]) for name in ("devices", "kind", "processor", "host", "tensorflow")
+                      if name in times.on) or "of an earlier version"
+        print(f"not read here, measured under other circumstances ({where}): {len(times)} kernels in {path}")
+    if not kept and not others:
+        print("no kernel times are kept")
+
+
+def _operations(times: KernelTimes) -> str:
+    """What is known of each operation, a row each; the most expensive ones first."""
+    found: dict[str, list[Timing]] = {}
+    for kernel, timing in times.items():
+        found.setdefault(kernel.operation, []).append(timing)
+    rows: list[Any] = []
+    for name, timings in sorted(found.items(), key=lambda item: -sum(timing.seconds for timing in item[1])):
+        seconds = [timing.seconds for timing in timings]
+        rows.append([name, len(timings), *(f"{1e6 * value:.1f}" for value in (
+            min(seconds), statistics.median(seconds), max(seconds))),
+            f"{100 * statistics.median(timing.spread for timing in timings):.0f} %"])
+    return tabulate(rows, ["operation", "kernels", "shortest, us", "median, us", "longest, us", "spread"],
+                    disable_numparse=True, colalign=("left", *["right"] * 5))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
+    with Interrupts() as interrupts:
+        return exit_code_of(lambda: run(parse(sys.argv[1:] if arguments is None else arguments), interrupts),
+                            interrupts)

@@ -1,0 +1,72 @@
+"""Functions that build a graph, named on a command line: module:function, or path/to/file.py:function."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from pase_mtf.errors import PaseError, UsageError, nearest
+
+__all__ = ["named_function"]
+
+
+def named_function(text: str | None) -> Callable[..., Any]:
+    """The function that --graph names; what it raises is one line.
+
+    Raises:
+      UsageError: there is none, or its module cannot be imported.
+    """
+    if not text:
+        raise UsageError("--graph is missing; name a function: --graph=my_project.train:build_graph")
+    return _reporting(_load(text), text)
+
+
+def _load(text: str) -> Callable[..., Any]:
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise UsageError(f"--graph={text}: not module:function; write it as in my_project.train:build_graph")
+    if place.endswith(".py"):
+        folder, file = os.path.split(os.path.abspath(place))
+        if not os.path.isfile(place):
+            raise UsageError(f"--graph={text}: no file {place}; check the path")
+        sys.path.insert(0, folder)
+        place = file.removesuffix(".py")
+    elif os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(place)
+    except (Exception, SystemExit) as error:  # a script without a guard may parse its flags, and leave
+        if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
+            raise UsageError(f"--graph={text}: no module {error.name!r}; run it in the folder that holds it, or set "
+                             "PYTHONPATH") from error
+        raise UsageError(f"--graph={text}: importing {place} failed: {type(error).__name__}: {error}; import it by "
+                         "itself to see more") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"--graph={text}: {place} has no {part!r}: "
+                             f"{nearest(part, [n for n in dir(found) if not n.startswith('_')])}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"--graph={text}: {name} is no function; name one that builds the graph")
+    return found
+
+
+def _reporting(build_graph: Callable[..., Any], named: str) -> Callable[..., Any]:
+    """The function, with what it raises in one line."""
+    @functools.wraps(build_graph)
+    def build(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return build_graph(*args, **kwargs)
+        except PaseError:
+            raise
+        except (Exception, SystemExit) as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(str(error).split())[:300]
+            raise UsageError(f"--graph={named} failed: {type(error).__name__}: {text} ({where.filename}, line "
+                             f"{where.lineno}); call it by itself to see more") from error
+    return build

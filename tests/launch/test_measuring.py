@@ -1,0 +1,193 @@
+"""python -m pase_mtf.calibration, and searches by what it saved; a clock that tells what it is asked to stands for the
+machine's."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pase_mtf.calibration.cache import kernels_path
+from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.launch import __main__ as launcher
+from pase_mtf.launch.measuring import main
+from pase_mtf.machine.kernel_file import load_times
+from pase_mtf.machine.kernel_table import load_tables, table_for
+
+_PROGRAM = '''
+import mesh_tensorflow as mtf
+import tensorflow.compat.v1 as tf
+
+def build_graph():
+    print("the program talks")
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, io = mtf.Dimension("batch", 8), mtf.Dimension("io", 16)
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([batch, io]))
+    w = mtf.get_variable(mesh, "w", mtf.Shape([io, mtf.Dimension("hidden", 32)]))
+    y = mtf.einsum([x, w], mtf.Shape([batch, mtf.Dimension("hidden", 32)]))
+    return graph, [mtf.reduce_sum(y)]
+'''
+
+
+@pytest.fixture
+def measured(cache_dir, timed_kernels, preset, tmp_path, capsys):
+    """A file of the kernels of a model on two devices, and what was said of them."""
+    path = tmp_path / "mine.json"
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={path}"]) == 0
+    return path, *capsys.readouterr()
+
+
+def test_measures_saves_and_goes_on(measured, timed_kernels, preset, capsys):
+    path, out, err = measured
+    assert "alexnet on 2 devices (1 of 1): round 1: " in err
+    said = dict(line.removeprefix("alexnet on 2 devices: ").split(" ", 1) for line in out.splitlines()[:3])
+    assert list(said) == ["search", "data_parallel", "expert"]
+    assert "kernels of it measured" in said["search"]
+    kept = load_times(kernels_path(2))
+    assert len(kept) == len(set(timed_kernels)) > 40
+    assert f"{len(kept)} kernels of 2 devices; search by them with --machine={path}" in out
+    assert dict(table_for(path, 2).items()) == dict(kept.items())
+    # Once more: the reference kernels, and nothing else.
+    timed_kernels.clear()
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--list"]) == 0
+    assert timed_kernels == list(REFERENCES)
+    out = capsys.readouterr().out
+    assert "Conv2DBackpropFilter" in out
+    assert "median, us" in out
+    # For other devices they are others.
+    assert main(["--mesh=2,4", f"--save={path}"]) == 0
+    assert [times.on["devices"] for times in load_tables(path)] == [2]
+
+
+def test_a_launcher_searches_by_the_file(measured, timed_kernels, launch):
+    path, _, _ = measured
+    arms = "--compare=data_parallel,expert,search,mcmc,mcmc_expert"
+    code, local, _, _ = launch("--machine=local", "--prices=measured", "--search_only", arms, output="local")
+    assert code == 0
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["tables"][0]["on"].update(processor="another processor", host="elsewhere")
+    path.write_text(json.dumps(data), encoding="utf-8")
+    timed_kernels.clear()
+    code, folder, out, err = launch(f"--machine={path}", "--search_only", arms)
+    assert code == 0
+    assert not timed_kernels
+    assert f"kernels: {len(table_for(path, 2))} are known, from {path}; none is measured here" in err
+    assert "of another processor" in out
+    assert "NOT the devices of this run" in out
+    found, expected = (json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in (folder, local))
+    for name in ("search", "data_parallel", "expert"):  # what is kept has four digits
+        assert found["arms"][name]["predicted_ms"] == pytest.approx(expected["arms"][name]["predicted_ms"], rel=1e-3)
+    assert found["arms"]["mcmc"]["predicted_ms"] <= found["arms"]["data_parallel"]["predicted_ms"] * (1 + 1e-9)
+    assert found["arms"]["mcmc_expert"]["predicted_ms"] <= found["arms"]["expert"]["predicted_ms"] * (1 + 1e-9)
+    assert expected["search"]["kernels"]["rounds"] == 0
+    assert "kernels of it measured" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_the_file_does_not_tell_is_estimated_and_said(measured, launch):
+    path, _, _ = measured
+    data = json.loads(path.read_text(encoding="utf-8"))
+    kernels = data["tables"][0]["kernels"]
+    data["tables"][0]["kernels"] = [entry for number, entry in enumerate(kernels) if number % 3]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    code, folder, out, _ = launch(f"--machine={path}", "--search_only")
+    assert code == 0
+    report = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["search"]["kernels"]
+    assert 0 < report["measured_of_strategy"] < report["of_strategy"]
+    assert (f"prices: {report['measured_of_strategy']} of {report['of_strategy']} kernels of it measured, the others "
+            "estimated") in out
+    assert "above the optimum" in out
+
+
+def test_a_file_of_other_devices(measured, launch):
+    path, _, _ = measured
+    code, _, out, err = launch(f"--machine={path}", "--mesh=4", "--search_only")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "holds kernels of 2 devices, not of 4" in err
+
+
+def test_interrupted_it_keeps_what_was_measured(cache_dir, timed_kernels, preset, tmp_path, monkeypatch, capsys):
+    from pase_mtf.calibration import kernels
+    whole = kernels.KernelTimer.time
+
+    def interrupted(self, wanted, seconds, progress):
+        for number, batch in enumerate(whole(self, wanted, seconds, progress)):
+            if number:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(kernels.KernelTimer, "time", interrupted)
+    flags = ["--model=alexnet", f"--preset={preset}", "--mesh=2"]
+    assert main([*flags, f"--save={tmp_path / 'mine.json'}"]) == 130
+    assert "interrupted; what was measured is kept" in capsys.readouterr().err
+    before = set(dict(load_times(kernels_path(2)).items()))
+    assert len(before) == len(REFERENCES) + 24
+    assert set(dict(table_for(tmp_path / "mine.json", 2).items())) == before
+    monkeypatch.setattr(kernels.KernelTimer, "time", whole)
+    timed_kernels.clear()
+    assert main(flags) == 0
+    assert not before.intersection(timed_kernels) - set(REFERENCES)
+
+
+def test_seconds_are_a_budget(cache_dir, timed_kernels, preset, capsys):
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--seconds=1e-9"]) == 0
+    assert timed_kernels == list(REFERENCES)
+    assert "the others estimated" in capsys.readouterr().out
+
+
+def test_programs_of_ones_own(cache_dir, timed_kernels, tmp_path, capsys):
+    program = tmp_path / "measured_program.py"
+    program.write_text(_PROGRAM)
+    assert main([f"--graph={program}:build_graph", "--mesh=2"]) == 0
+    out = capsys.readouterr().out
+    assert "build_graph on 2 devices: search " in out
+    assert "the program talks" not in out
+    assert len(timed_kernels) > len(REFERENCES)
+    assert main([f"--graph={program}:no_graph", "--mesh=2"]) == 2
+    assert "has no 'no_graph'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    ([], "nothing to measure"), (["--model=alexnett"], "did you mean 'alexnet'?"), (["--modle=alexnet"], "model"),
+    (["--model=alexnet", "--mesh=0"], "fewer than one device"), (["--model=alexnet", "--seconds=-1"], "--seconds=-1"),
+    (["--model=alexnet", "--seconds=nan"], "--seconds=nan"), (["--recalibrate", "--list"], "names nothing to measure"),
+    (["--model=alexnet", "--preset=tinny"], "did you mean 'tiny'?"), (["more"], "'more' is no flag"),
+    (["--model=alexnet", "--batch=0"], "must be at least 1"), (["--graph=nonsense"], "not module:function"),
+    (["--save=mine.json"], "no kernels are kept of this machine"), (["--save=/no/such/mine.json"], "no such folder")])
+def test_bad_usage(cache_dir, tmp_path, monkeypatch, flags, says, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(flags) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert says in err
+    assert not list(tmp_path.glob("mine.json"))
+
+
+def test_a_file_that_is_something_else_is_told_before_measuring(cache_dir, timed_kernels, tmp_path, capsys):
+    path = tmp_path / "precious.json"
+    path.write_text("precious")
+    assert main(["--model=alexnet", "--mesh=2", f"--save={path}"]) == 2
+    assert "choose another name" in capsys.readouterr().err
+    assert path.read_text() == "precious"
+    assert not timed_kernels
+
+
+def test_what_is_kept_of_other_circumstances(measured, monkeypatch, capsys):
+    monkeypatch.setattr("pase_mtf.calibration.cache.tensorflow_version", lambda: "0.0")
+    assert main(["--list"]) == 0
+    assert "measured under other circumstances" in capsys.readouterr().out
+
+
+def test_no_kernels(cache_dir, capsys):
+    assert main(["--list"]) == 0
+    assert capsys.readouterr().out == "no kernel times are kept\n"
+
+
+def test_the_command(tmp_path):
+    ended = subprocess.run([sys.executable, "-m", "pase_mtf.calibration", "--modle=alexnet"], capture_output=True,
+                           text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert launcher.main(["--help"]) == main(["--help"]) == 0
