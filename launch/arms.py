@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.errors import OutOfMemoryError
+from pase_mtf.errors import ClusterError, OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, restore
 from pase_mtf.launch.console import Stage, summarize_error
@@ -25,6 +25,9 @@ from pase_mtf.strategy.experts import batch_dim
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["Arm", "build_arms", "lower_stock_data_parallel"]
+
+_LAUNCHER_TELLS_WITHIN = 20.0
+"""Seconds."""
 
 
 def lower_stock_data_parallel(program: Program, devices: Sequence[str], batch_dim: str) -> mtf.Lowering:
@@ -63,7 +66,8 @@ class Arm:
         self.measured_bytes: int | None = None
         start = time.perf_counter()
         self._graph = tf.Graph()
-        with self._graph.as_default():
+        # What names no process belongs to the one that feeds and fetches.
+        with self._graph.as_default(), tf.device(devices.client or None):
             program = build()
             lowering = lower(program)
             self._placeholders = program.placeholders
@@ -81,7 +85,7 @@ class Arm:
             self._held = variable_bytes_per_device(self._graph)
         self.nodes = len(self._graph.get_operations())
         self._graph.finalize()
-        self._session = tf.Session(graph=self._graph, config=session_config(devices))
+        self._session = tf.Session(devices.target, graph=self._graph, config=session_config(devices))
         self._run(initialize)
         if checkpoint:
             with self._graph.as_default():
@@ -172,6 +176,10 @@ class Arm:
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
             raise OutOfMemoryError(f"arm {self.name}: out of memory ({summarize_error(error)}); take a smaller --batch "
                                    "or --preset, or fewer arms in --compare") from error
+        except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+            # The launcher, which sees all processes, knows better whose fault it is, and ends this one in a moment.
+            time.sleep(_LAUNCHER_TELLS_WITHIN)
+            raise ClusterError(f"arm {self.name}: a process was lost ({summarize_error(error)})") from error
 
 
 def _copies(variable: mtf.Variable, laid_out: Any) -> list[list[tf.Tensor]]:

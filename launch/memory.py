@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,7 +11,7 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import available_bytes
+from pase_mtf.runtime import JOB, available_bytes
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["MEMORY_METHOD", "check_memory", "peak_bytes_per_device", "variable_bytes_per_device"]
@@ -47,9 +48,10 @@ def check_memory(plan: Plan, strategies: Mapping[str, Strategy], trained: Sequen
         # All arms keep their variables, with a master of each; one at a time computes.
         kept = {arm: _kept_bytes(strategy) for arm, strategy in found.items()}
         working = max(strategy.memory_bytes - kept[arm] for arm, strategy in found.items())
-        total = (plan.devices.count + 1) * sum(kept.values()) + plan.devices.count * working
+        count = plan.devices.on_one_host
+        total = (count + 1) * sum(kept.values()) + count * working
         if total > available:
-            raise OutOfMemoryError(f"all arms together need {total / 2**30:.1f} GiB on {plan.devices.count} virtual "
+            raise OutOfMemoryError(f"all arms together need {total / 2**30:.1f} GiB on {count} virtual "
                                    f"devices, {available / 2**30:.1f} GiB are free; {remedy}")
 
 
@@ -81,7 +83,7 @@ def peak_bytes_per_device(metadata: tf.RunMetadata, held: Mapping[str, int] | No
       held: bytes that live through the step without being allocated in it (variables), per device.
 
     Returns:
-      Device name, as in "CPU:3", -> bytes.
+      Device name, as in "CPU:3" or "task:1/CPU:3", -> bytes.
     """
     records: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for device in metadata.step_stats.dev_stats:
@@ -107,5 +109,10 @@ def _peak(entries: Iterable[tuple[int, int]]) -> int:
 
 
 def _short_device(name: str) -> str:
-    """"/job:localhost/replica:0/task:0/device:CPU:3" -> "CPU:3"; stream traces of GPUs keep their own name."""
-    return name.split("device:")[-1].split("/")[-1]
+    """"/job:localhost/replica:0/task:0/device:CPU:3" -> "CPU:3"; of a process among several "task:1/CPU:3".
+
+    Stream traces of GPUs keep their own name.
+    """
+    place, _, rest = name.rpartition("device:")
+    task = re.search(f"/job:{JOB}/(?:replica:[0-9]+/)?(task:[0-9]+)", place)
+    return (f"{task[1]}/" if task else "") + (rest or name).split("/")[-1]

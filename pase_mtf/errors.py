@@ -1,7 +1,7 @@
 """The errors a user can cause. Each message is one line: the offending value, and what to do about it."""
 
-__all__ = ["DataError", "FormatError", "InfeasibleError", "MismatchError", "OutOfMemoryError", "PaseError",
-           "UsageError", "nearest", "shortened"]
+__all__ = ["ClusterError", "DataError", "FormatError", "InfeasibleError", "MismatchError", "OutOfMemoryError",
+           "PaseError", "UsageError", "nearest", "shortened"]
 
 import difflib
 from collections.abc import Iterable
@@ -41,6 +41,12 @@ class MismatchError(PaseError):
     """A strategy was made for another graph."""
 
     exit_code = 5
+
+
+class ClusterError(PaseError):
+    """A process of a run over several is missing, or was lost; names its rank."""
+
+    exit_code = 7
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:

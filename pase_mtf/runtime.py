@@ -11,7 +11,7 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pase_mtf.errors import UsageError, nearest
@@ -19,8 +19,11 @@ from pase_mtf.errors import UsageError, nearest
 if TYPE_CHECKING:
     from pase_mtf.compat import tf
 
-__all__ = ["Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_names",
+__all__ = ["JOB", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_names",
            "operation_threads", "processor_name", "session_config"]
+
+JOB = "worker"
+"""What TensorFlow calls the processes of a run over several of them; each is a task of this job."""
 
 _PROC = pathlib.Path("/proc")
 _CONTROL_GROUPS = pathlib.Path("/sys/fs/cgroup")
@@ -107,27 +110,69 @@ class Devices:
 
     Attributes:
       kind: "cpu" (virtual devices that share the host's cores) or "gpu".
-      names: TensorFlow's names, as in "/device:CPU:3".
+      names: TensorFlow's names, as in "/device:CPU:3", or "/job:worker/task:1/device:CPU:3" of a device of another
+        process.
       models: what they are, for people.
+      tasks: the address ("host:port") of every process that the devices belong to, by its rank; empty: this one alone.
     """
 
     kind: str
     names: tuple[str, ...]
     models: str = ""
+    tasks: tuple[str, ...] = ()
 
     @classmethod
     def first(cls, count: int, kind: str, models: str = "") -> Devices:
         """The first devices of a kind."""
         return cls(kind, tuple(f"/device:{kind.upper()}:{number}" for number in range(count)), models)
 
+    @classmethod
+    def over_tasks(cls, count: int, kind: str, tasks: Sequence[str], models: str = "") -> Devices:
+        """As many devices of every process, those of one after those of the other.
+
+        Raises:
+          UsageError: they do not split evenly.
+        """
+        if count % len(tasks):
+            raise UsageError(f"{count} devices do not split over {len(tasks)} processes; take "
+                             f"{len(tasks) * max(1, round(count / len(tasks)))} devices")
+        names = (f"{_job(rank)}/device:{kind.upper()}:{number}"
+                 for rank in range(len(tasks)) for number in range(count // len(tasks)))
+        return cls(kind, tuple(names), models, tuple(tasks))
+
     @property
     def count(self) -> int:
         """p."""
         return len(self.names)
 
+    @property
+    def target(self) -> str:
+        """Where sessions of the process of rank 0 run their graphs: at its own server; empty: in the session itself."""
+        return f"grpc://{self.tasks[0]}" if self.tasks else ""
+
+    @property
+    def client(self) -> str:
+        """The device that nodes without a device of their own belong to: of the process that feeds and fetches."""
+        return _job(0) if self.tasks else ""
+
+    @property
+    def on_one_host(self) -> int:
+        """How many of the devices there are, at most, on one computer: processes whose addresses name one host."""
+        hosts = [task.rpartition(":")[0] for task in self.tasks]
+        return self.count * max(map(hosts.count, hosts)) // len(hosts) if hosts else self.count
+
     def __str__(self) -> str:
         what = f"{self.count} virtual CPU device{'s' * (self.count > 1)}" if self.kind == "cpu" else f"{self.count} GPU"
+        hosts = dict.fromkeys(task.rpartition(":")[0] for task in self.tasks)
+        if self.tasks:
+            what += f" in {len(self.tasks)} process{'es' * (len(self.tasks) > 1)}"
+        if len(hosts) > 1:
+            what += f" on {len(hosts)} hosts ({', '.join(hosts)}), the first"
         return f"{what} on {self.models}"
+
+
+def _job(rank: int) -> str:
+    return f"/job:{JOB}/task:{rank}"
 
 
 def choose_devices(flag: str, count: int) -> Devices:
@@ -191,7 +236,8 @@ def session_config(devices: Devices) -> tf.ConfigProto:
 
     Grappler's passes stay off: on a graph that names the device of every node they find next to nothing, and cost
     minutes before the first step (docs/launcher.md). Operations of virtual devices run on as many threads as the cores
-    leave for each device.
+    leave for each device. Over several processes this configures the server of each, and a session keeps its variables
+    to itself: else the sessions of a server share those of one name.
     """
     from pase_mtf.compat import tf  # TensorFlow takes seconds to import
     config = tf.ConfigProto(allow_soft_placement=True)
@@ -199,6 +245,7 @@ def session_config(devices: Devices) -> tf.ConfigProto:
         [int(name.rpartition(":")[2]) for name in devices.names if "CPU" in name.upper()], default=0)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.gpu_options.allow_growth = True
+    config.isolate_session_state = bool(devices.tasks)
     if devices.kind == "cpu":
-        config.intra_op_parallelism_threads = operation_threads(devices.count)
+        config.intra_op_parallelism_threads = operation_threads(devices.on_one_host)
     return config

@@ -106,6 +106,27 @@ def test_sessions(monkeypatch):
     assert config.gpu_options.allow_growth
 
 
+def test_devices_of_several_processes(monkeypatch):
+    monkeypatch.setattr(runtime, "cores", lambda: 16.0)
+    devices = Devices.over_tasks(4, "cpu", ("a:1", "b:1"), "here")
+    assert devices.names == ("/job:worker/task:0/device:CPU:0", "/job:worker/task:0/device:CPU:1",
+                             "/job:worker/task:1/device:CPU:0", "/job:worker/task:1/device:CPU:1")
+    assert (devices.target, devices.client, devices.on_one_host) == ("grpc://a:1", "/job:worker/task:0", 2)
+    assert str(devices) == "4 virtual CPU devices in 2 processes on 2 hosts (a, b), the first on here"
+    config = session_config(devices)
+    assert (config.device_count["CPU"], config.intra_op_parallelism_threads) == (2, 8)
+    assert config.isolate_session_state
+    # Of one computer they share the cores.
+    devices = Devices.over_tasks(4, "cpu", ("a:1", "a:2"), "here")
+    assert (devices.on_one_host, session_config(devices).intra_op_parallelism_threads) == (4, 4)
+    assert str(devices) == "4 virtual CPU devices in 2 processes on here"
+    alone = Devices.first(4, "cpu")
+    assert (alone.target, alone.client, alone.on_one_host) == ("", "", 4)
+    assert not session_config(alone).isolate_session_state
+    with pytest.raises(UsageError, match="3 devices do not split over 2 processes; take 4 devices"):
+        Devices.over_tasks(3, "cpu", ("a:1", "b:1"))
+
+
 @pytest.fixture
 def gpus(monkeypatch):
     def present(*names):

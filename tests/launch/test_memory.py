@@ -31,6 +31,14 @@ def test_variables_are_added():
     assert peak_bytes_per_device(metadata, {"/device:CPU:0": 1000, "/device:CPU:3": 7}) == {"CPU:0": 1100, "CPU:3": 7}
 
 
+def test_processes_are_told_apart():
+    metadata = _metadata(_device("CPU:0", [(1, 100)]), _device("CPU:0", [(1, 10)]))
+    for task, device in enumerate(metadata.step_stats.dev_stats):
+        device.device = f"/job:worker/replica:0/task:{task}/device:CPU:0"
+    assert peak_bytes_per_device(metadata, {"/job:worker/task:1/device:CPU:0": 5}) == {
+        "task:0/CPU:0": 100, "task:1/CPU:0": 15}
+
+
 def test_real_trace_of_a_step():
     """A chain of matrix products on a virtual device: at least the operands that live together, at most all."""
     with tf.Graph().as_default():
