@@ -5,10 +5,12 @@ python -m pase_mtf.launch --model=transformer --mesh=8
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import ClusterError, UsageError
+from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
 from pase_mtf.launch.console import INTERRUPTED, LOSSES_DISAGREE, exit_code_of
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import Options, parse_command_line
@@ -29,7 +31,11 @@ def run(options: Options, interrupts: Interrupts) -> int:
         print(resolve(options).config_json(), end="")
         return 0
     check_packages()
-    return execute(resolve(options), interrupts)
+    plan, flag = resolve(options), options.cluster_flag
+    if flag is None or options.search_only or Membership.of_environment() is not None:
+        return execute(plan, interrupts)
+    from pase_mtf.launch.cluster.launcher import launch_local
+    return launch_local(plan, flag.processes, interrupts)
 
 
 def execute(plan: Plan, interrupts: Interrupts) -> int:
@@ -45,6 +51,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf import models
     from pase_mtf.launch.arms import build_arms
     from pase_mtf.launch.checkpoints.keeping import Keeper
+    from pase_mtf.launch.cluster.server import join
     from pase_mtf.launch.console import Progress, print_header
     from pase_mtf.launch.data import open_data
     from pase_mtf.launch.files import RunFiles, write_outcome
@@ -58,7 +65,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
 
     options = plan.options
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
-    with RunFiles(options.output_dir, options.batch) as files:
+    with RunFiles(options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:
         files.write("config.json", plan.config_json())
         # A machine that has to be measured is so before anything that would keep memory or cores busy.
         machine = machine_of(plan, None) if options.prices == "fitted" else None
@@ -89,6 +96,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         same = duplicates(strategies)
         trained = [name for name in arm_names if name not in same]
         check_memory(plan, strategies, trained, machine)
+        serving = join(plan.devices)
         arms = build_arms(plan, graph, strategies, trained)
         keeper = Keeper(files.path("checkpoint"), arms[0], data, graph.hash, first_step=plan.first_step,
                         every=options.checkpoint_every)
@@ -109,6 +117,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         print("", final_table(rows), "", f"files: {options.output_dir}", sep="\n")
         for arm in arms:
             arm.close()
+        del serving
     if unwritten:
         raise unwritten
     return _exit_code(history, options, interrupts)
@@ -126,6 +135,8 @@ def _exit_code(history: History, options: Options, interrupts: Interrupts) -> in
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
+    if Membership.of_environment() is not None:
+        end_with_launcher(lambda: os._exit(ClusterError.exit_code))
     with Interrupts() as interrupts:
         return exit_code_of(
             lambda: run(parse_command_line(sys.argv[1:] if arguments is None else arguments), interrupts), interrupts)

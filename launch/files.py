@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.checkpoints.checkpoint import forget_checkpoints_after
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.memory import MEMORY_METHOD
 from pase_mtf.launch.plan import Plan
@@ -42,12 +44,14 @@ class RunFiles:
       folder: the output directory.
     """
 
-    def __init__(self, folder: str, batch: int = 0):
+    def __init__(self, folder: str, batch: int = 0, goes_on_at: int | None = None):
         """Makes the folder.
 
         Args:
           folder: which must not exist.
           batch: examples per step, for the events; 0: they say nothing of examples.
+          goes_on_at: the folder is that of a run which goes on at this step: what it holds of later ones is removed.
+            None: a new run.
 
         Raises:
           UsageError: it exists, or cannot be made.
@@ -56,7 +60,11 @@ class RunFiles:
         self._writers: dict[str, tf.summary.FileWriter] = {}
         self._keep = False
         try:
-            os.makedirs(folder)
+            if goes_on_at is None:
+                os.makedirs(folder)
+            else:
+                self.keep()
+                self._forget_after(goes_on_at)
             self._metrics = open(self.path("metrics.jsonl"), "ab", buffering=0)  # noqa: SIM115 - closed in close
         except FileExistsError as error:
             raise UsageError(f"--output_dir={folder}: exists and is never overwritten; name a new one") from error
@@ -83,6 +91,14 @@ class RunFiles:
         with self._plain_errors():
             self._append((json.dumps(line) + "\n").encode())
             self._events(record)
+
+    def _forget_after(self, step: int) -> None:
+        """Removes the metrics of a step and of all later ones, and the checkpoints after it: they are made anew."""
+        path = self.path("metrics.jsonl")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            kept = [line for line in file if _step_of(line) < step]
+        write_atomically(path, "".join(kept))
+        forget_checkpoints_after(self.path("checkpoint"), step)
 
     def _append(self, line: bytes) -> None:
         """Adds a line to metrics.jsonl, whole or not at all: a disk may be full in the middle of it."""
@@ -138,6 +154,14 @@ class RunFiles:
                 raise UsageError(f"cannot write into {self.folder}: {summarize_error(error)}; free space or choose "
                                  "another --output_dir") from error
             raise
+
+
+def _step_of(line: str) -> float:
+    """The step that a line of metrics.jsonl is of; one that a kill cut off is of none that was."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[str, str],

@@ -40,6 +40,11 @@ class Interrupts:
         return bool(self._asked)
 
     @property
+    def signals(self) -> tuple[int, ...]:
+        """Those that came, in order."""
+        return tuple(self._asked)
+
+    @property
     def exit_code(self) -> int | None:
         """What a shell expects of a process that the first of the signals ended: 130 or 143; None without any."""
         return 128 + self._asked[0] if self._asked else None

@@ -16,6 +16,7 @@ from pase_mtf.amounts import parse_bytes
 from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.files import read_json
+from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.flag_values import (
     ArmName,
     MeshFlag,
@@ -81,6 +82,9 @@ class Options:
     log_every: int = 5
     checkpoint: bool = True
     checkpoint_every: int | None = None
+    cluster: str | None = None
+    task: int | None = None
+    max_restarts: int = 0
 
     @property
     def model_name(self) -> str:
@@ -93,6 +97,17 @@ class Options:
     def mesh_flag(self) -> MeshFlag:
         """--mesh, parsed."""
         return parse_mesh(self.mesh)
+
+    @property
+    def cluster_flag(self) -> ClusterFlag | None:
+        """--cluster and --task, parsed; None: one process."""
+        return None if self.cluster is None else parse_cluster(self.cluster, self.task)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the run goes on in the folder of the one that it continues."""
+        return bool(self.resume and self.output_dir
+                    and os.path.abspath(self.resume) == os.path.abspath(self.output_dir))
 
     @property
     def arms(self) -> tuple[ArmName, ...]:
@@ -122,13 +137,34 @@ class Options:
                 raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
                                  f"--machine={self.machine}")
         for name, least in (("batch", 1), ("measure_seconds", 1), ("steps", 1), ("warmup", 1), ("log_every", 1),
-                            ("seed", 0), ("checkpoint_every", 1)):
+                            ("seed", 0), ("checkpoint_every", 1), ("max_restarts", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"--{name}={value}: must be at least {least}")
             if value is not None and value > _MOST:
                 raise UsageError(f"--{name}={shortened(value)}: must be at most {_MOST}")
-        _check_new_folder(self.output_dir)
+        self._check_cluster()
+        if not self.in_place:
+            _check_new_folder(self.output_dir)
+
+    def _check_cluster(self) -> None:
+        flag, devices = self.cluster_flag, self.mesh_flag.devices
+        if flag is None:
+            for name in ("task", "max_restarts"):
+                if getattr(self, name) != getattr(Options, name):
+                    raise UsageError(f"--{name}={getattr(self, name)}: is for a run over processes; give --cluster "
+                                     "(--cluster=local:1 watches a single one)")
+            return
+        if devices % flag.processes:
+            near = flag.processes * max(1, round(devices / flag.processes))
+            raise UsageError(f"--mesh={self.mesh}: {devices} devices do not split over the {flag.processes} processes "
+                             f"of --cluster={self.cluster}; take --mesh={near}")
+        if self.devices not in ("auto", "cpu", "gpu"):
+            raise UsageError(f"--devices={self.devices}: over processes every one takes its first; give auto, cpu or "
+                             "gpu")
+        if self.prices != "fitted":
+            raise UsageError(f"--prices={self.prices}: kernels are measured in one process; leave it out, or leave "
+                             f"out --cluster={self.cluster}")
 
     def resolved(self, config: ModelConfig, preset: str) -> ResolvedOptions:
         """The same with what the flags leave open filled in: from the model's sizes, and a new output directory.
@@ -195,6 +231,11 @@ class Options:
     def to_json(self) -> dict[str, Any]:
         """As a plain dictionary."""
         return dataclasses.asdict(self)
+
+    def to_arguments(self) -> list[str]:
+        """As a command line."""
+        return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
+                for name, value in self.to_json().items() if value is not None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +312,8 @@ measured speedup over data parallelism.
   python -m pase_mtf.launch --model=transformer --mesh=8
 
 Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 5 the strategy does not fit the graph;
-6 the losses of the arms disagree; 130 (Ctrl-C) and 143 (SIGTERM) interrupted: what was measured so far is written.
+6 the losses of the arms disagree; 7 a process of --cluster is missing or was lost; 130 (Ctrl-C) and 143 (SIGTERM)
+interrupted: what was measured so far is written.
 """
 
 
@@ -330,6 +372,11 @@ def _flag_values() -> flags.FlagValues:
     switch("checkpoint", "Write checkpoint/, every now and then and at the end.")
     number("checkpoint_every", "Write a checkpoint every so many steps; default: every five minutes. The last two are "
            "kept.")
+    text("cluster", "Over which processes the devices of --mesh are spread: local:4 (four on this computer), slurm, "
+         "tf_config, or host1:port,host2:port (docs/cluster.md); default: this one.")
+    number("task", "With a --cluster that lists its hosts: which of them this command is started on, 0 for the first.")
+    number("max_restarts", "With --cluster: how often the run is started again, from its last checkpoint, after a "
+           "process was lost.")
     flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=values)
     return values
 

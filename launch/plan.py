@@ -13,6 +13,7 @@ from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.errors import UsageError
 from pase_mtf.files import read_json
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, find_checkpoint
+from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
@@ -79,6 +80,23 @@ def default_preset(devices: Devices, known: Iterable[str]) -> str:
     return wanted if wanted in names else names[0]
 
 
+def _devices(options: Options) -> Devices:
+    """The devices of a run: over processes, those that the launcher told this one, or will tell those that it starts.
+
+    Raises:
+      UsageError: they are not there.
+    """
+    count, flag, member = options.mesh_flag.devices, options.cluster_flag, Membership.of_environment()
+    if member is not None:
+        mine = choose_devices(options.devices, count // len(member.tasks))
+        return Devices.over_tasks(count, mine.kind, member.tasks, mine.models)
+    if flag is None:
+        return choose_devices(options.devices, count)
+    here = choose_devices(options.devices, count if flag.kind == "local" else count // flag.processes)
+    tasks = flag.tasks or tuple(f"127.0.0.1:{rank}" for rank in range(flag.processes))
+    return Devices.over_tasks(count, here.kind, tasks, here.models)
+
+
 def resolve(options: Options) -> Plan:
     """Fills in the defaults and checks all that can be checked without building anything.
 
@@ -104,7 +122,7 @@ def resolve(options: Options) -> Plan:
             read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
     if options.data is not None:
         from pase_mtf.launch.data import check_data  # numpy and what reads images: only where there are any
-    devices = choose_devices(options.devices, mesh.devices)
+    devices = _devices(options)
     if kernels is not None:
         options = dataclasses.replace(options, prices="measured")
     elif options.prices == "measured" and devices.kind != "cpu":

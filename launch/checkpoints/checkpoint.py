@@ -27,7 +27,8 @@ from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.launch.console import summarize_error
 
-__all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "find_checkpoint", "restore", "save_checkpoint"]
+__all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "find_checkpoint", "forget_checkpoints_after", "restore",
+           "save_checkpoint"]
 
 FORMAT = "pase_mtf.checkpoint"
 VERSION = 2
@@ -165,6 +166,13 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
         raise FormatError(f"{damages[0]}; there is no whole checkpoint in {folder}, start anew")
     raise FormatError(f"--resume={run_folder}: holds no checkpoint; the run was ended before its first was written, "
                       "start anew")
+
+
+def forget_checkpoints_after(folder: str, step: int) -> None:
+    """Removes the checkpoints of later steps, where a run goes on in its folder from an earlier one."""
+    for later in _steps(folder):
+        if later > step:
+            _remove(folder, f"step-{later}")
 
 
 def restore(info: CheckpointInfo, load: Callable[[str], object]) -> None:

@@ -1,0 +1,197 @@
+"""Starts the processes of a run, watches them from outside, ends them all, and starts them again after a fault.
+
+A process that waits for another in TensorFlow says nothing for minutes after that was killed, and for ever where it was
+stopped: what finds it has to stand outside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pase_mtf.errors import ClusterError, FormatError
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.process import TaskProcess, end_all
+from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.launch.options import ResolvedOptions
+from pase_mtf.launch.plan import Plan
+
+__all__ = ["Fault", "Outcome", "launch_local", "local_addresses", "options_after", "watch"]
+
+_LOOK_EVERY = 0.1
+_TELLS_WITHIN = 3.0
+"""Seconds in which the fault of a process shows after that of rank 0 has lost its connection to it."""
+
+_RUN = ("-m", "pase_mtf.launch")
+_WORKER = ("-m", "pase_mtf.launch.cluster.worker")
+
+
+class Fault(NamedTuple):
+    """What ended a run that was not to end.
+
+    Attributes:
+      rank: of the process.
+      what: has become of it.
+      told: whether the process has said so itself.
+    """
+
+    rank: int
+    what: str
+    told: bool = False
+
+
+class Outcome(NamedTuple):
+    """What became of the processes of a run: an exit code, or a fault.
+
+    Attributes:
+      exit_code: of rank 0; where a signal ended the run, what a shell expects.
+      fault: that ended it; None where it ended by itself.
+    """
+
+    exit_code: int
+    fault: Fault | None = None
+
+
+def watch(processes: Sequence[TaskProcess], interrupts: Interrupts,
+          sleep: Callable[[float], object] = time.sleep) -> Outcome:
+    """Waits until rank 0 ends, or a fault of any process is found; passes signals on to rank 0.
+
+    Args:
+      processes: of the run, by rank.
+      interrupts: of the launcher. The first signal is for rank 0 to end between two steps, the second ends everything.
+      sleep: between two looks.
+    """
+    passed_on, main, lost = 0, processes[0], 0.0
+    while True:
+        for number in interrupts.signals[passed_on:]:
+            passed_on += 1
+            if passed_on > 1:
+                return Outcome(interrupts.exit_code or ClusterError.exit_code)
+            main.send(number)
+        for process in processes:
+            what = process.fault()
+            if what is None and process is not main and process.exit_code is not None:
+                what = f"ended with exit code {process.exit_code}"
+            if what is not None:
+                return Outcome(ClusterError.exit_code, Fault(process.rank, what))
+        code = main.exit_code
+        if code == ClusterError.exit_code:  # whose process it was that it has lost, a look at that will tell
+            if lost > _TELLS_WITHIN:
+                return Outcome(code, Fault(0, "lost its connection to another", told=True))
+            lost += _LOOK_EVERY
+        elif code is not None:
+            return Outcome(code)
+        sleep(_LOOK_EVERY)
+
+
+def local_addresses(count: int) -> tuple[str, ...]:
+    """So many addresses of this computer whose ports are free now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            # As TensorFlow does, which listens on all interfaces: free on one of them only would not do.
+            one.bind(("", 0))
+        return tuple(f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def launch_local(plan: Plan, processes: int, interrupts: Interrupts) -> int:
+    """Runs a plan over processes of this computer: rank 0 trains, the others serve their devices to it.
+
+    After a fault all are ended, and started again from the last checkpoint, up to --max_restarts times.
+
+    Args:
+      plan: of the run.
+      processes: how many.
+      interrupts: of this process, which only passes signals on.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      ClusterError: a process was lost, and no restart is left.
+      FormatError: the run continues another in place, of which no checkpoint is whole any more.
+    """
+    interrupts.hold()
+    options, restarts = plan.options, 0
+    while True:
+        started: list[TaskProcess] = []
+        try:
+            _start(started, plan, options, processes)
+            outcome = watch(started, interrupts)
+        finally:
+            end_all(started)
+        if outcome.fault is None:
+            return outcome.exit_code
+        said = f"rank {outcome.fault.rank} {outcome.fault.what}"
+        if interrupts.exit_code is not None:
+            print(f"{said} while the run was ended", file=sys.stderr, flush=True)
+            return interrupts.exit_code
+        if restarts == options.max_restarts:
+            if outcome.fault.told:
+                return outcome.exit_code
+            raise ClusterError(f"{said}; all processes were ended" + (
+                f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else
+                "; --max_restarts=3 starts again from the last checkpoint"))
+        restarts += 1
+        options = options_after(plan)
+        print(f"{said}; starting again from {_where(options)} (restart {restarts} of {options.max_restarts})",
+              file=sys.stderr, flush=True)
+
+
+def _where(options: ResolvedOptions) -> str:
+    return f"the checkpoint in {options.resume}" if options.resume else "the first step"
+
+
+def _start(started: list[TaskProcess], plan: Plan, options: ResolvedOptions, processes: int) -> None:
+    """Starts all processes; `started` holds those that were, whatever happens."""
+    tasks = local_addresses(processes)
+    for rank in range(processes):
+        membership = Membership(tasks, rank, plan.devices.count, plan.devices.kind)
+        command = [sys.executable, *(_WORKER if rank else (*_RUN, *options.to_arguments()))]
+        environment = {**membership.environment, **_visible_gpus(plan, rank, processes)}
+        started.append(TaskProcess(rank, command, environment, own_output=rank == 0))
+
+
+def _visible_gpus(plan: Plan, rank: int, processes: int) -> dict[str, str]:
+    """The variable that leaves a process its own part of the GPUs of this computer; none on CPUs."""
+    if plan.devices.kind != "gpu":
+        return {}
+    each = plan.devices.count // processes
+    known = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    known = known or [str(number) for number in range(plan.devices.count)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(known[rank * each:(rank + 1) * each])}
+
+
+def options_after(plan: Plan) -> ResolvedOptions:
+    """The options that take a run up again after a fault, in its own folder, to the step where it was to end.
+
+    From the first step where there is no checkpoint yet. Two steps are the least that a run does, so that one which was
+    at its end does these once more.
+
+    Args:
+      plan: of the run as it was started.
+
+    Raises:
+      FormatError: the run continues another in place, of which no checkpoint is whole any more.
+    """
+    options = plan.options
+    try:
+        checkpoint = find_checkpoint(options.output_dir)
+    except FormatError:
+        if options.in_place:
+            raise
+        shutil.rmtree(options.output_dir, ignore_errors=True)
+        return options
+    left = plan.first_step + options.warmup + options.steps - checkpoint.step
+    warmup = max(1, min(options.warmup, left - 1))
+    return dataclasses.replace(options, resume=options.output_dir, warmup=warmup, steps=max(1, left - warmup))

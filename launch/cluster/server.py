@@ -1,0 +1,71 @@
+"""TensorFlow's server of a process, and whether those of the others answer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Sequence
+
+from pase_mtf.compat import tf
+from pase_mtf.errors import ClusterError
+from pase_mtf.launch.console import summarize_error
+from pase_mtf.runtime import JOB, Devices, session_config
+
+__all__ = ["ANSWERS_WITHIN", "check_servers", "join", "start_server"]
+
+ANSWERS_WITHIN = 20.0
+"""Seconds after which a process that does not answer counts as missing."""
+
+
+def start_server(devices: Devices, rank: int) -> tf.train.Server:
+    """Serves the devices of one process to all of them.
+
+    Raises:
+      ClusterError: its port is taken.
+    """
+    try:
+        return tf.train.Server({JOB: list(devices.tasks)}, job_name=JOB, task_index=rank,
+                               config=session_config(devices))
+    except tf.errors.OpError as error:
+        raise ClusterError(f"rank {rank}: cannot listen at {devices.tasks[rank]} ({summarize_error(error)}); the port "
+                           "is taken, give another") from error
+
+
+def check_servers(tasks: Sequence[str], within: float = ANSWERS_WITHIN) -> None:
+    """Waits until all servers can be reached: a session that is made before waits for ever, and says nothing.
+
+    Args:
+      tasks: their addresses, by rank.
+      within: seconds.
+
+    Raises:
+      ClusterError: names those that cannot.
+    """
+    missing, end = dict(enumerate(tasks)), time.monotonic() + within
+    while missing and time.monotonic() < end:
+        for rank, task in list(missing.items()):
+            host, _, port = task.rpartition(":")
+            with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
+                del missing[rank]
+        time.sleep(0.1 if missing else 0.0)
+    if missing:
+        named = ", ".join(f"rank {rank} ({task})" for rank, task in missing.items())
+        raise ClusterError(f"no answer from {named} within {within:g} s; see whether its process runs and whether its "
+                           "port can be reached")
+
+
+def join(devices: Devices) -> tf.train.Server | None:
+    """What rank 0 does before its first session: serves its own devices, and waits for those of the others.
+
+    Returns:
+      The server, to be held as long as there are sessions; None where all devices are of this process alone.
+
+    Raises:
+      ClusterError: the port is taken, or a process is missing.
+    """
+    if not devices.tasks:
+        return None
+    server = start_server(devices, 0)
+    check_servers(devices.tasks)
+    return server

@@ -1,0 +1,78 @@
+"""--cluster and --task: what they mean, and what is refused before anything is loaded."""
+
+import json
+
+import pytest
+
+from pase_mtf.errors import UsageError
+from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
+from pase_mtf.launch.options import parse_command_line
+
+
+def _config(cluster, kind="worker", index=0):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+@pytest.mark.parametrize(("text", "task", "environment", "expected"), [
+    ("local:4", None, {}, ClusterFlag("local", 4)),
+    ("slurm", None, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}, ClusterFlag("slurm", 4, (), 3)),
+    ("a.b:1,[::1]:2", 1, {}, ClusterFlag("hosts", 2, ("a.b:1", "[::1]:2"), 1)),
+    ("tf_config", None, _config({"worker": ["a:1", "b:2"]}, index=1), ClusterFlag("tf_config", 2, ("a:1", "b:2"), 1)),
+    # The chief is rank 0, wherever it stands.
+    ("tf_config", None, _config({"worker": ["a:1", "b:2"], "chief": ["c:3"]}),
+     ClusterFlag("tf_config", 3, ("c:3", "a:1", "b:2"), 1)),
+    ("tf_config", None, _config({"worker": ["a:1"], "chief": ["c:3"]}, "chief"),
+     ClusterFlag("tf_config", 2, ("c:3", "a:1"), 0)),
+])
+def test_what_is_understood(text, task, environment, expected):
+    assert parse_cluster(text, task, environment) == expected
+
+
+@pytest.mark.parametrize(("text", "task", "environment", "says"), [
+    ("local:0", None, {}, "say how many processes"),
+    ("local:x", None, {}, "say how many processes"),
+    ("local", None, {}, "say how many processes"),
+    ("local:99999999999", None, {}, "say how many processes"),
+    ("local:2", 1, {}, "--task=1: only for a --cluster that lists its hosts"),
+    ("kubernetes", None, {}, "--cluster=kubernetes: unknown"),
+    ("a:1,b:2", None, {}, "--task is missing.*up to --task=1"),
+    ("a:1,b:2", 2, {}, "--task=2: --cluster lists 2 processes"),
+    ("a:1,a:1", 0, {}, "a:1 stands there twice"),
+    ("a:1,b:0", 0, {}, "'b:0' is no host:port"),
+    ("a:1,b:70000", 0, {}, "'b:70000' is no host:port"),
+    ("a:1,b c:7", 0, {}, "'b c:7' is no host:port"),
+    ("a:1,", 0, {}, "'' is no host:port"),
+    ("slurm", None, {}, "SLURM_STEP_NUM_TASKS is not set; start the command by srun"),
+    ("slurm", None, {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "2"}, "task 2 of 2"),
+    ("tf_config", None, {}, "TF_CONFIG is not set"),
+    ("tf_config", None, {"TF_CONFIG": "{"}, "is not what TensorFlow writes"),
+    ("tf_config", None, {"TF_CONFIG": "[]"}, "is not what TensorFlow writes"),
+    ("tf_config", None, _config({"worker": ["a:1"], "ps": ["p:1"]}), "has tasks of type 'ps'"),
+    ("tf_config", None, _config({"worker": ["a:1"], "evaluator": ["e:1"]}, "evaluator"), "not among those"),
+    ("tf_config", None, _config({"worker": ["a:1"]}, index=1), "task 1 of type 'worker'"),
+])
+def test_what_is_refused(text, task, environment, says):
+    with pytest.raises(UsageError, match=says) as caught:
+        parse_cluster(text, task, environment)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (("--mesh=3", "--cluster=local:2"), "3 devices do not split over the 2 processes of --cluster=local:2; "
+                                        "take --mesh=4"),
+    (("--mesh=2", "--cluster=local:4"), "take --mesh=4"),
+    (("--mesh=2", "--cluster=local:2", "--devices=/device:CPU:0,/device:CPU:1"), "give auto, cpu or gpu"),
+    (("--mesh=2", "--cluster=local:2", "--prices=measured"), "kernels are measured in one process"),
+    (("--task=1",), "--task=1: is for a run over processes"),
+    (("--max_restarts=1",), "--max_restarts=1: is for a run over processes"),
+    (("--cluster=local:2", "--max_restarts=-1"), "--max_restarts=-1: must be at least 0"),
+])
+def test_flags_that_do_not_go_together(flags, says):
+    with pytest.raises(UsageError, match=says):
+        parse_command_line(["--model=alexnet", *flags])
+
+
+def test_options_are_a_command_line_again():
+    options = parse_command_line(["--model=alexnet", "--cluster=local:2", "--nocheckpoint", "--learning_rate=1e-3",
+                                  "--mesh=rows:2;cols:2", "--max_restarts=2"])
+    assert parse_command_line(options.to_arguments()) == options

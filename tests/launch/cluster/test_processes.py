@@ -1,0 +1,168 @@
+"""Processes that are watched from outside: small ones, which do nothing but wait, and what becomes of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pase_mtf.errors import ClusterError
+from pase_mtf.launch.cluster import process
+from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, watch
+from pase_mtf.launch.cluster.process import TaskProcess, end_all
+from pase_mtf.launch.interrupts import Interrupts
+
+_WAIT = "import sys; sys.stdin.read()"
+_WAIT_FOR_EVER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
+_END_WITH_LAUNCHER = ("import os, time; from pase_mtf.launch.cluster.membership import end_with_launcher; "
+                      "end_with_launcher(lambda: os._exit(0)); print(os.getpid(), flush=True); time.sleep(1000)")
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts Python programs as the processes of a run; all are ended with the test."""
+    monkeypatch.setattr(process, "STOPPED_FOR", 0.5)
+    started = []
+
+    def run(*programs):
+        for program in programs:
+            started.append(TaskProcess(len(started), [sys.executable, "-c", program], {}, own_output=False))
+        return started
+    yield run
+    end_all(started, grace=0.0)
+
+
+def _pid(task):
+    return task._process.pid
+
+
+def _is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("rank", "number", "what"), [
+    (1, signal.SIGKILL, "was killed by SIGKILL"),
+    (0, signal.SIGKILL, "was killed by SIGKILL"),
+    (1, signal.SIGSTOP, "was stopped, and not continued"),
+    (0, signal.SIGSTOP, "was stopped, and not continued"),
+])
+def test_a_lost_process_is_found_and_named(start, rank, number, what):
+    tasks = start(_WAIT, _WAIT, _WAIT)
+    os.kill(_pid(tasks[rank]), number)
+    outcome = watch(tasks, Interrupts())
+    assert outcome.exit_code == ClusterError.exit_code
+    assert outcome.fault.rank == rank
+    assert outcome.fault.what.startswith(what)
+    end_all(tasks)
+    assert not any(map(_is_running, map(_pid, tasks)))
+
+
+def test_one_that_was_stopped_and_continued_is_no_fault(start):
+    tasks = start(_WAIT, "import time; time.sleep(1.5)")
+    os.kill(_pid(tasks[1]), signal.SIGSTOP)
+    assert tasks[1].fault() is None
+    time.sleep(0.2)
+    os.kill(_pid(tasks[1]), signal.SIGCONT)
+    # Found to be over, and not before: nothing of the stop is left.
+    assert watch(tasks, Interrupts()).fault == Fault(1, "ended with exit code 0")
+
+
+def test_a_launcher_that_was_stopped_itself_accuses_nobody(start):
+    now = [0.0]
+    task = TaskProcess(1, [sys.executable, "-c", _WAIT], {}, own_output=False, clock=lambda: now[0])
+    os.kill(_pid(task), signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 10
+        while not task._is_stopped() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert task.fault() is None
+        now[0] += 100.0  # between two looks
+        assert task.fault() is None
+        now[0] += 0.4
+        assert task.fault() is None
+        now[0] += 0.2
+        assert task.fault() is None
+        now[0] += 0.4
+        assert "was stopped" in task.fault()
+    finally:
+        end_all([task], grace=0.0)
+
+
+def test_the_exit_code_is_that_of_rank_0(start):
+    assert watch(start("raise SystemExit(5)", _WAIT), Interrupts()) == Outcome(5)
+
+
+def test_a_worker_that_ends_by_itself_is_a_fault(start, capfd):
+    tasks = start(_WAIT, "print('no room'); raise SystemExit(2)")
+    assert watch(tasks, Interrupts()).fault == Fault(1, "ended with exit code 2")
+    end_all(tasks)
+    assert "[rank 1] no room" in capfd.readouterr().err
+
+
+def test_whose_fault_it_is_that_rank_0_lost_a_connection(start):
+    tasks = start("raise SystemExit(7)", "import time, os; time.sleep(0.5); os.kill(os.getpid(), 9)")
+    assert watch(tasks, Interrupts()).fault == Fault(1, "was killed by SIGKILL")
+
+
+def test_a_signal_is_rank_0s_and_the_second_ends_all(start):
+    tasks = start("import signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(143)); time.sleep(1000)", _WAIT)
+    time.sleep(1.0)
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        signal.raise_signal(signal.SIGTERM)
+        assert watch(tasks, interrupts) == Outcome(143)
+    tasks = start(_WAIT_FOR_EVER)[-1:]
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert watch(tasks, interrupts) == Outcome(143)
+
+
+def test_one_that_does_not_let_go_is_killed(start):
+    tasks = start(_WAIT, _WAIT_FOR_EVER)
+    os.kill(_pid(tasks[0]), signal.SIGSTOP)
+    end_all(tasks, grace=0.2)
+    assert not any(map(_is_running, map(_pid, tasks)))
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
+    """One of them stopped."""
+    program = tmp_path / "launcher.py"
+    program.write_text(
+        "import sys, time\n"
+        "from pase_mtf.launch.cluster.process import TaskProcess\n"
+        f"held = [TaskProcess(rank, [sys.executable, '-c', {_END_WITH_LAUNCHER!r}], {{}}, own_output=True)\n"
+        "        for rank in range(2)]\n"
+        "time.sleep(1000)\n")
+    launcher = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True)
+    try:
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        os.kill(pids[1], signal.SIGSTOP)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    deadline = time.monotonic() + 30
+    while any(map(_is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_is_running, pids))
+
+
+def test_proxies_are_not_for_the_processes_of_a_run(start, monkeypatch, capfd):
+    monkeypatch.setenv("HTTPS_PROXY", "http://nowhere")
+    monkeypatch.setenv("http_proxy", "http://nowhere")
+    tasks = start("import os; print([name for name in os.environ if name.lower() in ('http_proxy', 'https_proxy')])")
+    end_all(tasks)
+    assert "[rank 0] []" in capfd.readouterr().err
+
+
+def test_addresses_of_this_computer_differ():
+    addresses = local_addresses(5)
+    assert len(set(addresses)) == 5
+    assert all(address.startswith("127.0.0.1:") for address in addresses)

@@ -1,0 +1,103 @@
+"""One client over the servers of two processes, here of one: devices, variables, memory, losses."""
+
+import numpy as np
+import pytest
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import ClusterError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.launch.arms import Arm, lower_stock_data_parallel
+from pase_mtf.launch.cluster.launcher import local_addresses
+from pase_mtf.launch.cluster.server import check_servers, start_server
+from pase_mtf.launch.program import Program
+from pase_mtf.lowering.lowering import lower
+from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import Devices
+from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.strategy import evaluate_strategy
+
+
+@pytest.fixture(scope="module")
+def served():
+    """Four devices of two servers, which live as long as this process does."""
+    devices = Devices.over_tasks(4, "cpu", local_addresses(2))
+    servers = [start_server(devices, rank) for rank in range(2)]
+    check_servers(devices.tasks)
+    yield devices
+    assert len(servers) == 2
+
+
+def _program():
+    tf.set_random_seed(1)
+    step = tf.train.get_or_create_global_step()
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    placeholder = tf.placeholder(tf.float32, [8, 12], name="x")
+    batch, wide, hidden = mtf.Dimension("batch", 8), mtf.Dimension("wide", 12), mtf.Dimension("hidden", 16)
+    x = mtf.import_tf_tensor(mesh, placeholder, mtf.Shape([batch, wide]))
+    y = mtf.layers.dense(mtf.relu(mtf.layers.dense(x, [hidden], name="in")), [wide], name="out")
+    loss = mtf.reduce_mean(mtf.square(x - y))
+    variables = graph.trainable_variables
+    gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
+    updates = mtf.optimize.SgdOptimizer(0.5).apply_grads(gradients, variables)
+    return Program(graph, mesh, {"x": placeholder}, loss, updates, step)
+
+
+def _arm(devices, stock=False):
+    def lowered(program):
+        if stock:
+            return lower_stock_data_parallel(program, devices.names, "batch")
+        graph = export_graph(program.graph)
+        strategy = evaluate_strategy(graph, data_parallel(graph, 4), devices=4, machine=Machine.load("a100"))
+        return lower(program.graph, strategy, list(devices.names))
+    return Arm("stock" if stock else "ours", _program, lowered, devices)
+
+
+def _losses(arm, steps=6):
+    generator = np.random.default_rng(0)
+    return [arm.step({"x": generator.standard_normal((8, 12)).astype(np.float32)}, trace=step == 0)[0]
+            for step in range(steps)]
+
+
+def test_losses_are_those_of_one_process(served):
+    alone, over = _arm(Devices.first(4, "cpu")), _arm(served)
+    expected = _losses(alone)
+    assert expected[-1] < expected[0]
+    assert _losses(over) == pytest.approx(expected, rel=1e-6)
+    stock = _arm(served, stock=True)
+    assert _losses(stock) == pytest.approx(expected, rel=1e-5)
+    # A second one beside it, from the same initial values: it has variables of its own, of the same names.
+    again = _arm(served)
+    assert _losses(again) == pytest.approx(expected, rel=1e-6)
+    for arm in (alone, over, again):
+        assert arm.measured_bytes > 0
+        assert arm.differing_copies() is None
+    # The slices of the variables lie where they are used, the masters with the client.
+    assert sorted(over._held) == sorted(served.names)
+    assert {variable.device for variable in over._masters.values()} <= {
+        "/job:worker/task:0", "/job:worker/task:0/device:CPU:0"}
+    for arm in (alone, over, stock, again):
+        arm.close()
+
+
+def test_checkpoints_of_several_processes_are_those_of_one(served, tmp_path):
+    over = _arm(served)
+    _losses(over, 2)
+    over.save(str(tmp_path / "model"))
+    over.close()
+    alone = _arm(Devices.first(4, "cpu"))
+    _losses(alone, 2)
+    for name, value in alone.values():
+        assert tf.train.load_checkpoint(str(tmp_path / "model")).get_tensor(name) == pytest.approx(value, rel=1e-5)
+    alone.close()
+
+
+def test_a_missing_process_is_named(served):
+    gone, = local_addresses(1)
+    with pytest.raises(ClusterError, match=rf"no answer from rank 2 \({gone}\) within 0.3 s"):
+        check_servers([*served.tasks, gone], within=0.3)
+
+
+def test_a_port_that_is_taken(served):
+    with pytest.raises(ClusterError, match=f"rank 1: cannot listen at {served.tasks[1]}"):
+        start_server(served, 1)
