@@ -28,6 +28,7 @@ _RIGHT = {
     ("find_strategy", "mesh"): (type(None),), ("find_strategy", "idle"): (bool,),
     ("find_strategy", "start_from"): (type(None),), ("find_strategy", "memory_limit"): (type(None),),
     ("find_strategy", "simple_within"): (int, float, np.int64), ("find_strategy", "simulate"): (int, np.int64),
+    ("find_strategy", "measure_seconds"): (int, float, np.int64),
     ("evaluate_strategy", "devices"): (int, np.int64), ("evaluate_strategy", "machine"): (type(None),),
     ("evaluate_strategy", "search"): (type(None), dict), ("evaluate_strategy", "name"): (str,),
     ("export_graph", "name"): (str,), ("export_graph", "meta"): (type(None), dict),

@@ -84,6 +84,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
     if start_from is not None and start_from not in BY_HAND:
         raise UsageError(f"unknown start {start_from!r}; {nearest(start_from, BY_HAND)}")
+    if not measure_seconds > 0.0:
+        raise UsageError(f"measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
     if prices not in PRICES:
         raise UsageError(f"prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
     if prices == "measured" or is_kernel_file(machine):
@@ -136,8 +138,6 @@ def _by_measured_kernels(graph: Any, devices: int, machine: Any, method: str, me
                          "does not tell its kernels: give what it was exported from, or take fitted prices")
     if method not in ("exact", "mcmc", *BY_HAND):
         raise UsageError(f"method {method!r} is for fitted prices; take \"exact\"")
-    if not (isinstance(seconds, Real) and seconds > 0.0):
-        raise UsageError(f"measure_seconds={shortened(seconds)}: give seconds, such as 60")
     tell = Telling()
     kernels = kernel_times(machine, devices, tell=tell)  # what is wrong with a file is told before TensorFlow is loaded
     from pase_mtf.export.exporter import export_graph
