@@ -50,6 +50,7 @@ setup(
         "pydantic>=2.7,<3",
         "typing-extensions>=4.9,<5",
         "filelock>=3.15,<5",
+        "more-itertools>=10.5,<12",
         "typeguard>=4.3,<5",
     ],
     extras_require={

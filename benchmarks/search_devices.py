@@ -8,9 +8,7 @@ A row that had to compile something first shows it: with `--rounds=3`, the defau
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import pathlib
 import statistics
 import sys
@@ -21,13 +19,12 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.search import FOLDER, facts
+from benchmarks.model_rows import ModelRows, flag_parser
 from benchmarks.search_document import seconds_text
-from benchmarks.search_networks import ROOT, Workshop
+from benchmarks.search_networks import Workshop
 from pase_mtf import models
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import PaseError
-from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
@@ -109,23 +106,10 @@ def document(results: dict[str, Any]) -> str:
         _table(rows, "search_seconds")]) + "\n"
 
 
-def _measured(path: pathlib.Path, machine: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """(model, devices) -> what has been measured before on this machine, which stays where it is not measured again."""
-    if not path.exists():
-        return {}
-    results = json.loads(path.read_text(encoding="utf-8"))
-    return {(row["model"], row["devices"]): row for row in results["rows"] if results["machine"] == machine}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where an optimum was not proven, 2 where a flag makes no sense."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(models.names()), help="of these (default: %(default)s)")
-    parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="default: %(default)s")
-    parser.add_argument("--machine", default="h100", help="whose numbers count (default: %(default)s)")
+    parser = flag_parser(__doc__.splitlines()[0], DEVICES, "h100")
     parser.add_argument("--rounds", type=int, default=3, help="of each (default: %(default)s)")
-    parser.add_argument("--output", default=str(FOLDER), help="folder of the results")
-    parser.add_argument("--work", default=str(ROOT / "build" / "search"), help="folder of the graphs")
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
     try:
@@ -135,18 +119,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = {name: workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch)
                  for name in flags.models.split(",")}
         measure(next(iter(paths.values())), machine, numbers[0], 1)  # loads, or makes, the compiled code
-        rows = _measured(output / "search_devices.json", machine.name)
+        results = ModelRows(output / "search_devices", machine.name, document)
         for name, number in tqdm([(name, number) for name in paths for number in numbers], file=sys.stderr):
-            rows[name, number] = {"model": name, "rounds": max(1, flags.rounds),
-                                  **measure(paths[name], machine, number, max(1, flags.rounds))}
-        results = {"facts": facts(), "machine": machine.name, "rows": [rows[key] for key in sorted(rows)]}
-        output.mkdir(parents=True, exist_ok=True)
-        write_atomically(output / "search_devices.json", json.dumps(results, indent=1) + "\n")
-        write_atomically(output / "search_devices.md", document(results))
+            results.rows[name, number] = {"model": name, "rounds": max(1, flags.rounds),
+                                          **measure(paths[name], machine, number, max(1, flags.rounds))}
+        results.write()
     except (PaseError, RuntimeError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
-    return int(not all(row["optimal"] for row in results["rows"]))
+    return int(not all(row["optimal"] for row in results.rows.values()))
 
 
 if __name__ == "__main__":

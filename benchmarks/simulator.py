@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import pathlib
 import random
 import statistics
@@ -20,13 +18,12 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.search import FOLDER, facts
+from benchmarks.model_rows import ModelRows, flag_parser
 from benchmarks.search_document import seconds_text
-from benchmarks.search_networks import ROOT, Workshop
+from benchmarks.search_networks import Workshop
 from pase_mtf import models
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import PaseError
-from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
@@ -153,45 +150,30 @@ def draw_example(graph: ComputationGraph, machine: Machine, path: pathlib.Path) 
     plot(priced, {"data parallel": parallel, "search": found.assignment}, path)
 
 
-def _measured(path: pathlib.Path, machine: str) -> dict[tuple[str, int], dict[str, Any]]:
-    """(model, devices) -> what has been measured before on this machine, which stays where it is not measured again."""
-    if not path.exists():
-        return {}
-    results = json.loads(path.read_text(encoding="utf-8"))
-    return {(row["model"], row["devices"]): row for row in results["rows"] if results["machine"] == machine}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where a change was not simulated like all of a step, 2 on a flag that is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(models.names()), help="of these (default: %(default)s)")
-    parser.add_argument("--devices", default=",".join(map(str, DEVICES)), help="default: %(default)s")
-    parser.add_argument("--machine", default="1080ti", help="whose numbers count (default: %(default)s)")
+    parser = flag_parser(__doc__.splitlines()[0], DEVICES, "1080ti")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each chain (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of random numbers (default: %(default)s)")
-    parser.add_argument("--output", default=str(FOLDER), help="folder of the results")
-    parser.add_argument("--work", default=str(ROOT / "build" / "search"), help="folder of the graphs")
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
     try:
         machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
         numbers = [int(word) for word in flags.devices.split(",")]
-        rows = _measured(output / "simulator.json", machine.name)
+        results = ModelRows(output / "simulator", machine.name, document)
         for name in tqdm(flags.models.split(","), file=sys.stderr):
             graph = ComputationGraph.load(workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch))
             for number in numbers:
-                rows[name, number] = {"model": name, **measure(graph, machine, number, flags.seconds, flags.seed)}
-            output.mkdir(parents=True, exist_ok=True)
+                row = measure(graph, machine, number, flags.seconds, flags.seed)
+                results.rows[name, number] = {"model": name, **row}
+            # After every model: what was measured stays where the next one is interrupted.
+            results.write()
             if name == _DRAWN[0]:
                 draw_example(graph, machine, output / "simulator.svg")
-            # After every model: what was measured stays where the next one is interrupted.
-            results = {"facts": facts(), "machine": machine.name, "rows": [rows[key] for key in sorted(rows)]}
-            write_atomically(output / "simulator.json", json.dumps(results, indent=1) + "\n")
-            write_atomically(output / "simulator.md", document(results))
     except (PaseError, RuntimeError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
-    return int(not all(row["equal"] for row in results["rows"]))
+    return int(not all(row["equal"] for row in results.rows.values()))
 
 
 if __name__ == "__main__":

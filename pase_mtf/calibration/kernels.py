@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from more_itertools import constrained_batches
 
 from pase_mtf.compat import tf
 from pase_mtf.lowering.nodes import node_of
@@ -69,21 +70,20 @@ class KernelTimer:
             yield _Bench(self._devices, self._shared, self.failed).measure(batch)
             progress(len(batch))
 
-    def _batches(self, kernels: Sequence[Kernel]) -> Iterator[list[Kernel]]:
+    def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
         most = min(_BATCH_BYTES, (available_bytes() or 4 * _BATCH_BYTES) // 4)
-        batch, held = list[Kernel](), 0
+        fitting = list[Kernel]()
         for kernel in kernels:
-            nbytes = kernel.nbytes * self._devices.count
+            nbytes = self._held_bytes(kernel)
             if nbytes > 2 * most:
                 self.failed[kernel] = f"it takes {nbytes / 1e9:.1f} GB on {self._devices.count} devices"
-                continue
-            if batch and (len(batch) == _BATCH or held + nbytes > most):
-                yield batch
-                batch, held = [], 0
-            batch.append(kernel)
-            held += nbytes
-        if batch:
-            yield batch
+            else:
+                fitting.append(kernel)
+        return constrained_batches(fitting, most, _BATCH, self._held_bytes, strict=False)
+
+    def _held_bytes(self, kernel: Kernel) -> int:
+        """What the tensors of a kernel take, on all devices."""
+        return kernel.nbytes * self._devices.count
 
 
 class _Nodes:

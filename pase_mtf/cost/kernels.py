@@ -48,11 +48,6 @@ class KernelSource(Protocol):
         """The kernels that move a tensor from one partition to another, on all devices together."""
 
 
-def _partition(configuration: Configuration, dims: Sequence[str]) -> Partition:
-    devices, cuts = configuration.partition(dims)
-    return Partition(tuple(range(devices)), cuts)
-
-
 class KnownKernels:
     """Which kernels run, of those configurations of a graph's layers that were looked at, on devices that share cores.
 
@@ -82,8 +77,9 @@ class KnownKernels:
         for number, edge in enumerate(self._graph.edges):
             ends = number, configurations[edge.source], configurations[edge.target]
             if ends not in self._edges:
-                moved = self._source.move(_partition(ends[1], edge.source_dims), _partition(ends[2], edge.target_dims),
-                                          edge.shape, edge.itemsize)
+                source, target = (choice.placed(self._graph.layers[layer], dims) for layer, choice, dims in (
+                    (edge.source, ends[1], edge.source_dims), (edge.target, ends[2], edge.target_dims)))
+                moved = self._source.move(source, target, edge.shape, edge.itemsize)
                 self._edges[ends] = {kernel: times * edge.trips for kernel, times in moved.items()}
         return len(self._layers) + len(self._edges) - before
 
@@ -118,7 +114,7 @@ class KnownKernels:
             move = move_of(operation, position)
             if move is None or move.shifted:  # the kernels of a shift are its own
                 continue
-            source, target = (_partition(configuration, [layer.aliases.get(name, name) for name in operand.dims])
+            source, target = (configuration.placed(layer, operand.dims)
                               for operand in (operation.inputs[0], operation.outputs[0]))
             for kernel, times in self._source.move(source, target, move.shape, move.itemsize).items():
                 yield f"resharding {operation.phase}", kernel, times * operation.trips

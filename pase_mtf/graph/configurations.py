@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.graph.computation_graph import Layer
+from pase_mtf.graph.partition import Partition
 
 __all__ = ["Configuration", "enumerate_configurations"]
 
@@ -75,6 +76,16 @@ class Configuration:
         """
         return self.devices, tuple(
             (self.splits[name], self.strides[name]) if name in self.splits else (1, 1) for name in dims)
+
+    def placed(self, layer: Layer, dims: Sequence[str]) -> Partition:
+        """Where the blocks of a tensor lie.
+
+        Args:
+          layer: that is split in this way.
+          dims: of the tensor, by names of the layer, aliases too; others are whole.
+        """
+        devices, cuts = self.partition([name if name in layer.dims else layer.aliases.get(name, "") for name in dims])
+        return Partition(tuple(range(devices)), cuts)
 
     def __str__(self) -> str:
         if not self.axes:

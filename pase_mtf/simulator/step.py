@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import PHASES
-from pase_mtf.graph.computation_graph import Edge, Layer
-from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.computation_graph import Edge
 from pase_mtf.graph.partition import Partition
 from pase_mtf.simulator.slots import KINDS, Slot, SlotBuilder
 from pase_mtf.simulator.stages import LayerStages, first_operations, layer_stages
@@ -149,7 +148,7 @@ class Step:
         """What devices send to each other for an edge, with the seconds that it takes."""
         machine, configurations = self._machine, self._priced.configurations
         source, target = (
-            _partition(self._graph.layers[layer], configurations[layer][choice], dims) for layer, choice, dims in (
+            configurations[layer][choice].placed(self._graph.layers[layer], dims) for layer, choice, dims in (
                 (edge.source, source_choice, edge.source_dims), (edge.target, target_choice, edge.target_dims)))
         key = source, target, edge.shape
         if key not in self._moved:
@@ -179,10 +178,3 @@ class Step:
                 **{len(self._graph.layers) + number: self._edge(number, assignment[edges[number].source],
                                                                assignment[edges[number].target])
                    for number in self._edges_of[layer]}}
-
-
-def _partition(layer: Layer, configuration: Configuration, dims: Sequence[str]) -> Partition:
-    """Where the blocks of a tensor lie that has these dims of a layer."""
-    devices, cuts = configuration.partition([name if name in layer.dims else layer.aliases.get(name, "")
-                                             for name in dims])
-    return Partition(tuple(range(devices)), cuts)

@@ -127,19 +127,23 @@ def test_a_program_that_looks_at_one_dim_is_built_once_for_every_answer():
     assert found.search["optimal"]
 
 
+def microbatches(batch, parts):
+    """A product and its training in a loop: as many microbatches as the function tells of a batch."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, width = mtf.Dimension("batch", batch), mtf.Dimension("width", 16)
+    x = mtf.import_tf_tensor(mesh, tf.ones([batch.size, 16]), [batch, width])
+    w = mtf.get_variable(mesh, "w", [width, mtf.Dimension("hidden", 8)])
+    gradients, outputs = mtf.serialize_training_step(
+        {"x": x}, lambda given: {"loss": mtf.reduce_sum(mtf.einsum([given["x"], w], reduced_dims=[width]))}, batch,
+        16 // parts(batch))
+    mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
+    return graph, [outputs["loss"]]
+
+
 def test_loops_that_differ_inside_are_other_graphs():
     def build_graph(mesh_shape="", layout=""):
-        graph = mtf.Graph()
-        mesh = mtf.Mesh(graph, "mesh")
-        batch, width = mtf.Dimension("batch", 16), mtf.Dimension("width", 8)
-        x = mtf.import_tf_tensor(mesh, tf.ones([16, 8]), [batch, width])
-        w = mtf.get_variable(mesh, "w", [width, mtf.Dimension("hidden", 8)])
-        parts = 2 * mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, batch)
-        gradients, outputs = mtf.serialize_training_step(
-            {"x": x}, lambda given: {"loss": mtf.reduce_sum(mtf.einsum([given["x"], w], reduced_dims=[width]))}, batch,
-            16 // parts)
-        mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
-        return graph, [outputs["loss"]]
+        return microbatches(16, lambda batch: 2 * mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, batch))
     # Of four microbatches, each goes into four parts; of eight it could not.
     found = find_layout(build_graph, 4, machine=FLAT, compare=["all:4;batch:all"])
     assert found.search["graphs"] > 1
@@ -151,17 +155,10 @@ def test_no_graph_is_built_for_what_costs_more_on_all_graphs_at_hand():
     built = []
 
     def build_graph(mesh_shape="", layout=""):
-        graph = mtf.Graph()
-        mesh = mtf.Mesh(graph, "mesh")
-        batch, width = mtf.Dimension("batch", 512), mtf.Dimension("width", 16)
-        x = mtf.import_tf_tensor(mesh, tf.ones([512, 16]), [batch, width])
-        w = mtf.get_variable(mesh, "w", [width, mtf.Dimension("hidden", 16)])
-        built.append(mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, batch))
-        gradients, outputs = mtf.serialize_training_step(
-            {"x": x}, lambda given: {"loss": mtf.reduce_sum(mtf.einsum([given["x"], w], reduced_dims=[width]))}, batch,
-            16 // built[-1])
-        mtf.optimize.SgdOptimizer(0.1).apply_grads(gradients, graph.trainable_variables)
-        return graph, [outputs["loss"]]
+        def parts(batch):
+            built.append(mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, batch))
+            return built[-1]
+        return microbatches(512, parts)
     found = find_layout(build_graph, 4, machine=FLAT)
     assert found.search["optimal"]
     assert "batch" in found.layout_rules
