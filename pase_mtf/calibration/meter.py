@@ -3,7 +3,7 @@ TensorFlow, reading does not."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import os
 import pathlib
 import sys
@@ -27,6 +27,9 @@ from pase_mtf.runtime import cores
 __all__ = ["REFERENCES", "KernelMeter"]
 
 _DRIFT = 0.15
+_AGREEING = 1.5  # between the quartiles of what reference kernels take, against what was kept
+_TELLING = 2e-5  # seconds: the time of a shorter kernel varies by more than is looked for
+_ROUNDS = 2  # of the reference kernels
 _BUSY = 0.5  # of the cores, that others keep busy
 
 
@@ -76,14 +79,16 @@ class KernelMeter:
           devices: how many.
           kind: "cpu" (virtual devices of one process) or "gpu".
           path: of the file that keeps the times; by default in the user's cache folder.
-          again: begin with nothing, and measure all that is needed once more.
+          again: begin with nothing, and measure all that is needed once more; the file that there was is renamed
+            (".old") when the first new times are kept.
         """
         check_request(devices, kind)
         self.path = pathlib.Path(path) if path is not None else kernels_path(devices, kind)
         self.times = KernelTimes() if again else load_times(self.path)
         self.times.on.update(fingerprint_of_kernels(devices, kind))
-        self.devices, self.kind, self._again = devices, kind, again
+        self.devices, self.kind = devices, kind
         self.spent, self.measured = 0.0, 0
+        self._again, self._drift = again, 1.0
         self.notes: list[str] = []
         self.failed: dict[Kernel, str] = {}
         if self.times.damaged:
@@ -97,25 +102,44 @@ class KernelMeter:
     def start(self, progress: Callable[[int], object] = lambda count: None) -> None:
         """Times the reference kernels: for the first time, or to see whether what is kept still holds.
 
-        Where they are off by more than 15 % in the median, all times of this run are scaled by as much.
+        Where they all are off, by more than 15 % in the median, the times of this run are scaled by as much, and what
+        it measures is kept as what it would have taken before: all that a file holds is of one and the same speed.
+        Where they disagree on that, somebody else uses the machine, and what is kept holds.
         """
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if load > _BUSY * cores():
             self.notes.append(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
         kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
-        found = self._time(REFERENCES, np.inf, progress)
-        ratios = [timing.seconds / kept[kernel] for kernel, timing in found.items() if kernel in kept]
-        drift = float(np.median(ratios)) if ratios else 1.0
-        if abs(drift - 1.0) > _DRIFT:
-            self.times = self.times.scaled(drift)
-            self.notes.append(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times "
-                              "are scaled by that; --recalibrate measures them again")
-        new = {kernel: timing for kernel, timing in found.items() if kernel not in kept}
-        if self._again:  # and not before: somebody may have thought better of it
-            with contextlib.suppress(OSError):
-                self.path.unlink(missing_ok=True)
-        self.times.update(found)
-        self._keep(new)
+        found = self._references(progress)
+        self._compare([found[kernel].seconds / seconds for kernel, seconds in kept.items()
+                       if kernel in found and seconds >= _TELLING])
+        self.times.update({kernel: timing for kernel, timing in found.items() if kernel not in kept})
+        self._keep({kernel: timing for kernel, timing in found.items() if kernel not in kept})
+
+    def _references(self, progress: Callable[[int], object]) -> dict[Kernel, Timing]:
+        """The shortest of a few times of every one: whatever else runs makes them longer, never shorter."""
+        found: dict[Kernel, Timing] = {}
+        for _ in range(_ROUNDS):
+            for kernel, timing in self._time(REFERENCES, np.inf, progress).items():
+                if kernel not in found or timing.seconds < found[kernel].seconds:
+                    found[kernel] = timing
+        return found
+
+    def _compare(self, ratios: Sequence[float]) -> None:
+        """Scales what is kept by how much longer the reference kernels take now, where they agree on that."""
+        if not ratios:
+            return
+        low, drift, high = map(float, np.percentile(ratios, (25, 50, 75)))
+        if abs(drift - 1.0) <= _DRIFT:
+            return
+        if high > _AGREEING * low:
+            self.notes.append(f"the machine is not steady: half of the reference kernels take {low:.2f} to {high:.2f} "
+                              f"times what was kept in {self.path}, which is used as it is")
+            return
+        self._drift = drift
+        self.times = self.times.scaled(drift)
+        self.notes.append(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times are "
+                          "scaled by that; --recalibrate measures them again")
 
     def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Those that are not measured and can be."""
@@ -148,7 +172,8 @@ class KernelMeter:
             for batch in timer.time(kernels, seconds, progress):
                 found.update(batch)
                 if kernels is not REFERENCES:
-                    self._keep(batch)
+                    self._keep({kernel: dataclasses.replace(timing, seconds=timing.seconds / self._drift)
+                                for kernel, timing in batch.items()})
         self.failed.update(timer.failed)
         self.measured += len(found)
         self.spent += time.perf_counter() - begin
@@ -157,7 +182,8 @@ class KernelMeter:
     def _keep(self, timings: dict[Kernel, Timing]) -> None:
         try:
             if timings:
-                append_times(self.path, timings, self.times.on)
+                append_times(self.path, timings, self.times.on, anew=self._again)
+                self._again = False
         except UsageError as error:  # not being able to keep the numbers does not make them wrong
             if not any(note.startswith(str(error)[:20]) for note in self.notes):
                 self.notes.append(str(error))

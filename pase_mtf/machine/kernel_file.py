@@ -78,13 +78,14 @@ def load_times(path: str | os.PathLike[str], on: Mapping[str, Any] | None = None
 
 
 def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
-                 on: Mapping[str, Any] | None = None) -> None:
+                 on: Mapping[str, Any] | None = None, *, anew: bool = False) -> None:
     """Adds kernels to a file, which is made where there is none; processes that do so at once take turns.
 
     Args:
       path: of the file.
       timings: what is added.
       on: what they were measured on: the first line of a file that is made.
+      anew: begin a new file; one that there was is renamed (".old").
 
     Raises:
       UsageError: the file cannot be written.
@@ -93,15 +94,18 @@ def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
     data = "".join(line_of(kernel, timing) + "\n" for kernel, timing in timings.items()).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path.with_name(path.name + ".lock")), open(path, "a+b") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # somebody died in the middle of a line
-                    data = b"\n" + data
-            elif on:
-                data = json.dumps({"on": dict(on)}).encode() + b"\n" + data
-            file.write(data)
-            file.flush()
+        with filelock.FileLock(path.with_name(path.name + ".lock")):
+            if anew and path.exists():
+                path.replace(path.with_name(path.name + ".old"))
+            with open(path, "a+b") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":  # somebody died in the middle of a line
+                        data = b"\n" + data
+                elif on:
+                    data = json.dumps({"on": dict(on)}).encode() + b"\n" + data
+                file.write(data)
+                file.flush()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; free space or choose another place"
                          ) from error
