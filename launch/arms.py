@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from more_itertools import constrained_batches
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import ClusterError, OutOfMemoryError
@@ -15,12 +16,14 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, restore
 from pase_mtf.launch.console import Stage, summarize_error
 from pase_mtf.launch.data import Batch
-from pase_mtf.launch.memory import peak_bytes_per_device, variable_bytes_per_device
+from pase_mtf.launch.memory import peak_bytes_per_device, short_device, variable_bytes_per_device
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.program import Program, program_of
+from pase_mtf.launch.traced import Work, traced_step, works_of
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.runtime import Devices, session_config
+from pase_mtf.simulator.timeline import Timeline
 from pase_mtf.strategy.experts import batch_dim
 from pase_mtf.strategy.strategy import Strategy
 
@@ -28,6 +31,7 @@ __all__ = ["Arm", "build_arms", "lower_stock_data_parallel"]
 
 _LAUNCHER_TELLS_WITHIN = 20.0
 """Seconds."""
+_ELEMENTS_AT_A_TIME = 1 << 26
 
 
 def lower_stock_data_parallel(program: Program, devices: Sequence[str], batch_dim: str) -> mtf.Lowering:
@@ -43,11 +47,13 @@ class Arm:
       name: in tables and files.
       build_seconds: time to build, lower and set initial values.
       nodes: TensorFlow nodes of the graph.
-      measured_bytes: the most one device held during the traced step, None before.
+      measured_bytes: the most one device held during the traced steps, None before.
+      timeline: what the devices did in the last step that was traced, None before.
     """
 
     def __init__(self, name: str, build: Callable[[], Program], lower: Callable[[Program], mtf.Lowering],
-                 devices: Devices, checkpoint: CheckpointInfo | None = None, *, cast: bool = False):
+                 devices: Devices, checkpoint: CheckpointInfo | None = None, *, cast: bool = False,
+                 works: Callable[[Program, mtf.Lowering], Mapping[str, Work]] | None = None):
         """Builds and lowers the program and sets the initial values.
 
         Args:
@@ -57,6 +63,7 @@ class Arm:
           devices: of the run.
           checkpoint: where the values come from; None: initial values by the seed.
           cast: the checkpoint's values may be of another type than the program's variables.
+          works: what nodes are made for (`traced.works_of`); None: there will be no timeline.
 
         Raises:
           OutOfMemoryError: the variables do not fit.
@@ -64,12 +71,15 @@ class Arm:
         """
         self.name = name
         self.measured_bytes: int | None = None
+        self.timeline: Timeline | None = None
+        self._numbers = {short_device(name): number for number, name in enumerate(devices.names)}
         start = time.perf_counter()
         self._graph = tf.Graph()
         # What names no process belongs to the one that feeds and fetches.
         with self._graph.as_default(), tf.device(devices.client or None):
             program = build()
             lowering = lower(program)
+            self._works = works(program, lowering) if works else {}
             self._placeholders = program.placeholders
             self._loss = lowering.export_to_tf_tensor(program.loss)
             updates = [lowering.lowered_operation(operation) for operation in program.updates]
@@ -103,7 +113,7 @@ class Arm:
 
         Args:
           batch: feature name -> values.
-          trace: record the memory as well; the time of such a step means nothing.
+          trace: record the memory and what devices do as well; such a step takes longer than others.
 
         Returns:
           (loss before the update, seconds).
@@ -117,7 +127,10 @@ class Arm:
             metadata = tf.RunMetadata()
             loss, _ = self._run([self._loss, self._train], feed,
                                 tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
-            self.measured_bytes = max(peak_bytes_per_device(metadata, self._held).values(), default=0)
+            nbytes = max(peak_bytes_per_device(metadata, self._held).values(), default=0)
+            self.measured_bytes = max(nbytes, self.measured_bytes or 0)
+            if self._works:
+                self.timeline = traced_step(metadata, self._works, self._numbers, f"{self.name}, traced")
         else:
             loss, _ = self._run([self._loss, self._train], feed)
         return float(loss), time.perf_counter() - start
@@ -197,18 +210,9 @@ def _differ(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.isfinite(difference) and difference > 1e3 * np.finfo(one.dtype).eps * np.abs(one).max(initial=0.0))
 
 
-def _few_at_a_time(sizes: Mapping[str, int], most: int = 1 << 26) -> Iterator[list[str]]:
-    """Names in groups of at most so many elements, as far as one fits: every group costs a look through the graph."""
-    group: list[str] = []
-    held = 0
-    for name, size in sizes.items():
-        if group and held + size > most:
-            yield group
-            group, held = [], 0
-        group.append(name)
-        held += size
-    if group:
-        yield group
+def _few_at_a_time(sizes: Mapping[str, int]) -> Iterator[Sequence[str]]:
+    """Names in groups of so many elements as fit into memory: every group costs a look through the graph."""
+    return constrained_batches(sizes, _ELEMENTS_AT_A_TIME, get_len=sizes.__getitem__, strict=False)
 
 
 def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Strategy],
@@ -237,7 +241,8 @@ def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Str
         for name in names:
             with Stage(f"lowering {name}"):
                 arms.append(Arm(name, functools.partial(program_of, plan), functools.partial(lowered, name),
-                                plan.devices, plan.checkpoint))
+                                plan.devices, plan.checkpoint,
+                                works=lambda program, lowering: works_of(graph, program.graph, lowering)))
     except BaseException:
         for arm in arms:
             arm.close()

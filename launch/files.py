@@ -26,6 +26,7 @@ from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.frontier import FrontierPoint
+from pase_mtf.simulator.timeline import Timeline
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["RunFiles", "write_outcome"]
@@ -209,15 +210,26 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         notes = {"Losses": history.note, **notes}
     if measured:
         notes["Measured memory"] = MEMORY_METHOD
+    timeline, traced = _timelines(main, arms) if not history.interrupted else (None, None)
+    for kind, step in (("predicted", timeline), ("measured", traced)):
+        if step is not None:
+            step.save(files.path(f"timeline-{kind}.json"))
     files.write("report.html", report_html(
         title=f"{plan.options.model} on {plan.devices.count} devices", facts={**facts, "status": status}, rows=rows,
         history=history, strategy_table=main.table(), layout=layout, notes=notes,
         # Who interrupts a run does not want to wait for it.
         frontier=() if history.interrupted else _frontier(main), memory_limit=plan.options.bytes_per_device(machine),
         headline=headline(rows, main), parts={name: strategy.parts for name, strategy in strategies.items()},
-        timeline=None if history.interrupted or main.devices > _MOST_DRAWN else main.timeline(),
+        timeline=timeline, traced=traced,
         graph="" if history.interrupted else graph_picture(graph, main)))
     return rows
+
+
+def _timelines(strategy: Strategy, arms: Sequence[Arm]) -> tuple[Timeline | None, Timeline | None]:
+    """The step of the strategy as it is predicted, and as it was traced: the first arm is the strategy's."""
+    if strategy.devices > _MOST_DRAWN:
+        return None, None
+    return strategy.timeline(), arms[0].timeline if arms else None
 
 
 def _frontier(strategy: Strategy) -> tuple[FrontierPoint, ...]:

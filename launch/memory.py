@@ -14,7 +14,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import JOB, available_bytes
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["MEMORY_METHOD", "check_memory", "peak_bytes_per_device", "variable_bytes_per_device"]
+__all__ = ["MEMORY_METHOD", "check_memory", "peak_bytes_per_device", "short_device", "variable_bytes_per_device"]
 
 MEMORY_METHOD = ("slice variables held + peak of the tensors live during one traced step (TensorFlow's allocation "
                  "records, per device; the largest device counts)")
@@ -87,15 +87,15 @@ def peak_bytes_per_device(metadata: tf.RunMetadata, held: Mapping[str, int] | No
     """
     records: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for device in metadata.step_stats.dev_stats:
-        name = _short_device(device.device)
+        name = short_device(device.device)
         for node in device.node_stats:
             for memory in node.memory:
                 records[name].extend((entry.alloc_micros, entry.alloc_bytes) for entry in memory.allocation_records)
-    peaks = dict.fromkeys(map(_short_device, held or {}), 0)
+    peaks = dict.fromkeys(map(short_device, held or {}), 0)
     for name, entries in records.items():
         peaks[name] = _peak(entries)
     for name, size in (held or {}).items():
-        peaks[_short_device(name)] += size
+        peaks[short_device(name)] += size
     return peaks
 
 
@@ -108,7 +108,7 @@ def _peak(entries: Iterable[tuple[int, int]]) -> int:
     return peak
 
 
-def _short_device(name: str) -> str:
+def short_device(name: str) -> str:
     """"/job:localhost/replica:0/task:0/device:CPU:3" -> "CPU:3"; of a process among several "task:1/CPU:3".
 
     Stream traces of GPUs keep their own name.

@@ -128,7 +128,8 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
     Args:
       arms: things with a name and `step(batch, trace) -> (loss, seconds)`.
       batches: the training data, from `first_step` on; every arm sees the same.
-      warmup, steps: untimed and timed steps; the very first is traced for its memory.
+      warmup, steps: untimed and timed steps; the very first is traced for its memory, the last untimed one for what
+        the devices do in it.
       first_step: number of the first step.
       watchers: called after every step of every arm.
       asked: whether somebody wants the training to end.
@@ -146,7 +147,7 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
                 if asked():
                     history.interrupted = True
                     return history
-                loss, seconds = arm.step(batch, trace=turn == 0)
+                loss, seconds = arm.step(batch, trace=start + number in (0, warmup - 1))
                 record = Record(arm.name, first_step + start + number, loss, seconds, timed=start >= warmup)
                 history.records[arm.name].append(record)
                 for watcher in watchers:

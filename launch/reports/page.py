@@ -57,8 +57,12 @@ faster than. The points: the arms of this run, the chosen one filled.</p>
 {% if timeline %}
 <h2>What each device does when</h2>
 <img alt="The simulated step, device by device" src="{{ timeline }}">
-<p class="note">Simulated: {{ simulated }}. <code>Strategy.timeline().save("step.json")</code> writes it for
-Perfetto.</p>
+<p class="note">Predicted: {{ simulated }}; timeline-predicted.json is for ui.perfetto.dev.</p>
+{% if traced %}
+<img alt="The traced step, device by device" src="{{ traced }}">
+<p class="note">Measured: one step that TensorFlow traced, which takes longer than others: {{ took }};
+timeline-measured.json.</p>
+{% endif %}
 {% endif %}
 {% for heading, text in notes.items() %}
 <h2>{{ heading }}</h2>
@@ -81,7 +85,7 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
                 strategy_table: str, layout: str, notes: Mapping[str, str],
                 frontier: Sequence[FrontierPoint] = (), memory_limit: float = math.inf, headline: str = "",
                 parts: Mapping[str, Mapping[str, float]] | None = None, timeline: Timeline | None = None,
-                graph: str = "") -> str:
+                traced: Timeline | None = None, graph: str = "") -> str:
     """The text of report.html: one self-contained file with the strategy, the times and the loss curves.
 
     Args:
@@ -97,6 +101,7 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
       headline: what was found, in one line; empty: none.
       parts: arm -> part of its predicted step -> seconds.
       timeline: the simulated step of the strategy; None: no picture of it.
+      traced: the same step as it was measured; None: no picture of it.
       graph: the strategy as a picture (`graph_picture`), SVG; empty: none.
     """
     measured: dict[str, str] = {}
@@ -107,4 +112,6 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
     return _PAGE.render(title=title, facts=facts, measured=measured, memory=memory, notes=notes, headline=headline,
                         strategy_table=strategy_table, layout=layout, graph=graph,
                         timeline=image(draw_timeline(timeline), "png") if timeline else "",
-                        simulated=f"{1e3 * timeline.seconds:.2f} ms" if timeline else "")
+                        simulated=f"{1e3 * timeline.seconds:.2f} ms" if timeline else "",
+                        traced=image(draw_timeline(traced), "png") if traced else "",
+                        took=f"{1e3 * traced.seconds:.2f} ms" if traced else "")

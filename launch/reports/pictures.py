@@ -74,7 +74,7 @@ def draw_steps(rows: Mapping[str, ArmRow], parts: Mapping[str, Mapping[str, floa
 
 
 def draw_timeline(timeline: Timeline) -> Figure:
-    """What each device does when, in a simulated step."""
+    """What each device does when, in a step."""
     figure, axes = _figure(10, 1.2 + 0.45 * timeline.devices)
     timeline.draw(axes)
     axes.set_title("")

@@ -19,7 +19,7 @@ from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter, scopes
 from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
 from pase_mtf.lowering.mesh_spec import Layout, MeshShape, MeshSpec
-from pase_mtf.lowering.reshard import assemble, move, reduce_and_move
+from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING, assemble, move, reduce_and_move
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.operations.facts import needed_for_updates
 from pase_mtf.operations.flow import Flow, all_operations
@@ -94,6 +94,7 @@ class PlanLowering(mtf.Lowering):
       current: the mesh implementation of the operation that is being lowered, None between operations.
       idle_scopes: name scopes of the nodes that no assignment needs: nothing should wait for them, TensorFlow would run
         them for that alone.
+      scopes: name scopes of nodes, and what they were lowered from.
     """
 
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
@@ -141,6 +142,7 @@ class PlanLowering(mtf.Lowering):
         self.operations: dict[mtf.Operation, tf.Operation] = {}
         self.tensors = _Tensors(self)
         self.idle_scopes: set[str] = set()
+        self.scopes: dict[str, mtf.Operation] = {}
         self._idle: set[mtf.Operation] = set()
         self._counters: list[tuple[str, float]] = []
         self._step = step
@@ -200,6 +202,7 @@ class PlanLowering(mtf.Lowering):
         self.current = self._impl_of[operation]
         try:
             with tf.name_scope(operation.name) as scope:
+                self.scopes[scope] = operation
                 if operation in self._idle:
                     self.idle_scopes.add(scope)
                 if lower_by_rule is None:
@@ -254,12 +257,15 @@ class PlanLowering(mtf.Lowering):
                 return found[1]
         shape, result = tensor.shape.to_integer_list, None
         if isinstance(stored, _ops.LazyAllreduceSum) and stored._reduced is None:
-            result = reduce_and_move(stored.laid_out_input.tensor_list, source,
-                                     stored.mesh_impl.strides(stored.mesh_axes), target, shape, self.emitter)
+            with tf.name_scope(ALL_REDUCE):
+                result = reduce_and_move(stored.laid_out_input.tensor_list, source,
+                                         stored.mesh_impl.strides(stored.mesh_axes), target, shape, self.emitter)
             if result is not None and stored.add_counter_fn:
                 stored.add_counter_fn()
         if result is None:
-            result = move(stored.to_laid_out_tensor().tensor_list, source, target, shape, self.emitter)
+            blocks = stored.to_laid_out_tensor().tensor_list
+            with tf.name_scope(RESHARDING):
+                result = move(blocks, source, target, shape, self.emitter)
         # The entry holds on to `stored`: its id stays its own.
         self._moved[here[0], id(stored), target] = stored, result
         return result

@@ -10,7 +10,7 @@ from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition, groups, of_mesh, whole
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.mesh_spec import MeshSpec
-from pase_mtf.lowering.reshard import all_reduce, move
+from pase_mtf.lowering.reshard import ALL_REDUCE, all_reduce, move
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.operations.protocols import HasDims, LaidOut, dims_in
 
@@ -135,9 +135,9 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         """Combines over mesh axes: "SUM", "MAX" or "MIN"."""
         if not mesh_axes:
             return x
-        members = groups(self.size, self.strides(mesh_axes))
-        return self.LaidOutTensor(all_reduce(
-            x.to_laid_out_tensor().tensor_list, members, self.devices, self.emitter, reduction_fn_string))
+        members, blocks = groups(self.size, self.strides(mesh_axes)), x.to_laid_out_tensor().tensor_list
+        with tf.name_scope(ALL_REDUCE):
+            return self.LaidOutTensor(all_reduce(blocks, members, self.devices, self.emitter, reduction_fn_string))
 
     def allconcat(self, x: LaidOut, mesh_axis: int, concat_axis: int) -> LaidOut:
         """Concatenates the slices along a mesh axis, for every processor."""

@@ -15,7 +15,10 @@ from pase_mtf.compat import tf
 from pase_mtf.graph.partition import Partition, Piece, cover, groups, nearest, volume
 from pase_mtf.lowering.emit import Emitter
 
-__all__ = ["all_reduce", "assemble", "move", "reduce_and_move"]
+__all__ = ["ALL_REDUCE", "RESHARDING", "all_reduce", "assemble", "move", "reduce_and_move"]
+
+ALL_REDUCE, RESHARDING = "all_reduce", "resharding"
+"""Name scopes of the nodes that combine partial sums, and of those that move a tensor to another partition."""
 
 # Below this size an all-reduce is dominated by the number of messages: one device sums and the others read it. Elements
 # and not bytes, so that a program sends the same messages in float64, by which its float32 is judged.

@@ -34,11 +34,17 @@ def _metrics(folder, arm="search"):
     return {line["step"]: line["loss"] for line in lines if line["arm"] == arm}
 
 
+def _timeline(folder, kind):
+    events = json.loads((folder / f"timeline-{kind}.json").read_text())["traceEvents"]
+    return [event for event in events if event["ph"] == "X"]
+
+
 def test_a_whole_run(launch):
     code, folder, out, err = launch("--compare=data_parallel,expert,search,random:1")
     assert (code, err) == (0, "")
     assert set(os.listdir(folder)) == {"config.json", "graph.json", "strategy.json", "layout.txt", "metrics.jsonl",
-                                       "summary.json", "report.html", "events", "checkpoint"}
+                                       "summary.json", "report.html", "events", "checkpoint",
+                                       "timeline-predicted.json", "timeline-measured.json"}
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["arms"]) == [*ALL, "random_0"]
     trained = [arm for arm, row in summary["arms"].items() if not row["same_as"]]
@@ -74,6 +80,10 @@ def test_a_whole_run(launch):
     assert len(steps) == 5 * len(trained)
     report = (folder / "report.html").read_text()
     assert strategy.table() in html.unescape(report)
+    assert {event["name"].rpartition(" ")[0] for event in _timeline(folder, "measured")} <= {
+        event["name"].rpartition(" ")[0] for event in _timeline(folder, "predicted")} == {
+        layer.name for layer in graph.layers}
+    assert {event["pid"] for event in _timeline(folder, "measured")} == {0, 1}
 
 
 def test_a_transformer_on_text_files(launch, tmp_path, cache_dir):
@@ -127,22 +137,6 @@ def test_resuming_with_other_numbers_is_refused(launch, finished):
         assert flag.split("=")[0] in err
         assert "leave the flag out" in err
         assert not folder.exists()
-
-
-def test_search_only(launch):
-    code, folder, out, _ = launch("--search_only", "--mesh=4")
-    assert code == 0
-    assert set(os.listdir(folder)) == {"config.json", "graph.json", "strategy.json", "layout.txt", "metrics.jsonl",
-                                       "summary.json", "report.html"}
-    assert Strategy.load(folder / "strategy.json").table() in out
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "search only"
-    assert summary["arms"]["search"]["predicted_ms"] > 0
-    assert summary["arms"]["search"]["measured_ms"] is None
-    report = (folder / "report.html").read_text()
-    assert "<h2>Arms</h2>" in report
-    assert "Losses" not in report
-    assert "<h2>Time and memory</h2>" in report
 
 
 def test_a_strategy_file(launch, tmp_path):

@@ -1,0 +1,105 @@
+"""What each device did when, in a step that TensorFlow traced: in the form of a step that was simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.memory import short_device
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.nodes import IDLE_NODES
+from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING
+from pase_mtf.operations.flow import all_operations
+from pase_mtf.simulator.timeline import Slice, Timeline
+
+__all__ = ["Work", "traced_step", "works_of"]
+
+_NANOSECONDS = 1e-9
+
+
+class Work(NamedTuple):
+    """What nodes are made for.
+
+    Attributes:
+      layer: name of the layer.
+      phase: "forward", "backward" or "update".
+    """
+
+    layer: str
+    phase: str
+
+
+def works_of(graph: ComputationGraph, program: mtf.Graph, lowering: mtf.Lowering) -> dict[str, Work]:
+    """Name scope, without its "/" -> what the nodes in it are made for; nothing of stock Mesh-TensorFlow's lowering,
+    whose nodes do not tell.
+
+    Args:
+      graph: exported from the program.
+      program: of Mesh-TensorFlow.
+      lowering: of it.
+    """
+    if not isinstance(lowering, PlanLowering):
+        return {}
+    operations = all_operations(program)
+    # An assignment stands in every layer whose variables it sets: the first counts.
+    works = {operations[entry.index]: Work(layer.name, entry.phase)
+             for layer in reversed(graph.layers) for entry in layer.operations}
+    return {scope.rstrip("/"): works[operation] for scope, operation in lowering.scopes.items() if operation in works}
+
+
+def traced_step(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: Mapping[str, int], name: str) -> Timeline:
+    """A step as it was traced: every node from when its computation began until it ended.
+
+    What waits for a core between two nodes is not seen, nor is what devices send each other where they share memory.
+
+    Args:
+      metadata: of a run with FULL_TRACE.
+      works: name scope -> what its nodes are made for (`works_of`).
+      devices: short name of a device (`memory.short_device`) -> its number.
+      name: of the step, for people.
+    """
+    found = [Slice(_kind(node, work), work.phase, work.layer, device, device, begin, end)
+             for device, node, begin, end in _nodes(metadata, devices) if (work := _owner(node, works)) is not None]
+    start = min((one.begin for one in found), default=0.0)
+    slices = sorted((one._replace(begin=one.begin - start, end=one.end - start) for one in found),
+                    key=lambda one: (one.begin, one.device))
+    return Timeline(name, len(devices), max((one.end for one in slices), default=0.0), tuple(slices))
+
+
+def _nodes(metadata: tf.RunMetadata, devices: Mapping[str, int]) -> Iterator[tuple[int, str, float, float]]:
+    """(device, name, begin, end in seconds) of every node that computes."""
+    for device in metadata.step_stats.dev_stats:
+        number = devices.get(short_device(device.device))
+        if number is None:
+            continue
+        for node in device.node_stats:
+            if _type_of(node) not in IDLE_NODES:
+                begin, end = (node.all_start_nanos + when for when in (node.op_start_rel_nanos, node.op_end_rel_nanos))
+                yield number, node.node_name, _NANOSECONDS * begin, _NANOSECONDS * end
+
+
+def _type_of(node: Any) -> str:
+    """TensorFlow's name of a node's operation, of its label: "name = AddN(first, second)"."""
+    return node.timeline_label.partition(" = ")[2].partition("(")[0]
+
+
+def _owner(node: str, works: Mapping[str, Work]) -> Work | None:
+    """What a node is made for: the innermost scope that is known."""
+    scope = node
+    while scope:
+        scope = scope.rpartition("/")[0]
+        if scope in works:
+            return works[scope]
+    return None
+
+
+def _kind(node: str, work: Work) -> str:
+    """The kind of a slice (`simulator.slots.KINDS`), by the name scope that the lowering gives it."""
+    words = {word.rpartition("_")[0] if word.rpartition("_")[2].isdigit() else word for word in node.split("/")}
+    if RESHARDING in words:
+        return "resharding"
+    if ALL_REDUCE in words:
+        return "all-reduce" if work.phase == "forward" else "gradient all-reduce"
+    return "kernels"

@@ -1,0 +1,22 @@
+"""A run that searches and trains nothing."""
+
+import json
+import os
+
+from pase_mtf.strategy.strategy import Strategy
+
+
+def test_search_only(launch):
+    code, folder, out, _ = launch("--search_only", "--mesh=4")
+    assert code == 0
+    assert set(os.listdir(folder)) == {"config.json", "graph.json", "strategy.json", "layout.txt", "metrics.jsonl",
+                                       "summary.json", "report.html", "timeline-predicted.json"}
+    assert Strategy.load(folder / "strategy.json").table() in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "search only"
+    assert summary["arms"]["search"]["predicted_ms"] > 0
+    assert summary["arms"]["search"]["measured_ms"] is None
+    report = (folder / "report.html").read_text()
+    assert "<h2>Arms</h2>" in report
+    assert "Losses" not in report
+    assert "<h2>Time and memory</h2>" in report
