@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import load_machine
+from pase_mtf.calibration.load import is_kernel_file, load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.space import MeshShape, parse_layout, parse_mesh_shape
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.machine.machine import LOCAL, Machine
@@ -145,9 +146,10 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
     Args:
       strategy: for the graph that will be lowered. By default it is searched for, at the moment of lowering.
       devices: names of the devices (default: those of the program's mesh implementation).
-      machine: for the search: a Machine, the name of one, the path of its file, or "local", which is measured.
+      machine: for the search: a Machine, the name of one, the path of its file or of one of kernel times, or "local",
+        which is measured.
       method: of the search.
-      **options: of the search.
+      **options: of the search (of `find_strategy`), such as prices="measured".
 
     Yields:
       SwappedLowering: the lowerings and their strategies.
@@ -172,8 +174,7 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
         exported = export_graph(graph)
         chosen = strategy
         if chosen is None:
-            chosen = find_strategy(exported, len(names), load_machine(machine, len(names), _kind_of(names)), method,
-                                   **options)
+            chosen = _found(graph, exported, names, machine, method, options)
         else:
             chosen.check_graph(exported)
         plan = plan_from_configurations(graph, exported, chosen.configurations, len(names))
@@ -185,6 +186,18 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
 
     with _lowering_becomes(lower):
         yield swapped
+
+
+def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str],
+           machine: Machine | str | os.PathLike[str] | None, method: str, options: Mapping[str, Any]) -> Strategy:
+    """The strategy of a graph that is about to be lowered over some devices."""
+    kind = _kind_of(names)
+    if options.get("prices") != "measured" and not is_kernel_file(machine):
+        return find_strategy(exported, len(names), load_machine(machine, len(names), kind), method, **options)
+    if kind != "cpu":
+        raise UsageError("measured prices are those of CPUs only; take fitted ones, or devices of kind cpu")
+    place = LOCAL if machine is None else machine if isinstance(machine, Machine) else os.fspath(machine)
+    return find_strategy(graph, len(names), place, method, **options)
 
 
 def _kind_of(devices: Sequence[str]) -> str:

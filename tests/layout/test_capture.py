@@ -6,12 +6,15 @@ from harness import device_names, session
 from nets import build
 
 import pase_mtf
+from pase_mtf.calibration.cache import kernels_path
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout.capture import capture_graph, swap_lowering
 from pase_mtf.layout.find import find_layout
 from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.machine.kernel_file import load_times
+from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.strategy.find import find_strategy
 
 Lowering = mtf.Lowering  # as a program that imports the class by itself has it
@@ -100,6 +103,22 @@ def test_swapped_lowering_takes_a_strategy():
     with tf.Graph().as_default(), swap_lowering(other), pytest.raises(AssertionError) as caught:
         model_fn()
     assert isinstance(caught.value.__cause__, MismatchError)
+
+
+def test_swapped_lowering_by_measured_kernels(cache_dir, timed_kernels, tmp_path):
+    with tf.Graph().as_default(), swap_lowering(prices="measured") as swapped:
+        model_fn()
+    here, = swapped.strategies
+    assert here.search["kernels"]["of_strategy"] == here.search["kernels"]["measured_of_strategy"] > 5
+    save_tables(tmp_path / "mine.json", [load_times(kernels_path(4))])
+    with tf.Graph().as_default(), swap_lowering(machine=tmp_path / "mine.json") as swapped:
+        assert np.isfinite(losses(model_fn())).all()
+    assert swapped.strategies[0].configurations == here.configurations
+    gpus = [f"/device:GPU:{number}" for number in range(4)]
+    with tf.Graph().as_default(), swap_lowering(prices="measured", devices=gpus), pytest.raises(
+            AssertionError) as caught:
+        model_fn()
+    assert "those of CPUs only" in str(caught.value.__cause__)
 
 
 def test_swapping_needs_devices():
