@@ -27,6 +27,7 @@ _LEAST_RUNS, _MOST_RUNS = 3, 60
 _SECONDS = 0.1  # of all runs of a kernel, where their times differ by more
 _RUN_SECONDS = 4e-3  # of one run, where the kernel takes about as long as expected
 _REPEATS = 8  # at most, of a kernel on every device: making a node takes longer than running it
+_REPEATS_ALONE = 64  # of a kernel that has its device for itself: to start a run takes as long as dozens of them
 _BATCH = 24  # kernels: TensorFlow looks through a whole graph at the first run of each
 _BATCH_BYTES = 1 << 30
 _LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
@@ -40,13 +41,15 @@ class KernelTimer:
       failed: kernels that cannot be timed here, and why.
     """
 
-    def __init__(self, devices: int, kind: str = "cpu") -> None:
+    def __init__(self, devices: int, kind: str = "cpu", expected: Callable[[Kernel], float] | None = None) -> None:
         """Measures nothing yet.
 
         Args:
           devices: how many, all of which are busy while a kernel is timed.
           kind: "cpu" (virtual devices of one process, which share its cores) or "gpu".
+          expected: about how long a kernel of a GPU takes, in seconds, by what is known of its speed.
         """
+        self._expected = expected
         self._devices = Devices.first(devices, kind)
         self._shared = kind == "cpu"
         self.failed: dict[Kernel, str] = {}
@@ -67,7 +70,7 @@ class KernelTimer:
         for batch in self._batches([kernel for kernel in kernels if kernel not in self.failed]):
             if time.perf_counter() - begin >= seconds:
                 return
-            yield _Bench(self._devices, self._shared, self.failed).measure(batch)
+            yield _Bench(self._devices, self._shared, self.failed, self._expected).measure(batch)
             progress(len(batch))
 
     def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
@@ -188,7 +191,9 @@ class _Nodes:
 class _Bench:
     """Some kernels in one graph and session."""
 
-    def __init__(self, devices: Devices, shared: bool, failed: dict[Kernel, str]) -> None:
+    def __init__(self, devices: Devices, shared: bool, failed: dict[Kernel, str],
+                 expected: Callable[[Kernel], float] | None = None) -> None:
+        self._expected = expected
         self._names, self._shared, self._failed = devices.names, shared, failed
         self._config = session_config(devices)
         # Equal nodes are not to be merged into one.
@@ -228,7 +233,10 @@ class _Bench:
         return dataclasses.replace(timing, seconds=max((timing.seconds - start) / count, _LEAST_SECONDS))
 
     def _repeats(self, kernel: Kernel) -> int:
-        """How often a kernel is emitted on every device: more often where it takes little."""
+        """How often a kernel is emitted on every device: more often where it takes little. GPUs differ by orders of
+        magnitude in what they take: there it follows what is known of the speed of those at hand."""
+        if not self._shared and self._expected is not None:
+            return int(np.clip(_RUN_SECONDS / max(self._expected(kernel), _LEAST_SECONDS), 1, _REPEATS_ALONE))
         expected = kernel.flops / 2e10 + kernel.nbytes / 5e9 + 3e-6
         together = expected * (len(self._names) / cores() if self._shared else 1.0)
         return int(np.clip(_RUN_SECONDS / together, 1, _REPEATS))

@@ -167,7 +167,8 @@ class KernelMeter:
             return {}
         from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
         begin, found = time.perf_counter(), dict[Kernel, Timing]()
-        timer = KernelTimer(self.devices, self.kind)
+        speed = (self.times.estimate,) if self.kind == "gpu" and len(self.times) else ()
+        timer = KernelTimer(self.devices, self.kind, *speed)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for", file=sys.stderr)):
             for batch in timer.time(kernels, seconds, progress):
                 found.update(batch)

@@ -5,13 +5,16 @@ import math
 import pytest
 
 from pase_mtf.calibration import cache
+from pase_mtf.calibration import kernels as timing
 from pase_mtf.calibration import meter as metering
 from pase_mtf.calibration.cache import cache_path, fingerprint, fingerprint_of_kernels, kernels_path
 from pase_mtf.calibration.kernels import KernelTimer
 from pase_mtf.calibration.meter import REFERENCES, KernelMeter
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, load_times
-from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
+from pase_mtf.machine.kernels import Block, Kernel, KernelTimes, Timing, sum_kernel
+from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import Devices
 
 
 def _floats(*shape):
@@ -53,6 +56,51 @@ def test_what_is_too_large_or_too_late_is_not_timed():
     assert list(timer.time([huge])) == []
     assert "GB" in timer.failed[huge]
     assert list(timer.time([_ADD], seconds=0.0)) == []
+
+
+@pytest.mark.parametrize("name", ["1080ti", "2080ti", "a100", "h200"])
+def test_how_often_a_gpu_repeats_a_kernel_follows_its_speed(name):
+    machine = Machine.load(name)
+
+    def seconds(kernel):
+        return kernel.flops / machine.rates["matmul"] + kernel.nbytes / machine.memory_bandwidth + machine.overhead
+
+    sizes = [64, 512, 2048, 8192, 16384]
+    kernels = [Kernel("Einsum", (_floats(size, size),) * 2, (_floats(size, size),), (("equation", "ab,bc->ac"),))
+               for size in sizes]
+    # Of what was timed on the device, all but the largest; and with nothing known, in no more runs than on a CPU.
+    known = KernelTimes(timings={kernel: Timing(seconds(kernel)) for kernel in kernels[:-1]})
+    bench = timing._Bench(Devices.first(1, "gpu"), False, {}, known.estimate)
+    repeats = [bench._repeats(kernel) for kernel in kernels]
+    assert repeats == sorted(repeats, reverse=True)
+    assert repeats[0] == timing._REPEATS_ALONE
+    assert repeats[-1] == 1
+    for kernel, times in zip(kernels[:-1], repeats[:-1], strict=True):
+        # A run takes what it is meant to, but for kernels so short or so long that it cannot.
+        assert times in (1, timing._REPEATS_ALONE) or (
+            0.5 * timing._RUN_SECONDS <= times * seconds(kernel) <= timing._RUN_SECONDS)
+    unknown = timing._Bench(Devices.first(1, "gpu"), False, {})
+    assert all(1 <= unknown._repeats(kernel) <= timing._REPEATS for kernel in kernels)
+
+
+def test_a_meter_of_gpus_tells_how_fast_they_are(cache_dir, timed, monkeypatch):
+    monkeypatch.setattr(cache, "gpu_names", lambda: ["a GPU"] * 2)
+    told = []
+
+    class Timer:
+        def __init__(self, devices, kind, expected=None):
+            told.append(expected and expected(_ADD))
+            self.failed = {}
+
+        def time(self, kernels, limit=math.inf, progress=None):
+            yield {kernel: Timing(1e-6) for kernel in kernels}
+
+    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelTimer", Timer)
+    meter = KernelMeter(2, "gpu")
+    meter.start()
+    meter.measure([_ADD])
+    assert told[0] is None  # nothing is known of them
+    assert 1e-7 < told[-1] < 1e-5  # as the reference kernels took
 
 
 @pytest.fixture
