@@ -26,6 +26,9 @@ import numpy as np
 
 from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
+from pase_mtf.calibration.cache import fingerprint_of_kernels
+from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.cost.roofline import roofline_machine
 from pase_mtf.errors import PaseError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph, _hash
@@ -33,6 +36,8 @@ from pase_mtf.launch.checkpoints.checkpoint import _own_hash, find_checkpoint
 from pase_mtf.launch.flag_values import parse_arms, parse_mesh
 from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.summary import Summary, read_summary, summary_json
+from pase_mtf.machine.kernel_table import save_tables, table_for
+from pase_mtf.machine.kernels import KernelTimes, Timing
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models import load_config
 from pase_mtf.runtime import describe_host
@@ -177,8 +182,11 @@ class _Workplace:
         self.graph.save(folder / "graph.json")
         self.strategy.save(folder / "strategy.json")
         Machine.load("h100").save(folder / "machine.json")
+        save_tables(folder / "kernels.json", [KernelTimes(
+            {**fingerprint_of_kernels(devices), "processor": "none"}, {kernel: Timing(1e-4) for kernel in REFERENCES})
+            for devices in (2, 4)])
         self.data = {name: json.loads((folder / f"{name}.json").read_text())
-                     for name in ("graph", "strategy", "machine")}
+                     for name in ("graph", "strategy", "machine", "kernels")}
         instance = ROOT / "tests" / "data" / "instances" / "rnnlm_8.npz"
         CostNetwork.load(instance).save(folder / "network.npz")
         self.networks = [dict(np.load(instance)), dict(np.load(folder / "network.npz"))]
@@ -197,6 +205,11 @@ class _Workplace:
         strategy = Strategy.load(self.path("read.json", raw))
         strategy.table()
         Strategy.load(self.path("read.json", raw), self.graph, Machine.load("h100")).explain(0)
+
+    def read_kernels(self, raw: bytes) -> None:
+        times = table_for(self.path("read.json", raw), 2)
+        KernelTimes(times.on, dict(times.items())).estimate(REFERENCES[-1]._replace(operation="Tanh"))
+        roofline_machine(times, 2, float(times.on["memory"]))
 
     def read_graph(self, raw: bytes) -> None:
         graph = ComputationGraph.load(self.path("read.json", raw))
@@ -262,6 +275,7 @@ def targets(folder: pathlib.Path) -> list[Target]:
     return [
         Target("machine", lambda source: _json(place.data["machine"], source), place.read_machine),
         Target("strategy", lambda source: _json(place.data["strategy"], source), place.read_strategy),
+        Target("kernel times", lambda source: _json(place.data["kernels"], source), place.read_kernels),
         Target("graph", lambda source: _json(place.data["graph"], source, seal), place.read_graph),
         Target("network", lambda source: _npz(source.choice(place.networks), source), place.read_network),
         Target("checkpoint", place.manifest, place.read_manifest),
@@ -272,8 +286,8 @@ def targets(folder: pathlib.Path) -> list[Target]:
         Target("arms flags", lambda source: (_words(source), _words(source)), lambda words: parse_arms(*words))]
 
 
-TARGETS = ("machine", "strategy", "graph", "network", "checkpoint", "run configuration", "summary", "preset",
-           "mesh flag", "arms flags")
+TARGETS = ("machine", "strategy", "kernel times", "graph", "network", "checkpoint", "run configuration", "summary",
+           "preset", "mesh flag", "arms flags")
 """The names of `targets`, for those who need them before there is a folder."""
 
 

@@ -51,7 +51,7 @@ def test_measures_saves_and_goes_on(measured, timed_kernels, preset, capsys):
     # Once more: the reference kernels, and nothing else.
     timed_kernels.clear()
     assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--list"]) == 0
-    assert timed_kernels == list(REFERENCES)
+    assert set(timed_kernels) == set(REFERENCES)
     out = capsys.readouterr().out
     assert "Conv2DBackpropFilter" in out
     assert "median, us" in out
@@ -132,7 +132,7 @@ def test_interrupted_it_keeps_what_was_measured(cache_dir, timed_kernels, preset
 
 def test_seconds_are_a_budget(cache_dir, timed_kernels, preset, capsys):
     assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--seconds=1e-9"]) == 0
-    assert timed_kernels == list(REFERENCES)
+    assert set(timed_kernels) == set(REFERENCES)
     assert "the others estimated" in capsys.readouterr().out
 
 

@@ -62,7 +62,7 @@ def test_by_a_file(saved, timed_kernels, program, tmp_path):
     here = find_strategy(program, 4, prices="measured")
     assert there.configurations == here.configurations
     assert there.seconds == pytest.approx(here.seconds, rel=1e-3)
-    assert timed_kernels == list(REFERENCES)  # those that a search here begins with
+    assert set(timed_kernels) == set(REFERENCES)  # those that a search here begins with
     there.save(tmp_path / "strategy.json")
     assert Strategy.load(tmp_path / "strategy.json").verdict == there.verdict
     with pytest.raises(InfeasibleError):
