@@ -14,7 +14,7 @@ from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
 from pase_mtf.launch.console import INTERRUPTED, LOSSES_DISAGREE, exit_code_of
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import Options, parse_command_line
-from pase_mtf.launch.plan import Plan, check_packages, resolve
+from pase_mtf.launch.plan import Plan, check_packages, member_of, resolve
 from pase_mtf.launch.training import History, train
 
 __all__ = ["main"]
@@ -31,11 +31,19 @@ def run(options: Options, interrupts: Interrupts) -> int:
         print(resolve(options).config_json(), end="")
         return 0
     check_packages()
-    plan, flag = resolve(options), options.cluster_flag
-    if flag is None or options.search_only or Membership.of_environment() is not None:
-        return execute(plan, interrupts)
-    from pase_mtf.launch.cluster.launcher import launch_local
-    return launch_local(plan, flag.processes, interrupts)
+    if options.cluster is None or options.search_only or Membership.of_environment() is not None:
+        return execute(resolve(options), interrupts)
+    return _over_processes(options, interrupts)
+
+
+def _over_processes(options: Options, interrupts: Interrupts) -> int:
+    from pase_mtf.launch.cluster.hosts import join_run
+    from pase_mtf.launch.cluster.launcher import launch
+    member = member_of(options)
+    if member.rank == 0:
+        return launch(resolve(options), member.tasks, interrupts)
+    interrupts.hold()
+    return join_run(member, options.max_restarts, interrupts)
 
 
 def execute(plan: Plan, interrupts: Interrupts) -> int:

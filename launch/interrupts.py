@@ -22,6 +22,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._asked: list[int] = []
+        self._told: list[int] = []
         self._held = False
         self._before: list[object] = []
 
@@ -37,17 +38,22 @@ class Interrupts:
     @property
     def asked(self) -> bool:
         """Whether somebody wants the run to end."""
-        return bool(self._asked)
+        return bool(self._asked or self._told)
 
     @property
     def signals(self) -> tuple[int, ...]:
-        """Those that came, in order."""
+        """Those that came to this process, in order."""
         return tuple(self._asked)
+
+    def take(self, number: int) -> None:
+        """Takes what came to another process of the run; a scheduler sends one signal to all of them."""
+        if number in SIGNALS:
+            self._told.append(number)
 
     @property
     def exit_code(self) -> int | None:
         """What a shell expects of a process that the first of the signals ended: 130 or 143; None without any."""
-        return 128 + self._asked[0] if self._asked else None
+        return 128 + (self._asked or self._told)[0] if self.asked else None
 
     def hold(self) -> None:
         """From here on a signal is only remembered: whoever holds looks at `asked` between two steps.

@@ -144,7 +144,8 @@ class Options:
             if value is not None and value > _MOST:
                 raise UsageError(f"--{name}={shortened(value)}: must be at most {_MOST}")
         self._check_cluster()
-        if not self.in_place:
+        # The files of a run are those of rank 0, whose folder others may see, and see made.
+        if not self.in_place and not (self.cluster_flag and self.cluster_flag.rank):
             _check_new_folder(self.output_dir)
 
     def _check_cluster(self) -> None:

@@ -14,12 +14,13 @@ from pase_mtf.errors import UsageError
 from pase_mtf.files import read_json
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, find_checkpoint
 from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.slurm import slurm_tasks
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
 from pase_mtf.runtime import Devices, choose_devices
 
-__all__ = ["Plan", "check_packages", "default_preset", "resolve"]
+__all__ = ["Plan", "check_packages", "default_preset", "member_of", "resolve"]
 
 _PACKAGES = {"jinja2": "jinja2", "matplotlib": "matplotlib", "PIL": "pillow", "tokenizers": "tokenizers"}
 """Modules that the extra "launch" of setup.py installs -> their packages."""
@@ -95,6 +96,24 @@ def _devices(options: Options) -> Devices:
     here = choose_devices(options.devices, count if flag.kind == "local" else count // flag.processes)
     tasks = flag.tasks or tuple(f"127.0.0.1:{rank}" for rank in range(flag.processes))
     return Devices.over_tasks(count, here.kind, tasks, here.models)
+
+
+def member_of(options: Options) -> Membership:
+    """Which process of --cluster this command is to start, and where all of them are.
+
+    Nothing but that is looked at: the files of a run are those of rank 0. With local:N that is rank 0 of no addresses:
+    it starts all.
+
+    Raises:
+      UsageError: it has no such devices; a job of Slurm's that cannot be understood.
+    """
+    flag = options.cluster_flag
+    assert flag is not None
+    devices = _devices(options)
+    if flag.kind == "slurm":
+        tasks, rank = slurm_tasks(flag.processes)
+        return Membership(tasks, rank, devices.count, devices.kind)
+    return Membership(flag.tasks, flag.rank or 0, devices.count, devices.kind)
 
 
 def resolve(options: Options) -> Plan:

@@ -17,20 +17,20 @@ from typing import NamedTuple
 
 from pase_mtf.errors import ClusterError, FormatError
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+from pase_mtf.launch.cluster.hosts import meet
 from pase_mtf.launch.cluster.membership import Membership
-from pase_mtf.launch.cluster.process import TaskProcess, end_all
+from pase_mtf.launch.cluster.process import TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
 
-__all__ = ["Fault", "Outcome", "launch_local", "local_addresses", "options_after", "watch"]
+__all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
 _LOOK_EVERY = 0.1
 _TELLS_WITHIN = 3.0
 """Seconds in which the fault of a process shows after that of rank 0 has lost its connection to it."""
 
 _RUN = ("-m", "pase_mtf.launch")
-_WORKER = ("-m", "pase_mtf.launch.cluster.worker")
 
 
 class Fault(NamedTuple):
@@ -46,6 +46,9 @@ class Fault(NamedTuple):
     what: str
     told: bool = False
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.what}"
+
 
 class Outcome(NamedTuple):
     """What became of the processes of a run: an exit code, or a fault.
@@ -59,7 +62,7 @@ class Outcome(NamedTuple):
     fault: Fault | None = None
 
 
-def watch(processes: Sequence[TaskProcess], interrupts: Interrupts,
+def watch(processes: Sequence[Watched], interrupts: Interrupts,
           sleep: Callable[[float], object] = time.sleep) -> Outcome:
     """Waits until rank 0 ends, or a fault of any process is found; passes signals on to rank 0.
 
@@ -68,13 +71,13 @@ def watch(processes: Sequence[TaskProcess], interrupts: Interrupts,
       interrupts: of the launcher. The first signal is for rank 0 to end between two steps, the second ends everything.
       sleep: between two looks.
     """
-    passed_on, main, lost = 0, processes[0], 0.0
+    passed_on, main, lost = False, processes[0], 0.0
     while True:
-        for number in interrupts.signals[passed_on:]:
-            passed_on += 1
-            if passed_on > 1:
-                return Outcome(interrupts.exit_code or ClusterError.exit_code)
-            main.send(number)
+        if len(interrupts.signals) > 1:
+            return Outcome(128 + interrupts.signals[0])
+        if interrupts.exit_code is not None and not passed_on:
+            main.send(interrupts.exit_code - 128)
+            passed_on = True
         for process in processes:
             what = process.fault()
             if what is None and process is not main and process.exit_code is not None:
@@ -82,7 +85,7 @@ def watch(processes: Sequence[TaskProcess], interrupts: Interrupts,
             if what is not None:
                 return Outcome(ClusterError.exit_code, Fault(process.rank, what))
         code = main.exit_code
-        if code == ClusterError.exit_code:  # whose process it was that it has lost, a look at that will tell
+        if code == ClusterError.exit_code and not interrupts.asked:  # it has lost one: which, a look at that will tell
             if lost > _TELLS_WITHIN:
                 return Outcome(code, Fault(0, "lost its connection to another", told=True))
             lost += _LOOK_EVERY
@@ -104,69 +107,79 @@ def local_addresses(count: int) -> tuple[str, ...]:
             one.close()
 
 
-def launch_local(plan: Plan, processes: int, interrupts: Interrupts) -> int:
-    """Runs a plan over processes of this computer: rank 0 trains, the others serve their devices to it.
+def launch(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts) -> int:
+    """Runs a plan over processes: rank 0, which is started here, trains, the others serve their devices to it.
 
     After a fault all are ended, and started again from the last checkpoint, up to --max_restarts times.
 
     Args:
       plan: of the run.
-      processes: how many.
+      tasks: addresses of the processes, by rank, each started by a launcher of its own; empty: all are of this
+        computer, and started here.
       interrupts: of this process, which only passes signals on.
 
     Returns:
       The exit code.
 
     Raises:
-      ClusterError: a process was lost, and no restart is left.
+      ClusterError: a process is missing, or was lost, and no restart is left.
       FormatError: the run continues another in place, of which no checkpoint is whole any more.
+      KeyboardInterrupt: somebody wants it to end before it has begun.
     """
     interrupts.hold()
     options, restarts = plan.options, 0
     while True:
-        started: list[TaskProcess] = []
-        try:
-            _start(started, plan, options, processes)
-            outcome = watch(started, interrupts)
-        finally:
-            end_all(started)
-        if outcome.fault is None:
-            return outcome.exit_code
-        said = f"rank {outcome.fault.rank} {outcome.fault.what}"
-        if interrupts.exit_code is not None:
-            print(f"{said} while the run was ended", file=sys.stderr, flush=True)
-            return interrupts.exit_code
+        outcome = _attempt(plan, options, tasks, interrupts, last=restarts == plan.options.max_restarts)
+        if outcome.fault is None or interrupts.exit_code is not None:
+            return outcome.exit_code if outcome.fault is None else interrupts.exit_code or outcome.exit_code
         if restarts == options.max_restarts:
             if outcome.fault.told:
                 return outcome.exit_code
-            raise ClusterError(f"{said}; all processes were ended" + (
+            raise ClusterError(f"{outcome.fault}; all processes were ended" + (
                 f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else
                 "; --max_restarts=3 starts again from the last checkpoint"))
         restarts += 1
         options = options_after(plan)
-        print(f"{said}; starting again from {_where(options)} (restart {restarts} of {options.max_restarts})",
+        where = f"the checkpoint in {options.resume}" if options.resume else "the first step"
+        print(f"{outcome.fault}; starting again from {where} (restart {restarts} of {options.max_restarts})",
               file=sys.stderr, flush=True)
 
 
-def _where(options: ResolvedOptions) -> str:
-    return f"the checkpoint in {options.resume}" if options.resume else "the first step"
+def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], interrupts: Interrupts,
+             last: bool) -> Outcome:
+    """Starts all processes, watches them, and ends them; where it is not the last, those of other hosts begin anew."""
+    told: dict[str, object] = {"end": ClusterError.exit_code, "error": "rank 0: its launcher has failed"}
+    others = meet(_membership(plan, tasks, 0), interrupts) if tasks else []
+    addresses = tasks or local_addresses(len(plan.devices.tasks))
+    here: list[TaskProcess] = []
+    try:
+        for rank in range(1 if tasks else len(addresses)):
+            environment = {} if tasks else _visible_gpus(plan, rank)
+            membership = _membership(plan, addresses, rank)
+            here.append(start_worker(membership, environment) if rank else TaskProcess(
+                0, [sys.executable, *_RUN, *options.to_arguments()], {**membership.environment, **environment},
+                own_output=True))
+        outcome = watch([*here, *others], interrupts)
+        told = {"end": outcome.exit_code}
+        if outcome.fault is not None:
+            told = {"end": interrupts.exit_code or outcome.exit_code, "error": str(outcome.fault),
+                    "again": not last and not interrupts.asked}
+        return outcome
+    finally:
+        for other in others:
+            other.end(**told)
+        end_all(here)
 
 
-def _start(started: list[TaskProcess], plan: Plan, options: ResolvedOptions, processes: int) -> None:
-    """Starts all processes; `started` holds those that were, whatever happens."""
-    tasks = local_addresses(processes)
-    for rank in range(processes):
-        membership = Membership(tasks, rank, plan.devices.count, plan.devices.kind)
-        command = [sys.executable, *(_WORKER if rank else (*_RUN, *options.to_arguments()))]
-        environment = {**membership.environment, **_visible_gpus(plan, rank, processes)}
-        started.append(TaskProcess(rank, command, environment, own_output=rank == 0))
+def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:
+    return Membership(tasks, rank, plan.devices.count, plan.devices.kind)
 
 
-def _visible_gpus(plan: Plan, rank: int, processes: int) -> dict[str, str]:
+def _visible_gpus(plan: Plan, rank: int) -> dict[str, str]:
     """The variable that leaves a process its own part of the GPUs of this computer; none on CPUs."""
     if plan.devices.kind != "gpu":
         return {}
-    each = plan.devices.count // processes
+    each = plan.devices.count // len(plan.devices.tasks)
     known = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     known = known or [str(number) for number in range(plan.devices.count)]
     return {"CUDA_VISIBLE_DEVICES": ",".join(known[rank * each:(rank + 1) * each])}

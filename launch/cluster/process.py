@@ -10,9 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from typing import IO, Protocol
 
-__all__ = ["STOPPED_FOR", "TaskProcess", "end_all"]
+from pase_mtf.launch.cluster.membership import Membership
+
+__all__ = ["STOPPED_FOR", "TaskProcess", "Watched", "end_all", "start_worker"]
+
+_WORKER = "pase_mtf.launch.cluster.worker"
 
 STOPPED_FOR = 5.0
 """Seconds after which a process that is stopped (SIGSTOP) is given up: Ctrl-Z and `fg` are no fault."""
@@ -22,6 +26,29 @@ _LAPSE = 2.0
 
 _PROXIES = ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy")
 """TensorFlow's channels would go through them, and nothing says so."""
+
+
+class Watched(Protocol):
+    """What a launcher asks of a process of a run, here or on another host.
+
+    Attributes:
+      rank: of the process.
+    """
+
+    rank: int
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it ended with by itself; None while it runs, and where it was killed."""
+        ...
+
+    def fault(self) -> str | None:
+        """What is wrong with it, in words that follow its name; None while nothing is."""
+        ...
+
+    def send(self, number: int) -> None:
+        """Sends it a signal."""
+        ...
 
 
 class TaskProcess:
@@ -101,6 +128,17 @@ class TaskProcess:
             self._process.wait()
         if self._relay is not None:
             self._relay.join(1.0)
+
+
+def start_worker(membership: Membership, environment: Mapping[str, str] | None = None) -> TaskProcess:
+    """Starts the process of a rank other than 0.
+
+    Args:
+      membership: of that process.
+      environment: variables besides.
+    """
+    return TaskProcess(membership.rank, [sys.executable, "-m", _WORKER],
+                       {**membership.environment, **(environment or {})}, own_output=False)
 
 
 def end_all(processes: Sequence[TaskProcess], grace: float = 5.0) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -174,3 +175,50 @@ def test_a_fault_before_the_first_checkpoint(preset, tmp_path):
     assert code == 0
     assert "starting again from the first step (restart 1 of 2)" in err
     assert list(_metrics(tmp_path / "run")) == list(range(300))
+
+
+def _hosts(count):
+    """Addresses of this computer with a free port above them, where the launchers meet."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return [f"127.0.0.1:{port - number}" for number in range(count, 0, -1)]
+
+
+@pytest.mark.slow
+def test_two_launchers_with_tf_config(preset, undisturbed, tmp_path, monkeypatch):
+    """As operators of Kubernetes start them; the worker of the second is lost once."""
+    tasks, runs = _hosts(2), []
+    for rank in range(2):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": tasks},
+                                                    "task": {"type": "worker", "index": rank}}))
+        runs.append(_Run(preset, tmp_path / f"rank{rank}", "--strategy=data_parallel", "--steps=149",
+                         "--checkpoint_every=20", "--max_restarts=1", "--cluster=tf_config"))
+    runs[0].reach(50)
+    os.kill(runs[1].pid(1), signal.SIGKILL)
+    (code, _, err), (other_code, other_out, other_err) = runs[0].end(), runs[1].end()
+    assert (code, other_code) == (0, 0)
+    lost = f"rank 1 ({tasks[1]}) was killed by SIGKILL; starting again"
+    assert lost in err
+    assert f"[rank 1] {lost}" in other_err
+    assert other_out == f"[rank 1] serves 1 devices at {tasks[1]}\n" * 2
+    assert not (tmp_path / "rank1").exists()
+    assert _metrics(tmp_path / "rank0", "data_parallel") == pytest.approx(undisturbed, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_lost(preset, tmp_path):
+    """Its launcher is stopped, as if its network were cut: both sides end, in time."""
+    tasks = ",".join(_hosts(2))
+    runs = [_Run(preset, tmp_path / f"rank{rank}", "--steps=100000", f"--cluster={tasks}", f"--task={rank}")
+            for rank in range(2)]
+    runs[0].reach(5)
+    start = time.monotonic()
+    runs[1].process.send_signal(signal.SIGSTOP)
+    code, _, err = runs[0].end()
+    assert time.monotonic() - start < 20  # 15, and what the end takes
+    assert code == 7
+    assert err.startswith(f"error: rank 1 ({tasks.split(',')[1]}) said nothing for 10 s; all processes were ended")
+    runs[1].process.send_signal(signal.SIGCONT)
+    code, _, err = runs[1].end()
+    assert code == 7
+    assert "[rank 1] error: " in err

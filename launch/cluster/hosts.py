@@ -1,0 +1,228 @@
+"""The launchers of several hosts, one per process: they meet, start at once, watch each other, and end together."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pase_mtf.errors import ClusterError, shortened
+from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.process import TaskProcess, end_all, start_worker
+from pase_mtf.launch.cluster.wire import Connection, control_address, listen
+from pase_mtf.launch.interrupts import Interrupts
+
+__all__ = ["JOINS_WITHIN", "RemoteTask", "join_run", "meet"]
+
+JOINS_WITHIN = 20.0
+"""Seconds after which a launcher that did not come counts as missing."""
+
+_LOOK_EVERY = 0.1
+_PACKAGES = ("pase_mtf", "tensorflow", "tensorflow-cpu", "mesh-tensorflow")
+
+
+class RemoteTask:
+    """A process of another host, as the launcher of rank 0 sees it: by what the launcher there says.
+
+    Attributes:
+      rank: of the process.
+      exit_code: always None: that it ended is a fault, and told as one.
+    """
+
+    exit_code = None
+
+    def __init__(self, rank: int, address: str, connection: Connection, interrupts: Interrupts):
+        """Takes the connection to the launcher of that rank."""
+        self.rank, self._address, self._connection, self._interrupts = rank, address, connection, interrupts
+        self._told: str | None = None
+
+    def fault(self) -> str | None:
+        """What is wrong with it, in words that follow its name; None while nothing is."""
+        for message in self._connection.messages():
+            if isinstance(message.get("fault"), str):
+                self._told = shortened(message["fault"], 300, quoted=False)
+            elif type(message.get("signal")) is int:
+                self._interrupts.take(message["signal"])
+        found = self._told or self._connection.lost
+        return f"({self._address}) {found}" if found else None
+
+    def say(self, **message: object) -> None:
+        """Tells the launcher there."""
+        self._connection.say(**message)
+
+    def send(self, number: int) -> None:
+        """Nothing: only rank 0 is sent signals."""
+
+    def end(self, **message: object) -> None:
+        """Tells how the run ended, and closes the connection."""
+        self._connection.say(**message)
+        self._connection.close()
+
+
+def _passport(membership: Membership) -> dict[str, Any]:
+    """What has to be the same everywhere."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"processes": list(membership.tasks), "devices": membership.devices, "kind": membership.kind, **versions}
+
+
+def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_WITHIN) -> list[RemoteTask]:
+    """The launcher of rank 0: waits for those of all others, and lets them start.
+
+    Raises:
+      ClusterError: names who is missing, or was started with something else.
+      KeyboardInterrupt: somebody wants it to end.
+      UsageError: there is no port to meet at.
+    """
+    tasks, mine = membership.tasks, _passport(membership)
+    came: dict[int, Connection] = {}
+    strangers: list[Connection] = []
+    end = time.monotonic() + within
+    with listen(control_address(tasks)) as door:
+        try:
+            while len(came) < len(tasks) - 1:
+                if interrupts.asked:
+                    raise KeyboardInterrupt
+                if time.monotonic() >= end:
+                    missing = [f"rank {rank} ({task})" for rank, task in enumerate(tasks) if rank and rank not in came]
+                    raise ClusterError(f"no launcher of {', '.join(missing)} came within {within:g} s; start the same "
+                                       "command there, and see whether it can connect to "
+                                       f"{':'.join(map(str, control_address(tasks)))}")
+                try:
+                    strangers.append(Connection(door.accept()[0]))
+                except BlockingIOError:
+                    time.sleep(_LOOK_EVERY)
+                _let_in(strangers, came, mine, tasks)
+        except BaseException as error:
+            for connection in (*came.values(), *strangers):
+                connection.say(end=ClusterError.exit_code, error=str(error) or "rank 0 was interrupted")
+                connection.close()
+            raise
+    for connection in strangers:
+        connection.close()
+    found = [RemoteTask(rank, tasks[rank], came[rank], interrupts) for rank in sorted(came)]
+    for task in found:
+        task.say(start=True)
+    return found
+
+
+def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapping[str, Any],
+            tasks: Sequence[str]) -> None:
+    """Takes those who say who they are from the strangers; of one rank the last, who is there again after a fault.
+
+    Raises:
+      ClusterError: one was started with something else.
+    """
+    for gone in list(came):
+        came[gone].messages()
+        if came[gone].lost:
+            came.pop(gone).close()
+    for connection in list(strangers):
+        hello = next(iter(connection.messages()), None)
+        if connection.lost:
+            strangers.remove(connection)
+            connection.close()
+        elif hello is not None:
+            strangers.remove(connection)
+            rank, theirs = hello.get("rank"), hello.get("passport")
+            if type(rank) is not int or not 0 < rank < len(tasks) or not isinstance(theirs, dict):
+                connection.close()
+                continue
+            came[rank] = connection
+            for name in {**mine, **theirs}:
+                if theirs.get(name) != mine.get(name):
+                    raise ClusterError(f"rank {rank} ({tasks[rank]}) was started with {name} = "
+                                       f"{shortened(theirs.get(name))}, rank 0 with {shortened(mine.get(name))}; start "
+                                       "the same command everywhere")
+
+
+def join_run(membership: Membership, restarts: int, interrupts: Interrupts, within: float = JOINS_WITHIN) -> int:
+    """The launcher of any other rank: joins that of rank 0, starts its worker when told to, until the run has ended.
+
+    Args:
+      membership: of the process that it starts.
+      restarts: how often the run may be started again.
+      interrupts: of this process; signals are passed on to rank 0.
+      within: seconds in which that of rank 0 has to answer.
+
+    Returns:
+      The exit code of the run; where a process was lost, and no restart is left, a line says so.
+
+    Raises:
+      ClusterError: rank 0 is missing.
+      KeyboardInterrupt: somebody wants it to end, and there is no run yet.
+    """
+    while True:
+        connection = _knock(membership, interrupts, within)
+        started: list[TaskProcess] = []
+        try:
+            message = _serve(membership, connection, started, interrupts)
+        finally:
+            connection.close()
+            end_all(started)
+        if interrupts.exit_code is not None and "end" not in message:
+            return interrupts.exit_code
+        again = message.get("again", restarts > 0 and "end" not in message)
+        if not again:
+            break
+        restarts -= 1
+        print(f"[rank {membership.rank}] {message.get('error')}; starting again", file=sys.stderr, flush=True)
+    if message.get("error"):
+        print(f"[rank {membership.rank}] error: {shortened(message['error'], 300, quoted=False)}", file=sys.stderr,
+              flush=True)
+    return int(message.get("end", ClusterError.exit_code))
+
+
+def _knock(membership: Membership, interrupts: Interrupts, within: float) -> Connection:
+    """Connects to the launcher of rank 0, and says who this is."""
+    address, end = control_address(membership.tasks), time.monotonic() + within
+    while True:
+        if interrupts.asked:
+            raise KeyboardInterrupt
+        try:
+            connection = Connection(socket.create_connection(address, timeout=2.0))
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise ClusterError(f"rank 0 ({membership.tasks[0]}): its launcher does not answer at "
+                                   f"{address[0]}:{address[1]} within {within:g} s ({error.strerror or error}); start "
+                                   "the same command there") from error
+            time.sleep(_LOOK_EVERY)
+            continue
+        connection.say(rank=membership.rank, passport=_passport(membership))
+        return connection
+
+
+def _serve(membership: Membership, connection: Connection, started: list[TaskProcess],
+           interrupts: Interrupts) -> dict[str, Any]:
+    """Until rank 0 says how the run ended, or is lost: its last message, or what there is to say instead."""
+    passed_on, told = 0, False
+    while True:
+        for message in connection.messages():
+            if message.get("start") and not started:
+                started.append(start_worker(membership))
+                print(f"[rank {membership.rank}] serves {membership.devices // len(membership.tasks)} devices at "
+                      f"{membership.tasks[membership.rank]}", flush=True)
+            if type(message.get("end")) is int:
+                return message
+        for number in interrupts.signals[passed_on:]:
+            passed_on += 1
+            connection.say(signal=number)
+            if passed_on > 1 or not started:
+                return {"error": "interrupted"}
+        if connection.lost:
+            return {"error": f"rank 0 ({membership.tasks[0]}): its launcher {connection.lost}"}
+        for process in started if not told else ():
+            fault = process.fault()
+            if fault is None and process.exit_code is not None:
+                fault = f"ended with exit code {process.exit_code}"
+            if fault is not None:
+                connection.say(fault=fault)
+                told = True
+        time.sleep(_LOOK_EVERY)

@@ -1,0 +1,145 @@
+"""What the launchers of several hosts tell each other: lines of JSON over TCP, and that they are there.
+
+No tensor goes this way. As TensorFlow's own connections these have no authentication; all that a line can do is to end
+a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pase_mtf.errors import UsageError
+
+__all__ = ["SILENT_FOR", "Connection", "control_address", "listen", "split_address"]
+
+SILENT_FOR = 10.0
+"""Seconds after which a launcher that says nothing counts as lost: its host, or the network between."""
+
+_SAYS_EVERY = 1.0
+_LONGEST = 1 << 20
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port"; an IPv6 address without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def control_address(tasks: Sequence[str]) -> tuple[str, int]:
+    """Where the launcher of rank 0 listens: on its host, at the port above all that the processes have there.
+
+    Raises:
+      UsageError: there is no such port.
+    """
+    host = tasks[0].rpartition(":")[0]
+    port = 1 + max(int(task.rpartition(":")[2]) for task in tasks if task.rpartition(":")[0] == host)
+    if port > 65535:
+        raise UsageError(f"--cluster: the launchers meet at the port above those of {host}, and there is none above "
+                         "65535; take lower ones")
+    return host.strip("[]"), port
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """A socket that listens at a host's own address; on all interfaces where the name is that of something before it,
+    as of a service in a cluster of containers.
+
+    Raises:
+      UsageError: the port is taken, or the name is not known.
+    """
+    try:
+        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        try:
+            found = socket.create_server(address, family=family)
+        except OSError:
+            found = socket.create_server(("", address[1]), family=family)
+    except OSError as error:
+        raise UsageError(f"--cluster: cannot listen at {address[0]}:{address[1]} ({error.strerror}), where the "
+                         "launchers meet: the port above those of the first host; take others") from error
+    found.setblocking(False)
+    return found
+
+
+class Connection:
+    """One end of a connection; it is looked after by whoever calls `messages` a few times a second.
+
+    Attributes:
+      closed: whether the other end is gone, or talks nonsense.
+    """
+
+    def __init__(self, wire: socket.socket, clock: Callable[[], float] = time.monotonic):
+        """Takes a connected socket."""
+        wire.setblocking(False)
+        self._wire, self._clock, self.closed = wire, clock, False
+        self._held, self._ahead = b"", b""
+        self._heard = clock()
+        self._said = float("-inf")
+
+    @property
+    def lost(self) -> str | None:
+        """Why the other end counts as lost, in words that follow its name; None while it does not."""
+        if self.closed:
+            return "closed its connection"
+        if self._clock() - self._heard >= SILENT_FOR:
+            return f"said nothing for {SILENT_FOR:g} s"
+        return None
+
+    def say(self, **message: object) -> None:
+        """Sends a message, as far as the other end takes it."""
+        self._ahead += json.dumps(message).encode() + b"\n"
+        self._said = self._clock()
+        self._push()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """What has come since the last call; lets the other end know, besides, that this one is there."""
+        if self._clock() - self._said >= _SAYS_EVERY:
+            self.say()
+        self._push()
+        while not self.closed:
+            try:
+                read = self._wire.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:
+                read = b""
+            self.closed = not read
+            self._held += read
+            self._heard = self._clock() if read else self._heard
+        *lines, self._held = self._held.split(b"\n")
+        found = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                message = None
+            if not isinstance(message, dict):
+                self.closed = True
+                break
+            found.append(message)
+        self.closed = self.closed or len(self._held) > _LONGEST
+        return [message for message in found if message]
+
+    def close(self) -> None:
+        """Sends what there is to send, and closes."""
+        end = self._clock() + 1.0
+        while self._ahead and not self.closed and self._clock() < end:
+            self._push()
+            time.sleep(0.01)
+        with contextlib.suppress(OSError):
+            self._wire.shutdown(socket.SHUT_WR)
+        self._wire.close()
+
+    def _push(self) -> None:
+        while self._ahead and not self.closed:
+            try:
+                self._ahead = self._ahead[self._wire.send(self._ahead):]
+            except BlockingIOError:
+                break
+            except OSError:
+                self.closed = True
+        if len(self._ahead) > _LONGEST:
+            self.closed = True

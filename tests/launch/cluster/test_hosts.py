@@ -1,0 +1,238 @@
+"""Launchers of several hosts, here threads and processes of one: they meet, watch each other, and end together."""
+
+import json
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from pase_mtf.errors import ClusterError, UsageError
+from pase_mtf.launch.cluster import hosts, wire
+from pase_mtf.launch.cluster.hosts import join_run, meet
+from pase_mtf.launch.cluster.launcher import Fault, watch
+from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.process import TaskProcess, end_all
+from pase_mtf.launch.cluster.wire import Connection, control_address
+from pase_mtf.launch.interrupts import Interrupts
+
+
+@pytest.fixture
+def members():
+    """The members of a run of two, whose launchers find free ports on this computer."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    tasks = (f"127.0.0.1:{port - 1}", f"127.0.0.1:{port - 2}")
+    assert control_address(tasks) == ("127.0.0.1", port)
+    return [Membership(tasks, rank, 2, "cpu") for rank in range(2)]
+
+
+class _Joining(threading.Thread):
+    """The launcher of rank 1, whose worker is a small program."""
+
+    def __init__(self, member, restarts=0):
+        super().__init__(daemon=True)
+        self.outcome, self.interrupts = None, Interrupts()
+        self._member, self._restarts = member, restarts
+        self.start()
+
+    def run(self):
+        try:
+            self.outcome = join_run(self._member, self._restarts, self.interrupts, within=10.0)
+        except ClusterError as error:
+            self.outcome = error
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """Says what the workers do; all that were started are ended."""
+    started = []
+
+    def runs(program):
+        def start(membership):
+            started.append(TaskProcess(membership.rank, [sys.executable, "-c", program], {}, own_output=False))
+            return started[-1]
+        monkeypatch.setattr(hosts, "start_worker", start)
+        return started
+    yield runs
+    end_all(started, grace=0.0)
+
+
+def _fault(task, seconds=10.0):
+    end = time.monotonic() + seconds
+    while task.fault() is None:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return task.fault()
+
+
+def test_a_launcher_that_is_missing_is_named(members):
+    with pytest.raises(ClusterError, match=r"no launcher of rank 1 \(127.0.0.1:\d+\) came within 0.3 s"):
+        meet(members[0], Interrupts(), within=0.3)
+    with pytest.raises(ClusterError, match=r"rank 0 \(127.0.0.1:\d+\): its launcher does not answer"):
+        join_run(members[1], 0, Interrupts(), within=0.3)
+
+
+def test_a_run_from_its_start_to_its_end(members, worker):
+    started = worker("import sys; sys.stdin.read()")
+    joining = _Joining(members[1])
+    other, = meet(members[0], Interrupts())
+    end = time.monotonic() + 10
+    while not started and time.monotonic() < end:
+        assert other.fault() is None
+        time.sleep(0.05)
+    other.end(end=143)
+    joining.join(10)
+    assert joining.outcome == 143
+    assert started[0].exit_code == 0
+
+
+def test_a_lost_worker_is_told_to_rank_0_and_started_again(members, worker, capfd):
+    started = worker("import os; os.kill(os.getpid(), 9)")
+    joining = _Joining(members[1], restarts=1)
+    other, = meet(members[0], Interrupts())
+    assert _fault(other) == f"({members[1].tasks[1]}) was killed by SIGKILL"
+    other.end(end=7, error="rank 1 was killed", again=True)
+    other, = meet(members[0], Interrupts())
+    assert "was killed by SIGKILL" in _fault(other)
+    other.end(end=7, error="rank 1 was killed again", again=False)
+    joining.join(10)
+    assert (joining.outcome, len(started)) == (7, 2)
+    assert "[rank 1] error: rank 1 was killed again" in capfd.readouterr().err
+
+
+def test_the_launcher_of_rank_0_is_lost(members, worker, capfd):
+    started = worker("import sys; sys.stdin.read()")
+    joining = _Joining(members[1])
+    other, = meet(members[0], Interrupts())
+    other._connection.close()
+    joining.join(10)
+    assert joining.outcome == 7
+    assert f"[rank 1] error: rank 0 ({members[0].tasks[0]}): its launcher closed its connection" in (
+        capfd.readouterr().err)
+    assert [task.exit_code for task in started] in ([], [0])
+
+
+def test_the_launcher_of_a_worker_is_lost(members, worker):
+    worker("import sys; sys.stdin.read()")
+    main = TaskProcess(0, [sys.executable, "-c", "import sys; sys.stdin.read()"], {}, own_output=False)
+    joining = _Joining(members[1])
+    other, = meet(members[0], Interrupts())
+    joining.interrupts._asked += [2, 2]  # twice Ctrl-C
+    assert watch([main, other], Interrupts()).fault == Fault(1, f"({members[1].tasks[1]}) closed its connection")
+    joining.join(10)
+    assert joining.outcome == 130
+    end_all([main], grace=0.0)
+
+
+def test_a_signal_of_one_host_is_for_rank_0(members, worker):
+    worker("import sys; sys.stdin.read()")
+    main = TaskProcess(0, [sys.executable, "-c", "import time; time.sleep(100)"], {}, own_output=False)
+    joining, interrupts = _Joining(members[1]), Interrupts()
+    other, = meet(members[0], interrupts)
+    end = time.monotonic() + 10
+    joining.interrupts._asked.append(15)
+    while not interrupts.asked and time.monotonic() < end:
+        other.fault()
+        time.sleep(0.05)
+    # The same from its own scheduler is no second request.
+    interrupts._asked.append(15)
+    assert watch([main, other], interrupts).fault == Fault(0, "was killed by SIGTERM")
+    assert interrupts.exit_code == 143
+    other.end(end=143)
+    joining.join(10)
+    assert joining.outcome == 143
+    end_all([main])
+
+
+def test_launchers_that_were_started_with_other_flags(members, worker):
+    worker("")
+    member = Membership(members[1].tasks, 1, 4, "cpu")
+    joining = _Joining(member)
+    with pytest.raises(ClusterError, match=r"rank 1 \(.*\) was started with devices = 4, rank 0 with 2; start"):
+        meet(members[0], Interrupts())
+    joining.join(10)
+    assert joining.outcome == 7
+
+
+def test_strangers_are_let_stand(members, worker):
+    worker("import sys; sys.stdin.read()")
+    found = []
+    meeting = threading.Thread(target=lambda: found.extend(meet(members[0], Interrupts())))
+    meeting.start()
+    strangers = []
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 7, "passport": {}}\n', b'[1]\n', b'{"rank": "x"}\n', b""):
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                strangers.append(socket.create_connection(control_address(members[0].tasks), timeout=1))
+                break
+            except OSError:
+                time.sleep(0.05)
+        strangers[-1].sendall(text)
+    joining = _Joining(members[1])
+    meeting.join(10)
+    found[0].end(end=0)
+    joining.join(10)
+    assert joining.outcome == 0
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_silence_is_a_loss():
+    one, other = socket.socketpair()
+    now = [0.0]
+    connection, peer = Connection(one, lambda: now[0]), Connection(other, lambda: now[0])
+    for _ in range(30):  # both look after their ends: each hears the other
+        now[0] += 1.0
+        connection.messages()
+        peer.messages()
+    assert connection.lost is None
+    now[0] += wire.SILENT_FOR - 0.1
+    assert connection.lost is None
+    now[0] += 0.2
+    assert connection.lost == "said nothing for 10 s"
+    peer.close()
+    connection.messages()
+    assert connection.lost == "closed its connection"
+    connection.close()
+
+
+def test_messages_come_whole_and_in_order():
+    one, other = socket.socketpair()
+    connection = Connection(one)
+    text = b"".join(json.dumps({"number": number}).encode() + b"\n" for number in range(50))
+    found = []
+    for byte in text:
+        other.send(bytes([byte]))
+        found += connection.messages()
+    assert [message["number"] for message in found] == list(range(50))
+    other.sendall(b"[]\n")
+    assert connection.messages() == []
+    assert connection.closed
+    connection.close()
+    other.close()
+
+
+def test_a_line_without_an_end_is_cut_off(monkeypatch):
+    monkeypatch.setattr(wire, "_LONGEST", 1000)
+    one, other = socket.socketpair()
+    connection = Connection(one)
+    other.sendall(b"x" * 2000)
+    connection.messages()
+    assert connection.closed
+    connection.close()
+    other.close()
+
+
+def test_there_is_no_port_above_the_last():
+    with pytest.raises(UsageError, match="there is none above 65535"):
+        control_address(("a:65535", "b:1"))
+    assert control_address(("[::1]:5", "b:9", "[::1]:7")) == ("::1", 8)
+
+
+def test_a_port_where_launchers_cannot_meet(members):
+    with socket.create_server(control_address(members[0].tasks)), \
+            pytest.raises(UsageError, match="where the launchers meet"):
+        meet(members[0], Interrupts())
