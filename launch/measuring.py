@@ -178,6 +178,11 @@ def run(request: Request, interrupts: Interrupts) -> int:
 def _measure(request: Request, plans: Sequence[Plan]) -> None:
     from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels  # loads numba
     end = time.monotonic() + request.seconds
+    share = end
+
+    def left() -> float:
+        return max(0.0, share - time.monotonic())
+
     total, number = len(request.meshes) * (len(request.models) + len(request.graphs)), 0
     builders = [(text, _builder(text)) for text in request.graphs]
     for mesh in request.meshes:
@@ -186,14 +191,15 @@ def _measure(request: Request, plans: Sequence[Plan]) -> None:
                                                if plan.options.mesh == mesh.text]
         programs += [(text, functools.partial(build, mesh.devices)) for text, build in builders]
         for name, export in programs:
-            number += 1
+            now, number = time.monotonic(), number + 1
+            share = now + (end - now) / (total - number + 1)  # so that every program has some
             tell = Telling(f"{name} on {mesh.devices} devices ({number} of {total})")
             tell("export: the program is built")
             with export() as (program, graph):
                 if kernels is None:
                     kernels = kernel_times("local", mesh.devices, again=request.recalibrate, tell=tell)
                 prices = prices_by_kernels(program, graph, kernels, tell)
-                for line in _fill(prices, graph, mesh, lambda: max(0.0, end - time.monotonic()), request.prove, tell):
+                for line in _fill(prices, graph, mesh, left, request.prove, tell):
                     print(f"{name} on {mesh.devices} devices: {line}", flush=True)
         assert kernels is not None
         print(f"{len(kernels.times)} kernels of {mesh.devices} devices are kept in {kernels_path(mesh.devices)}",

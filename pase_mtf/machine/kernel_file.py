@@ -22,6 +22,7 @@ __all__ = ["append_times", "line_of", "load_times", "read_entry"]
 _MOST_SECONDS = 1e6
 _MOST_ELEMENTS = 1 << 60
 _MOST_BLOCKS = 1 << 16
+_MOST_WORK = 1e30  # FLOP or bytes
 
 
 def line_of(kernel: Kernel, timing: Timing) -> str:
@@ -44,7 +45,9 @@ def read_entry(data: Any) -> tuple[Kernel, Timing]:
                 min(block.shape, default=0) < 0 or block.elements > _MOST_ELEMENTS for block in blocks):
             raise FormatError(f"tensors that there are not in {shortened(kernel, quoted=False)}; leave it out")
         # What it computes and moves is asked for at every price: it must not fail then.
-        hash(kernel), kernel.flops, kernel.nbytes
+        hash(kernel)
+        if not (kernel.flops <= _MOST_WORK and kernel.nbytes <= _MOST_WORK):
+            raise FormatError(f"work that nobody does in {shortened(kernel, quoted=False)}; leave it out")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"no time of a kernel: {shortened(data)}; leave it out") from error
     if not 0.0 < seconds < _MOST_SECONDS:

@@ -81,6 +81,8 @@ def test_a_file_of_another_machine_is_left_alone(path):
     (("tables", 1, "kernels", 0, "kernel", "inputs", 0, 1), [10 ** 400, 3]),
     (("tables", 1, "kernels", 0, "kernel", "inputs", 0, 1), [-2, 3]),
     (("tables", 1, "kernels", 0, "kernel", "inputs", 0, 1), "23x"),
+    (("tables", 1, "kernels", 0, "kernel", "inputs", 0, 0), "float" + "9" * 1000),
+    (("tables", 1, "kernels", 0, "kernel", "inputs", 0, 1), [1 << 60, 2]),
     (("tables", 1, "kernels", 0, "kernel", "attributes"), {"equation": {}}),
     (("tables", 1, "kernels", 0, "kernel", "outputs"), 5), (("version",), 2), (("format",), "pase_mtf.machine")])
 def test_changed_files_are_refused_in_one_line(path, where, value):
