@@ -23,6 +23,7 @@ _RIGHT = {
     ("find_layout", "fixed"): (type(None), dict), ("find_layout", "outputs"): (dict,),
     ("find_layout", "exported"): (type(None),), ("find_layout", "name"): (str,),
     ("find_layout", "alternatives"): (int, np.int64),
+    ("find_layout", "measure_seconds"): (int, float, np.int64),
     ("find_layout", "time_limit"): (type(None), int, float, np.int64),
     ("find_strategy", "devices"): (int, np.int64), ("find_strategy", "machine"): (type(None),),
     ("find_strategy", "mesh"): (type(None),), ("find_strategy", "idle"): (bool,),

@@ -58,8 +58,8 @@ def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devic
     if isinstance(machine, Machine):
         return machine
     if machine is not None and is_kernel_file(machine):
-        raise UsageError(f"{os.fspath(machine)}: holds kernel times, which only the launcher and find_strategy, given "
-                         "an mtf.Graph, price by; take a machine")
+        raise UsageError(f"{os.fspath(machine)}: holds kernel times, by which launcher, find_strategy and "
+                         "find_layout price an mtf.Graph, and nothing else; take a machine")
     if machine is not None and os.fspath(machine) != LOCAL:
         return Machine.load(machine)
     check_request(devices, kind)

@@ -11,6 +11,7 @@ from typing import TypeVar
 from absl import flags
 
 from pase_mtf.amounts import parse_bytes
+from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import PaseError, UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.layout.formats import FORMATS
@@ -31,7 +32,11 @@ def _define() -> None:
                               "as rows:2;cols:4;batch:rows (may be repeated)", flag_values=_FLAGS)
     flags.DEFINE_multi_string("fix", [], "dim:axis for a dim whose axis is given, dim: for one that stays whole, "
                               "dim=other for two that are to share an axis (may be repeated)", flag_values=_FLAGS)
-    flags.DEFINE_string("machine", "local", "whose numbers count: a name, a file, or local (measured)",
+    flags.DEFINE_string("machine", "local", "whose numbers count: a name, a file (also of kernel times), or local "
+                        "(measured)", flag_values=_FLAGS)
+    flags.DEFINE_string("prices", "fitted", "fitted (a model of the machine) or measured (the kernels of the layouts "
+                        "themselves, timed here or told by the file of --machine)", flag_values=_FLAGS)
+    flags.DEFINE_string("measure_seconds", "60", "with measured prices, how long to lower and to measure",
                         flag_values=_FLAGS)
     flags.DEFINE_string("memory_limit", "device", "what a layout may need per device: bytes, 11GB, 10.5GiB, "
                         "device (what one of the machine holds) or none", flag_values=_FLAGS)
@@ -91,6 +96,11 @@ def _run() -> str:
     if devices is None and _FLAGS.mesh_shape is None:
         raise UsageError("--mesh is missing; say how many devices: --mesh=8")
     time_limit = _number("time_limit", _FLAGS.time_limit, float)
+    measure_seconds = _number("measure_seconds", _FLAGS.measure_seconds, float)
+    if _FLAGS.prices not in PRICES:
+        raise UsageError(f"--prices={_FLAGS.prices}: unknown; {nearest(_FLAGS.prices, PRICES)}")
+    if _FLAGS.explain and (_FLAGS.prices == "measured" or is_kernel_file(_FLAGS.machine)):
+        raise UsageError("--explain is for fitted prices; leave it out, or leave out --prices=measured")
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
@@ -103,7 +113,7 @@ def _run() -> str:
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
                         memory_limit=_FLAGS.memory_limit, fixed=fixed, together=together, compare=_FLAGS.compare,
                         alternatives=_FLAGS.alternatives, name=_FLAGS.graph,
-                        time_limit=time_limit)
+                        time_limit=time_limit, prices=_FLAGS.prices, measure_seconds=measure_seconds or 60.0)
     print(found, file=sys.stderr)
     for dim in _FLAGS.explain:
         print("\n" + found.explain(dim), file=sys.stderr)

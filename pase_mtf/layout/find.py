@@ -18,11 +18,12 @@ from typing import Any
 
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import load_machine
+from pase_mtf.calibration.load import PRICES, is_kernel_file, load_machine
 from pase_mtf.compat import mtf, tf
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.layout.by_kernels import check_program, find_layout_by_kernels, machine_of_kernels
 from pase_mtf.layout.capture import own_layout_of
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import Layout
@@ -32,6 +33,7 @@ from pase_mtf.layout.rebuild import find_layout_of_program
 from pase_mtf.layout.request import Request, bytes_limit, compared_layouts
 from pase_mtf.layout.space import GivenLayout, GivenShape, MeshShape, mesh_and_devices
 from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.strategy.by_kernels import kernel_times
 
 __all__ = ["find_layout"]
 
@@ -43,7 +45,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
                 fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),
                 compare: Sequence[GivenLayout] = (), alternatives: int = 3,
                 exported: ComputationGraph | None = None, name: str = "program",
-                time_limit: float | None = None) -> Layout:
+                time_limit: float | None = None, prices: str = "fitted", measure_seconds: float = 60.0) -> Layout:
     """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
 
     Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
@@ -70,6 +72,11 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
       name: of the program, for people.
       time_limit: seconds after which the best layout so far is returned, with its gap (`search["gap"]`). What is being
         done then (a build, an export, one mesh shape) is brought to its end; None: the search ends by itself.
+      prices: "fitted": by a model of the machine; "measured": layouts in the order of what they take at least, each
+        lowered by Mesh-TensorFlow's own code and priced by its TensorFlow kernels, timed on the CPUs at hand (or told
+        by a file of kernel times, given as the machine), until no other can be better. For programs without loops,
+        whose graph does not depend on the layout.
+      measure_seconds: with measured prices, how long to lower and to measure.
 
     Returns:
       The layout, with its predicted cost and that of data parallelism and of the layouts to compare with.
@@ -87,6 +94,11 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         raise UsageError(f"find_layout: alternatives={alternatives}: give 0 or more")
     if time_limit is not None and not time_limit > 0:
         raise UsageError(f"find_layout: time_limit={time_limit}: not above zero; give seconds")
+    if prices not in PRICES:
+        raise UsageError(f"find_layout: prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
+    if not measure_seconds > 0.0:
+        raise UsageError(f"find_layout: measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
+    measured = prices == "measured" or (machine is not None and is_kernel_file(machine))
     deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
     mesh, devices = mesh_and_devices(mesh_shape, devices)
     compared = tuple(compared_layouts(compare, devices))
@@ -100,16 +112,23 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         stack.enter_context(tf_graph.as_default())
         own = own_layout_of(graph) if program is None else program.own_layout(built)
         foreign = own is not None and own[0].devices != devices
+        if measured:
+            check_program(built, () if program is None else program.arguments, name)
         progress.say("loading the machine")
-        loaded = load_machine(machine, devices)
+        kernels = kernel_times(machine, devices) if measured else None
+        loaded = load_machine(machine, devices) if kernels is None else machine_of_kernels(kernels)
         loaded.check_devices(devices)
         stack.enter_context(uncollected())  # not before: measuring a machine makes garbage
         request = Request(devices, loaded, mesh, bytes_limit(memory_limit, loaded),
                           {dim: axis or None for dim, axis in (fixed or {}).items()},
                           tuple(together), None if foreign else own, compared, alternatives, name, deadline,
                           progress.say)
-        found = (find_layout_of_program(program, built, request) if program is not None and program.arguments else
-                 _find_layout_of_graph(built, exported, request))
+        if kernels is not None:
+            found = find_layout_by_kernels(built, exported, request, kernels, measure_seconds)
+        elif program is not None and program.arguments:
+            found = find_layout_of_program(program, built, request)
+        else:
+            found = _find_layout_of_graph(built, exported, request)
     if own is not None and foreign:
         found = dataclasses.replace(found, notes=(*found.notes, (
             f"note: the program's own layout {own[0]} is for {own[0].devices} devices, and is not among these")))

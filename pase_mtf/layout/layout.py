@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tabulate import tabulate
 
@@ -11,6 +12,7 @@ from pase_mtf.errors import UsageError, nearest
 from pase_mtf.layout.formats import format_layout
 from pase_mtf.layout.search import Search
 from pase_mtf.layout.space import parse_mesh_shape, parse_rules, rules_text
+from pase_mtf.strategy.kernels_text import kernels_text, untraced_text
 
 __all__ = ["Layout", "LayoutCost"]
 
@@ -78,7 +80,7 @@ class Layout:
       alternatives: the next best, cheapest first.
       search: "seconds", "export_seconds", "optimal", "gap", "mesh_shapes", "dims", "layers", "vertices",
         "configurations"; of a graph that depends on its layout also "builds" (how often it was built) and "graphs" (how
-        many different ones).
+        many different ones); of one priced by kernels "priced" (how many layouts were) and "kernels", as of a strategy.
       notes: what a person should know: cheaper layouts that do not lower, and why.
       variables: name -> the names of its dims, of every variable of the program.
     """
@@ -93,7 +95,7 @@ class Layout:
     own: LayoutCost | None
     compared: tuple[LayoutCost, ...]
     alternatives: tuple[LayoutCost, ...]
-    search: dict[str, float]
+    search: dict[str, Any]
     notes: tuple[str, ...]
     variables: dict[str, tuple[str, ...]]
     _search: Search = dataclasses.field(compare=False, repr=False)
@@ -133,10 +135,14 @@ class Layout:
         head = ["layout", "mesh shape", "layout rules", "ms a step", "compute", "collectives", "resharding", "MiB"]
         verdict = ("proven optimal" if self.search["optimal"]
                    else f"at most {100 * self.search['gap']:.2f} % above the optimum")
+        if kernels := kernels_text(self.search):
+            verdict += f" ({self.search['priced']} were lowered and priced; {kernels})"
         text = (f"{self.graph_name} on {self.devices} devices ({self.machine_name}): predicted "
                 f"{1e3 * self.seconds:.3f} ms a step, {verdict} among the layouts that lower\n"
                 + tabulate([entry.row() for entry in entries], head, disable_numparse=True,
                            colalign=(*["left"] * 3, *["right"] * 5)))
+        if untraced := untraced_text(self.search):
+            text += f"\nnote: {untraced}"
         problems = [f"{entry.name}: {entry.problem}" for entry in entries if entry.problem]
         problems += [f"{entry.name}: it lowers; not known to be right: {entry.doubt}" for entry in entries
                      if entry.doubt]
@@ -151,8 +157,10 @@ class Layout:
         """What every axis would cost for a dim: with the other rules as they are, and with all others chosen anew.
 
         Raises:
-          UsageError: no tensor has such a dim.
+          UsageError: no tensor has such a dim, or the layout was priced by kernels.
         """
+        if "kernels" in self.search:
+            raise UsageError("explain is for fitted prices: kernels are measured of few layouts; take those")
         search, costs, legality = self._search, self._search.costs, self._search.costs.legality
         if dim not in legality.sizes:
             raise UsageError(f"unknown dim {dim!r}; {nearest(dim, [n for n in legality.sizes if n[0] != '_'])}")

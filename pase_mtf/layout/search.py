@@ -50,17 +50,18 @@ class Candidate:
         """Dim name -> axis name."""
         return {name: self.mesh.names[axis] for name, axis in self.axis_of.items()}
 
-
-def _effect(candidate: Candidate) -> tuple[tuple[frozenset[str], int], ...]:
-    """Equal for layouts that place every tensor alike: names of axes and factors of unused ones make no difference."""
-    axes: list[tuple[frozenset[str], int]] = []
-    for axis, size in enumerate(candidate.mesh.sizes):
-        dims = frozenset(name for name, other in candidate.axis_of.items() if other == axis)
-        if axes and not dims and not axes[-1][0]:
-            axes[-1] = dims, axes[-1][1] * size
-        elif size > 1:
-            axes.append((dims, size))
-    return tuple(axes)
+    @property
+    def effect(self) -> tuple[tuple[frozenset[str], int], ...]:
+        """Equal for layouts that place every tensor alike: names of axes and factors of unused ones make no difference.
+        """
+        axes: list[tuple[frozenset[str], int]] = []
+        for axis, size in enumerate(self.mesh.sizes):
+            dims = frozenset(name for name, other in self.axis_of.items() if other == axis)
+            if axes and not dims and not axes[-1][0]:
+                axes[-1] = dims, axes[-1][1] * size
+            elif size > 1:
+                axes.append((dims, size))
+        return tuple(axes)
 
 
 @dataclasses.dataclass
@@ -150,7 +151,7 @@ class Search:
             if candidate is None:  # only bounded so far
                 self._advance(stream)
                 continue
-            effect = _effect(candidate)
+            effect = candidate.effect
             if effect in self._seen:
                 self._advance(stream)
                 continue

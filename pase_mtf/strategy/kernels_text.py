@@ -7,7 +7,7 @@ from typing import Any
 
 from pase_mtf.errors import shortened
 
-__all__ = ["is_report", "kernels_text", "untraced_text"]
+__all__ = ["is_report", "kernels_text", "origin_text", "untraced_text"]
 
 _COUNTS = ("of_strategy", "measured_of_strategy", "seen", "measured", "rounds")
 
@@ -19,6 +19,16 @@ def is_report(found: Any) -> bool:
     return (isinstance(found, dict) and all(type(found.get(name)) is int and found[name] >= 0 for name in _COUNTS)
             and type(found.get("seconds")) in (int, float) and isinstance(found.get("untraced", []), list)
             and all(isinstance(entry, str) for entry in found.get("untraced", [])))
+
+
+def origin_text(on: Mapping[str, Any]) -> str:
+    """Where kernel times come from.
+
+    Args:
+      on: what they were measured on (`calibration.cache.fingerprint_of_kernels`).
+    """
+    return (f"kernels measured on {on['cores']:g} cores of {on['processor']}, {on['devices']} {on['kind']} devices, "
+            f"TensorFlow {on['tensorflow']}")
 
 
 def kernels_text(search: Mapping[str, Any]) -> str:

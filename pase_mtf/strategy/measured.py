@@ -28,6 +28,7 @@ from pase_mtf.search import Solution, solve
 from pase_mtf.strategy.choosing import simpler, solve_within
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.kernels_text import origin_text
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
 __all__ = ["MeasuredPrices"]
@@ -192,7 +193,8 @@ class MeasuredPrices:
     @property
     def machine(self) -> Machine:
         """The devices, at the best rates of all kernels that are known."""
-        return roofline_machine(self._meter.times, self._meter.devices, self._meter.memory_per_device, self._origin())
+        times = self._meter.times
+        return roofline_machine(times, self._meter.devices, self._meter.memory_per_device, origin_text(times.on))
 
     # -- prices -------------------------------------------------------------------------------------------------------
     def _priced(self, *, bounds: bool) -> PricedNetwork:
@@ -202,11 +204,6 @@ class MeasuredPrices:
         price = times.estimate if not bounds else lambda kernel: (
             found.seconds if (found := times.get(kernel)) else times.bound(kernel))
         return self._known.applied(self._base[1], price, scaled=not bounds)
-
-    def _origin(self) -> str:
-        on = self._meter.times.on
-        return (f"kernels measured on {on['cores']:g} cores of {on['processor']}, {on['devices']} {on['kind']} "
-                f"devices, TensorFlow {on['tensorflow']}")
 
     def _solve(self, priced: PricedNetwork, memory_limit: float | None, end: float) -> Solution:
         self._last = priced

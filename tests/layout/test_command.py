@@ -130,6 +130,10 @@ def test_flags_and_files(program, capsys, tmp_path):
     (["--mesh=8"], "--graph is missing", 2),
     (["--mesh=x", "--graph={}"], "--mesh=x: not a number", 2),
     (["--mesh=-8", "--graph={}"], "not above zero", 2),
+    (["--mesh=8", "--graph={}", "--prices=mesured"], "did you mean 'measured'", 2),
+    (["--mesh=8", "--graph={}", "--prices=measured", "--measure_seconds=0"], "not above zero", 2),
+    (["--mesh=8", "--graph={}", "--prices=measured", "--explain=batch"], "--explain is for fitted prices", 2),
+    (["--mesh=8", "--graph={}", "--prices=measured", "--machine=h100"], "'h100' is neither", 2),
     (["--mesh=8", "--graph=their_program"], "not module:function", 2),
     (["--mesh=8", "--graph=nowhere_at_all:f"], "no module 'nowhere_at_all'", 2),
     (["--mesh=8", "--graph=nowhere.py:f"], "no file nowhere.py", 2),
@@ -154,6 +158,14 @@ def test_mistakes_are_told_in_one_line(program, capsys, flags, message, code):
     lines = [line for line in err.splitlines() if line != "the program talks"]
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_by_measured_kernels(program, cache_dir, timed_kernels, capsys):
+    code, out, err = run(capsys, f"--graph={program}", "--mesh=4", "--prices=measured")
+    assert code == 0
+    assert out.startswith("--mesh_shape=")
+    assert "kernels of it measured" in err
+    assert timed_kernels
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -9,7 +9,6 @@ from pase_mtf.calibration.load import load_machine
 from pase_mtf.calibration.meter import REFERENCES
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
-from pase_mtf.layout.find import find_layout
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import save_tables
 from pase_mtf.strategy import by_kernels
@@ -88,8 +87,6 @@ def test_who_does_not_price_by_kernels(saved, program):
         find_strategy(export_graph(program), 4, machine=str(saved))
     with pytest.raises(UsageError, match="holds kernel times"):
         load_machine(str(saved), 4)
-    with pytest.raises(UsageError, match="holds kernel times"):
-        find_layout(program, 4, machine=str(saved))
 
 
 def test_gpus_are_not_priced(cache_dir):

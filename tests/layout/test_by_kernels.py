@@ -1,0 +1,130 @@
+"""Layouts priced by the kernels that stock Mesh-TensorFlow makes of them; a clock that tells what it is asked to stands
+for the machine's."""
+
+import itertools
+
+import pytest
+
+from pase_mtf.calibration.cache import kernels_path
+from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.layout.find import find_layout
+from pase_mtf.layout.kernels import COMPUTE, layout_kernels
+from pase_mtf.layout.space import parse_layout
+from pase_mtf.lowering.nodes import kernel_of
+from pase_mtf.machine.kernel_file import load_times
+from pase_mtf.machine.kernel_table import save_tables
+
+
+def build():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, io, hidden = mtf.Dimension("batch", 16), mtf.Dimension("io", 64), mtf.Dimension("hidden", 512)
+    x = mtf.import_tf_tensor(mesh, tf.zeros([16, 64]), mtf.Shape([batch, io]))
+    w = mtf.get_variable(mesh, "w", mtf.Shape([io, hidden]))
+    v = mtf.get_variable(mesh, "v", mtf.Shape([hidden, io]))
+    y = mtf.einsum([mtf.relu(mtf.einsum([x, w], mtf.Shape([batch, hidden]))), v], mtf.Shape([batch, io]))
+    loss = mtf.reduce_mean(mtf.square(y - x))
+    mtf.optimize.SgdOptimizer(0.1).apply_grads(mtf.gradients([loss], [w, v]), [w.operation, v.operation])
+    return graph, [loss]
+
+
+def build_for(mesh_shape="all:4", layout="batch:all"):
+    return build()
+
+
+def build_loop():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    x = mtf.import_tf_tensor(mesh, tf.zeros([8]), mtf.Shape([mtf.Dimension("batch", 8)]))
+    zero = mtf.constant(mesh, 0, mtf.Shape([]), tf.int32)
+    _, y = mtf.while_loop(lambda i, y: mtf.less(i, 3), lambda i, y: [i + 1, y + x], [zero, x])
+    return graph, [mtf.reduce_sum(y)]
+
+
+@pytest.mark.parametrize("layout", ["all:4;batch:all", "all:4;hidden:all", "rows:2;cols:2;batch:rows;io:cols", "all:4"])
+def test_the_kernels_of_a_layout_are_those_of_the_graph_that_runs(layout):
+    shape, rules = parse_layout(layout)
+    with tf.Graph().as_default():
+        graph, outputs = build()
+        found = layout_kernels(graph, outputs, shape, rules)
+    assert not found.unknown
+    with tf.Graph().as_default() as tf_graph:
+        graph, outputs = build()
+        devices = [f"/device:CPU:{number}" for number in range(4)]
+        impl = placement_mesh_impl.PlacementMeshImpl(str(shape), ",".join(f"{dim}:{axis}" for dim, axis in
+                                                                          rules.items()), devices)
+        lowering = mtf.Lowering(graph, {outputs[0].mesh: impl})
+        targets = [lowering.lowered_operation(operation) for operation in graph.operations
+                   if isinstance(operation, mtf.Assign)]
+        targets += [block.op for block in lowering.tensors[outputs[0]].to_laid_out_tensor().all_slices]
+        names = tf.graph_util.extract_sub_graph(tf_graph.as_graph_def(), [target.name for target in targets]).node
+        kernels = [kernel_of(tf_graph.get_operation_by_name(node.name)) for node in names]
+    together = sum(found.parts.values(), type(found.parts[COMPUTE])())
+    assert together == type(together)(kernel for kernel in kernels if kernel is not None)
+    assert ("all-reduce" in found.parts) == bool(rules)
+
+
+def test_by_the_machine_at_hand_and_by_a_file(cache_dir, timed_kernels, tmp_path):
+    here = find_layout(build, 4, prices="measured", compare=["all:4;io:all"])
+    report = here.search["kernels"]
+    assert report["of_strategy"] == report["measured_of_strategy"] > 10
+    assert here.search["gap"] >= 0.0
+    costs = [here.best, here.data_parallel, *here.compared, *here.alternatives]
+    assert here.seconds == min(cost.seconds for cost in costs)
+    assert all(cost.seconds == pytest.approx(sum(cost.parts.values())) for cost in costs)
+    times = load_times(kernels_path(4))
+    with tf.Graph().as_default():
+        graph, outputs = build()
+        parts = layout_kernels(graph, outputs, *parse_layout((here.mesh_shape, here.layout_rules))).parts
+    assert here.seconds == pytest.approx(sum(times.get(kernel).seconds * count for counts in parts.values()
+                                             for kernel, count in counts.items()), rel=1e-3)
+    assert f"all {report['of_strategy']} kernels of it measured" in str(here)
+    with pytest.raises(UsageError, match="explain is for fitted prices"):
+        here.explain("batch")
+    save_tables(tmp_path / "mine.json", [times])
+    timed_kernels.clear()
+    there = find_layout(build, 4, machine=tmp_path / "mine.json", compare=["all:4;io:all"])
+    assert not timed_kernels
+    assert (there.mesh_shape, there.layout_rules) == (here.mesh_shape, here.layout_rules)
+    assert there.seconds == pytest.approx(here.seconds, rel=1e-3)
+
+
+def test_the_best_of_all_layouts_or_a_gap_to_it(cache_dir, timed_kernels):
+    found = find_layout(build, 4, prices="measured")
+    times = load_times(kernels_path(4))
+    every = [";".join(["rows:4", *(f"{dim}:rows" for dim in dims)]) for count in range(3)
+             for dims in itertools.combinations(("batch", "io", "hidden"), count)]
+    every += [f"rows:2;cols:2;{one}:rows;{other}:cols" for one, other in itertools.permutations(
+        ("batch", "io", "hidden"), 2)]
+    costs = find_layout(build, 4, prices="measured", compare=every).compared
+    lowering = [cost.seconds for cost in costs if not cost.problem]
+    assert len(lowering) > 8
+    assert found.seconds <= min(lowering) * (1 + found.search["gap"]) * (1 + 1e-3)
+    assert len(times) > len(REFERENCES)
+
+
+def test_within_memory_and_what_is_fixed(cache_dir, timed_kernels):
+    found = find_layout(build, 4, prices="measured", fixed={"hidden": None}, mesh_shape="all:4")
+    assert "hidden" not in found.layout_rules
+    with pytest.raises(InfeasibleError, match="the least that any layout needs"):
+        find_layout(build, 4, prices="measured", memory_limit=1000)
+
+
+def test_without_seconds_it_is_estimated_and_said(cache_dir, timed_kernels):
+    found = find_layout(build, 4, prices="measured", measure_seconds=1e-9)
+    assert set(timed_kernels) == set(REFERENCES)
+    assert not found.search["optimal"]
+    assert "the others estimated" in str(found)
+
+
+@pytest.mark.parametrize(("program", "arguments", "says"), [
+    (build_for, {}, r"its graph may depend on the layout \(mesh_shape, layout\)"),
+    (build_loop, {}, "is a loop, whose kernels nobody knows"), (build, {"machine": "h100"}, "'h100' is neither"),
+    (build, {"prices": "mesured"}, "did you mean 'measured'"),
+    (build, {"measure_seconds": 0.0}, "measure_seconds=0.0")])
+def test_what_measured_prices_cannot(cache_dir, timed_kernels, program, arguments, says):
+    with pytest.raises(UsageError, match=says):
+        find_layout(program, 4, **{"prices": "measured", **arguments})
+    assert not timed_kernels
