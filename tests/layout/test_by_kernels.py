@@ -6,9 +6,10 @@ import itertools
 import pytest
 
 from pase_mtf.calibration.cache import kernels_path
-from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.calibration.meter import REFERENCES, KernelMeter
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.layout.by_kernels import machine_of_kernels
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.kernels import COMPUTE, layout_kernels
 from pase_mtf.layout.space import parse_layout
@@ -103,6 +104,11 @@ def test_the_best_of_all_layouts_or_a_gap_to_it(cache_dir, timed_kernels):
     assert len(lowering) > 8
     assert found.seconds <= min(lowering) * (1 + found.search["gap"]) * (1 + 1e-3)
     assert len(times) > len(REFERENCES)
+    # What layouts are tried in the order of: at the best rates of all kernels no layout takes more than its kernels do.
+    least = find_layout(build, 4, machine=machine_of_kernels(KernelMeter(4)), compare=every).compared
+    assert len(least) == len(costs)
+    assert all(low.seconds <= cost.seconds * (1 + 1e-9) for low, cost in zip(least, costs, strict=True)
+               if not cost.problem)
 
 
 def test_within_memory_and_what_is_fixed(cache_dir, timed_kernels):
