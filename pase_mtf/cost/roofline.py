@@ -9,18 +9,6 @@ from pase_mtf.machine.machine import LOCAL, Link, Machine
 
 __all__ = ["roofline_machine"]
 
-_BY_REFERENCE = ("Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice", "Unpack",
-                 "AssignVariableOp", "ReadVariableOp")
-"""Kernels that may hand on what they read without a copy."""
-
-
-def _family(kernel: Kernel) -> str:
-    """The kind of operation that becomes such a kernel (`machine.KINDS`, and "filter gradient")."""
-    if kernel.operation.startswith(("Conv2D", "Conv3D", "DepthwiseConv")):
-        return "filter gradient" if "Filter" in kernel.operation else "convolution"
-    return "matmul" if kernel.operation == "Einsum" or "MatMul" in kernel.operation else "pointwise"
-
-
 def _best(timings: Iterable[tuple[Kernel, Timing]], *, flops: bool) -> float:
     return max(((kernel.flops if flops else kernel.nbytes) / timing.seconds for kernel, timing in timings), default=1.0)
 
@@ -37,8 +25,8 @@ def roofline_machine(times: KernelTimes, devices: int, memory_bytes: float, sour
       memory_bytes: of one device.
       source: where the numbers come from, for people.
     """
-    copying = [(kernel, timing) for kernel, timing in times.items() if kernel.operation not in _BY_REFERENCE]
-    best = {family: _best([entry for entry in copying if _family(entry[0]) == family], flops=True)
+    copying = [(kernel, timing) for kernel, timing in times.items() if not kernel.by_reference]
+    best = {family: _best([entry for entry in copying if entry[0].family == family], flops=True)
             for family in ("matmul", "convolution", "filter gradient", "pointwise")}
     rate = max(best.values())
     rates = {kind: best[kind] if best[kind] > 1.0 else rate

@@ -6,11 +6,14 @@ tensors it works on. It holds all that is needed to make that node again, and to
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from pase_mtf.errors import FormatError, shortened
 
@@ -73,6 +76,18 @@ class Kernel(NamedTuple):
         return sum(block.nbytes for block in (*self.inputs, *self.outputs))
 
     @property
+    def family(self) -> str:
+        """The kind of operation that becomes such a kernel: "matmul", "convolution", "filter gradient", "pointwise"."""
+        if self.operation.startswith(("Conv2D", "Conv3D", "DepthwiseConv")):
+            return "filter gradient" if "Filter" in self.operation else "convolution"
+        return "matmul" if self.operation == "Einsum" or "MatMul" in self.operation else "pointwise"
+
+    @property
+    def by_reference(self) -> bool:
+        """Whether it may hand on what it reads without a copy."""
+        return self.operation in _BY_REFERENCE
+
+    @property
     def flops(self) -> float:
         """Its arithmetic: 2 per multiply-add of a product or convolution, else 1 per element of its largest tensor."""
         if self.operation == "Einsum":
@@ -122,6 +137,25 @@ def sum_kernel(members: int, elements: int, itemsize: int) -> Kernel:
     """What adds up the partial sums of so many devices, whatever their shape."""
     block = Block(float_of_size(itemsize), (elements,))
     return Kernel("AddN", (block,) * members, (block,), apart=True)
+
+
+_BY_REFERENCE = frozenset({"Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice", "Unpack",
+                           "AssignVariableOp", "ReadVariableOp"})
+_ALONG_AXES = frozenset({"All", "Any", "ArgMax", "ArgMin", "ConcatV2", "Cumsum", "ExpandDims", "GatherV2", "Max",
+                         "Mean", "Min", "Prod", "Split", "SplitV", "Sum", "Transpose"})
+"""What their small constants tell are axes; those of others are sizes, and where something begins."""
+
+
+def _without_sizes(kernel: Kernel) -> Hashable:
+    """Equal for kernels that do the same to tensors of other sizes."""
+    axes = kernel.operation in _ALONG_AXES
+    return (kernel.operation, kernel.attributes, kernel.apart, tuple(
+        (block.dtype, len(block.shape), block.value if axes else block.value is None)
+        for block in (*kernel.inputs, *kernel.outputs)))
+
+
+def _sizes_of(kernel: Kernel) -> tuple[int, ...]:
+    return tuple(size for block in (*kernel.inputs, *kernel.outputs) for size in block.shape)
 
 
 def _frozen(value: Any) -> Any:
@@ -203,7 +237,8 @@ class KernelTimes:
     def update(self, timings: Mapping[Kernel, Timing]) -> None:
         """Takes in what was measured; what was known before is replaced."""
         self._timings.update(timings)
-        vars(self).pop("_rates", None)
+        for name in ("_rates", "_sizes"):
+            vars(self).pop(name, None)
 
     def scaled(self, factor: float) -> KernelTimes:
         """The same kernels, all times multiplied."""
@@ -211,56 +246,91 @@ class KernelTimes:
                                      for kernel, timing in self._timings.items()}, self.damaged)
 
     def bound(self, kernel: Kernel) -> float:
-        """Seconds that the kernel takes at least, measured or not: its arithmetic and its traffic at the best rates
-        that any kernel of its operation has reached here (of all operations, where none of its own was measured), and
-        no less than the shortest kernel took. No measured kernel is below its bound.
+        """Seconds that the kernel takes at least, measured or not: its arithmetic at the best rate that any kernel of
+        its family has reached here, its traffic at the best rate that any kernel has that copies; what the same kernel
+        takes on smaller tensors; and no less than the shortest kernel took. No measured kernel is below its bound.
 
         Without any measurement: 0.
         """
-        rates = self._rates
-        if rates.least is None:
-            return 0.0
-        flops, nbytes = rates.best.get(kernel.operation, rates.pooled)
-        return max(kernel.flops / flops, kernel.nbytes / nbytes, rates.least)
+        smaller = self._sizes.get(_without_sizes(kernel))
+        return max(self._rates.seconds(kernel), smaller.bound(kernel) if smaller else 0.0)
 
     def estimate(self, kernel: Kernel) -> float:
-        """Seconds of a kernel: measured, else its bound at the efficiency of its operation: as many times the bound as
-        the kernels of that operation take in the median (of all operations, where none of its own was measured)."""
+        """Seconds of a kernel: measured, else by the efficiency of its operation: as many times what its arithmetic and
+        traffic take at the best rates as the kernels of that operation take in the median (of all operations, where
+        none of its own was measured); and no less than the same kernel takes on smaller tensors."""
         found = self._timings.get(kernel)
         if found is not None:
             return found.seconds
         factors = self._rates.factors
-        return self.bound(kernel) * factors.get(kernel.operation, factors.get("", 1.0))
+        return max(self.bound(kernel),
+                   self._rates.seconds(kernel) * factors.get(kernel.operation, factors.get("", 1.0)))
 
     @functools.cached_property
     def _rates(self) -> _Rates:
         return _Rates.of(self._timings)
 
+    @functools.cached_property
+    def _sizes(self) -> dict[Hashable, _Sizes]:
+        alike: dict[Hashable, list[tuple[tuple[int, ...], float]]] = {}
+        for kernel, timing in self._timings.items():
+            alike.setdefault(_without_sizes(kernel), []).append((_sizes_of(kernel), timing.seconds))
+        return {key: _Sizes.of(found) for key, found in alike.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Measured kernels that differ in nothing but the sizes of their tensors.
+
+    Attributes:
+      sizes: N x dims.
+      floors: the least that a kernel took that is no smaller in any dim, N: clocks err, and so one of larger tensors
+        may seem to be shorter.
+    """
+
+    sizes: np.ndarray
+    floors: np.ndarray
+
+    @classmethod
+    def of(cls, measured: Sequence[tuple[tuple[int, ...], float]]) -> _Sizes:
+        sizes = np.array([entry for entry, _ in measured], dtype=np.int64).reshape(len(measured), -1)
+        seconds = np.array([entry for _, entry in measured])
+        return cls(sizes, np.array([seconds[(sizes >= own).all(axis=1)].min() for own in sizes]))
+
+    def bound(self, kernel: Kernel) -> float:
+        """What the longest of those takes that are no larger in any dim; 0 where there is none."""
+        smaller = (self.sizes <= np.array(_sizes_of(kernel), dtype=np.int64)).all(axis=1)
+        return float(self.floors[smaller].max(initial=0.0))
+
 
 @dataclasses.dataclass(frozen=True)
 class _Rates:
-    """The best that was reached: per operation and over all (FLOP/s, bytes/s); the shortest kernel; how far the others
-    are from it."""
+    """The best that was reached: FLOP/s per family and over all (""), bytes/s of kernels that copy, and of each
+    operation that may not; the shortest kernel; how far the others are from it, per operation and over all ("")."""
 
-    best: dict[str, tuple[float, float]]
-    pooled: tuple[float, float]
-    least: float | None
-    factors: dict[str, float]
+    flops: Mapping[str, float]
+    nbytes: Mapping[str, float]
+    least: float
+    factors: Mapping[str, float]
 
     @classmethod
     def of(cls, timings: Mapping[Kernel, Timing]) -> _Rates:
-        best: dict[str, tuple[float, float]] = {}
+        flops, nbytes = collections.defaultdict[str, float](float), collections.defaultdict[str, float](float)
         for kernel, timing in timings.items():
-            flops, nbytes = best.get(kernel.operation, (1.0, 1.0))
-            best[kernel.operation] = (max(flops, kernel.flops / timing.seconds),
-                                      max(nbytes, kernel.nbytes / timing.seconds))
-        pooled = (max((rate for rate, _ in best.values()), default=1.0),
-                  max((rate for _, rate in best.values()), default=1.0))
-        least = min((timing.seconds for timing in timings.values()), default=None)
+            for name in (kernel.family, ""):
+                flops[name] = max(flops[name], kernel.flops / timing.seconds)
+            name = kernel.operation if kernel.by_reference else ""
+            nbytes[name] = max(nbytes[name], kernel.nbytes / timing.seconds)
+        best = cls(flops, nbytes, min((timing.seconds for timing in timings.values()), default=0.0), {})
         times: dict[str, list[float]] = {}
         for kernel, timing in timings.items():
-            flops, nbytes = best[kernel.operation]
-            factor = timing.seconds / max(kernel.flops / flops, kernel.nbytes / nbytes, least or 0.0)
-            times.setdefault(kernel.operation, []).append(factor)
-            times.setdefault("", []).append(factor)
-        return cls(best, pooled, least, {name: sorted(found)[len(found) // 2] for name, found in times.items()})
+            for name in (kernel.operation, ""):
+                times.setdefault(name, []).append(timing.seconds / best.seconds(kernel))
+        return dataclasses.replace(best, factors={
+            name: sorted(found)[len(found) // 2] for name, found in times.items()})
+
+    def seconds(self, kernel: Kernel) -> float:
+        """What a kernel takes at the best rates; 0 where nothing was measured."""
+        flops = self.flops.get(kernel.family) or self.flops.get("") or math.inf
+        nbytes = self.nbytes.get(kernel.operation if kernel.by_reference else "") or math.inf
+        return max(kernel.flops / flops, kernel.nbytes / nbytes, self.least)

@@ -86,7 +86,7 @@ class MeasuredPrices:
             if complete:
                 best = self._configurations(solution)
         else:
-            solution = self._solve(self._priced(bounds=True), memory_limit, end)
+            solution = self._tighten(min(end, time.perf_counter() + _SEARCH_SECONDS), memory_limit)
         bound = solution.lower_bound
         if simple_within > 0.0:
             self._try_data_parallel(end)
@@ -162,6 +162,14 @@ class MeasuredPrices:
                 return solution, solution.optimal
             if time.perf_counter() >= end or (missing and not self._measure([configurations], end)):
                 return solution, False
+
+    def _tighten(self, end: float, memory_limit: float | None) -> Solution:
+        """Searches by bounds, and looks at what was found: the kernels of a configuration, though none of them is
+        measured, bound its cost better than its arithmetic does."""
+        while True:
+            solution = self._solve(self._priced(bounds=True), memory_limit, end)
+            if time.perf_counter() >= end or not self._known.look(self._configurations(solution)):
+                return solution
 
     def _measure(self, strategies: Sequence[Sequence[Configuration]], end: float) -> int:
         """Measures what is missing of some strategies, what matters most first."""

@@ -68,14 +68,31 @@ def test_bounds_and_estimates_of_what_was_not_measured():
     times = KernelTimes(timings={
         _elementwise("Mul", 1000): Timing(1e-6), _elementwise("Mul", 2000): Timing(8e-6),
         _elementwise("Mul", 4000): Timing(16e-6)})
-    assert times.bound(_elementwise("Mul", 10000)) == pytest.approx(10e-6)
+    assert times.bound(_elementwise("Mul", 20000)) == pytest.approx(20e-6)
+    assert times.bound(_elementwise("Mul", 10000)) == pytest.approx(16e-6)  # no less than of 4000 elements
     assert times.bound(_elementwise("Mul", 10)) == pytest.approx(1e-6)  # nothing was shorter
-    assert times.estimate(_elementwise("Mul", 10000)) == pytest.approx(40e-6)  # four times the bound, in the median
+    assert times.estimate(_elementwise("Mul", 20000)) == pytest.approx(80e-6)  # four times as long, in the median
     assert times.bound(_elementwise("Tanh", 10000)) == pytest.approx(10e-6)  # no kernel of its own
-    assert times.scaled(2.0).bound(_elementwise("Mul", 10000)) == pytest.approx(20e-6)
+    assert times.scaled(2.0).bound(_elementwise("Mul", 20000)) == pytest.approx(40e-6)
     assert KernelTimes().bound(_elementwise("Mul", 10000)) == 0.0
     times.update({_elementwise("Mul", 10000): Timing(5e-6)})
     assert times.bound(_elementwise("Mul", 20000)) == pytest.approx(10e-6)
+    assert times.bound(_elementwise("Mul", 3000)) == pytest.approx(5e-6)  # one that is larger took no longer
+
+
+def test_what_hands_on_its_tensor_has_a_rate_of_its_own():
+    shape = Block("int32", (2,), (1 << 10, 1 << 10))
+    reshape = Kernel("Reshape", (_floats(1 << 20), shape), (_floats(1 << 10, 1 << 10),))
+    times = KernelTimes(timings={_elementwise("Mul", 1000): Timing(1e-6), reshape: Timing(1e-6)})
+    assert times.bound(_elementwise("Mul", 1 << 20)) == pytest.approx((1 << 20) * 1e-9)
+
+
+@pytest.mark.parametrize(("operation", "alike"), [("Sum", False), ("Reshape", True)])
+def test_only_axes_make_kernels_others(operation, alike):
+    one, other = (Kernel(operation, (_floats(4, 4), Block("int32", (1,), (value,))), (_floats(4),)) for value in (0, 1))
+    times = KernelTimes(timings={_elementwise("Mul", 1): Timing(1e-9), _elementwise("Mul", 1 << 20): Timing(1e-6),
+                                 one: Timing(1e-6)})
+    assert (times.bound(other) == pytest.approx(1e-6)) == alike
 
 
 def test_file_that_many_append_to(tmp_path):
