@@ -35,7 +35,9 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
                     f"{_version('mesh-tensorflow')}, Python {platform.python_version()}",
         "devices": str(plan.devices),
         "machine": f"{machine.name}: {machine.source}" + (
-            "; NOT the devices of this run: predicted and measured times do not compare" if plan.elsewhere else ""),
+            "; NOT the devices of this run: predicted and measured times do not compare" if plan.elsewhere else
+            "; measured in one process: what moves between processes takes longer than predicted"
+            if len(plan.devices.tasks) > 1 else ""),
         "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
                  f"{graph.flops / 1e9:.2f} GFLOP a step",
         "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, seed {options.seed}, "

@@ -7,6 +7,7 @@ import pytest
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.options import parse_command_line
+from pase_mtf.machine.machine import Machine
 
 
 def _config(cluster, kind="worker", index=0):
@@ -76,3 +77,14 @@ def test_options_are_a_command_line_again():
     options = parse_command_line(["--model=alexnet", "--cluster=local:2", "--nocheckpoint", "--learning_rate=1e-3",
                                   "--mesh=rows:2;cols:2", "--max_restarts=2"])
     assert parse_command_line(options.to_arguments()) == options
+
+
+def test_a_search_alone_starts_no_process(launch, monkeypatch):
+    """And it says what its numbers are not."""
+    monkeypatch.setattr("pase_mtf.calibration.load.load_machine", lambda *_, **__: Machine.load("a100"))
+    monkeypatch.setattr("pase_mtf.launch.cluster.launcher.launch", None)
+    code, folder, out, _ = launch("--machine=local", "--search_only", "--cluster=local:2", "--compare=none")
+    assert code == 0
+    assert "2 virtual CPU devices in 2 processes on" in out
+    assert "measured in one process: what moves between processes takes longer than predicted" in out
+    assert (folder / "strategy.json").exists()
