@@ -146,6 +146,8 @@ def test_a_lost_process_costs_no_step(preset, undisturbed, tmp_path, rank, numbe
     os.kill(run.pid(rank), number)
     start = time.monotonic()
     line = run.process.stderr.readline()
+    while line and "starting again" not in line:  # TensorFlow may say of rank 0 that its connection was reset
+        line = run.process.stderr.readline()
     assert time.monotonic() - start < 15
     assert f"rank {rank} was {'killed by SIGKILL' if number == signal.SIGKILL else 'stopped'}" in line
     assert "starting again from the checkpoint" in line
@@ -161,8 +163,9 @@ def test_when_no_restart_is_left(preset, tmp_path):
     os.kill(run.pid(1), signal.SIGKILL)
     code, _, err = run.end()
     assert code == 7
-    assert err == ("error: rank 1 was killed by SIGKILL; all processes were ended; --max_restarts=3 starts again from "
-                   "the last checkpoint\n")
+    # TensorFlow may say of rank 0, before, that its connection was reset.
+    assert err.splitlines()[-1] == ("error: rank 1 was killed by SIGKILL; all processes were ended; --max_restarts=3 "
+                                    "starts again from the last checkpoint")
     assert find_checkpoint(str(tmp_path / "run")).step >= 10
 
 
@@ -217,7 +220,7 @@ def test_a_host_that_is_lost(preset, tmp_path):
     code, _, err = runs[0].end()
     assert time.monotonic() - start < 20  # 15, and what the end takes
     assert code == 7
-    assert err.startswith(f"error: rank 1 ({tasks.split(',')[1]}) said nothing for 10 s; all processes were ended")
+    assert f"error: rank 1 ({tasks.split(',')[1]}) said nothing for 10 s; all processes were ended" in err
     runs[1].process.send_signal(signal.SIGCONT)
     code, _, err = runs[1].end()
     assert code == 7
