@@ -5,6 +5,8 @@ import pytest
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.cluster.slurm import slurm_tasks
 
+pytestmark = pytest.mark.slow  # the resolver is asked in a process of its own, which loads TensorFlow
+
 _STEP = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "cpu[09-10]", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
          "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1",
          "SLURMD_NODENAME": "cpu10"}
