@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pase_mtf.compat import tf
+from pase_mtf.lowering.exchange import Copies, Exchange
 
 __all__ = ["Emitter", "Scope", "scopes"]
 
@@ -48,7 +49,16 @@ class Emitter:
       devices: their names.
       shared: whether all devices are processors of one host, which share its memory: what one of them holds, all can
         read, and nothing is gained by computing it twice.
+      exchange: what crosses devices.
+      first_devices: the number of the first device of every process, where every process has a graph of its own; None
+        where one process makes all nodes.
+      first_own: the first device of this process.
+      idle: whether what is being lowered serves no update.
     """
+
+    exchange: Exchange
+    first_devices: tuple[int, ...] | None = None
+    idle = False
 
     def __init__(self, devices: Sequence[str], shared: bool | None = None):
         """Takes the names of the devices; `shared` is found out from them unless it is given."""
@@ -58,6 +68,8 @@ class Emitter:
             shared = all((spec.device_type or "CPU").upper() == "CPU" for spec in specs) and len(
                 {(spec.job, spec.replica, spec.task) for spec in specs}) <= 1
         self.shared = shared
+        self.exchange = Copies()
+        self.first_own = self.devices[0] if self.devices else ""
         self._constants: dict[Hashable, tf.Tensor] = {}
         self._turn = itertools.count()
         self._extended: dict[str, Emitter] = {}
@@ -73,6 +85,61 @@ class Emitter:
     def turn(self, members: Sequence[int]) -> int:
         """One of the members, each in its turn: spreads the work that one of several has to do."""
         return members[next(self._turn) % len(members)]
+
+    # What a graph per rank does otherwise (`ranks.RankEmitter`).
+
+    def owns(self, device: str) -> bool:
+        """Whether nodes on this device are made here: all are, in one process."""
+        return True
+
+    def per_device(self, devices: Sequence[str], fn: Callable, columns: Sequence[Sequence[object]]) -> list[Any]:
+        """The results of fn(device, ...), a tensor or a tuple of them, on every device with its row of the columns."""
+        results = []
+        for position, device in enumerate(devices):
+            with tf.device(device):
+                results.append(fn(device, *(column[position] for column in columns)))
+        return results
+
+    def run_on(self, device: str, fn: Callable, *xs: object) -> Any:
+        """The result of fn(...) on one device."""
+        return self.per_device([device], lambda _, *row: fn(*row), [[x] for x in xs])[0]
+
+    def held_on(self, device: str, make: Callable[[], Any], shape: Sequence[int], dtype: tf.DType) -> Any:
+        """What `make` makes on a device, such as the slice of a variable: it has this shape and type."""
+        return make()
+
+    def after(self, control: Iterable[object]) -> contextlib.AbstractContextManager:
+        """What is made in this context waits for tensors and operations."""
+        return tf.control_dependencies(list(control))
+
+    def group(self, operations: Sequence[tf.Operation]) -> tf.Operation:
+        """One operation that runs all of them, and what other processes need to run theirs."""
+        return tf.group(operations)
+
+    def group_for(self, x: tf.Tensor, operations: Sequence[tf.Operation]) -> tf.Operation:
+        """One operation that runs all of them, and what other processes need to compute x."""
+        return tf.group(operations)
+
+    def fetchable(self, copies: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Of the copies of a tensor on the first devices of all processes, this process's, to be fetched by all."""
+        return copies[0]
+
+    def known(self, device: str, x: Any) -> Any:
+        """A tensor that is on a device and was made there, such as what a variable was read as."""
+        return x
+
+    def while_loop(self, condition: Callable, body: Callable, starts: Sequence[Sequence[tf.Tensor]],
+                   devices: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Sequence[Sequence[tf.Tensor]]:
+        """A loop over lists of slices.
+
+        Args:
+          condition: a function of the lists; whether to go on, a scalar per device, and the devices.
+          body: a function of the lists to the lists after an iteration.
+          starts: the lists at first.
+          devices: per list the device of every slice.
+          options: of tf.while_loop.
+        """
+        return tf.while_loop(lambda *lists: condition(*lists)[0][0], body, starts, back_prop=False, **options)
 
     def constant(self, device: str, value: float | tuple[float, ...], dtype: tf.DType = tf.int32,
                  shape: Sequence[int] | None = None) -> tf.Tensor:

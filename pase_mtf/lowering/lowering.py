@@ -19,6 +19,7 @@ from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter, scopes
 from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
 from pase_mtf.lowering.mesh_spec import Layout, MeshShape, MeshSpec
+from pase_mtf.lowering.ranks import Agreement, Rank, RankEmitter
 from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING, assemble, move, reduce_and_move
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.operations.facts import needed_for_updates
@@ -98,7 +99,7 @@ class PlanLowering(mtf.Lowering):
     """
 
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
-                 step: tf.Tensor | None = None, shared_memory: bool | None = None):
+                 step: tf.Tensor | None = None, shared_memory: bool | None = None, rank: Rank | None = None):
         """Lowers the graph.
 
         Args:
@@ -113,12 +114,13 @@ class PlanLowering(mtf.Lowering):
             graph's seed.
           shared_memory: whether the devices share one memory: then blocks and sums that several of them need are made
             once. By default: whether they all are CPUs of one process.
+          rank: lower for this process's devices alone; every other process lowers the same program for its own.
 
         Raises:
           UsageError: an operation without a plan, or a device that is not in the list.
         """
         # Not super().__init__: it rewrites the graph (autostack) and assumes one layout.
-        self._prepare(graph, Emitter(devices, shared_memory), step)
+        self._prepare(graph, Emitter(devices, shared_memory) if rank is None else RankEmitter(devices, rank), step)
         flow = Flow(graph)
         self._home_of = {tensor: flow.home(tensor).operation for tensor in flow.carried()}
         operations = all_operations(graph)
@@ -198,8 +200,9 @@ class PlanLowering(mtf.Lowering):
 
     def lower_operation(self, operation: mtf.Operation) -> None:
         """Lowers one operation (and, for a loop, those in it)."""
-        lower_by_rule, before = rule_of(operation).lower, self.current
+        lower_by_rule, before, idle = rule_of(operation).lower, self.current, self.emitter.idle
         self.current = self._impl_of[operation]
+        self.emitter.idle = idle or operation in self._idle
         try:
             with tf.name_scope(operation.name) as scope:
                 self.scopes[scope] = operation
@@ -210,7 +213,7 @@ class PlanLowering(mtf.Lowering):
                 else:
                     lower_by_rule(operation, self)
         finally:
-            self.current = before
+            self.current, self.emitter.idle = before, idle
 
     def stored(self, tensor: mtf.Tensor) -> LaidOut:
         """A tensor as it was made, in the layout of the operation that made it."""
@@ -285,11 +288,12 @@ class PlanLowering(mtf.Lowering):
         if scope not in self._seeds:
             graph_seed = (tf.get_default_graph().seed or 0) & 0x7fffffff
             top = scope[1] is None and not hasattr(scope[0], "outer_graph")
-            with tf.control_dependencies(None) if top else tf.name_scope("seed"), tf.device(self.emitter.devices[0]):
-                if self._step is not None and top:
+            with tf.control_dependencies(None) if top else tf.name_scope("seed"), tf.device(self.emitter.first_own):
+                if self._step is not None and top:  # every process has the step
                     self._seeds[scope] = tf.stack([graph_seed, tf.cast(self._step, tf.int32)])
                 else:
-                    self._seeds[scope] = tf.random.uniform([2], 0, 0x7fffffff, tf.int32, seed=graph_seed + 1)
+                    self._seeds[scope] = self.emitter.run_on(self.emitter.devices[0], lambda: tf.random.uniform(
+                        [2], 0, 0x7fffffff, tf.int32, seed=graph_seed + 1))
         return self._seeds[scope]
 
     def export_to_tf_tensor(self, x: mtf.Tensor) -> tf.Tensor:
@@ -301,6 +305,10 @@ class PlanLowering(mtf.Lowering):
         if self._filled is None:
             self._filled = tf.group([fill for variable in self.variables.values() for fill in variable.fills()])
         return self._filled
+
+    def agreement(self) -> Agreement | None:
+        """The nodes by which ranks compare what they lowered; None in one process. To be called last, on all ranks."""
+        return self.emitter.agreement() if isinstance(self.emitter, RankEmitter) else None
 
     def autostack(self) -> None:
         """Does nothing: the graph is not rewritten."""
@@ -377,14 +385,15 @@ class _Strategy(Protocol):
 
 
 @checked_arguments
-def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: tf.Tensor | None = None) -> PlanLowering:
+def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: tf.Tensor | None = None,
+          rank: Rank | None = None) -> PlanLowering:
     """Lowers a graph under a strategy, in place of `mtf.Lowering(graph, {mesh: mesh_impl})`.
 
     Args:
       graph: the graph the strategy was found for (built by the same program).
       strategy: its `configurations`, one per layer, and the `graph_hash` of its graph.
       devices: names of the devices, at least as many as the strategy uses.
-      step: see PlanLowering.
+      step, rank: see PlanLowering.
 
     Raises:
       MismatchError: the strategy was made for another graph.
@@ -396,4 +405,4 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
         raise MismatchError(f"the strategy was found for graph {strategy.graph_hash}, this one is {exported.hash}; "
                             "search again for this model, its sizes and its optimizer")
     plan = plan_from_configurations(graph, exported, strategy.configurations, len(devices))
-    return PlanLowering(graph, plan, devices, step)
+    return PlanLowering(graph, plan, devices, step, rank=rank)

@@ -114,10 +114,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
 
     def per_device(self, fn: Callable, *columns: Sequence[object]) -> _Output:
         """Calls fn(device, ...) once per processor, on its device, with its row of the columns."""
-        results = []
-        for position, device in enumerate(self.devices):
-            with tf.device(device):
-                results.append(fn(device, *(column[position] for column in columns)))
+        results = self.emitter.per_device(self.devices, fn, columns)
         if isinstance(results[0], tuple):
             return tuple(self.LaidOutTensor(list(column)) for column in zip(*results, strict=True))
         return self.LaidOutTensor(results)
@@ -145,8 +142,10 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         result = list(tensors)
         for group in groups(self.size, self.strides([mesh_axis])):
             makers = group[:1] if self.emitter.shared else group
-            made = [self.emitter.concat(self.devices[maker], [tensors[k] for k in group], concat_axis)
-                    for maker in makers]
+            names = [self.devices[k] for k in group]
+            gathered = self.emitter.exchange.all_gather(names, [tensors[k] for k in group])
+            made = [self.emitter.concat(self.devices[maker], parts, concat_axis)
+                    for maker, parts in zip(makers, gathered, strict=False)]
             for k, position in enumerate(group):
                 result[position] = made[min(k, len(made) - 1)]
         return self.LaidOutTensor(result)
@@ -172,11 +171,33 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         tensors = x.to_laid_out_tensor().tensor_list
         result = list(tensors)
         for group in groups(self.size, self.strides([mesh_axis])):
+            names = [self.devices[k] for k in group]
             pieces = [self.emitter.split(self.devices[k], tensors[k], len(group), split_axis) for k in group]
-            for k, position in enumerate(group):
-                result[position] = self.emitter.concat(
-                    self.devices[position], [piece[k] for piece in pieces], concat_axis)
+            for position, parts in zip(group, self.emitter.exchange.all_to_all(names, pieces), strict=True):
+                result[position] = self.emitter.concat(self.devices[position], parts, concat_axis)
         return self.LaidOutTensor(result)
+
+    def receive(self, x: LaidOut, mesh_axis: int, source_pcoord: Sequence[int | None]) -> LaidOut:
+        """For every processor the slice of the one with a coordinate along a mesh axis; zeros where that is None."""
+        tensors = x.to_laid_out_tensor().tensor_list
+        result = list(tensors)
+        for group in groups(self.size, self.strides([mesh_axis])):
+            for position, source in zip(group, source_pcoord, strict=True):
+                if source is None:
+                    result[position] = self.emitter.run_on(
+                        self.devices[position], lambda: tf.zeros(tensors[0].shape, tensors[0].dtype))
+                else:
+                    result[position] = self.emitter.run_on(
+                        self.devices[position], tf.identity, tensors[group[source]])
+        return self.LaidOutTensor(result)
+
+    def Print(self, x: LaidOut, data: Sequence[LaidOut], message: str, **options: object) -> LaidOut:  # noqa: N802
+        """Prints the slices of tensors when the first processor's slice of x is computed."""
+        tensors = list(x.to_laid_out_tensor().tensor_list)
+        tensors[0] = self.emitter.run_on(
+            self.devices[0], lambda first, *rest: tf.Print(first, list(rest), message, **options),
+            tensors[0], *(tensor for entry in data for tensor in entry.tensor_list))
+        return self.LaidOutTensor(tensors)
 
     def laid_out_pcoord(self, mesh_axis: int) -> LaidOut:
         """The coordinate of every processor along a mesh axis, as int32 scalars."""
@@ -193,13 +214,34 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         sizes = tensor_shape.to_integer_list
         if not tf_tensor.shape.is_fully_defined():
             tf_tensor = tf.ensure_shape(tf_tensor, sizes)
+        if self.emitter.first_devices is not None:
+            return self._cut_own(tf_tensor, tensor_shape)
         emitter, source = self.emitter.with_device(tf_tensor.device)
         return move([tf_tensor], whole(source, len(sizes)), self.partition(tensor_shape), sizes, emitter)
 
+    def _cut_own(self, tf_tensor: tf.Tensor, tensor_shape: mtf.Shape) -> list[tf.Tensor]:
+        """The slices of a tensor that every process has whole: each cuts its own."""
+        partition, sizes = self.partition(tensor_shape), tensor_shape.to_integer_list
+        block = partition.block_shape(sizes)
+
+        def cut(device: str, begin: tuple[int, ...]) -> tf.Tensor:
+            return tf_tensor if partition.is_whole else self.emitter.slice(device, tf_tensor, begin, block)
+
+        begins = [tuple(part * extent for part, extent in zip(partition.parts(position), block, strict=True))
+                  for position in range(self.size)]
+        return self.emitter.per_device(self.devices, cut, [begins])
+
     def combine_slices(self, slices: Sequence[tf.Tensor], tensor_shape: mtf.Shape, device: str | None = None,
                        ) -> tf.Tensor:
-        """One tf.Tensor of the slices, on the device named or that of the first processor."""
+        """One tf.Tensor of the slices, on the device named or that of the first processor.
+
+        Where every process has a graph of its own, each gets all of it on its first device.
+        """
         source = self.partition(tensor_shape)
+        if self.emitter.first_devices is not None:
+            everywhere = Partition(self.emitter.first_devices, ((1, 1),) * len(tensor_shape))
+            return self.emitter.fetchable(
+                move(slices, source, everywhere, tensor_shape.to_integer_list, self.emitter))
         emitter, target = self.emitter.with_device(device) if device else (self.emitter, source.devices[0])
         return move(slices, source, whole(target, len(tensor_shape)), tensor_shape.to_integer_list, emitter)[0]
 

@@ -128,7 +128,7 @@ def move(tensors: Sequence[tf.Tensor], source: Partition, target: Partition, sha
         cells = [cutter.get(position, piece) for position, piece in found]
         block = assemble(cells, counts, emitter.devices[device], emitter)
         for position in positions:
-            result[position] = block
+            result[position] = emitter.exchange.bring(emitter.devices[target.devices[position]], block)
     return result
 
 
@@ -151,29 +151,27 @@ def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], d
         size = len(group)
         if size == 1:
             continue
-        xs = [tensors[position] for position in group]
+        names, xs = [devices[position] for position in group], [tensors[position] for position in group]
         shape: list[int] = xs[0].shape.as_list() if xs[0].shape.is_fully_defined() else []
         elements = math.prod(shape) if xs[0].shape.is_fully_defined() else 0
-        if emitter.shared or elements < _SMALL:
+        done = emitter.exchange.all_reduce(names, xs, kind)
+        if done is None and (emitter.shared or (elements < _SMALL and emitter.exchange.has_hubs)):
             # Summed once; who needs it reads it there.
-            device = devices[emitter.turn(group)]
-            reduced = emitter.combine(device, xs, kind)
-            for position in group:
-                result[position] = reduced
-        elif size == 2:
+            done = [emitter.combine(devices[emitter.turn(group)], xs, kind)] * size
+        elif done is None and (size == 2 or elements < _SMALL):
             # Each sends all it has either way: two nodes instead of six.
-            for position in group:
-                result[position] = emitter.combine(devices[position], xs, kind)
-        else:
+            done = [emitter.combine(name, gathered, kind)
+                    for name, gathered in zip(names, emitter.exchange.all_gather(names, xs), strict=True)]
+        elif done is None:
             axis = max(range(len(shape)), key=lambda dim: (shape[dim] % size == 0, shape[dim]))
             sizes = [shape[axis] * (k + 1) // size - shape[axis] * k // size for k in range(size)]
-            pieces = [
-                emitter.split_sizes(devices[position], x, sizes, axis) for position, x in zip(group, xs, strict=True)]
-            sums = [
-                emitter.combine(devices[position], [piece[k] for piece in pieces], kind)
-                for k, position in enumerate(group)]
-            for position in group:
-                result[position] = emitter.concat(devices[position], sums, axis)
+            pieces = [emitter.split_sizes(name, x, sizes, axis) for name, x in zip(names, xs, strict=True)]
+            sums = [emitter.combine(name, parts, kind) for name, parts in zip(
+                names, emitter.exchange.all_to_all(names, pieces), strict=True)]
+            done = [emitter.concat(name, gathered, axis) for name, gathered in zip(
+                names, emitter.exchange.all_gather(names, sums), strict=True)]
+        for position, total in zip(group, done, strict=True):
+            result[position] = total
     return result
 
 
@@ -229,5 +227,5 @@ def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Seque
             for group, piece in found]
         total = assemble(cells, counts, name, emitter)
         for position in positions:
-            result[position] = total
+            result[position] = emitter.exchange.bring(emitter.devices[target.devices[position]], total)
     return result

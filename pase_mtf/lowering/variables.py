@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from pase_mtf.compat import mtf, resource_variable_ops, tf
-from pase_mtf.lowering.emit import Scope, scopes
+from pase_mtf.graph.partition import Partition, whole
+from pase_mtf.lowering.emit import Emitter, Scope, scopes
+from pase_mtf.lowering.reshard import move
 from pase_mtf.operations.protocols import LaidOut
 
 __all__ = ["LaidOutVariable"]
@@ -21,6 +24,10 @@ class _Mesh(Protocol):
     devices: Sequence[str]
     size: int
     LaidOutTensor: type
+    emitter: Emitter
+
+    def partition(self, shape: mtf.Shape) -> Partition:
+        """Which block of a tensor of this shape each processor holds."""
 
     def slice_shape(self, tensor_shape: mtf.Shape) -> list[int]:
         """The shape of every slice of a tensor."""
@@ -54,7 +61,9 @@ class LaidOutVariable:
         else:
             shape = mesh_impl.slice_shape(variable.shape)
             slices = [
-                _slice_variable(f"{variable.name}_slice_{position}", shape, variable.slice_dtype, device)
+                mesh_impl.emitter.held_on(device, functools.partial(
+                    _slice_variable, f"{variable.name}_slice_{position}", shape, variable.slice_dtype, device),
+                    shape, variable.slice_dtype)
                 for position, device in enumerate(mesh_impl.devices)]
         self._laid_out_tensor = mesh_impl.LaidOutTensor(slices)
 
@@ -62,7 +71,8 @@ class LaidOutVariable:
     def slice_is_master(self) -> bool:
         """Whether the master itself serves as the only slice."""
         variable, mesh_impl = self._variable, self._mesh_impl
-        if (mesh_impl.size != 1 or variable.master_dtype != variable.slice_dtype
+        if (mesh_impl.size != 1 or mesh_impl.emitter.first_devices is not None
+                or variable.master_dtype != variable.slice_dtype
                 or isinstance(variable, mtf.ops.StackedVariable)):
             return False
         device = mesh_impl.devices[0]
@@ -76,7 +86,7 @@ class LaidOutVariable:
             own = [getattr(variable, "_graph_element", None) for variable in slices]
             # Every slice variable comes with a read of its own, made outside of any loop.
             usable = scope == (self._graph, None) and not self.slice_is_master and all(x is not None for x in own)
-            self._reads[scope] = own if usable else self.read_again()
+            self._reads[scope] = self._known(own) if usable else self.read_again()
         return self._reads[scope]
 
     def has_read(self) -> list[tf.Tensor] | None:
@@ -88,12 +98,19 @@ class LaidOutVariable:
         values = []
         for device, variable in zip(self._mesh_impl.devices, self.laid_out_tensor.all_slices, strict=True):
             with tf.device(device):
-                values.append(_value(variable))
-        return values
+                values.append(self._mesh_impl.emitter.held_on(
+                    device, functools.partial(_value, variable), variable.shape, variable.dtype))
+        return self._known(values)
+
+    def _known(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [self._mesh_impl.emitter.known(device, value)
+                for device, value in zip(self._mesh_impl.devices, values, strict=True)]
 
     def activation(self, values: Sequence[tf.Tensor]) -> LaidOut:
         """What was read, in the type that the model computes with."""
         dtype = self._variable.activation_dtype
+        if all(value.dtype == dtype for value in values):
+            return self._mesh_impl.LaidOutTensor(list(values))
         return self._mesh_impl.per_device(lambda _, value: tf.cast(value, dtype), values)
 
     def assign_to_slices(self, assign_fn: Callable, values: Sequence[tf.Tensor]) -> tf.Operation:
@@ -103,7 +120,7 @@ class LaidOutVariable:
           assign_fn: a function from (mtf.Variable, slice variable, tf.Tensor) to a tf.Operation.
           values: a tensor per slice.
         """
-        return tf.group(self.updates(assign_fn, values))
+        return self._mesh_impl.emitter.group(self.updates(assign_fn, values))
 
     def updates(self, assign_fn: Callable, values: Sequence[tf.Tensor], idle: Collection[str] = (),
                 ) -> list[tf.Operation]:
@@ -117,9 +134,13 @@ class LaidOutVariable:
           idle: name scopes of nodes not to wait for.
         """
         read = self.has_read() or [None] * len(values)
-        result = []
+        result, emitter = [], self._mesh_impl.emitter
+        values = [emitter.exchange.bring(device, value)
+                  for device, value in zip(self._mesh_impl.devices, values, strict=True)]
         for device, variable, value, old in zip(
                 self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True):
+            if not emitter.owns(device):
+                continue
             with tf.device(device), tf.control_dependencies([] if old is None else [old, *_holders(old, idle)]):
                 result.append(_assign(self._variable, variable, value, assign_fn))
         return result
@@ -151,6 +172,8 @@ class LaidOutVariable:
         slices = mesh_impl.make_slices(master, variable.shape)
         for device, target, value in zip(
                 mesh_impl.devices, self.laid_out_tensor.all_slices, slices, strict=True):
+            if not mesh_impl.emitter.owns(device):
+                continue
             with tf.device(device):
                 result.append(_assign(variable, target, value, mtf.ops.assign_slice))
         return result
@@ -167,9 +190,21 @@ class LaidOutVariable:
         if self.slice_is_master:
             return tf.no_op()
         variable, mesh_impl = self._variable, self._mesh_impl
+        if mesh_impl.emitter.first_devices is not None:
+            return self._collect_on_first(mesh_impl.emitter)
         total = mesh_impl.combine_slices(self.read_again(), variable.shape, device=variable.master_device or None)
         with tf.device(variable.master_device):
             return variable.assign_to_master(tf.cast(total, variable.master_dtype))
+
+    def _collect_on_first(self, emitter: Emitter) -> tf.Operation:
+        """In the master of the first process: those of the others keep what they had."""
+        variable, shape = self._variable, self._variable.shape
+        total, = move(self.read_again(), self._mesh_impl.partition(shape), whole(0, len(shape)),
+                      shape.to_integer_list, emitter)
+        if not emitter.owns(emitter.devices[0]):
+            return emitter.group_for(total, [])
+        with tf.device(variable.master_device):
+            return emitter.group_for(total, [variable.assign_to_master(tf.cast(total, variable.master_dtype))])
 
 
 def _holders(value: tf.Tensor, idle: Collection[str]) -> list[tf.Operation]:

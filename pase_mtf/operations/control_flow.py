@@ -96,17 +96,18 @@ class _LoopLowering:
         for t, impl, slices in zip(placeholders, self.impls, tf_inputs, strict=False):
             lowering.tensors[t] = impl.LaidOutTensor(list(slices))
         # Variables that the body assigns have another value in every iteration.
-        with tf.control_dependencies([x for slices in tf_inputs for x in slices]):
+        with lowering.emitter.after(x for slices in tf_inputs for x in slices):
             for t, variable in self.values.items():
                 laid_out = lowering.variables[variable]
                 lowering.tensors[t] = laid_out.activation(laid_out.read())
         for operation in inner:
             lowering.lower_operation(operation)
 
-    def tf_cond(self, *tf_inputs: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Whether to go on, as a TensorFlow tensor."""
+    def tf_cond(self, *tf_inputs: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], Sequence[str]]:
+        """Whether to go on, on every device that knows, and these devices."""
         self._enter(self.op._cond_inputs, tf_inputs, self.op._cond_ops)
-        return self.lowering.tensors[self.op._cond_output].to_laid_out_tensor().tensor_list[0]
+        answer = self.lowering.tensors[self.op._cond_output].to_laid_out_tensor()
+        return answer.tensor_list, self.lowering.mesh_impl(self.op).devices
 
     def tf_body(self, *tf_inputs: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
         """The slices of the loop variables and accumulators after an iteration."""
@@ -135,8 +136,9 @@ class _LoopLowering:
         for t, impl in zip(op._body_outputs[len(op.inputs):], self.impls[len(op.inputs):], strict=True):
             shape = impl.slice_shape(t.shape)
             starts.append(impl.slicewise(lambda shape=shape, t=t: tf.zeros(shape, t.dtype)).tensor_list)
-        results = tf.while_loop(self.tf_cond, self.tf_body, starts, back_prop=False, **{
-            key: value for key, value in op._tf_kwargs.items() if key != "back_prop"})
+        results = lowering.emitter.while_loop(
+            self.tf_cond, self.tf_body, starts, [impl.devices for impl in self.impls],
+            {key: value for key, value in op._tf_kwargs.items() if key != "back_prop"})
         for t, stored in before.items():
             lowering.tensors[t] = stored
         for number, (slices, t, impl) in enumerate(zip(results, op.outputs, self.impls, strict=True)):
@@ -170,7 +172,7 @@ def _lower_depend(op: mtf.ops.Depend, lowering: Lowering) -> None:
             control.extend(lowering.stored(dependency).to_laid_out_tensor().tensor_list)
     # What is resharded for x is shared with others, who do not wait.
     x = lowering.tensors[op.inputs[0]].to_laid_out_tensor()
-    with tf.control_dependencies(control):
+    with lowering.emitter.after(control):
         lowering.set_tensor_lowering(op.outputs[0], lowering.mesh_impl(op).slicewise(tf.identity, x))
 
 

@@ -27,8 +27,8 @@ def _lower(op: mtf.ops.RandomOperation, lowering: Lowering) -> None:
     generate = _generator(op)
     if generate is None:
         # A function we know nothing of: run it once, with a seed of its own, and split the result.
-        with tf.device(impl.devices[0]):
-            total = op._tf_fn(list(shape), seed=zlib.crc32(op.name.encode()) & 0x7fffffff, **op._kwargs)
+        seed = zlib.crc32(op.name.encode()) & 0x7fffffff
+        total = lowering.emitter.run_on(impl.devices[0], lambda: op._tf_fn(list(shape), seed=seed, **op._kwargs))
         source = Partition(impl.spec.devices[:1], ((1, 1),) * len(shape))
         lowering.set_tensor_lowering(output, impl.LaidOutTensor(lowering.move([total], source, target, shape)))
         return
@@ -48,12 +48,12 @@ class _Chunks:
         self._size = (shape[0] // self._count, *shape[1:]) if shape else ()
         self._made: dict[tuple[str, int], tf.Tensor] = {}
 
-    def _chunk(self, device: str, number: int) -> tf.Tensor:
+    def _chunk(self, device: str, number: int, seed: tf.Tensor) -> tf.Tensor:
         if (device, number) not in self._made:
             emitter = self._lowering.emitter
             key = zlib.crc32(f"{self._op.name}/{number}".encode()) & 0x7fffffff
             with tf.device(device):
-                seed = tf.add(self._lowering.random_seed(), emitter.constant(device, (key, 0)))
+                seed = tf.add(seed, emitter.constant(device, (key, 0)))
                 self._made[device, number] = self._generate(
                     device, emitter, emitter.constant(device, self._size), seed)
         return self._made[device, number]
@@ -62,21 +62,24 @@ class _Chunks:
         """The blocks of the target where devices share a memory: every chunk is made once."""
         names = self._lowering.emitter.devices
         owners = [impl.spec.devices[number * impl.size // self._count] for number in range(self._count)]
-        tensors = [self._chunk(names[owner], number) for number, owner in enumerate(owners)]
+        seed = self._lowering.random_seed()
+        tensors = [self._chunk(names[owner], number, seed) for number, owner in enumerate(owners)]
         return self._lowering.move(tensors, Partition(tuple(owners), self._grid), target, self._shape)
 
     def local(self, impl: Any, target: Partition) -> list[tf.Tensor]:
         """The blocks of the target, made where they are used: cheaper than sending them."""
-        emitter, source, result = self._lowering.emitter, Partition(tuple(range(self._count)), self._grid), []
-        for position, device in enumerate(impl.devices):
+        emitter, source = self._lowering.emitter, Partition(tuple(range(self._count)), self._grid)
+
+        def block(device: str, position: int, seed: tf.Tensor) -> tf.Tensor:
             counts, pieces = cover(source, target, self._shape, target.parts(position))
             cells = []
             for piece in pieces:
-                cell = self._chunk(device, piece.parts[0] if self._shape else 0)
+                cell = self._chunk(device, piece.parts[0] if self._shape else 0, seed)
                 cells.append(cell if piece.size == self._size else
                              emitter.slice(device, cell, piece.begin, piece.size))
-            result.append(self._lowering.assemble(cells, counts, device))
-        return result
+            return self._lowering.assemble(cells, counts, device)
+
+        return emitter.per_device(impl.devices, block, [range(impl.size), [self._lowering.random_seed()] * impl.size])
 
 
 def _generator(op: mtf.ops.RandomOperation) -> Callable | None:

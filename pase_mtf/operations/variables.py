@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
@@ -59,7 +59,7 @@ def _lower_assign(op: mtf.ops.Assign, lowering: Lowering) -> None:
     for variable, value in _assign_pairs(op):
         laid_out = lowering.read(value, lowering.mesh_impl(variable)).to_laid_out_tensor()
         updates += lowering.variables[variable].updates(op.assign_fn, laid_out.all_slices, lowering.idle_scopes)
-    lowering.operations[op] = tf.group(updates)
+    lowering.operations[op] = lowering.emitter.group(updates)
 
 
 def _lower_laid_out(op: mtf.ops.ImportLaidOutTensorOperation, lowering: Lowering) -> None:

@@ -1,0 +1,140 @@
+"""Several processes with a graph each compute what one process computes, and refuse to start where they differ."""
+
+import itertools
+
+import nets
+import numpy as np
+import pytest
+from rank_worker import cluster_devices, train_case
+from ranks import train_on_ranks
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import UsageError
+from pase_mtf.lowering import collectives
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.lowering.ranks import Rank
+from pase_mtf.runtime import Devices, session_config
+
+
+def _same_as_one_process(cases, ranks, folder, *, each=1, tolerance=1e-6):
+    found = train_on_ranks(cases, ranks, folder, each=each, seconds=120 + 60 * len(cases))
+    devices = Devices.first(ranks * each, "cpu")
+    for number, case in enumerate(cases):
+        if case.get("differs"):
+            assert all("lowered different programs" in str(of_rank[number]["refused"]) for of_rank in found)
+            continue
+        wanted = train_case({**case, "alone": False}, list(devices.names), config=session_config(devices))
+        assert len(wanted["losses"]) == case["steps"]
+        for rank, of_rank in enumerate(found):
+            for name, value in wanted.items():
+                # The masters are collected by the first rank.
+                if name != "nodes" and (rank == 0 or not name.startswith("variable/")):
+                    np.testing.assert_allclose(
+                        of_rank[number][name], value, rtol=tolerance, atol=tolerance * np.abs(value).max(),
+                        err_msg=f"{case}, rank {rank}: {name}")
+
+
+def test_two_ranks_train_as_one_process_does_and_refuse_what_differs(tmp_path):
+    """Loops, random numbers, functions of slices, layers on one of the two devices; then ranks that disagree."""
+    _same_as_one_process([{"name": "odd_functions", "plan": 1, "steps": 2, "alone": True},
+                          {"name": "mlp", "plan": 0, "steps": 1, "differs": 1}], 2, tmp_path)
+
+
+_PLANS = [{"name": name, "plan": plan, "steps": 2, "alone": plan == 1, "optimizer": ("sgd", "adam")[plan % 2]}
+          for name in nets.NETS for plan in range(3)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "each"), [(2, 1), (4, 1), (2, 2)])
+def test_ranks_train_nets_as_one_process_does(ranks, each, tmp_path):
+    _same_as_one_process(_PLANS, ranks, tmp_path, each=each)
+
+
+_MODELS = ("alexnet", "biglstm", "densenet121", "gnmt", "inception_v3", "resnet101", "rnnlm", "transformer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_train_every_model_as_one_process_does(ranks, tmp_path):
+    """Under the expert's strategy or one drawn at random, over twenty steps where they are quick."""
+    cases = [{"name": name, "strategy": strategy, "steps": 20 if name in ("alexnet", "rnnlm", "transformer") else 3}
+             for name in _MODELS for strategy in ("random1",)]
+    _same_as_one_process(cases, ranks, tmp_path)
+
+
+def _lowered(name, plan, ranks, monkeypatch):
+    """The lowerings of all ranks, their graphs, and what a program fetches, all in this process."""
+    devices, found = cluster_devices(ranks, 1), []
+    for rank in range(ranks):
+        monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
+        with tf.Graph().as_default():
+            net = nets.build(name, "sgd", tf.float32)
+            lowering = PlanLowering(net.graph, nets.random_plan(net.graph, ranks, plan), devices,
+                                    rank=Rank.of(devices, rank))
+            fetches = [lowering.export_to_tf_tensor(net.loss).op]
+            fetches += [lowering.lowered_operation(operation) for operation in net.updates]
+            fetches += [laid_out.copy_slices_to_master for laid_out in lowering.variables.values()]
+            found.append((lowering, fetches))
+    return found
+
+
+def _reached(operation):
+    found, stack = {operation}, [operation]
+    while stack:
+        one = stack.pop()
+        for other in (*(tensor.op for tensor in one.inputs), *one.control_inputs):
+            if other not in found:
+                found.add(other)
+                stack.append(other)
+    return found
+
+
+@pytest.mark.parametrize(("name", "plan", "ranks"), [("mlp", 1, 2), ("mlp", 2, 3), ("odd_functions", 1, 2)])
+def test_whatever_is_fetched_all_ends_of_a_transfer_run_or_none(name, plan, ranks, monkeypatch):
+    """What one rank would prune and another wait for."""
+    found = _lowered(name, plan, ranks, monkeypatch)
+    assert len({lowering.emitter.ledger.digest() for lowering, _ in found}) == 1
+    assert found[0][0].emitter.ledger.transfers > 10
+    for fetches in zip(*(fetches for _, fetches in found), strict=True):
+        ends = {}
+        for (lowering, _), fetch in zip(found, fetches, strict=True):
+            reached = _reached(fetch)
+            for number, own in lowering.emitter.ledger._own.items():
+                ends.setdefault(number, set()).update(operation in reached for operation in own)
+        assert all(len(run) == 1 for run in ends.values()), fetches[0].name
+    loss = found[0][1][0]
+    run = _reached(loss)
+    ledger = found[0][0].emitter.ledger
+    assert not all(operation in run for own in ledger._own.values() for operation in own), "the loss needs not all"
+
+
+def test_nodes_are_made_for_own_devices_only(monkeypatch):
+    (lowering, _), *_ = _lowered("transformer", 1, 2, monkeypatch)
+    graph = lowering.emitter.ledger._entries and next(iter(lowering.operations.values())).graph
+    assert {operation.device for operation in graph.get_operations()} <= {"", "/device:CPU:0", cluster_devices(2, 1)[0]}
+
+
+@pytest.mark.parametrize(("devices", "number", "options", "message"), [
+    (["/device:CPU:0"], 0, {}, "full names"),
+    (cluster_devices(2, 1), 2, {}, "rank 2: the devices belong to 2 processes"),
+    (cluster_devices(2, 1), 0, {"communication_hint": "nccl"}, "one GPU per process"),
+    (["/job:worker/replica:0/task:0/device:GPU:0", "/job:worker/replica:0/task:0/device:GPU:1"], 0,
+     {"communication_hint": "nccl"}, "one GPU per process")])
+def test_ranks_that_cannot_be(devices, number, options, message):
+    with tf.Graph().as_default(), pytest.raises(UsageError, match=message):
+        PlanLowering(mtf.Graph(), {}, devices, rank=Rank.of(devices, number, **options))
+
+
+def test_nccl_sums_by_itself_and_one_collective_after_the_other():
+    devices = [f"/job:worker/replica:0/task:{task}/device:GPU:0" for task in range(2)]
+    with tf.Graph().as_default() as graph:
+        net = nets.build("mlp", "sgd", tf.float32)
+        spec = MeshSpec(((frozenset({"batch"}), 2),), (0, 1))
+        PlanLowering(net.graph, dict.fromkeys(net.graph.operations, spec), devices,
+                     rank=Rank.of(devices, 1, communication_hint="nccl"))
+        made = [operation for operation in graph.get_operations() if operation.type.startswith("Collective")]
+    assert "CollectiveReduceV2" in {operation.type for operation in made}
+    assert all(operation.get_attr("communication_hint") == b"nccl" for operation in made)
+    for before, after in itertools.pairwise(made):
+        assert before in after.control_inputs
