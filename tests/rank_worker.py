@@ -64,7 +64,7 @@ def train_case(case: dict[str, Any], devices: list[str], rank: int | None = None
     with tf.Graph().as_default() as graph:
         program = _program(case)
         step = getattr(program, "global_step", None)
-        options = {} if rank is None else {"rank": Rank.of(devices, rank, timeout_seconds=60)}
+        options = {} if rank is None else {"rank": Rank.of(devices, rank)}
         before = len(graph.get_operations())
         if "plan" in case:
             seed = case["plan"] + (rank or 0) * case.get("differs", 0)

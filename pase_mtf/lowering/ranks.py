@@ -46,7 +46,8 @@ class Rank:
       own: their full names, as in "/job:worker/replica:0/task:1/device:CPU:0".
       communication_hint: what TensorFlow is to make the collectives with: "auto", "ring", or "nccl", which is for GPUs,
         one per process; sums by NCCL are in an order of its own.
-      timeout_seconds: after which a collective that another process did not join fails; 0: never.
+      timeout_seconds: after which a collective that another process did not join fails; 0: never. TensorFlow starts a
+        thread for each, which sleeps as long: hundreds of collectives a step soon are more threads than a host gives.
     """
 
     own: tuple[str, ...]

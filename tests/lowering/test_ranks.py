@@ -51,18 +51,6 @@ def test_ranks_train_nets_as_one_process_does(ranks, each, tmp_path):
     _same_as_one_process(_PLANS, ranks, tmp_path, each=each)
 
 
-_MODELS = ("alexnet", "biglstm", "densenet121", "gnmt", "inception_v3", "resnet101", "rnnlm", "transformer")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_train_every_model_as_one_process_does(ranks, tmp_path):
-    """Under the expert's strategy or one drawn at random, over twenty steps where they are quick."""
-    cases = [{"name": name, "strategy": strategy, "steps": 20 if name in ("alexnet", "rnnlm", "transformer") else 3}
-             for name in _MODELS for strategy in ("random1",)]
-    _same_as_one_process(cases, ranks, tmp_path)
-
-
 def _lowered(name, plan, ranks, monkeypatch):
     """The lowerings of all ranks, their graphs, and what a program fetches, all in this process."""
     devices, found = cluster_devices(ranks, 1), []
