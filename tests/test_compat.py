@@ -97,6 +97,7 @@ except AttributeError as error:
     assert "'Estimator': it left TensorFlow in 2.16" in result.stdout
 
 
+@pytest.mark.slow
 def test_ortools_is_loaded_before_tensorflow_where_it_is_installed(tmp_path):
     """Loaded after TensorFlow, its solver crashes the process."""
     package = tmp_path / "ortools" / "sat" / "python"

@@ -33,6 +33,7 @@ def test_a_program_without_an_answer_does_not_stop_the_others():
     assert found == {piece: {"problem": "no answer after 0 s"} for piece in ("full_8", "tiny")}
 
 
+@pytest.mark.slow
 def test_an_unknown_program_is_told():
     found = layout_survey.run("no_such_program", ["tiny"], "h100", 300)
     assert found["tiny"]["problem"] == "KeyError: 'no_such_program'"

@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 from markdown_cells import rows
 
 from benchmarks import simulator
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_drawn_and_told(tmp_path, monkeypatch):
     monkeypatch.setattr(simulator, "_PRESET", "tiny")
     monkeypatch.setattr(simulator, "_CHANGES", 10)

@@ -136,7 +136,7 @@ def _without_the_loop(graph: ComputationGraph) -> ComputationGraph:
     return dataclasses.replace(graph, layers=tuple(layers))
 
 
-@pytest.mark.parametrize("machine", ["1080ti", "h100"])
+@pytest.mark.parametrize("machine", ["1080ti", pytest.param("h100", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("splits", [2, 4])
 def test_microbatches_cost_what_they_cost_one_by_one(splits, machine):
     graphs = []

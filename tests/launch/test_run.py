@@ -86,6 +86,7 @@ def test_a_whole_run(launch):
     assert {event["pid"] for event in _timeline(folder, "measured")} == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_transformer_on_text_files(launch, tmp_path, cache_dir):
     """Another model, on files of the user's: the loss falls."""
     sizes, sides = tmp_path / "transformer.json", [tmp_path / "source.txt", tmp_path / "target.txt"]
@@ -215,6 +216,7 @@ def test_out_of_memory_of_the_host(launch, monkeypatch):
     assert "are free" in err
 
 
+@pytest.mark.slow
 def test_out_of_memory_while_training():
     """TensorFlow's own refusal, of a tensor beyond any address space."""
     arm = Arm.__new__(Arm)
@@ -254,6 +256,7 @@ def test_a_wrong_strategy_ends_the_run(launch):
     assert not (folder / "checkpoint").exists()
 
 
+@pytest.mark.slow
 def test_rounding_is_no_alarm(launch, monkeypatch):
     """Losses that look wrong and are not: settled in float64, said once, and silent from then on."""
     step = Arm.step

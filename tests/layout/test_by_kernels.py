@@ -92,6 +92,7 @@ def test_by_the_machine_at_hand_and_by_a_file(cache_dir, timed_kernels, tmp_path
     assert there.seconds == pytest.approx(here.seconds, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_best_of_all_layouts_or_a_gap_to_it(cache_dir, timed_kernels):
     found = find_layout(build, 4, prices="measured")
     times = load_times(kernels_path(4))

@@ -91,7 +91,7 @@ def plain(features, parameters, config):
     return tf.reduce_sum(losses * seen) / tf.reduce_sum(seen)
 
 
-@pytest.mark.parametrize("config", [SMALL, FLAT, pytest.param(CONFIG, marks=pytest.mark.slow)],
+@pytest.mark.parametrize("config", harness.some_slow([SMALL], [FLAT, CONFIG]),
                          ids=["three layers", "two layers", "four layers"])
 def test_equals_plain_tensorflow(config):
     harness.assert_same(*harness.against_plain("gnmt", config, plain))

@@ -73,6 +73,7 @@ def dense(seed, layers=7, configurations=5, classes=4):
                      rng.integers(0, classes, configurations)) for i in range(layers) for j in range(i + 1, layers)])
 
 
+@pytest.mark.slow
 def test_branch_and_bound_alone(monkeypatch):
     """With elimination and the search depth first closed off, branching must find the same."""
     expected = [solve(dense(seed)) for seed in range(40)]

@@ -50,7 +50,7 @@ def _is_running(pid):
     (1, signal.SIGKILL, "was killed by SIGKILL"),
     (0, signal.SIGKILL, "was killed by SIGKILL"),
     (1, signal.SIGSTOP, "was stopped, and not continued"),
-    (0, signal.SIGSTOP, "was stopped, and not continued"),
+    pytest.param(0, signal.SIGSTOP, "was stopped, and not continued", marks=pytest.mark.slow),
 ])
 def test_a_lost_process_is_found_and_named(start, rank, number, what):
     tasks = start(_WAIT, _WAIT, _WAIT)
