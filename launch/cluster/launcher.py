@@ -6,6 +6,7 @@ stopped: what finds it has to stand outside.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -19,6 +20,7 @@ from pase_mtf.errors import ClusterError, FormatError
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.cluster.hosts import meet
 from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import ResolvedOptions
@@ -127,9 +129,17 @@ def launch(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts) -> int:
       KeyboardInterrupt: somebody wants it to end before it has begun.
     """
     interrupts.hold()
+    with contextlib.nullcontext() if tasks else own_network() as network:
+        if not tasks and network is None:
+            print("note: this system gives the processes no network of their own: TensorFlow's servers can be reached "
+                  "on all of its interfaces while the run lasts (docs/cluster.md)", file=sys.stderr, flush=True)
+        return _with_restarts(plan, tasks, interrupts, network)
+
+
+def _with_restarts(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts, network: Network | None) -> int:
     options, restarts = plan.options, 0
     while True:
-        outcome = _attempt(plan, options, tasks, interrupts, last=restarts == plan.options.max_restarts)
+        outcome = _attempt(plan, options, tasks, interrupts, network, last=restarts == plan.options.max_restarts)
         if outcome.fault is None or interrupts.exit_code is not None:
             return outcome.exit_code if outcome.fault is None else interrupts.exit_code or outcome.exit_code
         if restarts == options.max_restarts:
@@ -146,7 +156,7 @@ def launch(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts) -> int:
 
 
 def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], interrupts: Interrupts,
-             last: bool) -> Outcome:
+             network: Network | None, *, last: bool) -> Outcome:
     """Starts all processes, watches them, and ends them; where it is not the last, those of other hosts begin anew."""
     told: dict[str, object] = {"end": ClusterError.exit_code, "error": "rank 0: its launcher has failed"}
     others = meet(_membership(plan, tasks, 0), interrupts) if tasks else []
@@ -156,9 +166,9 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], inter
         for rank in range(1 if tasks else len(addresses)):
             environment = {} if tasks else _visible_gpus(plan, rank)
             membership = _membership(plan, addresses, rank)
-            here.append(start_worker(membership, environment) if rank else TaskProcess(
+            here.append(start_worker(membership, environment, network) if rank else TaskProcess(
                 0, [sys.executable, *_RUN, *options.to_arguments()], {**membership.environment, **environment},
-                own_output=True))
+                own_output=True, network=network))
         outcome = watch([*here, *others], interrupts)
         told = {"end": outcome.exit_code}
         if outcome.fault is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol
 
 from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.network import Network
 
 __all__ = ["STOPPED_FOR", "TaskProcess", "Watched", "end_all", "start_worker"]
 
@@ -59,7 +60,7 @@ class TaskProcess:
     """
 
     def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str], *, own_output: bool,
-                 clock: Callable[[], float] = time.monotonic):
+                 network: Network | None = None, clock: Callable[[], float] = time.monotonic):
         """Starts it.
 
         Args:
@@ -67,6 +68,7 @@ class TaskProcess:
           command: with its arguments.
           environment: variables besides those of the launcher.
           own_output: it writes where the launcher does; else to the launcher's stderr, line by line, under its rank.
+          network: that it is to be in; None: that of the launcher.
           clock: seconds.
         """
         self.rank, self._clock = rank, clock
@@ -74,8 +76,9 @@ class TaskProcess:
         self._stopped_since: float | None = None
         mine = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
         self._process = subprocess.Popen(
-            [*command], env={**mine, **environment}, start_new_session=True, stdin=subprocess.PIPE,
-            stdout=None if own_output else subprocess.PIPE, stderr=None if own_output else subprocess.STDOUT)
+            network.inside(command) if network else [*command], env={**mine, **environment}, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=None if own_output else subprocess.PIPE,
+            stderr=None if own_output else subprocess.STDOUT)
         self._relay = None
         if self._process.stdout is not None:
             self._relay = threading.Thread(target=_relay, args=(self._process.stdout, rank), daemon=True)
@@ -130,15 +133,17 @@ class TaskProcess:
             self._relay.join(1.0)
 
 
-def start_worker(membership: Membership, environment: Mapping[str, str] | None = None) -> TaskProcess:
+def start_worker(membership: Membership, environment: Mapping[str, str] | None = None,
+                 network: Network | None = None) -> TaskProcess:
     """Starts the process of a rank other than 0.
 
     Args:
       membership: of that process.
       environment: variables besides.
+      network: that it is to be in; None: that of the launcher.
     """
     return TaskProcess(membership.rank, [sys.executable, "-m", _WORKER],
-                       {**membership.environment, **(environment or {})}, own_output=False)
+                       {**membership.environment, **(environment or {})}, own_output=False, network=network)
 
 
 def end_all(processes: Sequence[TaskProcess], grace: float = 5.0) -> None:
