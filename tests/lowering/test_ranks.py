@@ -46,7 +46,7 @@ _PLANS = [{"name": name, "plan": plan, "steps": 2, "alone": plan == 1, "optimize
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "each"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("ranks", "each"), [(4, 1), (2, 2)])
 def test_ranks_train_nets_as_one_process_does(ranks, each, tmp_path):
     _same_as_one_process(_PLANS, ranks, tmp_path, each=each)
 

@@ -10,7 +10,7 @@ from pase_mtf.layout.find import find_layout
 from pase_mtf.strategy.find import find_strategy
 
 _PROGRAMS = ["microbatches", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "microbatches_recompute", "t5_small", "t5_recompute_loop"))]
+    "microbatches_recompute", "t5_recompute_loop"))]
 
 
 @pytest.mark.parametrize("name", _PROGRAMS)
