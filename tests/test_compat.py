@@ -69,6 +69,7 @@ def test_a_program_imports_mesh_tensorflow_by_itself(code):
     assert (result.returncode, result.stdout, _without_notes(result.stderr)) == (0, "Graph\n", "")
 
 
+@pytest.mark.slow
 def test_names_that_old_programs_read_are_back():
     code = """
 import mesh_tensorflow as mtf

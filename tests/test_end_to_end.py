@@ -27,7 +27,7 @@ def _config(name, devices=4, **changes):
 
 
 @pytest.mark.parametrize(("name", "optimizer", "kind"), [
-    ("transformer", "adafactor", "random0"), ("alexnet", "adam", "random3")])
+    pytest.param("transformer", "adafactor", "random0", marks=pytest.mark.slow), ("alexnet", "adam", "random3")])
 def test_trains_as_on_one_device(name, optimizer, kind):
     """Every optimizer; with SGD every model: tests/models."""
     # Adam magnifies rounding.

@@ -137,7 +137,7 @@ def _without_the_loop(graph: ComputationGraph) -> ComputationGraph:
 
 
 @pytest.mark.parametrize("machine", ["1080ti", pytest.param("h100", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("splits", [2, 4])
+@pytest.mark.parametrize("splits", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_microbatches_cost_what_they_cost_one_by_one(splits, machine):
     graphs = []
     for unrolled in (False, True):

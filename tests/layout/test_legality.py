@@ -88,7 +88,7 @@ def outcomes(build, mesh, dtype=tf.float64, chunk=40):
 
 
 # Of the others' kinds, and quick.
-_QUICK = ("halos", "splitting", "partial_sums_added")
+_QUICK = ("splitting", "partial_sums_added")
 
 
 @pytest.mark.parametrize("name", [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)

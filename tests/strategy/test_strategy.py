@@ -399,6 +399,7 @@ def test_a_layout_leaves_whole_what_it_cannot_split():
     assert configurations_of_layout(net, [("x", 4), ("y", 2)], rules) == (Configuration((("", 4), ("a", 2))),)
 
 
+@pytest.mark.slow
 def test_searching_never_imports_tensorflow():
     code = ("import sys, pase_mtf; pase_mtf.find_strategy; pase_mtf.solve; pase_mtf.CostNetwork; pase_mtf.Machine; "
             "assert 'tensorflow' not in sys.modules; pase_mtf.export_graph; assert 'tensorflow' in sys.modules")
