@@ -141,7 +141,8 @@ def _at_pairs(network: CheckedNetwork, given: np.ndarray, near: np.ndarray, beyo
                                                                for numbers in (given, near, beyond)), strict=True):
         key: tuple[object, ...] = ()
         if repeated[id(table)] > 1:
-            key = id(table), *(numbers.tobytes() for numbers in (*amounts, *nearby))
+            matters = [numbers >= 0 for numbers in nearby] if least_only else nearby
+            key = id(table), *(numbers.tobytes() for numbers in (*amounts, *matters))
         if key in known:
             found, like = known[key]
             for own, other in zip(rises, like, strict=True):

@@ -17,10 +17,12 @@ import numpy as np
 
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled, seconds_now
+from pase_mtf.search.neighbourhood import improve, lines
 from pase_mtf.search.packed import Packed, reduce
-from pase_mtf.search.pulls import EXACTLY, pull, pull_rough
+from pase_mtf.search.pulls import EXACTLY, Steps, pull, pull_steps
+from pase_mtf.search.repeats import Visits, copy_visit, no_visits, visited_alike
 
-__all__ = ["PassResult", "PassState", "improve", "message_passes", "prune", "reduced_costs"]
+__all__ = ["PassResult", "PassState", "message_passes", "promising", "prune", "reduced_costs"]
 
 # Entries of a matrix from where on it pays to look for an edge that has been pulled with the same potentials.
 _SHARED = 1 << 12
@@ -52,53 +54,6 @@ def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray,
 
 
 @compiled
-def _lines(p: Packed, v: int, side: int, choice: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Adds what the edges that have v at this side cost, given the choice at their other ends."""
-    matrix, ends, extents, classes, classes_at = p.matrix, p.ends, p.extents, p.classes, p.classes_at
-    adjacent, values = p.adjacent, p.values
-    for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
-        e = adjacent[side, position]
-        fixed = classes[classes_at[1 - side, e] + choice[ends[1 - side, e]]]
-        begin = classes_at[side, e]
-        start, step = matrix[e] + fixed, extents[1, e]
-        if side == 1:
-            start, step = matrix[e] + fixed * extents[1, e], np.int64(1)
-        for k in range(len(out)):
-            out[k] += values[start + step * classes[begin + k]]
-
-
-@compiled
-def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no cover (compiled)
-    """Gives every vertex the best configuration for its neighbours', until nothing improves. Returns the cost."""
-    first, unary = p.first, p.unary
-    vertices = len(first) - 1
-    for _ in range(sweeps):
-        changed = False
-        for v in range(vertices):
-            if first[v + 1] - first[v] == 1:
-                continue
-            theta = unary[first[v]:first[v + 1]].copy()
-            for side in range(2):
-                _lines(p, v, side, choice, theta)
-            best = choice[v]
-            for k in range(len(theta)):
-                if theta[k] < theta[best]:
-                    best = k
-            if best != choice[v]:
-                choice[v] = best
-                changed = True
-        if not changed:
-            break
-    cost = p.constant
-    for v in range(vertices):
-        cost += unary[first[v] + choice[v]]
-    for e in range(len(p.matrix)):
-        r = p.classes[p.classes_at[0, e] + choice[p.ends[0, e]]]
-        cost += p.values[p.matrix[e] + r * p.extents[1, e] + p.classes[p.classes_at[1, e] + choice[p.ends[1, e]]]]
-    return cost
-
-
-@compiled
 def _active_classes(active: np.ndarray, classes: np.ndarray, used: np.ndarray, listed: np.ndarray
                     ) -> int:  # pragma: no cover (compiled)
     """Lists the classes that some active configuration has. Returns how many."""
@@ -126,6 +81,8 @@ class PassState(NamedTuple):
         holds the configuration.
       bounds: float64 [vertices]: the bound at the moment when the reduced costs of that vertex were found.
       best: int64 [vertices], the best assignment known; replaced when a cheaper one is found.
+      kinds: int64 [vertices], which vertices are alike (repeats.vertex_kinds), so that what is visited alike is visited
+        once; empty: nobody looks.
     """
 
     messages: np.ndarray
@@ -133,12 +90,13 @@ class PassState(NamedTuple):
     reduced_costs: np.ndarray
     bounds: np.ndarray
     best: np.ndarray
+    kinds: np.ndarray
 
     @classmethod
     def start(cls, p: Packed, messages: np.ndarray) -> PassState:
         """Everything active, nothing known but the messages."""
         return cls(messages, np.ones(len(p.unary), bool), np.zeros(len(p.unary)), np.zeros(p.vertices),
-                   np.zeros(p.vertices, np.int64))
+                   np.zeros(p.vertices, np.int64), np.zeros(0, np.int64))
 
 
 class PassResult(NamedTuple):
@@ -162,25 +120,27 @@ class _Scratch(NamedTuple):
 
     Attributes:
       least: float64 [classes of an edge's side, at most].
-      rough: float32, likewise.
+      lifts, sums: uint16, likewise.
       used: bool, likewise.
       listed: int64, likewise.
       minimum: float64 [vertices], the least cost at a vertex when it was last visited.
       choice: int64 [vertices], the configurations that the pass chooses.
-      other_used, other_listed: as `used` and `listed`.
+      other_used, other_listed, wanted: as `used` and `listed`.
       table: int64 [a power of two, at least twice the edges], a hash table of the edges that have been pulled in this
         sweep; -1 where it is empty. See `_twin`.
       pulled: int64 [1], matrix entries that pulls have read.
     """
 
     least: np.ndarray
-    rough: np.ndarray
+    lifts: np.ndarray
+    sums: np.ndarray
     used: np.ndarray
     listed: np.ndarray
     minimum: np.ndarray
     choice: np.ndarray
     other_used: np.ndarray
     other_listed: np.ndarray
+    wanted: np.ndarray
     table: np.ndarray
     pulled: np.ndarray
 
@@ -197,9 +157,10 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
     places = 2
     while places < 2 * len(p.matrix):
         places *= 2
-    return _Scratch(np.empty(widest), np.empty(widest, np.float32), np.zeros(widest, np.bool_),
-                    np.empty(widest, np.int64), np.zeros(vertices), choice, np.zeros(widest, np.bool_),
-                    np.empty(widest, np.int64), np.full(places, -1), np.zeros(1, np.int64))
+    return _Scratch(np.empty(widest), np.empty(widest, np.uint16), np.empty(widest, np.uint16),
+                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.zeros(vertices), choice,
+                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.empty(widest, np.int64),
+                    np.full(places, -1), np.zeros(1, np.int64))
 
 
 @compiled
@@ -254,19 +215,25 @@ def _twin(p: Packed, state: PassState, scratch: _Scratch, e: int, side: int, lis
 
 
 @compiled
-def _receive(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, e: int, side: int
+def _receive(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, e: int, side: int, narrow: bool
              ) -> None:  # pragma: no cover (compiled)
-    """Sets the potentials of one side of an edge to all that the edge can give."""
+    """Sets the potentials of one side of an edge to all that the edge can give; to be narrow, in steps, of its rows
+    only those of active configurations, which then are no other edge's."""
     place, other = p.potentials_at[side, e], p.potentials_at[1 - side, e]
     given = state.messages[other:other + p.extents[1 - side, e]]
     taken = state.messages[place:place + p.extents[side, e]]
     begin, end = p.matrix[e], p.matrix[e] + p.extents[0, e] * p.extents[1, e]
-    exactly, count = len(rough) == 0, len(given)
+    exactly, count = len(steps.counts) == 0, len(given)
     if not exactly:
         u = p.ends[1 - side, e]
         count = _active_classes(state.active[p.first[u]:p.first[u + 1]], p.classes[p.classes_at[1 - side, e]:],
                                 scratch.used, scratch.listed[:len(given)])
-    if end - begin >= _SHARED:
+    wanted = scratch.wanted[:len(taken)]
+    if narrow and side == 0 and not exactly:
+        v = p.ends[0, e]
+        wanted = wanted[:_active_classes(state.active[p.first[v]:p.first[v + 1]], p.classes[p.classes_at[0, e]:],
+                                         scratch.other_used, wanted)]
+    elif end - begin >= _SHARED:
         if exactly:
             for c in range(count):
                 scratch.listed[c] = c
@@ -274,29 +241,33 @@ def _receive(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, 
         if twin >= 0:
             taken[:] = state.messages[p.potentials_at[side, twin]:p.potentials_at[side, twin] + len(taken)]
             return
-    scratch.pulled[0] += count * len(taken)
+    scratch.pulled[0] += count * len(wanted)
     if exactly:
         pull(p.values[begin:end], given, taken, side == 0)
         return
-    turned = len(p.values) if side == 0 else 0
-    pull_rough(rough[turned + begin:turned + end], given, scratch.listed[:count], taken, scratch.rough)
+    if len(wanted) == len(taken):
+        for c in range(len(wanted)):
+            wanted[c] = c
+    pull_steps(steps, begin, given, scratch.listed[:count], taken, wanted, side == 0, scratch.lifts[:len(given)],
+               scratch.sums[:len(taken)])
 
 
 @compiled
-def _collect(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, v: int, behind: int,
-             theta: np.ndarray, score: np.ndarray) -> None:  # pragma: no cover (compiled)
+def _collect(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, v: int, behind: int,
+             theta: np.ndarray, score: np.ndarray, decode: bool, narrow: bool) -> None:  # pragma: no cover (compiled)
     """Receives from the edges behind a vertex, and adds up what its configurations cost: with the potentials of all its
-    edges (theta); with the choices made behind it and the potentials of the edges ahead (score)."""
-    _lines(p, v, behind, scratch.choice, score)
+    edges (theta); to decode, with the choices made behind it and the potentials of the edges ahead (score)."""
+    if decode:
+        lines(p, v, behind, scratch.choice, score)
     for side in range(2):
         for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
             e = p.adjacent[side, position]
             if side == behind:
-                _receive(p, rough, state, scratch, e, side)
+                _receive(p, steps, state, scratch, e, side, narrow)
             potentials = state.messages[p.potentials_at[side, e]:p.potentials_at[side, e] + p.extents[side, e]]
             own = p.classes[p.classes_at[side, e]:p.classes_at[side, e] + len(theta)]
             _add(theta, potentials, own)
-            if side != behind:
+            if decode and side != behind:
                 _add(score, potentials, own)
 
 
@@ -339,6 +310,28 @@ def prune(p: Packed, state: PassState, most: float, alike: bool) -> None:  # pra
 
 
 @compiled
+def promising(first: np.ndarray, active: np.ndarray, reduced_costs: np.ndarray, count: int
+               ) -> np.ndarray:  # pragma: no cover (compiled)
+    """bool [configurations]: so many per vertex, those of the least reduced costs, active ones first."""
+    found, best, least = np.zeros(len(active), np.bool_), np.empty(count, np.int64), np.empty(count)
+    for v in range(len(first) - 1):
+        kept = 0
+        for position in range(first[v], first[v + 1]):
+            value = reduced_costs[position] if active[position] else np.inf
+            if kept == count and not value < least[kept - 1]:
+                continue
+            kept = min(kept + 1, count)
+            place = kept - 1
+            while place > 0 and value < least[place - 1]:
+                best[place], least[place] = best[place - 1], least[place - 1]
+                place -= 1
+            best[place], least[place] = position, value
+        for place in range(kept):
+            found[best[place]] = True
+    return found
+
+
+@compiled
 def _send(p: Packed, state: PassState, least: np.ndarray, v: int, ahead: int, theta: np.ndarray, delta: float,
           grain: float) -> None:  # pragma: no cover (compiled)
     """Sends the reduced costs of a vertex to the edges ahead, in equal parts."""
@@ -351,50 +344,73 @@ def _send(p: Packed, state: PassState, least: np.ndarray, v: int, ahead: int, th
 
 
 @compiled
-def _sweep(p: Packed, rough: np.ndarray, state: PassState, scratch: _Scratch, behind: int, most: float, end: float,
-           grain: float) -> tuple[float, bool]:  # pragma: no cover (compiled)
+def _visited(p: Packed, state: PassState, scratch: _Scratch, visits: Visits, v: int, behind: int, exactly: bool,
+             before: float, bound: float, most: float) -> bool:  # pragma: no cover (compiled)
+    """Copies what a visit of another vertex came to, if this sweep found that as it now finds v, and pruned it by the
+    same bound. `bound` is what the sweep has come to without v; for the others see `_sweep`."""
+    if len(visits.kinds) == 0:
+        return False
+    twin = visited_alike(p, visits, state.messages, state.active, v, behind, exactly)
+    if twin < 0 or (not exactly and most < np.inf and min(before, bound + scratch.minimum[twin]) != min(
+            before, state.bounds[twin])):
+        return False
+    copy_visit(p, state.messages, state.active, state.reduced_costs, v, twin, exactly)
+    scratch.minimum[v], scratch.choice[v] = scratch.minimum[twin], scratch.choice[twin]
+    return True
+
+
+@compiled
+def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, visits: Visits, behind: int, most: float,
+           end: float, grain: float, decode: bool) -> tuple[float, bool]:  # pragma: no cover (compiled)
     """Visits every vertex once, in the order in which its edges at the side `behind` come first. Returns the bound, and
     whether all were visited before the clock showed `end`.
 
-    Passes in single precision prune at once: what is only in assignments that cost more than `most`.
+    Passes in steps prune at once: what is only in assignments that cost more than `most`. Without `decode` every vertex
+    chooses what costs it least, whatever was chosen behind it.
     """
-    vertices, exactly = len(p.first) - 1, len(rough) == 0
+    vertices, exactly = len(p.first) - 1, len(steps.counts) == 0
     running, rest = p.constant, scratch.minimum.sum()
     # Where layers repeat, they are pruned by the bound before the sweep: one like the other.
     before = running + rest if grain > 0.0 else np.inf
     scratch.table[:] = -1
+    visits.table[:] = -1
     for step in range(vertices):
         if end < np.inf and seconds_now() > end:
             return running + rest, False
         v = step if behind == 1 else vertices - 1 - step
+        rest -= scratch.minimum[v]
+        if _visited(p, state, scratch, visits, v, behind, exactly, before, running + rest, most):
+            running += scratch.minimum[v]
+            state.bounds[v] = running + rest
+            continue
         theta = p.unary[p.first[v]:p.first[v + 1]].copy()
-        score = theta.copy()
-        _collect(p, rough, state, scratch, v, behind, theta, score)
+        score = theta.copy() if decode else theta
+        _collect(p, steps, state, scratch, v, behind, theta, score, decode, grain == 0.0)
         active = state.active[p.first[v]:p.first[v + 1]]
         delta, pick = _decide(theta, score, active, exactly)
         scratch.choice[v] = pick
         running += delta
-        rest -= scratch.minimum[v]
         scratch.minimum[v] = delta
         state.bounds[v] = running + rest
         for k in range(len(theta)):
             state.reduced_costs[p.first[v] + k] = theta[k] - delta
         if not exactly:
             _prune_rough(theta, delta, most - min(before, state.bounds[v]), active)
-        _send(p, state, scratch.least, v, 1 - behind, theta, delta, grain)
+        # Whole steps are pulled without any loss: what is least anywhere stays as it is.
+        _send(p, state, scratch.least, v, 1 - behind, theta, delta, grain if exactly else max(grain, steps.step))
     return running, True
 
 
 @compiled
-def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: float, margin: float, enough: float,
+def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, margin: float, enough: float,
                    passes: int, seconds: float = np.inf, grain: float = 0.0, sweeps: int = 2
                    ) -> PassResult:  # pragma: no cover (compiled)
     """Runs passes there and back.
 
     Args:
       p: the network; every entry of every domain can be part of a finite assignment of each edge (see packed.reduce).
-      rough: EXACTLY, or `rounded_down(p)` for large networks without infinite costs: the bound is then that of the
-        active configurations (not of the whole network), and lower than it could be by about 1e-7 of the costs.
+      steps: EXACTLY, or `in_steps` for large networks: potentials are then whole steps, and the bound is that of the
+        active configurations (not of the whole network).
       state: changed in place. Configurations are pruned that no assignment cheaper than best_cost + margin holds.
       best_cost: the cost of `state.best` (inf: none known).
       margin: how much cheaper than best_cost an assignment must be to matter: negative, or 0.
@@ -403,16 +419,17 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
       seconds: stop in the middle of a pass after so many. A first pass that is not finished has no bound (-inf).
       grain: what the potentials are rounded up to multiples of as they are sent (0: not at all). Where layers repeat,
         rounded ones soon repeat too, and what repeats is computed once; the bound holds, but is lower for it.
-      sweeps: of `improve`, for what every pass chooses.
+      sweeps: of `improve`, for what every pass chooses; 0 where nobody looks at that: what it chooses is then poor.
     """
     end = seconds_now() + seconds
     scratch = _scratch(p)
+    visits = no_visits(p, state.kinds if sweeps == 0 else state.kinds[:0])
     bound, known, made = -np.inf, False, 0
     for half in range(2 * passes):
         # The side at which a vertex stands on the edges behind it, and on those ahead.
         behind, ahead = 1 - half % 2, half % 2
-        running, finished = _sweep(p, rough, state, scratch, behind, best_cost + margin if known else np.inf, end,
-                                   grain)
+        most = best_cost + margin if known else np.inf
+        running, finished = _sweep(p, steps, state, scratch, visits, behind, most, end, grain, sweeps > 0)
         cost = improve(p, scratch.choice, sweeps * ahead if finished else 1)
         if cost < best_cost:
             best_cost = cost
@@ -420,7 +437,7 @@ def message_passes(p: Packed, rough: np.ndarray, state: PassState, best_cost: fl
         if not finished:
             bound = max(bound, running) if known else bound
             break
-        if known and len(rough) == 0:
+        if known and len(steps.counts) == 0:
             prune(p, state, best_cost + margin, False)
         bound, known = max(bound, running), True
         made += ahead

@@ -7,7 +7,7 @@ import numpy as np
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed
 
-__all__ = ["cost_at", "total_cost"]
+__all__ = ["cost_at", "improve", "lines", "total_cost"]
 
 
 @compiled
@@ -40,3 +40,44 @@ def total_cost(p: Packed, choice: np.ndarray) -> float:  # pragma: no cover (com
         r = p.classes[p.classes_at[0, e] + choice[p.ends[0, e]]]
         cost += p.values[p.matrix[e] + r * p.extents[1, e] + p.classes[p.classes_at[1, e] + choice[p.ends[1, e]]]]
     return cost
+
+
+@compiled
+def lines(p: Packed, v: int, side: int, choice: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Adds what the edges that have v at this side cost, given the choice at their other ends."""
+    matrix, ends, extents, classes, classes_at = p.matrix, p.ends, p.extents, p.classes, p.classes_at
+    adjacent, values = p.adjacent, p.values
+    for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
+        e = adjacent[side, position]
+        fixed = classes[classes_at[1 - side, e] + choice[ends[1 - side, e]]]
+        begin = classes_at[side, e]
+        start, step = matrix[e] + fixed, extents[1, e]
+        if side == 1:
+            start, step = matrix[e] + fixed * extents[1, e], np.int64(1)
+        for k in range(len(out)):
+            out[k] += values[start + step * classes[begin + k]]
+
+
+@compiled
+def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no cover (compiled)
+    """Gives every vertex the best configuration for its neighbours', until nothing improves. Returns the cost."""
+    first, unary = p.first, p.unary
+    vertices = len(first) - 1
+    for _ in range(sweeps):
+        changed = False
+        for v in range(vertices):
+            if first[v + 1] - first[v] == 1:
+                continue
+            theta = unary[first[v]:first[v + 1]].copy()
+            for side in range(2):
+                lines(p, v, side, choice, theta)
+            best = choice[v]
+            for k in range(len(theta)):
+                if theta[k] < theta[best]:
+                    best = k
+            if best != choice[v]:
+                choice[v] = best
+                changed = True
+        if not changed:
+            break
+    return total_cost(p, choice)

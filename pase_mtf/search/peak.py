@@ -1,8 +1,8 @@
 """The cheapest assignment whose peak is within a memory limit, where the peak is the largest of several sums.
 
-Of what the backward pass computes once more, one block is there at a time, and any of them may be the one that takes
-most. Each sum by itself within the limit is a weaker demand: where nothing satisfies it nothing fits, what it costs
-bounds the constrained cost from below, and where its optimum keeps all the others, too, it is the optimum.
+Of what the backward pass computes once more, most is there at one of several moments, and which one it is depends on
+the assignment. Each sum by itself within the limit is a weaker demand: where nothing satisfies it nothing fits, what it
+costs bounds the constrained cost from below, and where its optimum keeps all the others, too, it is the optimum.
 """
 
 from __future__ import annotations

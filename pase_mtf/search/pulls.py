@@ -1,29 +1,49 @@
 """What an edge can give to one of its sides: potentials as large as its matrix allows, given the other side's.
 
-In single precision it takes half the memory traffic. Where layers repeat, `grain` says how coarsely potentials may be
-rounded so that they repeat too.
+Costs counted in whole steps, 16 bits each, take a quarter of the memory traffic. Where layers repeat, `grain` says how
+coarsely potentials may be rounded so that they repeat too.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed
 
-__all__ = ["EXACTLY", "grain", "pull", "pull_rough", "rounded_down"]
+__all__ = ["EXACTLY", "Steps", "grain", "in_steps", "pull", "pull_steps", "step_of"]
 
 # How often an entry of a matrix is used on average from where on edges are expected to be pulled alike.
 _REPETITIVE = 64
 # How far apart bound and cost are taken to be while neither is known, relative to the least costs of all vertices.
 _FIRST_GAP = 0.02
-# Rounding to single precision changes a number by half of this, relative to it.
-_ULP = 2.0 ** -23
+# The most steps that a matrix entry, or the difference of two potentials, is counted in: two of them fit 16 bits.
+_MOST_STEPS = 32767
+# Steps that the least cost of an average vertex is counted in: what is more than 32 times that is not told apart.
+_STEPS_PER_VERTEX = 1024
+# Smaller steps have no finite reciprocal.
+_LEAST_STEP = 1e-290
 
-EXACTLY = np.zeros(0, np.float32)
-"""In place of `rounded_down`: passes in double precision."""
+
+class Steps(NamedTuple):
+    """The matrices of a network in whole steps, rounded down.
+
+    Attributes:
+      counts: uint16, as Packed.values: by how many steps an entry is above `least`; at most _MOST_STEPS.
+      least: what no entry is below.
+      step: a power of two.
+    """
+
+    counts: np.ndarray
+    least: float
+    step: float
+
+
+EXACTLY = Steps(np.zeros(0, np.uint16), 0.0, 1.0)
+"""In place of `in_steps`: passes in double precision."""
 
 
 @compiled(fastmath={"nnan", "nsz"})
@@ -66,75 +86,108 @@ def pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> 
                 taken[c] = value if value < taken[c] else taken[c]
 
 
-@compiled(fastmath={"nnan", "nsz"})
-def pull_rough(lines: np.ndarray, given: np.ndarray, listed: np.ndarray, taken: np.ndarray, out: np.ndarray
-                ) -> None:  # pragma: no cover (compiled)
-    """`pull` in single precision, rounded down: never more than the minimum over the lines listed.
-
-    Args:
-      lines: float32, the matrix rounded down, a line per class of the other side.
-      given: float64, the potentials of the other side.
-      listed: int64, the classes of the other side that count.
-      taken: float64, filled in.
-      out: float32, room for as many.
-    """
-    width = len(taken)
-    for c in range(width):
-        out[c] = np.inf
-    position = 0
-    while position < len(listed):  # four lines at once, the last one again where there are fewer
-        a = listed[position]
-        b = listed[min(position + 1, len(listed) - 1)]
-        d = listed[min(position + 2, len(listed) - 1)]
-        e = listed[min(position + 3, len(listed) - 1)]
-        first, second = lines[a * width:(a + 1) * width], lines[b * width:(b + 1) * width]
-        third, fourth = lines[d * width:(d + 1) * width], lines[e * width:(e + 1) * width]
-        one, two = np.float32(given[a] + abs(given[a]) * _ULP), np.float32(given[b] + abs(given[b]) * _ULP)
-        three, four = np.float32(given[d] + abs(given[d]) * _ULP), np.float32(given[e] + abs(given[e]) * _ULP)
+@compiled
+def _least_over_rows(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, sums: np.ndarray
+                     ) -> None:  # pragma: no cover (compiled)
+    """sums[c] = min over the rows listed of what the row counts at c and is lifted by."""
+    width, last = len(sums), len(listed) - 1
+    sums[:] = 65535
+    for position in range(0, len(listed), 4):  # four rows at once, the last one again where there are fewer
+        a, b = listed[position], listed[min(position + 1, last)]
+        d, e = listed[min(position + 2, last)], listed[min(position + 3, last)]
+        first, second = counts[a * width:(a + 1) * width], counts[b * width:(b + 1) * width]
+        third, fourth = counts[d * width:(d + 1) * width], counts[e * width:(e + 1) * width]
+        one, two, three, four = lifts[a], lifts[b], lifts[d], lifts[e]
         for c in range(width):
-            out[c] = min(out[c], min(min(first[c] - one, second[c] - two), min(third[c] - three, fourth[c] - four)))
-        position += 4
-    for c in range(width):
-        taken[c] = out[c] - abs(out[c]) * _ULP
+            # Each is made a 16 bit number again: else numba computes in 64.
+            x, y = np.uint16(first[c] + one), np.uint16(second[c] + two)
+            z, w = np.uint16(third[c] + three), np.uint16(fourth[c] + four)
+            x = x if x < y else y
+            z = z if z < w else w
+            x = x if x < z else z
+            sums[c] = x if x < sums[c] else sums[c]
 
 
 @compiled
-def _round_down(values: np.ndarray, matrix: np.ndarray, extents: np.ndarray, rough: np.ndarray
-                ) -> None:  # pragma: no cover (compiled)
-    """Fills in what `rounded_down` returns."""
+def _least_over_columns(counts: np.ndarray, lifts: np.ndarray, wanted: np.ndarray, sums: np.ndarray
+                        ) -> None:  # pragma: no cover (compiled)
+    """For the rows wanted, sums[r] = min over all columns of what the row counts there and they are lifted by."""
+    width = len(lifts)
+    for r in wanted:
+        line, least = counts[r * width:(r + 1) * width], np.uint16(65535)
+        for c in range(width):
+            value = np.uint16(line[c] + lifts[c])
+            least = value if value < least else least
+        sums[r] = least
+
+
+@compiled
+def pull_steps(steps: Steps, begin: int, given: np.ndarray, listed: np.ndarray, taken: np.ndarray, wanted: np.ndarray,
+               rows: bool, lifts: np.ndarray, sums: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """`pull` in whole steps, rounded down: never more than the minimum over the classes listed.
+
+    Args:
+      steps: all matrices.
+      begin: where this one begins.
+      given, taken, rows: as for `pull`.
+      listed: int64, the classes of the other side that count.
+      wanted: int64, the classes of this side whose potentials are set; the others stay as they are.
+      lifts, sums: uint16, room for as many as `given` and `taken` have.
+    """
+    highest, per_step = -np.inf, 1.0 / steps.step
+    for c in listed:
+        highest = max(highest, given[c])
+    counts = steps.counts[begin:begin + len(given) * len(taken)]
+    if rows:
+        lifts[:] = _MOST_STEPS + 1  # what is not listed: above nothing that matters
+    for c in listed:
+        lifts[c] = np.uint16(min((highest - given[c]) * per_step, float(_MOST_STEPS)))
+    if rows:
+        _least_over_columns(counts, lifts, wanted, sums)
+    else:
+        _least_over_rows(counts, lifts, listed, sums)
+    for c in wanted:
+        taken[c] = (steps.least - highest) + steps.step * sums[c]
+
+
+@compiled
+def _count(values: np.ndarray, least: float, per_step: float, counts: np.ndarray
+           ) -> None:  # pragma: no cover (compiled)
+    """Fills in the counts of `in_steps`."""
     for position in range(len(values)):
-        rough[position] = np.float32(values[position] - abs(values[position]) * _ULP)
-    block = 32
-    for e in range(len(matrix)):
-        height, width = extents[0, e], extents[1, e]
-        begin, turned = matrix[e], len(values) + matrix[e]
-        for top in range(0, height, block):
-            for left in range(0, width, block):
-                for c in range(left, min(left + block, width)):
-                    for r in range(top, min(top + block, height)):
-                        rough[turned + c * height + r] = rough[begin + r * width + c]
+        count = (values[position] - least) * per_step
+        counts[position] = np.uint16(count if count < float(_MOST_STEPS) else float(_MOST_STEPS))
 
 
-def rounded_down(p: Packed) -> np.ndarray:
-    """The matrices of a network in single precision, rounded down, and after them all of them once more transposed:
-    half the memory traffic, for passes whose bound need not be exact (see message_passes)."""
-    matrix, first = np.unique(p.matrix, return_index=True)
+def step_of(p: Packed) -> float:
+    """How large the steps should be that costs are counted in: a power of two; 0 where counting makes no sense."""
+    step = float(np.minimum.reduceat(p.unary, p.first[:-1]).sum()) / (_STEPS_PER_VERTEX * p.vertices)
+    whole = (p.most - min(p.least, 0.0)) / _MOST_STEPS  # what can count everything
+    if not 0.0 < step < whole:
+        return 2.0 ** math.ceil(math.log2(whole)) if _LEAST_STEP < whole < math.inf else 0.0
+    return 2.0 ** math.floor(math.log2(step)) if step > _LEAST_STEP else 0.0
+
+
+def in_steps(p: Packed, step: float) -> Steps:
+    """The matrices of a network counted in such steps (a power of two): a quarter of the memory traffic, for passes
+    whose bound need not be exact (see message_passes)."""
+    least = step * math.floor(min(p.least, 0.0) / step)
     # NumPy asks for huge pages, numba does not: mapping small ones takes longer than filling them.
-    rough = np.empty(2 * len(p.values), np.float32)
-    _round_down(p.values, matrix, np.ascontiguousarray(p.extents[:, first]), rough)
-    return rough
+    counts = np.empty(len(p.values), np.uint16)
+    _count(p.values, least, 1.0 / step, counts)
+    return Steps(counts, least, step)
 
 
-def grain(p: Packed, rough: np.ndarray, gap: float) -> float:
+def grain(p: Packed, steps: Steps, gap: float) -> float:
     """What to round potentials to multiples of (see messages.message_passes): a power of two; 0: not at all.
 
     Args:
       p: the network.
-      rough: as for message_passes; passes in double precision have to come to a bound that is exact.
+      steps: as for message_passes; passes in double precision have to come to a bound that is exact.
       gap: between the best known assignment and the bound (inf: not known). The bound falls short by about as much as
         all edges are rounded by together, which may be as much as the gap.
     """
-    if len(rough) == 0 or float((p.extents[0] * p.extents[1]).sum()) < _REPETITIVE * len(p.values):
+    if len(steps.counts) == 0 or float((p.extents[0] * p.extents[1]).sum()) < _REPETITIVE * len(p.values):
         return 0.0
     if not gap < math.inf:
         gap = _FIRST_GAP * float(np.minimum.reduceat(p.unary, p.first[:-1]).sum())

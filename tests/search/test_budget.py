@@ -9,7 +9,7 @@ import pytest
 from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError, PaseError, UsageError
-from pase_mtf.search import branch_and_bound, certify, check_certificate, solve
+from pase_mtf.search import branch_and_bound, certify, check_certificate, part, solve
 from pase_mtf.search import waiting as waiting_parts
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import Budget
@@ -30,7 +30,7 @@ def dense(seed, layers=9, configurations=8):
 
 def only_branching(monkeypatch):
     """Neither elimination nor the search depth first."""
-    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
     monkeypatch.setattr(Minimiser, "_descend", lambda self, part: False)
 
 
@@ -103,8 +103,8 @@ def test_a_bound_without_a_whole_pass(seed):
 
 def test_nothing_calls_itself(monkeypatch):
     """The search among promising configurations met the same part again, and called itself until Python gave up."""
-    monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
-    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
+    monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_REREAD", 0)
     only_branching(monkeypatch)
     depth, deepest = [0], [0]
     run = Minimiser.run
@@ -228,8 +228,8 @@ def test_many_layers_without_edges():
 @pytest.mark.parametrize("unit", [5e-324, 1e-320, 1e-300, 1e285])
 @pytest.mark.parametrize("seed", [0, 3, 13, 31])
 def test_costs_at_the_ends_of_float(unit, seed, monkeypatch):
-    monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
-    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
+    monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_REREAD", 0)
     rng, every = np.random.default_rng(seed), np.arange(4)
 
     def draw(*shape):

@@ -7,7 +7,7 @@ import pytest
 from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search import branch_and_bound, check_certificate, solve
+from pase_mtf.search import branch_and_bound, check_certificate, part, solve
 from pase_mtf.search.depth_first import descend, descent_bytes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack, reduce
@@ -74,7 +74,7 @@ def test_limits():
 def test_as_part_of_the_search(seed, monkeypatch):
     """It proves what branching proves, and the certificate holds."""
     network = noise(seed, 9, 6)
-    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
     quick = solve(network)
     assert quick.optimal
     assert quick.statistics["descents"] > 0

@@ -1,5 +1,6 @@
 """The exact search against brute force, against itself with every shortcut closed, and on known optima."""
 
+import itertools
 import pathlib
 
 import numpy as np
@@ -7,10 +8,10 @@ import pytest
 from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search import branch_and_bound, check_certificate, solve
+from pase_mtf.search import branch_and_bound, check_certificate, part, solve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
-from pase_mtf.search.pulls import rounded_down
+from pase_mtf.search.pulls import EXACTLY, in_steps, pull, pull_steps, step_of
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 OPTIMA = {
@@ -78,7 +79,7 @@ def test_branch_and_bound_alone(monkeypatch):
     """With elimination and the search depth first closed off, branching must find the same."""
     expected = [solve(dense(seed)) for seed in range(40)]
     monkeypatch.setattr(branch_and_bound.Minimiser, "_descend", lambda self, part: False)
-    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
     nodes = 0
     for seed, reference in enumerate(expected):
         solution = solve(dense(seed))
@@ -101,7 +102,7 @@ def test_gap_and_time_limit_are_honest(monkeypatch):
     optimum = solve(network)
     assert optimum.optimal
     monkeypatch.setattr(branch_and_bound.Minimiser, "_descend", lambda self, part: False)
-    monkeypatch.setattr(branch_and_bound, "_MOST_ENTRIES", -1)
+    monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
     for options in ({"gap": 0.2}, {"time_limit": 1e-6}):
         solution = solve(network, **options)
         assert not solution.optimal
@@ -148,18 +149,18 @@ def _large_ring(seed, classes=600, layers=5):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_single_precision_of_large_networks_changes_nothing(seed, monkeypatch):
+def test_steps_of_large_networks_change_nothing(seed, monkeypatch):
     network = _large_ring(seed)
-    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
+    monkeypatch.setattr(part, "_REREAD", 0)
     quick = solve(network, certificate=False)
     calls = []
-    monkeypatch.setattr(branch_and_bound, "rounded_down", lambda p: calls.append(p) or rounded_down(p))
+    monkeypatch.setattr(part, "in_steps", lambda *given: calls.append(given) or in_steps(*given))
     again = solve(network)
     assert calls
     assert again.optimal
     assert again.assignment == quick.assignment
     check_certificate(network, again)
-    monkeypatch.setattr(branch_and_bound, "_REREAD", 1 << 62)
+    monkeypatch.setattr(part, "_REREAD", 1 << 62)
     calls.clear()
     slow = solve(network, certificate=False)
     assert not calls
@@ -168,16 +169,45 @@ def test_single_precision_of_large_networks_changes_nothing(seed, monkeypatch):
     assert quick.cost == pytest.approx(slow.cost, rel=1e-12)
 
 
-def test_rounded_down_is_never_more():
-    packed = pack(_large_ring(9, 50).normalized())
-    rough = rounded_down(packed).astype(np.float64)
-    half = len(packed.values)
-    used = np.zeros(half, bool)
-    for begin, height, width in set(zip(packed.matrix.tolist(), *packed.extents.tolist(), strict=True)):
-        entries = packed.values[begin:begin + height * width]
-        used[begin:begin + height * width] = True
-        np.testing.assert_allclose(rough[begin:begin + height * width], entries, rtol=3e-7)
-        assert (rough[begin:begin + height * width] <= entries).all()
-        turned = rough[half + begin:half + begin + height * width].reshape(width, height)
-        np.testing.assert_array_equal(turned.T.ravel(), rough[begin:begin + height * width])
-    assert used.any()
+@pytest.mark.parametrize("offset", [0.0, -7.0])
+def test_pulls_in_steps_are_never_more(offset):
+    """And less by two steps at most, where nothing is further away than can be counted."""
+    network = _large_ring(9, 50)
+    p = pack(CostNetwork(network.vectors, [
+        NetworkEdge(edge.source, edge.target, edge.matrix + offset, edge.rows, edge.columns)
+        for edge in network.edges]).normalized())
+    rng = np.random.default_rng(3)
+    for step, counts_all in ((2.0 ** -8, True), (2.0 ** -16, False)):
+        steps = in_steps(p, step)
+        for e, rows in itertools.product(range(len(p.matrix)), (False, True)):
+            height, width = p.extents[:, e]
+            taken, given = (height, width) if rows else (width, height)
+            begin, potentials = p.matrix[e], rng.normal(0, 5, given)
+            exactly, roughly = np.empty(taken), np.empty(taken)
+            pull(p.values[begin:begin + height * width], potentials, exactly, rows)
+            room = np.empty(given, np.uint16), np.empty(taken, np.uint16)
+            pull_steps(steps, begin, potentials, np.arange(given), roughly, np.arange(taken), rows, *room)
+            assert (roughly <= exactly + 1e-13).all()
+            assert (roughly > exactly - 2 * step - 1e-13).all() == counts_all
+            some = np.sort(rng.choice(given, given // 3, replace=False))
+            least = np.full(given, -1e6)  # what is not listed gives nothing
+            least[some] = potentials[some]
+            pull(p.values[begin:begin + height * width], least, exactly, rows)
+            pull_steps(steps, begin, potentials, some, roughly, np.arange(taken), rows, *room)
+            assert (roughly <= exactly + 1e-13).all()
+            before, few = roughly.copy(), np.arange(0, taken, 3)
+            roughly[:] = 7.0
+            pull_steps(steps, begin, potentials, some, roughly, few, rows, *room)
+            np.testing.assert_array_equal(roughly, np.where(np.isin(np.arange(taken), few), before, 7.0))
+
+
+def test_step():
+    p = pack(_large_ring(9, 50).normalized())
+    least = sum(vector.min() for vector in _large_ring(9, 50).vectors)
+    assert step_of(p) <= least / 5 / 1024 < 2 * step_of(p)
+    assert 2.0 ** np.round(np.log2(step_of(p))) == step_of(p)
+    idle = p._replace(unary=np.zeros_like(p.unary))
+    assert p.most <= step_of(idle) * 32767 < 2 * p.most  # everything is told apart
+    assert step_of(idle._replace(most=np.inf)) == 0.0
+    assert step_of(p._replace(unary=p.unary * 1e-305)) == 0.0
+    assert in_steps(p, 2.0 ** -4).counts.dtype == EXACTLY.counts.dtype

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from pase_mtf.search import branch_and_bound, check_certificate, pulls, solve
+from pase_mtf.search import check_certificate, part, pulls, solve
 from pase_mtf.search.messages import PassState, message_passes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack
-from pase_mtf.search.pulls import EXACTLY, grain, rounded_down
+from pase_mtf.search.pulls import EXACTLY, grain, in_steps, step_of
+from pase_mtf.search.repeats import vertex_kinds
 
 
 def _blocks(seed, repeats, size=72, kind="float"):
@@ -37,18 +38,19 @@ def _apart(p):
     return p._replace(values=values, matrix=np.cumsum([0, *sizes[:-1]]))
 
 
+@pytest.mark.parametrize("sweeps", [0, 2])
 @pytest.mark.parametrize("rough", [False, True])
 @pytest.mark.parametrize("step", [0.0, 2.0 ** -4])
 @pytest.mark.parametrize("seed", range(6))
-def test_sharing_changes_nothing(seed, rough, step):
-    """Bit for bit, in both precisions, pruning as it goes."""
+def test_sharing_changes_nothing(seed, rough, step, sweeps):
+    """Bit for bit, exactly and in steps, pruning as it goes; of edges, and where no choice is made of whole visits."""
     found = []
     for p in (pack(_blocks(seed, 30).normalized()), _apart(pack(_blocks(seed, 30).normalized()))):
-        state = PassState.start(p, np.zeros(p.potentials))
-        matrices = rounded_down(p) if rough else EXACTLY
+        state = PassState.start(p, np.zeros(p.potentials))._replace(kinds=vertex_kinds(p))
+        matrices = in_steps(p, 2.0 ** -14) if rough else EXACTLY
         best, bounds, pulled = np.inf, [], 0
         for _ in range(4):
-            result = message_passes(p, matrices, state, best, 0.0, 0.0, 1, np.inf, step)
+            result = message_passes(p, matrices, state, best, 0.0, 0.0, 1, np.inf, step, sweeps)
             best = min(best, result.cost)
             bounds.append(result.bound)
             pulled += result.pulled
@@ -56,8 +58,8 @@ def test_sharing_changes_nothing(seed, rough, step):
     (bounds, best, state, shared), (others, other_best, other, all_of_them) = found
     assert bounds == others
     assert best == other_best
-    for mine, theirs in zip(state, other, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for name in ("messages", "active", "reduced_costs", "bounds", "best"):
+        np.testing.assert_array_equal(getattr(state, name), getattr(other, name))
     assert shared <= all_of_them
     if step:  # everything but the ends repeats
         assert shared < 0.5 * all_of_them
@@ -66,16 +68,16 @@ def test_sharing_changes_nothing(seed, rough, step):
 @pytest.mark.parametrize("kind", ["float", "integer"])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_optimum_of_what_repeats(seed, kind, monkeypatch):
-    """Rounded potentials in single precision lead to the optimum that the dynamic program finds, and to its proof."""
+    """Rounded potentials and costs in whole steps lead to the optimum of the dynamic program, and to its proof."""
     steps = []
 
     def noted(*arguments):
         steps.append(grain(*arguments))
         return steps[-1]
-    monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
-    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
+    monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_REREAD", 0)
     monkeypatch.setattr(pulls, "_REPETITIVE", 2)
-    monkeypatch.setattr(branch_and_bound, "grain", noted)
+    monkeypatch.setattr(part, "grain", noted)
     network = _blocks(seed, 10, 68, kind)
     solution = solve(network)
     assert any(steps)
@@ -91,26 +93,44 @@ def test_rounded_potentials_never_bound_from_above(rough, step):
     for seed in range(20):
         network = _blocks(seed, 2, 6)
         p = pack(network.normalized())
-        found = message_passes(p, rounded_down(p) if rough else EXACTLY, PassState.start(p, np.zeros(p.potentials)),
-                               np.inf, 0.0, -np.inf, 3, np.inf, step)
+        steps = in_steps(p, step_of(p)) if rough else EXACTLY
+        found = message_passes(p, steps, PassState.start(p, np.zeros(p.potentials)), np.inf, 0.0, -np.inf, 3, np.inf,
+                               step)
         assert found.bound <= solve(network, method="pase").cost * (1 + 1e-13), seed
 
 
 def test_matrices_that_stay_shared_are_counted_once(monkeypatch):
     """A network whose layers repeat is reduced although all its edges together have more entries than its matrices."""
-    monkeypatch.setattr(branch_and_bound, "_MOST_COPIED", 0)
+    monkeypatch.setattr(part, "_MOST_COPIED", 0)
     p = pack(_blocks(0, 60).normalized())
     few = np.full(p.vertices, 30)
     assert 30 * 30 * len(p.matrix) > 2 * len(p.values)
-    assert branch_and_bound._worth_reducing(p, few)
-    assert not branch_and_bound._worth_reducing(_apart(p), p.domains)
+    assert part._worth_reducing(p, few)
+    assert not part._worth_reducing(_apart(p), p.domains)
     rng = np.random.default_rng(0)
-    assert not branch_and_bound._worth_reducing(p, rng.integers(20, 41, p.vertices))  # nothing stays alike
+    assert not part._worth_reducing(p, rng.integers(20, 41, p.vertices))  # nothing stays alike
+
+
+def test_kinds():
+    """Vertices are alike where their costs, their matrices and their classes are."""
+    network = _blocks(0, 20)
+    kinds = vertex_kinds(pack(network.normalized()))
+    block = (len(network.vectors) - 2) // 20
+    for layer in range(1 + 2 * block, len(network.vectors) - 1 - block):
+        place = (layer - 1) % block
+        assert kinds[layer] == 1 + (place or block)  # the first block lacks the edge that comes from the first layer
+    assert (vertex_kinds(_apart(pack(network.normalized()))) == np.arange(len(kinds))).all()
+    changed = list(network.vectors)
+    changed[1 + 5 * block] = changed[1 + 5 * block] + 1.0
+    turned = [NetworkEdge(edge.source, edge.target, edge.matrix, edge.rows, edge.columns[::-1]
+                          if edge.source == 7 * block else edge.columns) for edge in network.edges]
+    again = vertex_kinds(pack(CostNetwork(changed, turned).normalized()))
+    assert set(np.flatnonzero(again != kinds).tolist()) >= {1 + 5 * block, 7 * block, 7 * block + 1}
 
 
 def test_grain():
     p = pack(_blocks(0, 70).normalized())
-    rough = rounded_down(p)
+    rough = in_steps(p, step_of(p))
     assert grain(p, EXACTLY, 1.0) == 0.0
     assert grain(_apart(p), rough, 1.0) == 0.0  # nothing repeats
     assert grain(p, rough, 0.0) == 0.0

@@ -1,31 +1,31 @@
-"""Passes in single precision: every random network goes through them here, however small, against brute force."""
+"""Passes in whole steps: every random network goes through them here, however small, against brute force."""
 
 import pytest
 from random_networks import COSTS, SHAPES, random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search import branch_and_bound, check_certificate, solve
+from pase_mtf.search import check_certificate, part, solve
 from pase_mtf.search.branch_and_bound import Minimiser
 
 
 @pytest.fixture
-def single(monkeypatch):
-    """However small the network, in single precision first, and nothing else before that; counts the passes."""
-    calls, rounded_down = [0], branch_and_bound.rounded_down
+def counted(monkeypatch):
+    """However small the network, in steps first, and nothing else before that; counts the networks."""
+    calls, in_steps = [0], part.in_steps
 
-    def rounded(p):
+    def noted(*given):
         calls[0] += 1
-        return rounded_down(p)
-    monkeypatch.setattr(branch_and_bound, "_LARGE", 0)
-    monkeypatch.setattr(branch_and_bound, "_REREAD", 0)
-    monkeypatch.setattr(branch_and_bound, "_CHEAP_OPERATIONS", 0)
-    monkeypatch.setattr(branch_and_bound, "rounded_down", rounded)
+        return in_steps(*given)
+    monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_REREAD", 0)
+    monkeypatch.setattr(part, "_CHEAP_OPERATIONS", 0)
+    monkeypatch.setattr(part, "in_steps", noted)
     monkeypatch.setattr(Minimiser, "_descend", lambda self, part: False)
     return calls
 
 
 @pytest.mark.parametrize("seeds", [range(0, 2500, 29), pytest.param(range(0, 3000, 2), marks=pytest.mark.slow)])
-def test_against_brute_force(seeds, single):
+def test_against_brute_force(seeds, counted):
     solved = 0
     for seed in seeds:
         network = random_network(seed, 1000)
@@ -46,4 +46,4 @@ def test_against_brute_force(seeds, single):
         check_certificate(network, solution)
         solved += 1
     assert solved > 0.9 * len(seeds)
-    assert single[0] > 0.3 * len(seeds)
+    assert counted[0] > 0.3 * len(seeds)

@@ -1,0 +1,171 @@
+"""A part of a network that branch and bound explores: what is known of it, and what it takes to go on with less of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from pase_mtf.search.budget import Budget
+from pase_mtf.search.elimination import Plan, plan_elimination
+from pase_mtf.search.messages import PassState
+from pase_mtf.search.packed import Packed, active_domains, reduce
+from pase_mtf.search.pulls import EXACTLY, Steps, grain, in_steps, step_of
+from pase_mtf.search.repeats import vertex_kinds
+
+__all__ = ["Part", "entries_left"]
+
+# Sums that may be formed, and table entries kept, where elimination replaces further passes at once ...
+_CHEAP_OPERATIONS = 1 << 20
+# ... and where it replaces branching.
+_MOST_OPERATIONS = 1 << 30
+_MOST_ENTRIES = 1 << 25
+# Of an entry of a table: its value, which configuration attains it, and once more while tables are added up.
+_BYTES_PER_ENTRY = 24
+# What elimination manages on a slow core, with many tables to be added up.
+_OPERATIONS_PER_SECOND = 5e7
+# Entries of all edges from where on a network is large: it pays to look for a good assignment before more passes.
+_LARGE = 1 << 21
+# How often passes read an entry of a matrix on average from where on it pays to count them all in steps first.
+_REREAD = 2
+# Matrix entries that a reduced network may have, whatever the network had.
+_MOST_COPIED = 1 << 23
+
+
+@dataclasses.dataclass(eq=False)
+class Part:
+    """A part of the root while it is explored.
+
+    Attributes:
+      p: its network, without what has been pruned and folded away.
+      state: of its message passing.
+      bound: no assignment of it costs less.
+      steps: its matrices counted in steps for quick passes, or EXACTLY.
+      work: matrix and class entries that a pass reads.
+      folded: no edge of `p` ends in a vertex with one configuration.
+      plan: how it would be eliminated.
+      previous: the bound before the last passes.
+      stalled: how often in a row passes have hardly raised the bound.
+      descended: how often it was when a search depth first was given up.
+      waiting: passes until it is searched among promising configurations once more.
+      patience: how many it waited for that the last time.
+    """
+
+    p: Packed
+    state: PassState
+    bound: float
+    steps: Steps
+    work: int
+    folded: bool
+    plan: Plan | None = None
+    previous: float = -np.inf
+    stalled: int = 0
+    descended: int = 0
+    waiting: int = 0
+    patience: int = 0
+
+    @classmethod
+    def of(cls, p: Packed, messages: np.ndarray, bound: float, room: float) -> Part:
+        """The whole of a network, with so many bytes of room for a copy of its matrices."""
+        return cls(p, PassState.start(p, messages), bound, _counted(p, room), _work(p),
+                   not (p.domains == 1)[p.ends].any())
+
+    def domains(self) -> np.ndarray:
+        """Active configurations per vertex."""
+        return active_domains(self.p.first, self.state.active)
+
+    def elimination(self, domains: np.ndarray, anew: bool) -> Plan:
+        """How to eliminate what is undecided; found anew if asked to."""
+        if self.plan is None or anew:
+            undecided = (domains > 1)[self.p.ends].all(axis=0)
+            self.plan = plan_elimination(domains, self.p.ends[:, undecided].T, most_operations=_MOST_OPERATIONS,
+                                         most_entries=_MOST_ENTRIES)
+        return self.plan
+
+    def affordable(self, plan: Plan, domains: np.ndarray, room: float, seconds: float) -> bool:
+        """Whether elimination is quicker than what passes, or else branching, would take, and fits so many bytes and
+        seconds."""
+        cheap = max(_CHEAP_OPERATIONS, 4 * entries_left(self.p, domains))
+        return (plan.complete and plan.entries <= min(_MOST_ENTRIES, (room - self.p.bytes) / _BYTES_PER_ENTRY)
+                and plan.operations <= min(cheap if self.stalled < 2 else _MOST_OPERATIONS,
+                                           _OPERATIONS_PER_SECOND * seconds))
+
+    @property
+    def large(self) -> bool:
+        """Whether it pays to look for a good assignment before more passes."""
+        return self.work >= _LARGE or self.steps is not EXACTLY
+
+    def notice_progress(self, cost: float) -> None:
+        """Counts how often in a row the bound has hardly come nearer to this cost."""
+        self.stalled = self.stalled + 1 if self.bound - self.previous < 0.05 * (cost - self.bound) else 0
+        self.previous = self.bound
+
+    def worth_reducing(self, domains: np.ndarray, affordable: bool) -> bool:
+        """Whether to go on with the active configurations alone, where elimination comes next or not."""
+        everything = bool(self.state.active.all())
+        return (affordable and not (self.folded and everything)) or (
+            not everything and _worth_reducing(self.p, domains))
+
+    def reduce(self, budget: Budget, room: float) -> bool:
+        """Goes on with the active configurations alone if they and what there is now fit so many bytes."""
+        self.steps = EXACTLY  # may be large: let go of it before the next is made
+        active = self.state.active
+        try:
+            self.p, messages, *_ = reduce(self.p, active, self.state.messages,
+                                          budget=Budget(budget.deadline, room - self.p.bytes))
+        except MemoryError:
+            return False
+        self.state = PassState(messages, np.ones(len(self.p.unary), bool), self.state.reduced_costs[active],
+                               self.state.bounds, self.state.best, np.zeros(0, np.int64))
+        self.folded, self.work = True, _work(self.p)
+        self.steps = _counted(self.p, room - self.p.bytes)
+        return True
+
+    def rounding(self, gap: float) -> float:
+        """What to round potentials to (see pulls.grain) for such a gap; if to anything, looks which vertices repeat."""
+        found = grain(self.p, self.steps, gap)
+        if found and not len(self.state.kinds):
+            self.state = self.state._replace(kinds=vertex_kinds(self.p))
+        return found
+
+    def look_now(self) -> bool:
+        """Whether it is time to search among promising configurations: not after every pass, and where that brought
+        nothing, less and less often."""
+        self.waiting -= 1
+        return self.waiting < 0
+
+    def looked(self, better: bool) -> None:
+        """Notes what came of it."""
+        self.patience = 0 if better else 2 * self.patience + 1
+        self.waiting = max(1, self.patience)
+
+
+def _counted(p: Packed, room: float) -> Steps:
+    """The matrices in steps where that pays and fits so many bytes, else EXACTLY."""
+    work = _work(p)
+    if not len(p.matrix) or work < _LARGE or work < _REREAD * len(p.values) or 2 * len(p.values) > room:
+        return EXACTLY
+    step = step_of(p)
+    return in_steps(p, step) if step > 0 else EXACTLY
+
+
+def _work(p: Packed) -> int:
+    """Matrix and class entries that a pass reads."""
+    return 2 * int((p.extents[0] * p.extents[1]).sum()) + 4 * len(p.classes) + len(p.unary)
+
+
+def entries_left(p: Packed, domains: np.ndarray) -> int:
+    """Matrix entries of all edges, at most, when there are so many configurations per vertex."""
+    size = np.minimum(p.extents, domains[p.ends])
+    return int((size[0] * size[1]).sum())
+
+
+def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
+    """Whether the network without the inactive configurations takes so much less work that copying it, some five times
+    as dear as a pass over it, pays, and no more memory than now (matrices that were shared may part: those that keep
+    differently many classes)."""
+    if entries_left(p, domains) >= 0.3 * int((p.extents[0] * p.extents[1]).sum()) + 1000:
+        return False
+    matrices = np.unique(np.stack([p.matrix, *np.minimum(p.extents, domains[p.ends])]), axis=1)
+    return int((matrices[1] * matrices[2]).sum()) <= max(2 * len(p.values), _MOST_COPIED)
