@@ -39,7 +39,8 @@ def _without_banner():
 with _without_banner():
     from pase_mtf._tensorflow import tf
 
-__all__ = ["func_graph", "mtf", "op_def_registry", "placement_mesh_impl", "resource_variable_ops", "tf"]
+__all__ = ["func_graph", "mtf", "op_def_registry", "placement_mesh_impl", "resource_variable_ops", "tf",
+           "variable_scope"]
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 
@@ -49,4 +50,7 @@ from tensorflow.python.framework import (  # noqa: E402  # private to TensorFlow
     func_graph,
     op_def_registry,
 )
-from tensorflow.python.ops import resource_variable_ops  # noqa: E402  # private to TensorFlow, so it may move
+from tensorflow.python.ops import (  # noqa: E402  # private to TensorFlow, so they may move
+    resource_variable_ops,
+    variable_scope,
+)

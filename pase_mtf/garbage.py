@@ -1,4 +1,4 @@
-"""Python's garbage collector while a large graph is read."""
+"""Python's garbage collector while a large graph is built, read or written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["uncollected"]
 def uncollected() -> Iterator[None]:
     """Python does not look for cycles of garbage inside.
 
-    A Mesh-TF graph is millions of objects that live until the end, and whoever reads it makes as many. The collector
-    goes through all of them again and again, for nothing: that is half of the time. What is made and thrown away in
-    between without cycles is freed all the same.
+    A Mesh-TF graph is millions of objects that live until the end, and whoever builds or reads it makes as many. The
+    collector goes through all of them again and again, for nothing: that is half of the time. What is made and thrown
+    away in between without cycles is freed all the same.
     """
     if not gc.isenabled():
         yield

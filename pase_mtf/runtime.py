@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import itertools
 import os
 import pathlib
 import platform
@@ -19,8 +20,8 @@ from pase_mtf.errors import UsageError, nearest
 if TYPE_CHECKING:
     from pase_mtf.compat import tf
 
-__all__ = ["JOB", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_names",
-           "operation_threads", "processor_name", "session_config"]
+__all__ = ["JOB", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_bytes",
+           "gpu_names", "operation_threads", "processor_name", "session_config"]
 
 JOB = "worker"
 """What TensorFlow calls the processes of a run over several of them; each is a task of this job."""
@@ -110,16 +111,18 @@ class Devices:
 
     Attributes:
       kind: "cpu" (virtual devices that share the host's cores) or "gpu".
-      names: TensorFlow's names, as in "/device:CPU:3", or "/job:worker/task:1/device:CPU:3" of a device of another
-        process.
+      names: TensorFlow's names, as in "/device:CPU:3", or "/job:worker/replica:0/task:1/device:CPU:3" of a device of
+        one of several processes.
       models: what they are, for people.
       tasks: the address ("host:port") of every process that the devices belong to, by its rank; empty: this one alone.
+      rank: of this process, where every process has a graph of its own; None: that of rank 0 has the graph of all.
     """
 
     kind: str
     names: tuple[str, ...]
     models: str = ""
     tasks: tuple[str, ...] = ()
+    rank: int | None = None
 
     @classmethod
     def first(cls, count: int, kind: str, models: str = "") -> Devices:
@@ -127,7 +130,8 @@ class Devices:
         return cls(kind, tuple(f"/device:{kind.upper()}:{number}" for number in range(count)), models)
 
     @classmethod
-    def over_tasks(cls, count: int, kind: str, tasks: Sequence[str], models: str = "") -> Devices:
+    def over_tasks(cls, count: int, kind: str, tasks: Sequence[str], models: str = "",
+                   rank: int | None = None) -> Devices:
         """As many devices of every process, those of one after those of the other.
 
         Raises:
@@ -138,7 +142,7 @@ class Devices:
                              f"{len(tasks) * max(1, round(count / len(tasks)))} devices")
         names = (f"{_job(rank)}/device:{kind.upper()}:{number}"
                  for rank in range(len(tasks)) for number in range(count // len(tasks)))
-        return cls(kind, tuple(names), models, tuple(tasks))
+        return cls(kind, tuple(names), models, tuple(tasks), rank)
 
     @property
     def count(self) -> int:
@@ -147,23 +151,42 @@ class Devices:
 
     @property
     def target(self) -> str:
-        """Where sessions of the process of rank 0 run their graphs: at its own server; empty: in the session itself."""
-        return f"grpc://{self.tasks[0]}" if self.tasks else ""
+        """Where sessions of this process run their graphs: at its own server; empty: in the session itself."""
+        return f"grpc://{self.tasks[self.rank or 0]}" if self.tasks else ""
 
     @property
     def client(self) -> str:
         """The device that nodes without a device of their own belong to: of the process that feeds and fetches."""
-        return _job(0) if self.tasks else ""
+        return _job(self.rank or 0) if self.tasks else ""
 
     @property
     def on_one_host(self) -> int:
-        """How many of the devices there are, at most, on one computer: processes whose addresses name one host."""
-        hosts = [task.rpartition(":")[0] for task in self.tasks]
-        return self.count * max(map(hosts.count, hosts)) // len(hosts) if hosts else self.count
+        """How many of the devices there are, at most, on one computer."""
+        return self.count * self.processes_on_one_host // max(1, len(self.tasks))
+
+    @property
+    def processes_on_one_host(self) -> int:
+        """How many of the processes there are, at most, on one computer: their addresses name one host."""
+        return max(map(self.hosts.count, self.hosts), default=1)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The computer of every process, by rank: its address without the port."""
+        return tuple(task.rpartition(":")[0] for task in self.tasks)
+
+    @property
+    def link_groups(self) -> tuple[int, ...]:
+        """How many consecutive devices one process has, one computer, and all together: the levels of links between
+        devices, innermost first, each a multiple of the one before. Those of computers only where all have as many."""
+        each = self.count // max(1, len(self.tasks))
+        runs = [len(list(run)) for _, run in itertools.groupby(self.hosts)]
+        even = len(set(runs)) == 1 and len(runs) == len(set(self.hosts))
+        sizes = {each, each * runs[0] if even else each, self.count}
+        return tuple(sorted(size for size in sizes if size > 1)) or (1,)
 
     def __str__(self) -> str:
         what = f"{self.count} virtual CPU device{'s' * (self.count > 1)}" if self.kind == "cpu" else f"{self.count} GPU"
-        hosts = dict.fromkeys(task.rpartition(":")[0] for task in self.tasks)
+        hosts = dict.fromkeys(self.hosts)
         if self.tasks:
             what += f" in {len(self.tasks)} process{'es' * (len(self.tasks) > 1)}"
         if len(hosts) > 1:
@@ -172,7 +195,7 @@ class Devices:
 
 
 def _job(rank: int) -> str:
-    return f"/job:{JOB}/task:{rank}"
+    return f"/job:{JOB}/replica:0/task:{rank}"
 
 
 def choose_devices(flag: str, count: int) -> Devices:
@@ -231,13 +254,26 @@ def gpu_names() -> list[str]:
     return [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in found]
 
 
+def gpu_bytes(devices: Devices) -> int:
+    """What TensorFlow may hold on the GPU of a run that has least memory, in bytes.
+
+    Args:
+      devices: GPUs.
+    """
+    from pase_mtf.compat import tf  # TensorFlow takes seconds to import
+    with tf.Session(devices.target, config=session_config(devices)) as session:
+        found = [device.memory_limit_bytes for device in session.list_devices() if device.device_type == "GPU"]
+    return min(found[:devices.count])
+
+
 def session_config(devices: Devices) -> tf.ConfigProto:
     """How the sessions of training and of calibration are set up.
 
     Grappler's passes stay off: on a graph that names the device of every node they find next to nothing, and cost
     minutes before the first step (docs/launcher.md). Operations of virtual devices run on as many threads as the cores
     leave for each device. Over several processes this configures the server of each, and a session keeps its variables
-    to itself: else the sessions of a server share those of one name.
+    to itself: else the sessions of a server share those of one name. Where every process has a graph of its own, a
+    session knows no devices but its own, and rank 0 tells who takes part in a collective.
     """
     from pase_mtf.compat import tf  # TensorFlow takes seconds to import
     config = tf.ConfigProto(allow_soft_placement=True)
@@ -246,6 +282,9 @@ def session_config(devices: Devices) -> tf.ConfigProto:
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.gpu_options.allow_growth = True
     config.isolate_session_state = bool(devices.tasks)
+    if devices.rank is not None:
+        config.experimental.collective_group_leader = _job(0)
+        config.device_filters.append(_job(devices.rank))
     if devices.kind == "cpu":
         config.intra_op_parallelism_threads = operation_threads(devices.on_one_host)
     return config

@@ -1,12 +1,18 @@
-"""The garbage collector, while a large graph is read."""
+"""The garbage collector, while a large graph is built, read or written."""
 
+import functools
 import gc
+import types
 
 import pytest
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.garbage import uncollected
+from pase_mtf.graph import computation_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.arms.program import build_program
+from pase_mtf.layout.program import Program
 from pase_mtf.operations.facts import read_operations
 
 
@@ -41,5 +47,39 @@ def test_it_rests_while_a_graph_is_exported(monkeypatch):
         return read_operations(*arguments)
     monkeypatch.setattr("pase_mtf.export.exporter.read_operations", read)
     export_graph(graph)
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+def test_it_rests_while_a_program_is_built():
+    def features(*_):
+        raise ValueError(gc.isenabled())
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="False"):
+        build_program(types.SimpleNamespace(features=features), None, 8, "sgd", 0.1, 0)
+    assert gc.isenabled()
+
+
+def test_it_rests_while_a_graph_is_written_and_read(monkeypatch, tmp_path):
+    seen = []
+
+    def noted(called, *arguments):
+        seen.append(gc.isenabled())
+        return called(*arguments)
+    for name in ("write_atomically", "read_json"):
+        monkeypatch.setattr(computation_graph, name, functools.partial(noted, getattr(computation_graph, name)))
+    graph = ComputationGraph("empty", (), (), 0)
+    graph.save(tmp_path / "graph.json")
+    assert ComputationGraph.load(tmp_path / "graph.json") == graph
+    assert seen == [False, False]
+    assert gc.isenabled()
+
+
+def test_it_rests_while_a_program_builds_its_graph():
+    seen = []
+
+    def build():
+        seen.append(gc.isenabled())
+        return mtf.Graph()
+    Program(build).build_first(None, 2)
     assert seen == [False]
     assert gc.isenabled()

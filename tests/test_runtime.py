@@ -1,5 +1,8 @@
 """What this process runs on: control groups as the kernel shows them (fake files), devices by flag, sessions."""
 
+import contextlib
+import types
+
 import pytest
 
 from pase_mtf import runtime
@@ -109,13 +112,21 @@ def test_sessions(monkeypatch):
 def test_devices_of_several_processes(monkeypatch):
     monkeypatch.setattr(runtime, "cores", lambda: 16.0)
     devices = Devices.over_tasks(4, "cpu", ("a:1", "b:1"), "here")
-    assert devices.names == ("/job:worker/task:0/device:CPU:0", "/job:worker/task:0/device:CPU:1",
-                             "/job:worker/task:1/device:CPU:0", "/job:worker/task:1/device:CPU:1")
-    assert (devices.target, devices.client, devices.on_one_host) == ("grpc://a:1", "/job:worker/task:0", 2)
+    assert devices.names == tuple(f"/job:worker/replica:0/task:{task}/device:CPU:{number}"
+                                  for task in range(2) for number in range(2))
+    assert (devices.target, devices.client, devices.on_one_host) == ("grpc://a:1", "/job:worker/replica:0/task:0", 2)
     assert str(devices) == "4 virtual CPU devices in 2 processes on 2 hosts (a, b), the first on here"
     config = session_config(devices)
     assert (config.device_count["CPU"], config.intra_op_parallelism_threads) == (2, 8)
     assert config.isolate_session_state
+    assert not config.device_filters
+    # Where every process has a graph of its own, it runs it at its own server.
+    second = Devices.over_tasks(4, "cpu", ("a:1", "b:1"), rank=1)
+    assert second.names == devices.names
+    assert (second.target, second.client) == ("grpc://b:1", "/job:worker/replica:0/task:1")
+    config = session_config(second)
+    assert config.device_filters == ["/job:worker/replica:0/task:1"]
+    assert config.experimental.collective_group_leader == "/job:worker/replica:0/task:0"
     # Of one computer they share the cores.
     devices = Devices.over_tasks(4, "cpu", ("a:1", "a:2"), "here")
     assert (devices.on_one_host, session_config(devices).intra_op_parallelism_threads) == (4, 4)
@@ -171,3 +182,11 @@ def test_refuses(gpus, flag, count, says):
     gpus("A100")
     with pytest.raises(UsageError, match=says):
         choose_devices(flag, count)
+
+
+def test_the_smallest_gpu_of_a_run_says_what_one_may_hold(monkeypatch):
+    listed = [types.SimpleNamespace(device_type=kind, memory_limit_bytes=nbytes) for kind, nbytes in (
+        ("CPU", 256), ("GPU", 24_000), ("GPU", 16_000), ("GPU", 8_000))]
+    session = types.SimpleNamespace(list_devices=lambda: listed)
+    monkeypatch.setattr("pase_mtf.compat.tf.Session", lambda target, config: contextlib.nullcontext(session))
+    assert runtime.gpu_bytes(Devices("gpu", ("/device:GPU:0", "/device:GPU:1"), "two GPUs")) == 16_000

@@ -300,6 +300,14 @@ class PlanLowering(mtf.Lowering):
         """A tensor as one tf.Tensor."""
         return self.mesh_impl(x).export_to_tf_tensor(x, self._stored[x].to_laid_out_tensor())
 
+    def regions(self, tensor: mtf.Tensor) -> set[tuple[tuple[int, int], ...]]:
+        """The regions of a tensor that devices of this process hold where it is made: (begin, size) per dim."""
+        impl = self.mesh_impl(tensor)
+        partition = impl.partition(tensor.shape)
+        block = partition.block_shape(tensor.shape.to_integer_list)
+        return {tuple((part * size, size) for part, size in zip(partition.parts(position), block, strict=True))
+                for position, device in enumerate(impl.devices) if self.emitter.owns(device)}
+
     def copy_masters_to_slices(self) -> tf.Operation:
         """Fills the slice variables from the master variables: run it after initialising or restoring these."""
         if self._filled is None:

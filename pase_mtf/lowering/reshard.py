@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pase_mtf.compat import tf
 from pase_mtf.graph.partition import Partition, Piece, cover, groups, nearest, volume
@@ -81,6 +82,72 @@ class _Cutter:
             self._cut[position, begin, size] = cell
 
 
+class _Order(NamedTuple):
+    """What a device is to be given of a tensor.
+
+    Attributes:
+      device: its number.
+      pieces: (position of the source that it comes from, piece) of each.
+    """
+
+    device: int
+    pieces: Sequence[tuple[int, Piece]]
+
+
+def _deliver(orders: Sequence[_Order], source: Partition, cutter: _Cutter, emitter: Emitter) -> list[list[tf.Tensor]]:
+    """The pieces of every order. Between processes each lies on its device, by one collective where every device of a
+    group gets one piece of each of them; else it lies where it is cut, and travels by itself.
+    """
+    groups = {} if emitter.exchange.has_hubs else _groups(orders, source)
+    found: list[list[tf.Tensor]] = [[] for _ in orders]
+    done = set()
+    for number, order in enumerate(orders):
+        members = groups.get(order.device)
+        if members is None:
+            found[number] = [cutter.get(position, piece) for position, piece in order.pieces]
+        elif members not in done:
+            done.add(members)
+            mine = [next(k for k in range(len(orders)) if orders[k].device == device) for device in members]
+            for k, received in zip(mine, _exchange([orders[k] for k in mine], members, source, cutter, emitter),
+                                   strict=True):
+                found[k] = received
+    return found
+
+
+def _groups(orders: Sequence[_Order], source: Partition) -> dict[int, tuple[int, ...]]:
+    """Device -> the group in which all devices get one piece of each, all of one size; nothing of other devices.
+
+    In groups of two there is nothing to be saved: a piece each way.
+    """
+    wanted: dict[int, list[_Order]] = {}
+    for order in orders:
+        wanted.setdefault(order.device, []).append(order)
+    froms = {device: tuple(sorted(source.devices[position] for position, _ in mine[0].pieces))
+             for device, mine in wanted.items() if len(mine) == 1}
+    sizes = {device: {piece.size for _, piece in mine[0].pieces} for device, mine in wanted.items()}
+    return {device: members for device, members in froms.items()
+            if len(members) > 2 and len(set(members)) == len(members)
+            and all(froms.get(other) == members for other in members)
+            and len(set().union(*(sizes[other] for other in members))) == 1}
+
+
+def _exchange(orders: Sequence[_Order], members: Sequence[int], source: Partition, cutter: _Cutter,
+              emitter: Emitter) -> list[list[tf.Tensor]]:
+    """The pieces of every order of a group, whose devices get one piece of each."""
+    names = [emitter.devices[device] for device in members]
+    of_source: dict[int, list[tuple[int, Piece]]] = {device: [] for device in members}
+    for order in orders:
+        for position, piece in order.pieces:
+            of_source[source.devices[position]].append((position, piece))
+    rows = [[cutter.get(position, piece) for position, piece in of_source[device]] for device in members]
+    if all(len(set(of_source[device])) == 1 for device in members):
+        columns = emitter.exchange.all_gather(names, [row[0] for row in rows])
+    else:
+        columns = emitter.exchange.all_to_all(names, rows)
+    return [[column[members.index(source.devices[position])] for position, _ in order.pieces]
+            for order, column in zip(orders, columns, strict=True)]
+
+
 def assemble(cells: Sequence[tf.Tensor], counts: Sequence[int], device: str, emitter: Emitter) -> tf.Tensor:
     """Puts a row-major grid of cells together, innermost dim first."""
     cells = list(cells)
@@ -124,8 +191,8 @@ def move(tensors: Sequence[tf.Tensor], source: Partition, target: Partition, sha
                 cutter.want(position, piece)
             orders.append((positions if emitter.shared else (maker,), device, counts, found))
     result: list[tf.Tensor | None] = [None] * len(target.devices)
-    for positions, device, counts, found in orders:
-        cells = [cutter.get(position, piece) for position, piece in found]
+    delivered = _deliver([_Order(device, found) for _, device, _, found in orders], source, cutter, emitter)
+    for (positions, device, counts, _), cells in zip(orders, delivered, strict=True):
         block = assemble(cells, counts, emitter.devices[device], emitter)
         for position in positions:
             result[position] = emitter.exchange.bring(emitter.devices[target.devices[position]], block)
@@ -216,15 +283,15 @@ def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Seque
         found = []
         for piece in pieces:
             group = group_of[nearest(source.holders[piece.parts], source.devices, device)]
-            found.append((group, piece))
+            found += [(position, piece) for position in group]
             for position in group:
                 cutter.want(position, piece)
-        orders.append((positions, emitter.devices[device], counts, found))
+        orders.append((positions, device, counts, found))
     result: list[tf.Tensor | None] = [None] * len(target.devices)
-    for positions, name, counts, found in orders:
-        cells = [
-            emitter.combine(name, [cutter.get(position, piece) for position in group], "SUM")
-            for group, piece in found]
+    delivered = _deliver([_Order(device, found) for _, device, _, found in orders], source, cutter, emitter)
+    for (positions, device, counts, _), parts_of in zip(orders, delivered, strict=True):
+        name = emitter.devices[device]
+        cells = [emitter.combine(name, parts_of[begin:begin + size], "SUM") for begin in range(0, len(parts_of), size)]
         total = assemble(cells, counts, name, emitter)
         for position in positions:
             result[position] = emitter.exchange.bring(emitter.devices[target.devices[position]], total)

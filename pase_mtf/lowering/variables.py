@@ -186,6 +186,23 @@ class LaidOutVariable:
                 self._copy_slices_to_master = self._collect()
         return self._copy_slices_to_master
 
+    def shards(self) -> list[tuple[list[int], tf.Tensor]]:
+        """(where it begins in the variable, value) of the blocks that this process keeps, in the type of the master: of
+        every block one process does, and those that several hold take turns.
+        """
+        variable, partition = self._variable, self._mesh_impl.partition(self._variable.shape)
+        block = partition.block_shape(variable.shape.to_integer_list)
+        found = []
+        with self._graph.as_default(), tf.control_dependencies(None):
+            for parts, holders in partition.holders.items():
+                position = self._mesh_impl.emitter.turn(holders)
+                device = self._mesh_impl.devices[position]
+                if self._mesh_impl.emitter.owns(device):
+                    with tf.device(device):
+                        value = tf.cast(_value(self.laid_out_tensor.all_slices[position]), variable.master_dtype)
+                    found.append(([part * size for part, size in zip(parts, block, strict=True)], value))
+        return found
+
     def _collect(self) -> tf.Operation:
         if self.slice_is_master:
             return tf.no_op()

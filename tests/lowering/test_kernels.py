@@ -10,7 +10,7 @@ from nets import build
 from pase_mtf.compat import tf
 from pase_mtf.cost.kernels import KnownKernels
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.launch.strategies import random_configurations
+from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.lowering.nodes import kernel_of, node_of

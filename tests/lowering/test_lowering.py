@@ -41,7 +41,7 @@ def test_random_plans_train_as_one_device_does(name):
     _check(name, "adam", tf.float32, plan_seed=1, devices=4, shared=True)
 
 
-_CASES = {"mlp": 45, "cnn": 32, "transformer": 16, "odd_shapes": 38, "odd_functions": 16, "microbatches": 12}
+_CASES = {"mlp": 24, "cnn": 16, "transformer": 8, "odd_shapes": 20, "odd_functions": 8, "microbatches": 8}
 
 
 @pytest.mark.slow
