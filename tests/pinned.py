@@ -10,7 +10,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.program import build_program
+from pase_mtf.launch.arms.program import build_program
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.find import find_strategy
 
@@ -31,7 +31,7 @@ def numbers_of(model: str) -> dict[str, str | float]:
     for machine in map(Machine.load, MACHINES):
         for devices in DEVICES:
             for method in ("exact", "data_parallel", "expert"):
-                strategy = find_strategy(graph, devices=devices, machine=machine, method=method)
+                strategy = find_strategy(graph, devices=devices, machine=machine, method=method, simulate=0)
                 found[f"{method} on {devices} of {machine.name}, seconds"] = strategy.seconds
     return found
 

@@ -17,14 +17,17 @@ import platformdirs
 
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import cores, gpu_names, operation_threads, processor_name
+from pase_mtf.runtime import Devices, cores, gpu_names, operation_threads, processor_name
 
-__all__ = ["BACKENDS", "VERSION", "cache_path", "check_request", "fingerprint", "fingerprint_of_kernels",
+__all__ = ["BACKENDS", "PROCESSES", "VERSION", "cache_path", "check_request", "fingerprint", "fingerprint_of_kernels",
            "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes", "read_cached", "tensorflow_build",
            "tensorflow_version", "write_cached"]
 
 VERSION = 18
 """Of the way of measuring; cached numbers of another version are measured again."""
+
+PROCESSES = "processes on"
+"""Of a measurement through several processes: their hosts, by rank (`fingerprint`)."""
 
 BACKENDS = ("cpu", "gpu")
 """Kinds of device that can be measured: virtual devices of one process, which share its cores, and GPUs."""
@@ -64,11 +67,19 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def fingerprint(devices: int, kind: str = "cpu") -> dict[str, Any]:
-    """What a measurement depends on: measured again when any of it changes."""
+def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) -> dict[str, Any]:
+    """What a measurement depends on: measured again when any of it changes.
+
+    Args:
+      devices: how many.
+      kind: of device.
+      over: the same devices, where they belong to several processes; None: to one.
+    """
+    together = over.on_one_host if over else devices
     return {"version": VERSION, "kind": kind, "devices": devices, "processor": processor_name(), "cores": cores(),
-            "threads": operation_threads(devices), "memory": memory_bytes(), "tensorflow": tensorflow_version(),
-            "host": platform.node(), **({"gpus": gpu_names()[:devices]} if kind == "gpu" else {})}
+            "threads": operation_threads(together), "memory": memory_bytes(), "tensorflow": tensorflow_version(),
+            "host": platform.node(), **({"gpus": gpu_names()[:devices]} if kind == "gpu" else {}),
+            **({PROCESSES: list(over.hosts)} if over else {})}
 
 
 _KERNEL_VERSION = 2
@@ -98,19 +109,19 @@ def kernel_tables() -> list[pathlib.Path]:
     return sorted(platformdirs.user_cache_path("pase_mtf", appauthor=False).glob("kernels-*.jsonl"))
 
 
-def cache_path(devices: int, kind: str = "cpu") -> pathlib.Path:
+def cache_path(devices: int, kind: str = "cpu", over: Devices | None = None) -> pathlib.Path:
     """The file of a measured machine in the user's cache folder ($XDG_CACHE_HOME/pase_mtf, ~/.cache/pase_mtf)."""
-    return _cached(f"machine-{kind}-{devices}-{{}}.json", fingerprint(devices, kind))
+    return _cached(f"machine-{kind}-{devices}-{{}}.json", fingerprint(devices, kind, over))
 
 
-def read_cached(devices: int, kind: str = "cpu") -> Machine | None:
+def read_cached(devices: int, kind: str = "cpu", over: Devices | None = None) -> Machine | None:
     """The machine that was measured under today's circumstances; None if there is none or its file is damaged."""
-    path = cache_path(devices, kind)
+    path = cache_path(devices, kind, over)
     try:
         machine = Machine.load(path) if path.is_file() else None
     except (FormatError, OSError):
         return None  # a damaged cache is no reason to fail: it is measured again
-    return machine if machine and machine.measured.get("on") == fingerprint(devices, kind) else None
+    return machine if machine and machine.measured.get("on") == fingerprint(devices, kind, over) else None
 
 
 @contextlib.contextmanager
@@ -143,9 +154,9 @@ def measuring_alone(wait: Callable[[], object]) -> Iterator[bool]:
         lock.release()
 
 
-def write_cached(machine: Machine, devices: int, kind: str = "cpu") -> pathlib.Path | None:
+def write_cached(machine: Machine, devices: int, kind: str = "cpu", over: Devices | None = None) -> pathlib.Path | None:
     """Keeps a measured machine: the path of its file, None where nothing can be written."""
-    path = cache_path(devices, kind)
+    path = cache_path(devices, kind, over)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         machine.save(path)

@@ -1,34 +1,141 @@
-"""Measures the machine this runs on, through the code that training uses, with all devices busy at once.
+"""Measures the machine this runs on: what a roofline needs to know of it, by a few kernels of every kind.
 
-Virtual CPU devices (the default) share the cores of one process: what is measured there is the rate of all of them
-together. It takes one to three minutes; `load` keeps the numbers until what they were measured on changes.
+That prices a graph of which nothing but its shapes is known. Where the program itself is at hand, its own kernels are
+measured instead (`strategy.measured`). The kernels are timed as those are, on all devices at once; virtual CPU devices
+(the default) share the cores of one process, and the rate of all of them together is what is found.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from tqdm import tqdm
 
 from pase_mtf.calibration.cache import check_request, fingerprint, memory_bytes
-from pase_mtf.calibration.fit import fit_machine
-from pase_mtf.calibration.fit_steps import fit_steps
-from pase_mtf.calibration.samples import Samples
-from pase_mtf.calibration.sampling import benches
-from pase_mtf.calibration.training_steps import STEPS, measure_step
+from pase_mtf.calibration.kernels import KernelTimer
+from pase_mtf.calibration.links import between_processes, measure_links
 from pase_mtf.compat import tf
-from pase_mtf.errors import UsageError
-from pase_mtf.machine.machine import Machine
+from pase_mtf.errors import PaseError, UsageError
+from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
+from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
+from pase_mtf.runtime import Devices, gpu_bytes
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "calibrate_processes", "machine_of_samples", "samples"]
+
+_LEAST = 1e-9
+"""Seconds: of a message that costs nothing beyond what it carries."""
+_LARGE, _SMALL = "all-reduce", "message"
+_GPU_SCALE = 4
+"""A GPU is through with tensors of the sizes that tell a CPU's speed before it has begun."""
+
+
+def _block(*shape: int, dtype: str = "float32") -> Block:
+    return Block(dtype, shape)
+
+
+def _constant(*values: int) -> Block:
+    return Block("int32", (len(values),), values)
+
+
+def _product(equation: str, *shapes: tuple[int, ...]) -> Kernel:
+    *operands, made = (_block(*shape) for shape in shapes)
+    return Kernel("Einsum", tuple(operands), (made,), (("equation", equation),))
+
+
+def _convolutions(batch: int, size: int, channels: int, made: int) -> tuple[Kernel, Kernel, Kernel]:
+    """A 3x3 convolution, and the gradients of its image and of its filter."""
+    image, result, filters = (batch, size, size, channels), (batch, size, size, made), (3, 3, channels, made)
+    how = (("padding", "SAME"), ("strides", (1, 1, 1, 1)))
+    read, held, made_of = _block(*image), _block(*filters), _block(*result)
+    return (Kernel("Conv2D", (read, held), (made_of,), how),
+            Kernel("Conv2DBackpropInput", (_constant(*image), held, made_of), (read,), how),
+            Kernel("Conv2DBackpropFilter", (read, _constant(*filters), made_of), (held,), how))
+
+
+def _elementwise(elements: int) -> Kernel:
+    return Kernel("Mul", (_block(elements), _block(elements)), (_block(elements),))
+
+
+def samples(devices: int, scale: int = 1) -> dict[str, tuple[Kernel, ...]]:
+    """The kernels that tell a machine's rates, by what they tell.
+
+    Args:
+      devices: how many there are; what passes between devices is only measured where there are two.
+      scale: of the sizes of their tensors.
+
+    Returns:
+      name -> kernels: the kinds of `Machine.rates`, "traffic" (bytes/s of tensors that no cache holds), "overhead" (of
+      any operation) and, of two devices or more, "message" and "all-reduce".
+    """
+    rows, width = 256 * scale, 512 * scale
+    small, large = _convolutions(8, 14, 64 * scale, 128 * scale), _convolutions(8, 28, 32 * scale, 32 * scale)
+    rows_of, indices = _block(4 * width, width), Block("int32", (rows,))
+    found = {
+        "matmul": (_product("ab,bc->ac", (rows, width), (width, width), (rows, width)),
+                   _product("ab,bc->ac", (width, 2 * width), (2 * width, width), (width, width))),
+        "batched matmul": (_product("abc,acd->abd", (16, rows // 4, 64), (16, 64, rows // 4),
+                                    (16, rows // 4, rows // 4)),),
+        "convolution": (small[0], large[0], small[1], large[1]),
+        "filter gradient": (small[2], large[2]),
+        "pointwise": (_elementwise(1 << 13), _elementwise(1 << 15)),
+        "reduction": (Kernel("Sum", (_block(rows, width), _constant(1)), (_block(rows),)),),
+        "gather": (Kernel("GatherV2", (rows_of, indices, Block("int32", (), (0,))), (_block(rows, width),)),),
+        "copy": (Kernel("ConcatV2", (_block(rows, width), _block(rows, width), Block("int32", (), (1,))),
+                        (_block(rows, 2 * width),)),),
+        "traffic": (_elementwise(scale * scale << 21),),
+        "overhead": (Kernel("AddV2", (_block(16), _block(16)), (_block(16),)),)}
+    if devices > 1:
+        found |= {_SMALL: (sum_kernel(2, 16, 4),), _LARGE: (sum_kernel(2, scale * scale << 18, 4),)}
+    return found
+
+
+def machine_of_samples(named: Mapping[str, tuple[Kernel, ...]], timings: Mapping[Kernel, Timing], devices: int,
+                       shared: bool, memory: float) -> Machine:
+    """The machine whose kernels took so long.
+
+    A rate is the best that a kernel of its kind reached: what keeps others from it is no property of the machine.
+
+    Args:
+      named: of `samples`.
+      timings: of those that could be timed.
+      devices: how many there are.
+      shared: they share cores and memory.
+      memory: bytes that one of them can hold.
+
+    Raises:
+      PaseError: no kernel of a kind that every program has could be timed.
+    """
+    overhead = min((timings[kernel].seconds for kernel in named["overhead"] if kernel in timings), default=0.0)
+
+    def rate(name: str) -> float:
+        found = [(_work(name, kernel), timings[kernel].seconds) for kernel in named[name] if kernel in timings]
+        if not found:
+            raise PaseError(f"no kernel of kind {name} could be timed on this machine, such as {named[name][0]}; name "
+                            "a data sheet with --machine, or look whether TensorFlow runs here")
+        # Of a kernel that is as short as starting one, no more than half is taken for that.
+        return max(work / max(seconds - overhead, 0.5 * seconds) for work, seconds in found)
+
+    bandwidth = rate("traffic")
+    link = Link(max(devices, 1), bandwidth, 0.0 if shared else _LEAST)
+    if _LARGE in named:
+        small, = named[_SMALL]
+        message = max((timings[small].seconds - overhead) / 2.0, _LEAST) if small in timings else _LEAST
+        # A sum of two reads two blocks, makes one, and sends it back.
+        link = Link(devices, rate(_LARGE), message)
+    rates = {name: rate(name) for name in (*KINDS, "batched matmul", "filter gradient", "copy")}
+    return Machine(LOCAL, rates, bandwidth, memory, overhead, (link,), shared_cores=shared)
+
+
+def _work(name: str, kernel: Kernel) -> float:
+    """What a rate counts: bytes, or elements that are copied, or FLOP."""
+    if name in ("traffic", _LARGE):
+        return float(kernel.nbytes)
+    return float(kernel.outputs[0].elements) if name == "copy" else kernel.flops
 
 
 def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> Machine:
-    """Measures the devices of this machine.
-
-    Matrix products, convolutions, memory traffic, reductions, resharding and all-reduces of several sizes, with all
-    devices busy at once, and whole training steps for what these leave unexplained; one to three minutes. Of
-    virtual devices the work of the cores is measured, so that others who use the same cores disturb it little.
+    """Measures the devices of this machine, which takes some ten seconds.
 
     Args:
       devices: how many.
@@ -36,29 +143,69 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
       progress: show a progress bar.
 
     Returns:
-      The machine "local"; `measured` holds what it was measured on and every sample.
+      The machine "local"; `measured` holds what it was measured on and the time of every kernel.
 
     Raises:
       UsageError: not that many devices of that kind.
+      PaseError: a kind of operation cannot be timed here.
     """
     check_request(devices, kind)
     if kind == "gpu" and len(tf.config.list_physical_devices("GPU")) < devices:
         raise UsageError(f"{devices} GPUs: this machine has {len(tf.config.list_physical_devices('GPU'))}; "
                          "use fewer, or virtual CPU devices")
-    samples, steps = Samples(), []
-    with tqdm(total=STEPS, desc="measuring this machine", disable=None if progress else True, leave=False) as bar:
-        for bench in benches(devices, kind):
-            bar.total += len(bench)
-            bar.refresh()
-            samples.update(bench.measure(bar.update))
-        for number in range(STEPS):
-            steps.append(measure_step(devices, kind, number))
-            bar.update()
-    shared = kind == "cpu"
-    machine = fit_machine(samples, devices, shared, memory_bytes() / (devices if shared else 1))
-    where = fingerprint(devices, kind)
-    return dataclasses.replace(
-        fit_steps(machine, devices, [step for step in steps if step]),
-        source=f"measured here on {where['cores']:g} cores of {where['processor']}, {devices} {kind} devices, "
-               f"TensorFlow {where['tensorflow']}",
-        measured={"on": where, "samples": samples.to_json()})
+    named = samples(devices, _GPU_SCALE if kind == "gpu" else 1)
+    kernels = [kernel for entries in named.values() for kernel in entries]
+    timings = dict[Kernel, Timing]()
+    shown = None if progress else True
+    with tqdm(total=len(kernels), desc="measuring this machine", disable=shown, leave=False) as bar:
+        for batch in KernelTimer(devices, kind).time(kernels, progress=bar.update):
+            timings |= batch
+    shared, where = kind == "cpu", fingerprint(devices, kind)
+    source = (f"measured here on {where['cores']:g} cores of {where['processor']}, {devices} {kind} devices, "
+              f"TensorFlow {where['tensorflow']}")
+    memory = memory_bytes() / devices if shared else gpu_bytes(Devices.first(devices, kind))
+    machine = machine_of_samples(named, timings, devices, shared, memory)
+    return dataclasses.replace(machine, source=source, measured={"on": where, "kernels": _seconds(timings)})
+
+
+def _seconds(timings: Mapping[Kernel, Timing]) -> dict[str, float]:
+    return {str(kernel): timing.seconds for kernel, timing in timings.items()}
+
+
+def calibrate_processes(devices: Devices, *, progress: bool = True) -> Machine:
+    """Measures devices of several processes, through their servers: what a kernel takes on each while all are busy, and
+    the links between the processes.
+
+    Such a machine has no cores that are shared: what each device gets of those of its host is its own rate.
+
+    Args:
+      devices: of two processes or more, whose servers answer.
+      progress: show a progress bar.
+
+    Returns:
+      The machine "local", with a level of links for the devices of a process, of a host, and between hosts, as far as
+      there are such.
+
+    Raises:
+      PaseError: a kind of operation cannot be timed here.
+    """
+    gpus, each = devices.kind == "gpu", devices.count // len(devices.tasks)
+    named = samples(each, _GPU_SCALE if gpus else 1)
+    kernels = [kernel for entries in named.values() for kernel in entries]
+    levels, timings = between_processes(devices), dict[Kernel, Timing]()
+    with tqdm(total=len(kernels) + len(levels), desc="measuring these machines", disable=None if progress else True,
+              leave=False) as bar:
+        for batch in KernelTimer(devices.count, devices.kind, over=devices).time(kernels, progress=bar.update):
+            timings |= batch
+        links = measure_links(devices, bar.update)
+    memory = gpu_bytes(devices) if gpus else memory_bytes() / devices.on_one_host
+    machine = machine_of_samples(named, timings, each, False, memory)
+    where = fingerprint(devices.count, devices.kind, devices)
+    hosts = len(set(devices.hosts))
+    source = (f"measured here over {len(devices.tasks)} processes on {hosts} host{'s' * (hosts > 1)}, "
+              f"{where['cores']:g} cores of {where['processor']}, {devices.count} {devices.kind} devices, TensorFlow "
+              f"{where['tensorflow']}; " + ", ".join(
+                  f"a link of {joined} devices: {link.bandwidth / 1e6:.3g} MB/s each, {1e3 * link.latency:.2g} ms a "
+                  "message" for (_, joined), link in zip(levels, links, strict=True)))
+    return dataclasses.replace(machine, links=(*(machine.links if each > 1 else ()), *links), source=source,
+                               measured={"on": where, "kernels": _seconds(timings)})

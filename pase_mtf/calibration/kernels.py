@@ -3,13 +3,18 @@
 Many kernels stand in one graph and are run one after the other in one session. A kernel is emitted several times on
 every device, one after the other there; so the devices keep each other from the cores and the caches as they do in a
 training step. What starting and ending a run takes is measured in the same session, and taken off.
+
+Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
+several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
+for longer: then all of it is timed again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,18 +25,31 @@ from pase_mtf.lowering.nodes import node_of
 from pase_mtf.machine.kernels import Block, Kernel, Timing
 from pase_mtf.runtime import Devices, available_bytes, cores, session_config
 
-__all__ = ["KernelTimer"]
+__all__ = ["KernelTimer", "KernelWatch", "Nodes", "plain_config"]
 
 _SPREAD = 0.05
-_LEAST_RUNS, _MOST_RUNS = 3, 60
-_SECONDS = 0.1  # of all runs of a kernel, where their times differ by more
+_PASSES = 3
+_LEAST_RUNS, _MOST_RUNS = 2, 30  # in a pass
+_SECONDS = 0.02  # of all runs of a kernel in a pass, where their times differ by more
 _RUN_SECONDS = 4e-3  # of one run, where the kernel takes about as long as expected
+_RUN_SECONDS_OVER_PROCESSES = 2e-2
 _REPEATS = 8  # at most, of a kernel on every device: making a node takes longer than running it
 _REPEATS_ALONE = 64  # of a kernel that has its device for itself: to start a run takes as long as dozens of them
 _BATCH = 24  # kernels: TensorFlow looks through a whole graph at the first run of each
 _BATCH_BYTES = 1 << 30
 _LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
+_DISTURBED = 1.25  # times as long as a probe took at best
+_TRIES = 2  # of what was disturbed
 _WAITING = 4 / 3  # of shared cores: how much longer a run may take than the work of the cores
+
+_PROBES = (
+    Kernel("Einsum", (Block("float32", (256, 256)),) * 2, (Block("float32", (256, 256)),),
+           (("equation", "ab,bc->ac"),)),
+    Kernel("Mul", (Block("float32", (1 << 20,)),) * 2, (Block("float32", (1 << 20,)),)))
+"""One that is bound by arithmetic, and one by memory."""
+_IDLE = Kernel("NoOp", (), ())
+_undisturbed_seconds: dict[tuple[Devices, Kernel], float] = {}
+"""What they took at best in this process."""
 
 
 class KernelTimer:
@@ -41,17 +59,20 @@ class KernelTimer:
       failed: kernels that cannot be timed here, and why.
     """
 
-    def __init__(self, devices: int, kind: str = "cpu", expected: Callable[[Kernel], float] | None = None) -> None:
+    def __init__(self, devices: int, kind: str = "cpu", expected: Callable[[Kernel], float] | None = None,
+                 over: Devices | None = None) -> None:
         """Measures nothing yet.
 
         Args:
           devices: how many, all of which are busy while a kernel is timed.
           kind: "cpu" (virtual devices of one process, which share its cores) or "gpu".
           expected: about how long a kernel of a GPU takes, in seconds, by what is known of its speed.
+          over: the same devices, where they belong to several processes, whose servers answer: then what is found is
+            what a kernel takes one of them while all are busy, whoever shares whose cores.
         """
         self._expected = expected
-        self._devices = Devices.first(devices, kind)
-        self._shared = kind == "cpu"
+        self._devices = over or Devices.first(devices, kind)
+        self._shared = kind == "cpu" and over is None
         self.failed: dict[Kernel, str] = {}
 
     def time(self, kernels: Sequence[Kernel], seconds: float = np.inf,
@@ -70,8 +91,30 @@ class KernelTimer:
         for batch in self._batches([kernel for kernel in kernels if kernel not in self.failed]):
             if time.perf_counter() - begin >= seconds:
                 return
-            yield _Bench(self._devices, self._shared, self.failed, self._expected).measure(batch)
+            yield self._undisturbed(batch)
             progress(len(batch))
+
+    def _undisturbed(self, batch: Sequence[Kernel]) -> dict[Kernel, Timing]:
+        """The times of a batch: the best of a few, where the probes among it took longer than they had before."""
+        bench, found = _Bench(self._devices, self._shared, self.failed, self._expected), dict[Kernel, Timing]()
+        for _ in range(_TRIES):
+            timings = bench.measure([*_PROBES, *(kernel for kernel in batch if kernel not in _PROBES)])
+            for kernel, timing in timings.items():
+                if kernel not in found or timing.seconds < found[kernel].seconds:
+                    found[kernel] = timing
+            if not self._disturbed(timings):
+                break
+        return {kernel: found[kernel] for kernel in batch if kernel in found}
+
+    def _disturbed(self, timings: Mapping[Kernel, Timing]) -> bool:
+        """Whether a probe took clearly longer than at best in this process."""
+        slower = 1.0
+        for probe in _PROBES:
+            if probe in timings:
+                key, seconds = (self._devices, probe), timings[probe].seconds
+                best = _undisturbed_seconds[key] = min(seconds, _undisturbed_seconds.get(key, seconds))
+                slower = max(slower, seconds / best)
+        return slower > _DISTURBED
 
     def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
         most = min(_BATCH_BYTES, (available_bytes() or 4 * _BATCH_BYTES) // 4)
@@ -89,13 +132,44 @@ class KernelTimer:
         return kernel.nbytes * self._devices.count
 
 
-class _Nodes:
-    """The nodes of some kernels, and of what they read."""
+class KernelWatch:
+    """Times a few kernels again and again, in one session that stays open."""
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    def __init__(self, kernels: Sequence[Kernel], devices: int, kind: str = "cpu") -> None:
+        """Opens the session.
+
+        Args:
+          kernels: what is timed.
+          devices, kind: of `KernelTimer`.
+        """
+        self._bench = _Bench(Devices.first(devices, kind), kind == "cpu", {})
+        self._open = contextlib.ExitStack()
+        self._look = self._open.enter_context(self._bench.opened(kernels))
+        self._look()  # TensorFlow looks through a whole graph at the first run of each
+
+    def seconds(self) -> dict[Kernel, float]:
+        """What one run of every kernel takes now, on all devices at once."""
+        return {kernel: timing.seconds for kernel, timing in self._bench.of_one(self._look()).items()}
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._open.close()
+
+
+class Nodes:
+    """The nodes of some kernels, and of what they read.
+
+    Attributes:
+      definition: all of them.
+      fills: those that give the variables their values.
+    """
+
+    def __init__(self, devices: Devices) -> None:
+        """None yet, for devices of one process or of several."""
         self.definition = tf.GraphDef(versions={"producer": tf.version.GRAPH_DEF_VERSION})
         self.fills: list[str] = []
-        self._devices = devices
+        self._devices, self._client = devices.names, devices.client
+        self._group = devices.count // max(1, len(devices.tasks))  # what is apart stays within a process
         self._handles: dict[tuple[str, Block, int], str] = {}
         self._reads: dict[tuple[str, Block, int], str] = {}
         self._constants: dict[tuple[str, Block], str] = {}
@@ -107,12 +181,21 @@ class _Nodes:
 
     def group(self, names: Sequence[str], device: str = "") -> str:
         """A node that waits for others."""
-        return self._add("NoOp", [f"^{name}" for name in names], device)
+        return self._add("NoOp", [f"^{name}" for name in names], device or self._client)
+
+    def sent(self, name: str, device: str) -> str:
+        """What a node makes, on another device."""
+        return self._add("Identity", [name], device, T=tf.AttrValue(type=tf.float32.as_datatype_enum))
+
+    def _away(self, number: int, places: int) -> str:
+        """The device so many places after that of a number, within its process."""
+        first = number - number % self._group
+        return self._devices[first + (number - first + places) % self._group]
 
     def idle(self) -> str:
         """What every run does besides: reading a variable on every device."""
         block = Block("float32", (1,))
-        return self.group([self.group([self._read(device, block, 0)], device) for device in self._devices])
+        return self.group([self.group([self.read(device, block, 0)], device) for device in self._devices])
 
     def kernel(self, kernel: Kernel, repeats: int) -> str:
         """A kernel so many times on every device, one after the other there; a node that waits for all of them.
@@ -134,7 +217,7 @@ class _Nodes:
         """A sum is read by all whose parts it is of."""
         if kernel.operation != "AddN" or not kernel.apart:
             return []
-        members = [self._devices[(number + member) % len(self._devices)] for member in range(1, len(kernel.inputs))]
+        members = [self._away(number, member) for member in range(1, len(kernel.inputs))]
         dtype = tf.AttrValue(type=tf.as_dtype(kernel.outputs[0].dtype).as_datatype_enum)
         return [self._add("Identity", [name], device, T=dtype) for device in members]
 
@@ -142,7 +225,7 @@ class _Nodes:
         """Tensors for a kernel on the device of a number."""
         names = []
         for place, block in enumerate(kernel.inputs):
-            device = self._devices[(number + place * kernel.apart) % len(self._devices)]
+            device = self._away(number, place * kernel.apart)
             if block.value is not None:
                 names.append(self._constant(self._devices[number], block))
             elif block.dtype == "resource":
@@ -152,7 +235,7 @@ class _Nodes:
             elif not tf.as_dtype(block.dtype).is_floating and block.elements <= 1 << 12:
                 names.append(self._constant(device, block._replace(value=(0,) * block.elements)))
             else:
-                names.append(self._read(device, block, place))
+                names.append(self.read(device, block, place))
         return names
 
     def _constant(self, device: str, block: Block) -> str:
@@ -163,7 +246,7 @@ class _Nodes:
                 "Const", (), device, dtype=tf.AttrValue(type=dtype.as_datatype_enum), value=tf.AttrValue(tensor=value))
         return self._constants[device, block]
 
-    def _read(self, device: str, block: Block, place: int) -> str:
+    def read(self, device: str, block: Block, place: int) -> str:
         """What a variable holds, which several kernels may read."""
         key = device, block, place
         if key not in self._reads:
@@ -188,16 +271,21 @@ class _Nodes:
         return self._handles[key]
 
 
+def plain_config(devices: Devices) -> tf.ConfigProto:
+    """How the sessions are set up that time nodes: as those that train, but equal nodes are not merged into one."""
+    config = session_config(devices)
+    config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+    return config
+
+
 class _Bench:
     """Some kernels in one graph and session."""
 
     def __init__(self, devices: Devices, shared: bool, failed: dict[Kernel, str],
                  expected: Callable[[Kernel], float] | None = None) -> None:
         self._expected = expected
-        self._names, self._shared, self._failed = devices.names, shared, failed
-        self._config = session_config(devices)
-        # Equal nodes are not to be merged into one.
-        self._config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+        self._devices, self._shared, self._failed = devices, shared, failed
+        self._config = plain_config(devices)
 
     def measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
         """Times all of them; where one of them spoils the graph for all, each by itself."""
@@ -212,24 +300,38 @@ class _Bench:
             found.update(self.measure([kernel]))
         return found
 
-    def _measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
-        nodes, found = _Nodes(self._names), dict[Kernel, Timing]()
-        targets = {kernel: nodes.kernel(kernel, self._repeats(kernel)) for kernel in kernels}
-        idle_name, fill_name = nodes.idle(), nodes.group(nodes.fills)
+    @contextlib.contextmanager
+    def opened(self, kernels: Sequence[Kernel]) -> Iterator[Callable[[], dict[Kernel, Timing]]]:
+        """A session in which each call times every kernel, whose runs nothing has been taken off, and an idle run."""
+        nodes = Nodes(self._devices)
+        names = {kernel: nodes.kernel(kernel, self._repeats(kernel)) for kernel in kernels}
+        names[_IDLE], fill_name = nodes.idle(), nodes.group(nodes.fills)
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(nodes.definition, name="")
-            idle, fill = graph.get_operation_by_name(idle_name), graph.get_operation_by_name(fill_name)
-            with tf.Session(graph=graph, config=self._config) as session:
-                session.run(fill)
-                starts = [self._median(session, idle).seconds]
-                for kernel, target in targets.items():
-                    found[kernel] = self._median(session, graph.get_operation_by_name(target))
-                starts.append(self._median(session, idle).seconds)
-        return {kernel: self._of_one(timing, self._repeats(kernel), min(starts)) for kernel, timing in found.items()}
+            targets = {kernel: graph.get_operation_by_name(name) for kernel, name in names.items()}
+            fill = graph.get_operation_by_name(fill_name)
+        with tf.Session(self._devices.target, graph=graph, config=self._config) as session:
+            session.run(fill)
+            yield lambda: {kernel: self._median(session, target) for kernel, target in targets.items()}
+
+    def _measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
+        found: dict[Kernel, Timing] = {}
+        with self.opened(kernels) as look:
+            for _ in range(_PASSES):
+                for kernel, timing in look().items():
+                    if kernel not in found or timing.seconds < found[kernel].seconds:
+                        found[kernel] = timing
+        return self.of_one(found)
+
+    def of_one(self, looked: Mapping[Kernel, Timing]) -> dict[Kernel, Timing]:
+        """What one run of each kernel took, by what `opened` tells."""
+        start = looked[_IDLE].seconds
+        return {kernel: self._of_one(timing, self._repeats(kernel), start) for kernel, timing in looked.items()
+                if kernel != _IDLE}
 
     def _of_one(self, timing: Timing, repeats: int, start: float) -> Timing:
         """What one run of a kernel took, by what a run of all of them took, and one of none."""
-        count = repeats * (len(self._names) if self._shared else 1)
+        count = repeats * (self._devices.count if self._shared else 1)
         return dataclasses.replace(timing, seconds=max((timing.seconds - start) / count, _LEAST_SECONDS))
 
     def _repeats(self, kernel: Kernel) -> int:
@@ -238,7 +340,9 @@ class _Bench:
         if not self._shared and self._expected is not None:
             return int(np.clip(_RUN_SECONDS / max(self._expected(kernel), _LEAST_SECONDS), 1, _REPEATS_ALONE))
         expected = kernel.flops / 2e10 + kernel.nbytes / 5e9 + 3e-6
-        together = expected * (len(self._names) / cores() if self._shared else 1.0)
+        if self._devices.tasks:  # to start a run of several processes takes as long as many kernels
+            return int(np.clip(_RUN_SECONDS_OVER_PROCESSES / expected, 1, _REPEATS_ALONE))
+        together = expected * (self._devices.count / cores() if self._shared else 1.0)
         return int(np.clip(_RUN_SECONDS / together, 1, _REPEATS))
 
     def _median(self, session: tf.Session, target: tf.Operation) -> Timing:

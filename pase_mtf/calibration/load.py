@@ -20,11 +20,12 @@ from pase_mtf.calibration.cache import (
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_table import is_table
 from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.runtime import Devices
 
 __all__ = ["PRICES", "is_kernel_file", "load_machine"]
 
-PRICES = ("fitted", "measured")
-"""Where predicted times come from: a model fitted to a machine, or its kernels, each measured."""
+PRICES = ("roofline", "measured")
+"""Where predicted times come from: the rates and links of a machine, or its kernels, each measured."""
 
 _announced: set[str] = set()
 """What was said already: a search in a loop says it once."""
@@ -36,7 +37,7 @@ def is_kernel_file(machine: object) -> bool:
 
 
 def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devices: int = 8, kind: str = "cpu", *,
-                 again: bool = False, progress: bool = True) -> Machine:
+                 again: bool = False, progress: bool = True, over: Devices | None = None) -> Machine:
     """The machine whose numbers a search takes.
 
     Where that is "local", one line on stderr says where its numbers come from: a measurement that was kept, or one that
@@ -49,6 +50,8 @@ def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devic
       kind: of these devices: "cpu" (virtual devices of one process) or "gpu".
       again: measure "local" even if there are numbers in the cache.
       progress: while measuring, show a progress bar.
+      over: the same devices, where they belong to several processes: those are measured together, through their
+        servers, which have to answer by then.
 
     Raises:
       UsageError: an unknown name; a file of kernel times; or "local" cannot be measured here: TensorFlow is not
@@ -63,7 +66,9 @@ def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devic
     if machine is not None and os.fspath(machine) != LOCAL:
         return Machine.load(machine)
     check_request(devices, kind)
-    cached = None if again else _kept(devices, kind)
+    if over is not None and len(over.tasks) < 2:
+        over = None
+    cached = None if again else _kept(devices, kind, over)
     if cached is not None:
         return cached
     if tensorflow_version() is None:
@@ -71,24 +76,25 @@ def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devic
         raise UsageError("machine 'local' is measured, which needs TensorFlow, and it is not installed; "
                          f"install it, or choose a data sheet: {sheets}")
     with measuring_alone(lambda: _announce("machine: local is measured by another run, which is waited for")) as waited:
-        found = _kept(devices, kind) if waited and not again else None  # the other measured the same, perhaps
-        return found or _measure(devices, kind, progress)
+        found = _kept(devices, kind, over) if waited and not again else None  # the other measured the same, perhaps
+        return found or _measure(devices, kind, progress, over)
 
 
-def _kept(devices: int, kind: str) -> Machine | None:
-    cached = read_cached(devices, kind)
+def _kept(devices: int, kind: str, over: Devices | None) -> Machine | None:
+    cached = read_cached(devices, kind, over)
     if cached is not None:
-        _announce(f"machine: local, {cached.source}, kept in {_short(cache_path(devices, kind))}")
+        _announce(f"machine: local, {cached.source}, kept in {_short(cache_path(devices, kind, over))}")
     return cached
 
 
-def _measure(devices: int, kind: str, progress: bool) -> Machine:
+def _measure(devices: int, kind: str, progress: bool, over: Devices | None) -> Machine:
     # Measuring runs TensorFlow, which takes seconds to import.
-    from pase_mtf.calibration.calibrate import calibrate
-    _announce(f"machine: local is measured first, for {devices} {kind} devices (about two minutes, once)")
-    measured = calibrate(devices, kind, progress=progress)
-    kept = write_cached(measured, devices, kind)
-    where = f"kept in {_short(kept)}" if kept else f"cannot be kept in {_short(cache_path(devices, kind).parent)}"
+    from pase_mtf.calibration.calibrate import calibrate, calibrate_processes
+    what = f"{devices} {kind} devices" + (f" of {len(over.tasks)} processes" if over else "")
+    _announce(f"machine: local is measured first, for {what} (about two minutes, once)")
+    measured = calibrate_processes(over, progress=progress) if over else calibrate(devices, kind, progress=progress)
+    kept = write_cached(measured, devices, kind, over)
+    where = f"kept in {_short(kept)}" if kept else f"cannot be kept in {_short(cache_path(devices, kind, over).parent)}"
     _announce(f"machine: local, {measured.source}, {where}")
     return measured
 

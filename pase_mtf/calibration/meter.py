@@ -21,7 +21,8 @@ from pase_mtf.calibration.cache import (
 )
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, load_times
-from pase_mtf.machine.kernels import Block, Kernel, KernelTimes, Timing, sum_kernel
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
 from pase_mtf.runtime import cores
 
 __all__ = ["REFERENCES", "KernelMeter"]
@@ -29,7 +30,6 @@ __all__ = ["REFERENCES", "KernelMeter"]
 _DRIFT = 0.15
 _AGREEING = 1.5  # between the quartiles of what reference kernels take, against what was kept
 _TELLING = 2e-5  # seconds: the time of a shorter kernel varies by more than is looked for
-_ROUNDS = 2  # of the reference kernels
 _BUSY = 0.5  # of the cores, that others keep busy
 
 
@@ -110,20 +110,11 @@ class KernelMeter:
         if load > _BUSY * cores():
             self.notes.append(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
         kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
-        found = self._references(progress)
+        found = self._time(REFERENCES, np.inf, progress)
         self._compare([found[kernel].seconds / seconds for kernel, seconds in kept.items()
                        if kernel in found and seconds >= _TELLING])
         self.times.update({kernel: timing for kernel, timing in found.items() if kernel not in kept})
         self._keep({kernel: timing for kernel, timing in found.items() if kernel not in kept})
-
-    def _references(self, progress: Callable[[int], object]) -> dict[Kernel, Timing]:
-        """The shortest of a few times of every one: whatever else runs makes them longer, never shorter."""
-        found: dict[Kernel, Timing] = {}
-        for _ in range(_ROUNDS):
-            for kernel, timing in self._time(REFERENCES, np.inf, progress).items():
-                if kernel not in found or timing.seconds < found[kernel].seconds:
-                    found[kernel] = timing
-        return found
 
     def _compare(self, ratios: Sequence[float]) -> None:
         """Scales what is kept by how much longer the reference kernels take now, where they agree on that."""
@@ -140,6 +131,12 @@ class KernelMeter:
         self.times = self.times.scaled(drift)
         self.notes.append(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times are "
                           "scaled by that; --recalibrate measures them again")
+
+    @property
+    def telling(self) -> dict[Kernel, float]:
+        """Seconds of the reference kernels that take long enough to tell how fast the machine is."""
+        return {kernel: timing.seconds for kernel in REFERENCES
+                if (timing := self.times.get(kernel)) and timing.seconds >= _TELLING}
 
     def missing(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Those that are not measured and can be."""

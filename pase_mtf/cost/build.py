@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
-from pase_mtf.cost.memory import largest_block, layer_memory, recomputed_memory
+from pase_mtf.cost.memory import fullest_moment, layer_memory, recomputed_memory
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import OperationSignature, layer_signature
+from pase_mtf.cost.signature import OperationSignature, layer_signatures
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions, positions_of
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
@@ -92,25 +92,25 @@ class PricedNetwork:
     def memory(self) -> tuple[np.ndarray, ...]:
         """Per layer, bytes per device of each configuration; they add up. `network.memory` takes it into a file.
 
-        Of what the backward pass computes once more, the block that is largest while nothing is split: a strategy under
-        which another one is larger needs more than the sum (`peak_memory` tells).
+        Of what the backward pass computes once more, what is there at the moment at which it is most while nothing is
+        split: a strategy under which it is more at another needs more than the sum (`peak_memory` tells).
         """
-        return self.memory_with(largest_block(self.graph))
+        return self.memory_with(fullest_moment(self.graph))
 
-    def memory_with(self, block: int) -> tuple[np.ndarray, ...]:
-        """`memory`, with another block of those that the backward pass computes once more."""
-        return tuple(layer_memory(layer, choices).sum(axis=0) + recomputed_memory(layer, choices).get(block, 0.0)
+    def memory_with(self, moment: int) -> tuple[np.ndarray, ...]:
+        """`memory`, at another moment of those at which the backward pass may hold most of what it computes again."""
+        return tuple(layer_memory(layer, choices).sum(axis=0) + recomputed_memory(layer, choices).get(moment, 0.0)
                      for layer, choices in zip(self.graph.layers, self.configurations, strict=True))
 
     def peak_memory(self, assignment: Sequence[int]) -> tuple[float, int]:
-        """Bytes on the fullest device under a strategy, given as a configuration index per layer, and the largest of
-        the blocks that the backward pass computes once more (0: there is none)."""
-        total, blocks = 0.0, dict[int, float]()
+        """Bytes on the fullest device under a strategy, given as a configuration index per layer, and the moment at
+        which most of what the backward pass computes once more is there (0: it computes nothing once more)."""
+        total, moments = 0.0, dict[int, float]()
         for layer, choices, choice in zip(self.graph.layers, self.configurations, assignment, strict=True):
             total += float(layer_memory(layer, [choices[choice]]).sum())
-            for block, nbytes in recomputed_memory(layer, [choices[choice]]).items():
-                blocks[block] = blocks.get(block, 0.0) + float(nbytes[0])
-        return total + max(blocks.values(), default=0.0), max(blocks, key=blocks.__getitem__, default=0)
+            for moment, nbytes in recomputed_memory(layer, [choices[choice]]).items():
+                moments[moment] = moments.get(moment, 0.0) + float(nbytes[0])
+        return total + max(moments.values(), default=0.0), max(moments, key=moments.__getitem__, default=0)
 
     def index(self, layer: int, configuration: Configuration) -> int:
         """The index of a configuration of a layer.
@@ -263,8 +263,8 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
             tables.append(builder.table(choices, position, len(layer.dims)))
         except ValueError as error:
             raise UsageError(f"layer {layer.name!r}: {error}; choose from {', '.join(layer.dims)}") from error
-    parts = tuple(builder.parts(layer_signature(layer), table)
-                  for layer, table in zip(graph.layers, tables, strict=True))
+    parts = tuple(builder.parts(signature, table)
+                  for signature, table in zip(layer_signatures(graph.layers), tables, strict=True))
     edges = tuple(builder.edge(edge, tables, positions) for edge in graph.edges)
     network = network_of(graph, parts, edges)
     if configurations is None:  # it is going to be searched, maybe more than once

@@ -39,22 +39,22 @@ def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Ma
     return reached[1:] / reached[:-1]
 
 
-def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarray, machine: Machine) -> np.ndarray:
+def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarray, machine: Machine, *,
+                      stock: bool = False) -> np.ndarray:
     """Seconds of an all-reduce, done by all groups of devices at the same time.
 
     On real devices: reduce-scatter at each level, innermost first, so that less is left for the next, and back; each
     level moves 2 (q - 1) / q of what is left and takes 2 log2(q) messages. On shared cores each group of q sums once,
-    for all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it
-    there (`machine.ring`; mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings
-    of 2 q - 2 operations sum a q-th each, and every member puts them together; small blocks go round a single ring.
-    Where that was measured (`machine.ring_link`), what counts is the operations of the rings, each of which sends a
-    block; slicing and concatenating, on one device, takes what its bytes take.
+    for all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it there
+    (mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings of 2 q - 2 operations
+    sum a q-th each, and every member puts them together; small blocks go round a single ring.
 
     Args:
       nbytes: float64 [K], what each device has before and after.
       groups: float64 [levels, K], from `group_sizes`.
       devices: int64 [K], devices that take part, in all groups together.
       machine: its links.
+      stock: Mesh-TF lowers it, not we.
 
     Returns:
       float64 [K]; 0 where the group is one device.
@@ -63,14 +63,12 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
         size = groups.prod(axis=0)
         link = machine.links[-1]
         overhead, nodes, messages, blocks = machine.overhead, 1.0, 2.0 * (size - 1.0), size + 1.0
-        if machine.ring:
+        if stock:
             large = nbytes >= _SEVERAL_RINGS
             rings = np.where(large, size, 1.0)
             nodes = rings * (2.0 * size - 2.0) + np.where(large, 4.0 * size, 0.0)
             messages = rings * (2.0 * size - 2.0)
             blocks = np.where(large, 7.0, 3.0) * size
-            if machine.ring_link:
-                link, nodes = machine.ring_link, 0.0
         each = nodes * overhead + messages * link.latency + blocks * nbytes / link.bandwidth
         return np.where(size > 1, each * devices / size, 0.0)
     seconds = np.zeros(len(devices))

@@ -1,8 +1,8 @@
 """Bytes a device holds under a strategy, by what they are for.
 
 Every layer runs on devices 0, 1, ..., all of which hold equal shares: device 0 is always among the fullest, and the
-bytes of the layers add up. Only what the backward pass computes once more (`mtf.recompute_grad`) does not: one block of
-it is there at a time, and the largest counts.
+bytes of the layers add up. Only what the backward pass computes once more (`mtf.recompute_grad`) is not there all the
+time: the moment at which most of it is there counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["MEMORY_PARTS", "add_recomputed", "largest_block", "layer_memory", "recomputed_memory",
+__all__ = ["MEMORY_PARTS", "add_recomputed", "fullest_moment", "layer_memory", "recomputed_memory",
            "strategy_memory"]
 
 MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
@@ -28,10 +28,10 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
     """Bytes of a layer on each of its devices, under each configuration.
 
     Weights and optimizer slots: the variables of the layer. Gradients: one per weight that is updated, of the type of
-    the backward pass. Activations: what the forward pass computes, where a backward pass will read it (it may not read
-    all of it: an upper bound); otherwise the largest tensor that is computed; of what is computed again, what others
-    than that read (`recomputed_memory` is the rest). In a loop, of one iteration. Communication buffers: what arrives
-    for the largest all-reduce.
+    the backward pass; two where a loop adds them up. Activations: what the forward pass computes, where a backward pass
+    will read it (it may not read all of it: an upper bound); otherwise the largest tensor that is computed; of what is
+    computed again, what others than that read (`recomputed_memory` is the rest). In a loop, of one iteration.
+    Communication buffers: what arrives for the largest all-reduce.
 
     Args:
       layer: of a graph.
@@ -49,7 +49,8 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
         nbytes = local(variable.operand)
         result[_WEIGHTS if variable.trainable else _SLOTS] += nbytes
         if variable.trainable and "update" in phases:
-            result[_GRADIENTS] += local(_gradient_of(variable, layer))
+            gradient, count = _gradient_of(variable, layer)
+            result[_GRADIENTS] += count * local(gradient)
     for operation in layer.operations:
         if operation.phase == "forward" and operation.kind != "none":
             nbytes = sum(map(local, _kept(operation)), np.zeros(len(configurations)))
@@ -83,54 +84,58 @@ def _kept(operation: LayerOperation) -> list[Operand]:
 
 
 def recomputed_memory(layer: Layer, configurations: Sequence[Configuration]) -> dict[int, np.ndarray]:
-    """Bytes of what the backward pass computes again, with its gradients: as if all stayed until the block is done.
+    """Bytes of what the backward pass computes again, with its gradients, at the moments at which a device holds most.
 
     Args:
       layer: of a graph.
       configurations: K of its configurations.
 
     Returns:
-      Block -> float64 [K], on each of the layer's devices. The layers add up; of the blocks one is there at a time.
+      Moment -> float64 [K], on each of the layer's devices. The layers add up.
     """
     found: dict[int, np.ndarray] = {}
-    again = [operation for operation in layer.operations
-             if operation.block and operation.phase == "backward" and operation.kind != "none"]
+    again = [operation for operation in layer.operations if operation.moments and operation.kind != "none"]
     if again:
         position = dim_positions(layer)
         local = _Local(ConfigurationTable.build(configurations, position, len(layer.dims)), position)
         for operation in again:
-            nbytes = sum(map(local, _kept(operation)), np.zeros(len(configurations)))
-            found[operation.block] = found.get(operation.block, 0.0) + nbytes
+            for operand, moments in zip(operation.outputs, operation.moments, strict=True):
+                for moment in moments:
+                    found[moment] = found.get(moment, 0.0) + local(operand)
     return found
 
 
-def largest_block(graph: ComputationGraph) -> int:
-    """The block that takes most while nothing is split; 0 where nothing is computed again."""
+def fullest_moment(graph: ComputationGraph) -> int:
+    """The moment at which most of what is computed again is there while nothing is split; 0 where nothing is."""
     total: dict[int, float] = {}
     for layer in graph.layers:
-        for block, nbytes in recomputed_memory(layer, [Configuration()]).items():
-            total[block] = total.get(block, 0.0) + float(nbytes[0])
+        for moment, nbytes in recomputed_memory(layer, [Configuration()]).items():
+            total[moment] = total.get(moment, 0.0) + float(nbytes[0])
     return max(total, key=total.__getitem__, default=0)
 
 
-def add_recomputed(parts: np.ndarray, blocks: Iterable[float]) -> dict[str, float]:
-    """Part -> bytes, the largest of what the blocks need among the activations.
+def add_recomputed(parts: np.ndarray, moments: Iterable[float]) -> dict[str, float]:
+    """Part -> bytes, the most of what is computed again among the activations.
 
     Args:
       parts: float64 [len(MEMORY_PARTS)], of all layers.
-      blocks: bytes of every block.
+      moments: bytes of what is computed again, at every moment.
     """
     found = dict(zip(MEMORY_PARTS, map(float, parts), strict=True))
-    found[MEMORY_PARTS[_ACTIVATIONS]] += max(blocks, default=0.0)
+    found[MEMORY_PARTS[_ACTIVATIONS]] += max(moments, default=0.0)
     return found
 
 
-def _gradient_of(variable: Variable, layer: Layer) -> Operand:
-    """The gradient of a weight: the weight, of the type in which the backward pass computes what looks like it."""
+def _gradient_of(variable: Variable, layer: Layer) -> tuple[Operand, int]:
+    """The gradient of a weight: the weight, of the type in which the backward pass computes what looks like it. And how
+    many of it are there: of what a loop adds up, the sum and what an iteration adds to it."""
     looks = variable.operand.dims, variable.operand.shape
-    found = [operand for operation in layer.operations if operation.phase == "backward"
-             for operand in operation.outputs if (operand.dims, operand.shape) == looks]
-    return found[0] if found else variable.operand
+    for operation in layer.operations:
+        if operation.phase == "backward":
+            for operand in operation.outputs:
+                if (operand.dims, operand.shape) == looks:
+                    return operand, 2 if operation.trips > 1 else 1
+    return variable.operand, 1
 
 
 def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration]) -> dict[str, float]:
@@ -144,9 +149,9 @@ def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configurat
       Part -> bytes, for all `MEMORY_PARTS`.
     """
     total = np.zeros(len(MEMORY_PARTS))
-    blocks: dict[int, float] = {}
+    moments: dict[int, float] = {}
     for layer, configuration in zip(graph.layers, configurations, strict=True):
         total += layer_memory(layer, [configuration])[:, 0]
-        for block, nbytes in recomputed_memory(layer, [configuration]).items():
-            blocks[block] = blocks.get(block, 0.0) + float(nbytes[0])
-    return add_recomputed(total, blocks.values())
+        for moment, nbytes in recomputed_memory(layer, [configuration]).items():
+            moments[moment] = moments.get(moment, 0.0) + float(nbytes[0])
+    return add_recomputed(total, moments.values())

@@ -25,9 +25,14 @@ class Reshardings:
     """Prices the moving of tensors on one machine. Pairs of shardings that are alike are looked at once, whichever
     tensor they are of: price all edges of a graph with one object."""
 
-    def __init__(self, machine: Machine) -> None:
-        """Knows no pair."""
-        self.machine = machine
+    def __init__(self, machine: Machine, *, stock: bool = False) -> None:
+        """Knows no pair.
+
+        Args:
+          machine: whose numbers count.
+          stock: Mesh-TF moves them, not our lowering, which matters where devices share cores.
+        """
+        self.machine, self.stock = machine, stock
         domains = np.array([1, *(link.devices for link in machine.links[:-1])], np.int64)
         self._seconds = CriticalPaths(domains, np.array([1.0 / link.bandwidth for link in machine.links]),
                                       np.array([link.latency for link in machine.links]))
@@ -41,8 +46,8 @@ class Reshardings:
         On real devices: the critical-path device; what it fetches at each link level takes bytes/bandwidth, each
         message a latency. On shared cores: what is sliced or concatenated is copied (read and written) once for all
         devices that need it; every slice and concatenation costs an operation, every block sent (by reference) a
-        latency. Where Mesh-TF itself does it there (`machine.ring`), every device concatenates for itself, out of
-        blocks that went round a ring, and slices for itself.
+        latency. Where Mesh-TF itself does it there (`stock`), every device concatenates for itself, out of blocks that
+        went round a ring, and slices for itself.
 
         Args:
           source: R shardings of the tensor where it is made.
@@ -54,7 +59,7 @@ class Reshardings:
           float64 [R, C]; 0 where the shardings are equal.
         """
         nbytes = float(math.prod(shape) * itemsize)
-        if self.machine.shared_cores and self.machine.ring:
+        if self.machine.shared_cores and self.stock:
             return _stock_seconds(source, target, nbytes, self.machine)
         if self.machine.shared_cores:
             copies = self._copies.of(_sharded(source), _sharded(target))
@@ -80,11 +85,10 @@ def _shared_memory_seconds(copied: np.ndarray, nodes: np.ndarray, sent: np.ndarr
     """What our lowering takes where devices share memory, by what `_Copies.of` counts: [R, C]."""
     # The copies are spread over the nodes that make them.
     each = nbytes * copied / np.maximum(nodes, 1.0)
-    seconds = machine.traffic_seconds(2.0 * each)
+    seconds = 2.0 * each / machine.memory_bandwidth
     if "copy" in machine.rates:
         seconds = np.maximum(seconds, each / (itemsize * machine.rates["copy"]))
-    overhead = machine.overhead + machine.overheads.get("copy", 0.0)
-    total: np.ndarray = nodes * (seconds + overhead) + sent * machine.links[-1].latency
+    total: np.ndarray = nodes * (seconds + machine.overhead) + sent * machine.links[-1].latency
     return total
 
 
@@ -95,14 +99,12 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
     same = (shards == wanted) & ((source.strides[:, None, :] == target.strides[None, :, :]) | (shards == 1))
     joined, cut = np.where(same, 1, shards), np.where(same, 1, wanted)
     joins, cuts = (joined > 1).sum(axis=2), (cut > 1).sum(axis=2)
-    copy = machine.overhead + machine.overheads.get("copy", 0.0)
     block = nbytes / np.where(same, shards, 1).prod(axis=2)  # when everything is concatenated
-    message = machine.ring_link.latency if machine.ring_link else machine.overhead + machine.links[-1].latency
+    message = machine.overhead + machine.links[-1].latency
     seconds = ((joined - 1).sum(axis=2) * message
-               + joins * (copy + machine.traffic_seconds(2.0 * block))
+               + joins * (machine.overhead + 2.0 * block / machine.memory_bandwidth)
                # The place of a shard is computed, then it is sliced.
-               + cuts * (3.0 * machine.overhead + copy) + (cuts > 0) * machine.traffic_seconds(
-                   2.0 * block / cut.prod(axis=2)))
+               + cuts * 4.0 * machine.overhead + (cuts > 0) * 2.0 * block / cut.prod(axis=2) / machine.memory_bandwidth)
     total: np.ndarray = np.maximum(source.devices[:, None], target.devices[None, :]) * seconds
     return total
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pase_mtf.machine.kernels import Kernel, KernelTimes, Timing
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Kernel, Timing
 from pase_mtf.machine.machine import LOCAL, Link, Machine
 
 __all__ = ["roofline_machine"]

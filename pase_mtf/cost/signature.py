@@ -7,8 +7,10 @@ role, dims, shapes): what Mesh-TF calls them is not known here.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
-from collections.abc import Iterable
+import operator
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from pase_mtf.cost.moves import Move, move_of
@@ -16,13 +18,15 @@ from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 
 __all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
-           "layer_signature"]
+           "layer_signature", "layer_signatures", "nameless"]
 
 PHASES = ("forward", "backward", "update")
 PRODUCTS = ("matmul", "batched matmul")
 """Kinds of operation that are matrix products."""
 FILTER_GRADIENT = "filter gradient"
 """The kind of the gradient of a convolution's filter, where it has a rate of its own: its kernels start slowly."""
+
+_MULTIPLYING = (*PRODUCTS, "convolution", FILTER_GRADIENT)
 
 TensorBytes = tuple[tuple[int, ...], float]
 """A tensor: the columns of the dims that may be split, and its unsplit bytes."""
@@ -37,15 +41,13 @@ class OperationSignature(NamedTuple):
       dims: columns of the dims whose split divides the work.
       inputs, outputs: its tensors.
       sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
+      gradients: for every entry of `sums`, whether it is of gradients of weights: only the update waits for them.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
         updates.
-      channels: of a convolution, the column and the size of the channels that it makes (column -1: never split).
-      stride_inflation: of the gradient of a convolution's image, how many times larger than the output the image is.
+      narrow: it multiplies numbers of two bytes.
       trips: of `LayerOperation`; the same operation run as often as another layer repeats it costs the same.
-      runs: the columns that split them, and how many of them take time of their own: of a convolution its taps (the
-        pixels that it makes times those of its window), else its broadcast runs.
     """
 
     phase: str
@@ -60,10 +62,9 @@ class OperationSignature(NamedTuple):
     weights: tuple[int, ...] = ()
     nodes: int = 1
     traffic: float = 1.0
-    channels: tuple[int, int] = (-1, 0)
-    stride_inflation: float = 1.0
-    runs: tuple[tuple[int, ...], float] = ((), 0.0)
+    narrow: bool = False
     trips: int = 1
+    gradients: tuple[bool, ...] = ()
 
 
 def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
@@ -77,6 +78,32 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
         if operation.kind != "none" or operation.sums or move:
             found.append(_operation_signature(operation, move, variables, position))
     return tuple(found)
+
+
+# Of `LayerOperation`, all but its place in the graph and in the backward pass, and what it is called.
+_content = operator.attrgetter(*(field.name for field in dataclasses.fields(LayerOperation)
+                                 if field.name not in ("index", "name", "type", "block", "moments")))
+
+
+def nameless(layer: Layer) -> Hashable:
+    """Equal for layers that differ at most in their names, those of their operations and variables, and the moments in
+    which they hold what is computed again: whatever they cost, or hold in memory all the time, is the same."""
+    return (tuple(layer.dims.items()), layer.splittable, tuple(sorted(layer.aliases.items())),
+            tuple((variable.operand, variable.trainable) for variable in layer.variables),
+            tuple(map(_content, layer.operations)))
+
+
+def layer_signatures(layers: Iterable[Layer]) -> list[tuple[OperationSignature, ...]]:
+    """`layer_signature` of every layer; found once for those that differ in names only."""
+    known: dict[Hashable, tuple[OperationSignature, ...]] = {}
+    found = []
+    for layer in layers:
+        key = nameless(layer)
+        signature = known.get(key)
+        if signature is None:
+            signature = known[key] = layer_signature(layer)
+        found.append(signature)
+    return found
 
 
 def counted(signature: Iterable[OperationSignature]) -> collections.Counter[OperationSignature]:
@@ -111,38 +138,10 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
                    for dims, outputs in operation.sums),
         transposed=tuple(tensor(operand) for operand in transposed), move=move,
         weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
-        traffic=operation.traffic, channels=_output_channels(operation, position),
-        stride_inflation=_stride_inflation(operation), runs=_runs(operation, kind, position), trips=operation.trips)
-
-
-def _output_channels(operation: LayerOperation, position: dict[str, int]) -> tuple[int, int]:
-    """Of a convolution or one of its gradients: column and size of the channels it makes, its output's last dim."""
-    if operation.kind != "convolution" or not operation.outputs:
-        return -1, 0
-    output = operation.outputs[0]
-    return positions_of(output.dims, position)[-1], output.shape[-1]
-
-
-def _stride_inflation(operation: LayerOperation) -> float:
-    """Of the gradient of a convolution's image: the image's size over the output's, without batch and channels."""
-    if operation.role != "image gradient" or operation.kind == "none":
-        return 1.0
-    image, gradient = operation.outputs[0].shape[1:-1], operation.inputs[0].shape[1:-1]
-    return max(math.prod(image) / math.prod(gradient), 1.0)
-
-
-def _runs(operation: LayerOperation, kind: str, position: dict[str, int]) -> tuple[tuple[int, ...], float]:
-    """Columns and number of what takes time of its own in an operation: a convolution's taps, or broadcast runs."""
-    if kind == "convolution" and operation.outputs:
-        # Filters are [window..., in, out], the second input of a convolution and of the gradient of its image.
-        made, window = operation.outputs[0], operation.inputs[1].shape[:-2]
-        count = float(math.prod(made.shape[:-1]) * math.prod(window))
-    elif operation.broadcast_runs:
-        made = max((*operation.outputs, *operation.inputs), key=lambda operand: math.prod(operand.shape))
-        count = operation.broadcast_runs
-    else:
-        return (), 0.0
-    return tuple(column for column in positions_of(made.dims[:-1], position) if column >= 0), count
+        traffic=operation.traffic, trips=operation.trips,
+        gradients=tuple(operation.phase == "backward" and all(variables[one.dims, one.shape] for one in outputs)
+                        for _, outputs in operation.sums),
+        narrow=kind in _MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from typing_extensions import NotRequired, TypedDict
 
-from pase_mtf.errors import UsageError, nearest, shortened
+from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.machine.link import Link
 
@@ -22,12 +21,14 @@ LOCAL = "local"
 """The name of the machine that is measured, not read."""
 
 _FORMAT = "pase_mtf.machine"
-_VERSION = 2
-_FIRST_NAMES = {
-    "packing": "operand_packing", "storing": "writeback", "lanes": "simd_width", "dilation": "stride_inflation",
-    "reordering": "layout_conversion", "row_seconds": "broadcast_run_seconds", "reread": "cache_hit_cost_ratio",
-    "reread_bytes": "cache_capacity"}
-"""What fields were called in version 1 of the format -> what they are called now."""
+_VERSION = 3
+_FITTED = frozenset({
+    "cache_bytes", "cache_bandwidth", "operand_packing", "writeback", "overheads", "simd_width", "stride_inflation",
+    "layout_conversion", "tap_seconds", "broadcast_run_seconds", "cache_hit_cost_ratio", "cache_capacity", "ring",
+    "ring_link", "packing", "storing", "lanes", "dilation", "reordering", "row_seconds", "reread", "reread_bytes"})
+"""Fields of versions 1 and 2 that a fit to one processor filled in; data sheets left them at what means nothing."""
+_RATIOS = ("cache_hit_cost_ratio", "reread")
+"""Those of which 1 means nothing, where others are 0."""
 
 
 class _LinkFields(TypedDict):
@@ -46,20 +47,6 @@ class _MachineFields(TypedDict):
     overhead: float
     links: list[_LinkFields]
     shared_cores: NotRequired[bool]
-    cache_bytes: NotRequired[float]
-    cache_bandwidth: NotRequired[float | None]
-    operand_packing: NotRequired[float]
-    writeback: NotRequired[float]
-    overheads: NotRequired[dict[str, float]]
-    simd_width: NotRequired[float]
-    stride_inflation: NotRequired[float]
-    layout_conversion: NotRequired[float]
-    tap_seconds: NotRequired[float]
-    broadcast_run_seconds: NotRequired[float]
-    cache_hit_cost_ratio: NotRequired[float]
-    cache_capacity: NotRequired[float]
-    ring: NotRequired[bool]
-    ring_link: NotRequired[_LinkFields | None]
     source: NotRequired[str]
     measured: NotRequired[dict[str, Any]]
 
@@ -103,24 +90,30 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
     data = read_json(path, _FORMAT, _VERSION)
     version = data.pop("version")
     del data["format"]
-    if version == 1:
-        data = {_FIRST_NAMES.get(name, name): value for name, value in data.items()}
+    if version < _VERSION:
+        data = _without_fit(path, data)
     if path.parent != _folder():  # a test checks those: a search should not have to wait for it
         check_schema(path, data, _MachineFields)
     data["links"] = tuple(map(_link, data["links"]))
-    data["ring_link"] = _link(data["ring_link"]) if data.get("ring_link") else None
     for field in ("memory_bandwidth", "memory_bytes", "overhead"):
         data[field] = float(data[field])
     data["rates"] = {kind: float(rate) for kind, rate in data["rates"].items()}
-    data["cache_bandwidth"] = float(data.get("cache_bandwidth") or math.inf)
     return data
+
+
+def _without_fit(path: pathlib.Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a machine of an earlier version, which may have been fitted: its rates mean nothing without the
+    corrections that were fitted with them."""
+    for name in sorted(_FITTED & set(data)):
+        if data[name] and not (name in _RATIOS and data[name] == 1.0):
+            raise FormatError(f"{path}: an earlier version fitted this machine ({name}), which is no longer done; "
+                              "leave the file out, which measures it again")
+    return {name: value for name, value in data.items() if name not in _FITTED}
 
 
 def write_fields(path: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
     """Writes the fields of a machine (plain values, as `dataclasses.asdict` gives them), whole or not at all."""
     data = {"format": _FORMAT, "version": _VERSION, **fields}
-    if not data["cache_bytes"]:
-        del data["cache_bytes"], data["cache_bandwidth"]  # JSON has no infinity
     write_atomically(path, json.dumps(data, indent=2) + "\n")
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import filelock
 
 from pase_mtf.errors import FormatError, UsageError, shortened
-from pase_mtf.machine.kernels import Kernel, KernelTimes, Timing
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Kernel, Timing
 
 __all__ = ["append_times", "line_of", "load_times", "read_entry"]
 

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import check_schema, path_of, read_json, write_atomically
 from pase_mtf.machine.kernel_file import line_of, read_entry
-from pase_mtf.machine.kernels import KernelTimes
+from pase_mtf.machine.kernel_times import KernelTimes
 
 __all__ = ["check_target", "is_table", "load_tables", "save_tables", "table_for"]
 

@@ -1,4 +1,4 @@
-"""Kernels, and the times they took on a machine: what a step is priced by where it was measured.
+"""Kernels: what a step consists of, and is priced by where they were measured.
 
 A kernel is a TensorFlow node as the lowering emits it on one device, known by its operation, its attributes and the
 tensors it works on. It holds all that is needed to make that node again, and to time it.
@@ -6,18 +6,14 @@ tensors it works on. It holds all that is needed to make that node again, and to
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import functools
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from pase_mtf.errors import FormatError, shortened
 
-__all__ = ["Block", "Kernel", "KernelTimes", "Timing", "float_of_size", "sum_kernel"]
+__all__ = ["Block", "Kernel", "Timing", "float_of_size", "sum_kernel"]
 
 _BITS = {"bool": 8, "string": 64, "complex64": 64, "complex128": 128, "half": 16, "resource": 64}
 """Of the types whose names do not end in their bits. A variable is read and written: twice its four bytes."""
@@ -84,8 +80,22 @@ class Kernel(NamedTuple):
 
     @property
     def by_reference(self) -> bool:
-        """Whether it may hand on what it reads without a copy."""
-        return self.operation in _BY_REFERENCE
+        """Whether it may hand on what it reads without a copy, as a sum over a single element does."""
+        return self.operation in _BY_REFERENCE or (
+            self.operation in _REDUCTIONS and self.inputs[0].elements == self.outputs[0].elements)
+
+    @property
+    def width(self) -> int:
+        """How wide its arithmetic is: the least of the rows, the columns and the terms of a product, the fewer channels
+        of a convolution, else 1. What is narrow cannot keep a processor's vectors and caches at work."""
+        if self.operation == "Einsum" and len(self.inputs) == 2:
+            return _einsum_width(self)
+        if self.operation.startswith(("Conv2D", "Conv3D")):
+            return min(_filters_and_image(self)[0].shape[-2:])
+        if "MatMul" in self.operation and len(self.inputs) == 2 and self.outputs[0].elements:
+            *batch, rows, columns = self.outputs[0].shape
+            return min(rows, columns, self.inputs[0].elements // max(math.prod(batch) * rows, 1))
+        return 1
 
     @property
     def flops(self) -> float:
@@ -141,23 +151,7 @@ def sum_kernel(members: int, elements: int, itemsize: int) -> Kernel:
 
 _BY_REFERENCE = frozenset({"Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice", "Unpack",
                            "AssignVariableOp", "ReadVariableOp"})
-_ALONG_AXES = frozenset({"All", "Any", "ArgMax", "ArgMin", "ConcatV2", "Cumsum", "ExpandDims", "GatherV2", "Max",
-                         "Mean", "Min", "Prod", "Split", "SplitV", "Sum", "Transpose"})
-"""What their small constants tell are axes; those of others are sizes, and where something begins."""
-
-
-def _without_sizes(kernel: Kernel) -> Hashable:
-    """Equal for kernels that do the same to tensors of other sizes."""
-    axes = kernel.operation in _ALONG_AXES
-    return (kernel.operation, kernel.attributes, kernel.apart, tuple(
-        (block.dtype, len(block.shape), block.value if axes else block.value is None)
-        for block in (*kernel.inputs, *kernel.outputs)))
-
-
-def _sizes_of(kernel: Kernel) -> tuple[int, ...]:
-    return tuple(size for block in (*kernel.inputs, *kernel.outputs) for size in block.shape)
-
-
+_REDUCTIONS = frozenset({"Max", "Mean", "Min", "Prod", "Sum"})
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
@@ -171,24 +165,39 @@ def _block(data: Sequence[Any]) -> Block:
     return Block(str(dtype), tuple(map(int, shape)), tuple(map(int, value[0])) if value else None)
 
 
-def _einsum_flops(kernel: Kernel) -> float:
-    equation = str(dict(kernel.attributes).get("equation", ""))
-    terms, _, made = equation.partition("->")
+def _einsum_sizes(kernel: Kernel) -> tuple[Sequence[str], str, dict[str, int]]:
+    """The letters of what an einsum reads and of what it makes, and their sizes."""
+    terms, _, made = str(dict(kernel.attributes).get("equation", "")).partition("->")
     sizes: dict[str, int] = {}
     for letters, block in zip(terms.split(","), kernel.inputs, strict=False):
         sizes.update(zip(letters, block.shape, strict=False))
+    return terms.split(","), made, sizes
+
+
+def _einsum_flops(kernel: Kernel) -> float:
+    _, made, sizes = _einsum_sizes(kernel)
     return (1.0 if set(sizes) <= set(made) else 2.0) * math.prod(sizes.values())
 
 
-def _convolution_flops(kernel: Kernel) -> float:
-    """Of a convolution or one of its gradients: every element of its output, or of the gradient of that, takes part in
-    as many multiply-adds as a filter has taps and channels that it reads."""
+def _einsum_width(kernel: Kernel) -> int:
+    (left, right), made, sizes = _einsum_sizes(kernel)
+    one_side = (set(left) - set(right), set(right) - set(left), set(sizes) - set(made))
+    return min(math.prod(sizes[letter] for letter in letters) for letters in one_side)
+
+
+def _filters_and_image(kernel: Kernel) -> tuple[Block, Block]:
+    """The filters of a convolution or one of its gradients, and its output, or the gradient of that."""
     if kernel.operation.endswith("Input") or kernel.operation.endswith("InputV2"):
-        filters, image = kernel.inputs[1], kernel.inputs[2]
-    elif "Filter" in kernel.operation:
-        filters, image = kernel.outputs[0], kernel.inputs[2]
-    else:
-        filters, image = kernel.inputs[1], kernel.outputs[0]
+        return kernel.inputs[1], kernel.inputs[2]
+    if "Filter" in kernel.operation:
+        return kernel.outputs[0], kernel.inputs[2]
+    return kernel.inputs[1], kernel.outputs[0]
+
+
+def _convolution_flops(kernel: Kernel) -> float:
+    """Every element of the output takes part in as many multiply-adds as a filter has taps and channels that it
+    reads."""
+    filters, image = _filters_and_image(kernel)
     return 2.0 * image.elements * math.prod(filters.shape[:-1])
 
 
@@ -205,132 +214,3 @@ class Timing:
     seconds: float
     spread: float = 0.0
     runs: int = 1
-
-
-class KernelTimes:
-    """Kernels and what they took on one machine.
-
-    Attributes:
-      on: what they were measured on (processor, devices, threads, TensorFlow, ...).
-      damaged: lines of a file that could not be read.
-    """
-
-    def __init__(self, on: Mapping[str, Any] | None = None, timings: Mapping[Kernel, Timing] | None = None,
-                 damaged: int = 0) -> None:
-        self.on, self.damaged = dict(on or {}), damaged
-        self._timings = dict(timings or {})
-
-    def __len__(self) -> int:
-        return len(self._timings)
-
-    def __contains__(self, kernel: object) -> bool:
-        return kernel in self._timings
-
-    def items(self) -> Iterable[tuple[Kernel, Timing]]:
-        """All kernels with their times."""
-        return self._timings.items()
-
-    def get(self, kernel: Kernel) -> Timing | None:
-        """What a kernel took; None where it was not measured."""
-        return self._timings.get(kernel)
-
-    def update(self, timings: Mapping[Kernel, Timing]) -> None:
-        """Takes in what was measured; what was known before is replaced."""
-        self._timings.update(timings)
-        for name in ("_rates", "_sizes"):
-            vars(self).pop(name, None)
-
-    def scaled(self, factor: float) -> KernelTimes:
-        """The same kernels, all times multiplied."""
-        return KernelTimes(self.on, {kernel: dataclasses.replace(timing, seconds=factor * timing.seconds)
-                                     for kernel, timing in self._timings.items()}, self.damaged)
-
-    def bound(self, kernel: Kernel) -> float:
-        """Seconds that the kernel takes at least, measured or not: its arithmetic at the best rate that any kernel of
-        its family has reached here, its traffic at the best rate that any kernel has that copies; what the same kernel
-        takes on smaller tensors; and no less than the shortest kernel took. No measured kernel is below its bound.
-
-        Without any measurement: 0.
-        """
-        smaller = self._sizes.get(_without_sizes(kernel))
-        return max(self._rates.seconds(kernel), smaller.bound(kernel) if smaller else 0.0)
-
-    def estimate(self, kernel: Kernel) -> float:
-        """Seconds of a kernel: measured, else by the efficiency of its operation: as many times what its arithmetic and
-        traffic take at the best rates as the kernels of that operation take in the median (of all operations, where
-        none of its own was measured); and no less than the same kernel takes on smaller tensors."""
-        found = self._timings.get(kernel)
-        if found is not None:
-            return found.seconds
-        factors = self._rates.factors
-        return max(self.bound(kernel),
-                   self._rates.seconds(kernel) * factors.get(kernel.operation, factors.get("", 1.0)))
-
-    @functools.cached_property
-    def _rates(self) -> _Rates:
-        return _Rates.of(self._timings)
-
-    @functools.cached_property
-    def _sizes(self) -> dict[Hashable, _Sizes]:
-        alike: dict[Hashable, list[tuple[tuple[int, ...], float]]] = {}
-        for kernel, timing in self._timings.items():
-            alike.setdefault(_without_sizes(kernel), []).append((_sizes_of(kernel), timing.seconds))
-        return {key: _Sizes.of(found) for key, found in alike.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sizes:
-    """Measured kernels that differ in nothing but the sizes of their tensors.
-
-    Attributes:
-      sizes: N x dims.
-      floors: the least that a kernel took that is no smaller in any dim, N: clocks err, and so one of larger tensors
-        may seem to be shorter.
-    """
-
-    sizes: np.ndarray
-    floors: np.ndarray
-
-    @classmethod
-    def of(cls, measured: Sequence[tuple[tuple[int, ...], float]]) -> _Sizes:
-        sizes = np.array([entry for entry, _ in measured], dtype=np.int64).reshape(len(measured), -1)
-        seconds = np.array([entry for _, entry in measured])
-        return cls(sizes, np.array([seconds[(sizes >= own).all(axis=1)].min() for own in sizes]))
-
-    def bound(self, kernel: Kernel) -> float:
-        """What the longest of those takes that are no larger in any dim; 0 where there is none."""
-        smaller = (self.sizes <= np.array(_sizes_of(kernel), dtype=np.int64)).all(axis=1)
-        return float(self.floors[smaller].max(initial=0.0))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rates:
-    """The best that was reached: FLOP/s per family and over all (""), bytes/s of kernels that copy, and of each
-    operation that may not; the shortest kernel; how far the others are from it, per operation and over all ("")."""
-
-    flops: Mapping[str, float]
-    nbytes: Mapping[str, float]
-    least: float
-    factors: Mapping[str, float]
-
-    @classmethod
-    def of(cls, timings: Mapping[Kernel, Timing]) -> _Rates:
-        flops, nbytes = collections.defaultdict[str, float](float), collections.defaultdict[str, float](float)
-        for kernel, timing in timings.items():
-            for name in (kernel.family, ""):
-                flops[name] = max(flops[name], kernel.flops / timing.seconds)
-            name = kernel.operation if kernel.by_reference else ""
-            nbytes[name] = max(nbytes[name], kernel.nbytes / timing.seconds)
-        best = cls(flops, nbytes, min((timing.seconds for timing in timings.values()), default=0.0), {})
-        times: dict[str, list[float]] = {}
-        for kernel, timing in timings.items():
-            for name in (kernel.operation, ""):
-                times.setdefault(name, []).append(timing.seconds / best.seconds(kernel))
-        return dataclasses.replace(best, factors={
-            name: sorted(found)[len(found) // 2] for name, found in times.items()})
-
-    def seconds(self, kernel: Kernel) -> float:
-        """What a kernel takes at the best rates; 0 where nothing was measured."""
-        flops = self.flops.get(kernel.family) or self.flops.get("") or math.inf
-        nbytes = self.nbytes.get(kernel.operation if kernel.by_reference else "") or math.inf
-        return max(kernel.flops / flops, kernel.nbytes / nbytes, self.least)

@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import numbers
 import os
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.machine.files import LOCAL, file_of, names, read_fields, write_fields
 from pase_mtf.machine.link import Link
 
-__all__ = ["KINDS", "LOCAL", "Link", "Machine"]
+__all__ = ["KINDS", "LOCAL", "NARROW", "Link", "Machine"]
 
 KINDS = ("matmul", "convolution", "pointwise", "reduction", "gather")
 """The kinds of operation that have a rate of their own (`LayerOperation.kind`, but for "none", which costs nothing)."""
 
 
-_RATED = (*KINDS, "batched matmul", "filter gradient", "copy")
+NARROW = {"matmul": "matmul bfloat16", "batched matmul": "matmul bfloat16", "convolution": "convolution bfloat16",
+          "filter gradient": "convolution bfloat16"}
+"""Kinds that multiply -> the name of their rate for numbers of two bytes."""
+_RATED = (*KINDS, "batched matmul", "filter gradient", "copy", *dict.fromkeys(NARROW.values()))
 # Far beyond what there is, and far from what cannot be added up: times and rates of any machine lie between.
 _LEAST, _MOST = 1e-3, 1e30
 
@@ -39,37 +40,15 @@ class Machine:
       rates: kind of operation -> FLOP/s, per device (of all devices together where they share cores). Besides `KINDS`
         there may be a rate for "batched matmul" (many small matrix products in one operation), for "filter gradient"
         (of a convolution) and, in elements/s, for "copy" (slicing a tensor and concatenating it, where devices share
-        memory).
+        memory). Those of "matmul" and "convolution" are of float32 as TensorFlow computes it, in TF32 where the device
+        has that; for products of numbers of two bytes there may be rates of their own (`NARROW`).
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
-      cache_bytes, cache_bandwidth: what an operation reads and writes up to this many bytes goes at this rate instead
-        (none: all at the memory's bandwidth).
       memory_bytes: what one device can hold.
       overhead: seconds that every operation costs on every device, however small (kernel launch, graph node).
-      overheads: kind of operation -> seconds that it costs besides, where its kernels take longer to start.
       links: innermost level first.
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per replica, a tensor is sent from device to
         device by reference, and what is summed, sliced or concatenated is so once for all devices that need it.
-      operand_packing: seconds in which a matrix product packs its operands (copies them into the order its kernel
-        reads), in units of the time in which they are read.
-      writeback: seconds in which it unpacks its output, in units of the time in which that is written.
-      simd_width: a convolution computes at least so many of its output channels at a time, however few there are (0: no
-        such limit).
-      stride_inflation: the gradient of a convolution's image with stride takes (image size / output size) to this power
-        times as long. 1: it is computed over the whole image with zeros between the strides; 0: the zeros are skipped.
-      layout_conversion: seconds in which a convolution converts the layout of its tensors to its kernel's and back, in
-        units of the time in which they are read and written.
-      tap_seconds: seconds of a convolution per pixel that it makes and pixel of its window, besides the arithmetic.
-      broadcast_run_seconds: seconds per broadcast run, where an elementwise operation broadcasts a tensor over another
-        of more dims (an offset per channel over an image): `LayerOperation.broadcast_runs`.
-      cache_hit_cost_ratio: seconds in which a matrix product reads and packs weights that another of the same layer has
-        read before (as in a recurrence), in units of the time of the first.
-      cache_capacity: bytes of such weights that stay in a cache (of all devices together where they share cores); 0:
-        none.
-      ring: all-reduces are Mesh-TF's own, not those of our lowering: rings of many small operations. Matters where the
-        devices share cores.
-      ring_link: what such a ring costs where it was measured; the latency is that of one of its messages with the
-        operations that send and receive it (without it: every operation's overhead and the link's latency).
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """
@@ -81,20 +60,6 @@ class Machine:
     overhead: float
     links: tuple[Link, ...]
     shared_cores: bool = False
-    cache_bytes: float = 0.0
-    cache_bandwidth: float = math.inf
-    operand_packing: float = 0.0
-    writeback: float = 0.0
-    overheads: dict[str, float] = dataclasses.field(default_factory=dict)
-    simd_width: float = 0.0
-    stride_inflation: float = 0.0
-    layout_conversion: float = 0.0
-    tap_seconds: float = 0.0
-    broadcast_run_seconds: float = 0.0
-    cache_hit_cost_ratio: float = 1.0
-    cache_capacity: float = 0.0
-    ring: bool = False
-    ring_link: Link | None = None
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -105,13 +70,6 @@ class Machine:
 
     def __hash__(self) -> int:
         return hash((self.name, self.memory_bandwidth, self.overhead, self.links))
-
-    def traffic_seconds(self, nbytes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Seconds in which one operation reads and writes so many bytes."""
-        if not self.cache_bytes:
-            return nbytes / self.memory_bandwidth
-        return (np.minimum(nbytes, self.cache_bytes) / self.cache_bandwidth
-                + np.maximum(nbytes - self.cache_bytes, 0.0) / self.memory_bandwidth)
 
     @property
     def balance(self) -> float:
@@ -160,19 +118,16 @@ def _wrong_type(machine: Machine) -> str:
     for name in ("name", "source"):
         if not isinstance(getattr(machine, name), str):
             return f"{name} is {shortened(getattr(machine, name))}, not text"
-    for name in ("shared_cores", "ring"):
-        if not isinstance(getattr(machine, name), (bool, np.bool_)):
-            return f"{name} is {shortened(getattr(machine, name))}, not true or false"
-    for name in ("rates", "overheads", "measured"):
+    if not isinstance(machine.shared_cores, (bool, np.bool_)):
+        return f"shared_cores is {shortened(machine.shared_cores)}, not true or false"
+    for name in ("rates", "measured"):
         if not isinstance(getattr(machine, name), dict):
             return f"{name} is {shortened(getattr(machine, name))}, not a dictionary"
-    for name in ("rates", "overheads"):
-        for kind in getattr(machine, name):
-            if kind not in _RATED:
-                return f"{name} of {shortened(kind)}, which is no kind of operation; {', '.join(_RATED)} are"
+    for kind in machine.rates:
+        if kind not in _RATED:
+            return f"rates of {shortened(kind)}, which is no kind of operation; {', '.join(_RATED)} are"
     if not isinstance(machine.links, tuple) or not all(
-            isinstance(link, Link) and type(link.devices) is int
-            for link in (*machine.links, machine.ring_link or Link(1, 1.0, 1.0))):
+            isinstance(link, Link) and type(link.devices) is int for link in machine.links):
         return "links that are no tuple of Links of whole numbers of devices"
     return ""
 
@@ -185,20 +140,10 @@ def _wrong_number(machine: Machine) -> str:
     named["memory_bandwidth"], named["memory_bytes"] = machine.memory_bandwidth, machine.memory_bytes
     for link in machine.links:
         named[f"bandwidth of the link of {link.devices} devices"] = link.bandwidth
-    if machine.cache_bytes:
-        named["cache_bandwidth"] = machine.cache_bandwidth
-    if machine.ring_link:
-        named["bandwidth of a ring"] = machine.ring_link.bandwidth
     for what, number in named.items():
         if not (_is_number(number) and _LEAST <= number <= _MOST):
             return f"{what} is {shortened(number)}, not a number from {_LEAST:g} to {_MOST:g}"
-    latencies = [("latency", link.latency) for link in (*machine.links, *filter(None, [machine.ring_link]))]
-    for what, number in (("overhead", machine.overhead), ("cache_bytes", machine.cache_bytes),
-                         *((name, getattr(machine, name)) for name in (
-                             "operand_packing", "writeback", "simd_width", "stride_inflation", "layout_conversion",
-                             "tap_seconds", "broadcast_run_seconds", "cache_hit_cost_ratio", "cache_capacity")),
-                         *latencies,
-                         *((f"overhead of {kind}", seconds) for kind, seconds in machine.overheads.items())):
+    for what, number in (("overhead", machine.overhead), *(("latency", link.latency) for link in machine.links)):
         if not (_is_number(number) and 0 <= number <= _MOST):
             return f"{what} is {shortened(number)}, not a number from 0 to {_MOST:g}"
     return ""

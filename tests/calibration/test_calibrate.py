@@ -1,97 +1,105 @@
-"""Measuring: what is measured, not how fast it is; no number here depends on the machine or on who else uses it."""
-
-import dataclasses
-import math
+"""Measuring: what is measured and what is made of it, not how fast it is; no number here depends on the machine."""
 
 import pytest
-from small_graphs import perceptron
 
-from pase_mtf.calibration import sampling, training_steps
 from pase_mtf.calibration.cache import fingerprint
-from pase_mtf.calibration.calibrate import calibrate
-from pase_mtf.calibration.samples import OperationSample
-from pase_mtf.compat import tf
-from pase_mtf.cost.build import price_strategy
-from pase_mtf.errors import UsageError
-from pase_mtf.machine.machine import KINDS, Link, Machine
+from pase_mtf.calibration.calibrate import calibrate, machine_of_samples, samples
+from pase_mtf.errors import PaseError, UsageError
+from pase_mtf.machine.kernels import Timing
+from pase_mtf.machine.machine import KINDS, Machine
+
+_RATES = {*KINDS, "batched matmul", "filter gradient", "copy"}
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """As few nodes and runs as there can be."""
-    monkeypatch.setattr(sampling, "_SECONDS", 1e-3)
-    monkeypatch.setattr(sampling, "_NODES", 2)
-    monkeypatch.setattr(sampling, "_LONG", 2e-3)
+def _timed(named, seconds):
+    return {kernel: Timing(seconds(name, kernel)) for name, kernels in named.items() for kernel in kernels}
 
 
-def _plausible(sample):
-    return all(math.isfinite(value) and value >= 0 for value in dataclasses.astuple(sample)) and sample.seconds > 0
+def test_rates_are_found_again():
+    """Of a machine that takes a microsecond for a node, 1e-10 s for a FLOP and 1e-9 s for a byte that passes between
+    devices or memories."""
+    named = samples(8)
+
+    def seconds(name, kernel):
+        if name in ("traffic", "message", "all-reduce"):
+            return 1e-6 + 1e-9 * kernel.nbytes + (2e-7 if name == "message" else 0.0)
+        return 1e-6 if name == "overhead" else 1e-6 + 1e-10 * kernel.flops
+
+    machine = machine_of_samples(named, _timed(named, seconds), 8, True, 1e9)
+    assert set(machine.rates) == _RATES
+    for kind in _RATES - {"copy"}:
+        assert machine.rates[kind] == pytest.approx(1e10), kind
+    # A concatenation makes as many elements as its largest tensor has.
+    assert machine.rates["copy"] == pytest.approx(1e10)
+    assert machine.memory_bandwidth == pytest.approx(1e9)
+    assert machine.overhead == pytest.approx(1e-6)
+    link, = machine.links
+    assert (link.devices, link.bandwidth) == (8, pytest.approx(1e9))
+    # Two messages go with a sum of two, and 192 bytes.
+    assert link.latency == pytest.approx((2e-7 + 192e-9) / 2)
+    assert machine.shared_cores
 
 
-def test_nodes_and_traffic_are_measured(short):
-    bench = sampling.Bench(1, "cpu")
-    with bench.graph.as_default():
-        sampling._add_nodes(bench)
-        sampling._add_traffic(bench)
-    done = []
-    found = bench.measure(lambda: done.append(1)).operations
-    assert found.keys() == {"node", "traffic"}
-    assert len(done) == len(bench) == 10
-    assert all(_plausible(sample) for samples in found.values() for sample in samples)
+def test_the_best_of_a_kind_counts():
+    named = samples(2)
+    slow = named["matmul"][0]
+    machine = machine_of_samples(named, _timed(named, lambda name, kernel: (
+        1e-7 if name == "overhead" else kernel.flops * (1e-9 if kernel == slow else 1e-11) + 1e-7)), 2, False, 1e9)
+    assert machine.rates["matmul"] == pytest.approx(1e11)
+    assert not machine.shared_cores
 
 
-def test_samples_that_a_run_hides_are_bounded(monkeypatch):
-    """Where all of a kind take less than starting a run, their half is taken; else they are left out."""
-    seconds = iter([5e-4, 4e-4,  # starting a run, twice: the lesser counts
-                    6e-4, 2e-3, 6e-4, 7e-4])
-    monkeypatch.setattr(sampling, "seconds_of", lambda *_: next(seconds))
-    bench = sampling.Bench(1, "cpu")
-    with bench.graph.as_default():
-        for name in ("long", "long", "short", "short"):
-            bench.add(name, [tf.no_op()], lambda measured: OperationSample(1.0, 1.0, 1.0, measured))
-    found = {name: [sample.seconds for sample in samples] for name, samples in bench.measure(int).operations.items()}
-    assert found == {"long": [pytest.approx(1.6e-3)], "short": [3e-4, 3.5e-4]}
+def test_kernels_that_cannot_be_timed():
+    """Another of its kind tells the rate; where there is none, an error does."""
+    named = samples(1)
+    timings = _timed(named, lambda name, kernel: 1e-6 + 1e-9 * kernel.nbytes)
+    del timings[named["convolution"][0]], timings[named["overhead"][0]]
+    machine = machine_of_samples(named, timings, 1, True, 1e9)
+    machine.check_devices(1)
+    del timings[named["gather"][0]]
+    with pytest.raises(PaseError, match=r"no kernel of kind gather could be timed.*GatherV2.*--machine"):
+        machine_of_samples(named, timings, 1, True, 1e9)
 
 
-def test_rows_of_nodes_take_longer_than_starting_a_run(monkeypatch):
-    """However few devices and repetitions there are: on one device they were left out, and a node was free."""
-    counted = []
-    monkeypatch.setattr(sampling.Bench, "add", lambda bench, *_: counted.append(sum(
-        operation.type == "AddV2" for operation in bench.graph.get_operations())))
-    for devices, most in ((1, 2), (1, 16), (8, 16)):
-        monkeypatch.setattr(sampling, "_NODES", most)
-        bench = sampling.Bench(devices, "cpu")
-        with bench.graph.as_default():
-            sampling._add_nodes(bench)
-        assert counted[-1] >= 3 * sampling._NODES_IN_ROWS
+def test_gpus_are_measured_by_larger_tensors_and_hold_what_they_have(monkeypatch):
+    """Recorded numbers stand for the device: none of them is of this computer."""
+    asked = []
+
+    class Timer:
+        def __init__(self, devices, kind):
+            asked.append((devices, kind))
+
+        def time(self, kernels, progress):
+            asked.extend(kernels)
+            yield {kernel: Timing(5e-6 + 1e-13 * kernel.flops + 1e-12 * kernel.nbytes) for kernel in kernels}
+
+    monkeypatch.setattr("pase_mtf.calibration.calibrate.KernelTimer", Timer)
+    monkeypatch.setattr("pase_mtf.calibration.calibrate.gpu_bytes", lambda devices: 24e9)
+    monkeypatch.setattr("pase_mtf.compat.tf.config.list_physical_devices", lambda kind: [kind] * 2)
+    machine = calibrate(2, "gpu", progress=False)
+    assert asked[0] == (2, "gpu")
+    assert not machine.shared_cores
+    assert machine.memory_bytes == 24e9
+    assert 1e11 < machine.memory_bandwidth < 1e12
+    assert machine.overhead == pytest.approx(5e-6, rel=1e-3)
+    by_cpus = [kernel for kernels in samples(2).values() for kernel in kernels]
+    assert sum(kernel.nbytes for kernel in asked[1:]) > 4 * sum(kernel.nbytes for kernel in by_cpus)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
-def test_everything_is_measured(short, tmp_path, devices):
+def test_everything_is_measured(tmp_path, devices):
     machine = calibrate(devices, progress=False)
     assert machine.name == "local"
     assert machine.shared_cores
-    assert set(machine.rates) == {*KINDS, "batched matmul", "filter gradient"} | ({"copy"} if devices > 1 else set())
+    assert set(machine.rates) == _RATES
     machine.check_devices(devices)
     assert machine.overhead > 0  # that the other numbers are positive and finite, a Machine checks
     assert machine.measured["on"] == fingerprint(devices)
-    samples = machine.measured["samples"]
-    assert {*KINDS, "batched matmul", "filter gradient", "traffic", "node", "broadcast", "read"} <= set(samples)
-    assert ("all-reduce" in samples) == ("ring" in samples) == (devices > 1)
-    assert all(sample["seconds"] > 0 for found in samples.values() for sample in found)
+    asked = {str(kernel) for kernels in samples(devices).values() for kernel in kernels}
+    assert set(machine.measured["kernels"]) == asked
     machine.save(tmp_path / "local.json")
     assert Machine.load(tmp_path / "local.json") == machine
-
-
-def test_measured_strategies_differ_in_what_they_send():
-    graph = perceptron()
-    machine = Machine("any", dict.fromkeys(KINDS, 2e10), 3e10, 1e9, 2e-6, (Link(8, 2e10, 5e-6),), shared_cores=True)
-    assert len(training_steps.strategies_to_measure(graph, 1)) == 1
-    strategies = training_steps.strategies_to_measure(graph, 8)
-    assert len(strategies) == len(set(strategies)) == 2
-    sent = [sum(price_strategy(graph, machine, 8, chosen).edges) for chosen in strategies]
-    assert sent[0] < min(sent[1:])
 
 
 def test_errors():

@@ -12,7 +12,8 @@ from pase_mtf.calibration.kernels import KernelTimer
 from pase_mtf.calibration.meter import REFERENCES, KernelMeter
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, load_times
-from pase_mtf.machine.kernels import Block, Kernel, KernelTimes, Timing, sum_kernel
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import Devices
 
@@ -44,7 +45,7 @@ def test_kernels_of_all_kinds_are_timed():
     for batch in timer.time([*_KERNELS, _NONE, _WRONG], progress=done.append):
         found.update(batch)
     assert set(found) == set(_KERNELS)
-    assert all(0.0 < timing.seconds < 1.0 and timing.runs >= 3 for timing in found.values())
+    assert all(0.0 < timing.seconds < 1.0 and timing.runs >= 2 for timing in found.values())
     assert set(timer.failed) == {_NONE, _WRONG}
     assert "NoSuchOperation" in timer.failed[_NONE]
     assert sum(done) == len(_KERNELS) + 2

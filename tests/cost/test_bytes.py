@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_graphs import dense, perceptron
 
-from pase_mtf.cost.memory import MEMORY_PARTS, largest_block, layer_memory, strategy_memory
+from pase_mtf.cost.memory import MEMORY_PARTS, fullest_moment, layer_memory, strategy_memory
 from pase_mtf.graph.computation_graph import ComputationGraph, Operand, Variable
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.strategy.find import find_strategy
@@ -64,17 +64,17 @@ def test_more_splits_never_need_more_weights():
     assert np.all(split <= whole[:, None])
 
 
-def _again(name, block, hidden=64):
+def _again(name, moment, hidden=64):
     """A dense layer that is computed again in the backward pass: what it makes first is not kept."""
     layer = dense(name, 32, 16, hidden)
     forward = next(operation for operation in layer.operations if operation.phase == "forward")
-    once = dataclasses.replace(forward, block=block, unread=(0,))
-    more = dataclasses.replace(forward, phase="backward", block=block)
+    once = dataclasses.replace(forward, block=moment, unread=(0,))
+    more = dataclasses.replace(forward, phase="backward", block=moment, moments=((moment,),))
     rest = [operation for operation in layer.operations if operation is not forward]
     return dataclasses.replace(layer, operations=(once, more, *rest))
 
 
-def test_of_what_is_computed_again_one_block_is_there_at_a_time():
+def test_of_what_is_computed_again_the_fullest_moment_counts():
     large, small = _again("large", 1, 64), _again("small", 2, 32)
     plain = dense("plain", 32, 16, 64)
     graph = ComputationGraph("blocks", (plain, large, small), (), 9)
@@ -83,17 +83,17 @@ def test_of_what_is_computed_again_one_block_is_there_at_a_time():
     # The larger is split: the other one is what counts.
     split = [Configuration(), Configuration((("batch", 8),)), Configuration()]
     assert strategy_memory(graph, split)["activations"] == 4 * 32 * (64 + 32)
-    assert largest_block(graph) == 1
-    assert largest_block(perceptron()) == 0
+    assert fullest_moment(graph) == 1
+    assert fullest_moment(perceptron()) == 0
 
 
-def test_a_limit_is_kept_where_another_block_is_the_largest():
-    """What adds up for the search is the block that is largest unsplit; the answer is checked in full."""
+def test_a_limit_is_kept_where_another_moment_is_the_fullest():
+    """What adds up for the search is the moment of the most bytes unsplit; the answer is checked in full."""
     graph = ComputationGraph("blocks", (_again("large", 1, 64), _again("small", 2, 60)), (), 6)
     needs = sorted({sum(strategy_memory(graph, chosen).values()) for chosen in itertools.product(
         *(enumerate_configurations(layer, 4) for layer in graph.layers))})
-    free = find_strategy(graph, 4, "h100")
+    free = find_strategy(graph, 4, "h100", simulate=0)
     for limit in needs[len(needs) // 2:]:
-        found = find_strategy(graph, 4, "h100", memory_limit=limit)
+        found = find_strategy(graph, 4, "h100", memory_limit=limit, simulate=0)
         assert found.memory_bytes <= limit * (1 + 1e-9)
         assert found.seconds >= free.seconds * (1 - 1e-9)

@@ -8,7 +8,8 @@ import pytest
 from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.kernel_table import is_table, load_tables, save_tables, table_for
-from pase_mtf.machine.kernels import Block, Kernel, KernelTimes, Timing, sum_kernel
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
 
 _PRODUCT = Kernel("Einsum", (Block("float32", (2, 3)), Block("float32", (3, 5))), (Block("float32", (2, 5)),),
                   (("equation", "ab,bc->ac"),))

@@ -8,7 +8,8 @@ import pytest
 
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.kernel_file import append_times, line_of, load_times
-from pase_mtf.machine.kernels import Block, Kernel, KernelTimes, Timing, sum_kernel
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
 
 
 def _floats(*shape):
@@ -78,6 +79,46 @@ def test_bounds_and_estimates_of_what_was_not_measured():
     times.update({_elementwise("Mul", 10000): Timing(5e-6)})
     assert times.bound(_elementwise("Mul", 20000)) == pytest.approx(10e-6)
     assert times.bound(_elementwise("Mul", 3000)) == pytest.approx(5e-6)  # one that is larger took no longer
+
+
+def test_narrow_products_are_not_held_to_the_rate_of_wide_ones():
+    wide = [_product(256, 256, 100 + number) for number in range(16)]
+    narrow = [_product(1024, 4, 200 + number) for number in range(16)]
+    copies = [_elementwise("Mul", 50000 * number) for number in range(1, 17)]
+    times = KernelTimes(timings={**{kernel: Timing(kernel.flops / 1e13) for kernel in wide},
+                                 **{kernel: Timing(kernel.flops / 1e11) for kernel in narrow},
+                                 **{kernel: Timing(kernel.nbytes / 1e13) for kernel in copies}})
+    for width, rate in ((2, 1e11), (4, 1e11), (128, 1e13), (512, 1e13)):
+        kernel = _product(512, width, 300)
+        assert times.bound(kernel) == pytest.approx(kernel.flops / rate)
+    times = KernelTimes(timings={kernel: timing for kernel, timing in times.items() if kernel != narrow[0]})
+    kernel = _product(512, 4, 300)  # fifteen do not tell what such can do
+    assert times.bound(kernel) == pytest.approx(kernel.flops / 1e13)
+
+
+def test_what_leaves_the_caches_is_not_held_to_the_rate_of_what_stays():
+    small = {_elementwise("Mul", 1000 + number): Timing(12 * (1000 + number) / 1e11) for number in range(16)}
+    large = {_elementwise("Mul", 1000000 + number): Timing(12 * (1000000 + number) / 1e10) for number in range(16)}
+    times = KernelTimes(timings={**small, **large})
+    assert times.bound(_elementwise("Mul", 1200000)) == pytest.approx(12 * 1200000 / 1e10)
+    assert times.bound(_elementwise("Mul", 400000)) == pytest.approx(12 * 400000 / 1e11)  # the next that had it easier
+    assert times.bound(_elementwise("Tanh", 1200000)) == pytest.approx(12 * 1200000 / 1e10)
+
+
+@pytest.mark.parametrize(("kernel", "width"), [
+    (_product(2, 3, 5), 2), (_product(7, 3, 5), 3), (_CONVOLUTION, 64), (_elementwise("Mul", 8, 8), 1),
+    (Kernel("Einsum", (_floats(7, 6, 3), _floats(7, 3, 5)), (_floats(7, 6, 5),), (("equation", "bij,bjk->bik"),)), 3),
+    (Kernel("BatchMatMulV2", (_floats(7, 6, 3), _floats(7, 3, 5)), (_floats(7, 6, 5),)), 3),
+    (Kernel("Conv2DBackpropFilter", (_floats(8, 14, 14, 64), Block("int32", (4,), (3, 3, 64, 32)),
+                                     _floats(8, 7, 7, 32)), (_floats(3, 3, 64, 32),)), 32)])
+def test_width(kernel, width):
+    assert kernel.width == width
+
+
+def test_a_sum_over_one_element_hands_on_its_tensor():
+    alone = Kernel("Sum", (_floats(1, 6), Block("int32", (1,), (0,))), (_floats(6),))
+    assert alone.by_reference
+    assert not _SUM.by_reference
 
 
 def test_what_hands_on_its_tensor_has_a_rate_of_its_own():

@@ -1,0 +1,218 @@
+"""The times that kernels took on a machine, and what they tell of those that were not measured."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pase_mtf.machine.kernels import Kernel, Timing
+
+__all__ = ["KernelTimes"]
+
+_ALONG_AXES = frozenset({"All", "Any", "ArgMax", "ArgMin", "ConcatV2", "Cumsum", "ExpandDims", "GatherV2", "Max",
+                         "Mean", "Min", "Prod", "Split", "SplitV", "Sum", "Transpose"})
+"""What their small constants tell are axes; those of others are sizes, and where something begins."""
+
+
+def _without_sizes(kernel: Kernel) -> Hashable:
+    """Equal for kernels that do the same to tensors of other sizes."""
+    axes = kernel.operation in _ALONG_AXES
+    return (kernel.operation, kernel.attributes, kernel.apart, tuple(
+        (block.dtype, len(block.shape), block.value if axes else block.value is None)
+        for block in (*kernel.inputs, *kernel.outputs)))
+
+
+def _sizes_of(kernel: Kernel) -> tuple[int, ...]:
+    return tuple(size for block in (*kernel.inputs, *kernel.outputs) for size in block.shape)
+
+
+class KernelTimes:
+    """Kernels and what they took on one machine.
+
+    Attributes:
+      on: what they were measured on (processor, devices, threads, TensorFlow, ...).
+      damaged: lines of a file that could not be read.
+    """
+
+    def __init__(self, on: Mapping[str, Any] | None = None, timings: Mapping[Kernel, Timing] | None = None,
+                 damaged: int = 0) -> None:
+        self.on, self.damaged = dict(on or {}), damaged
+        self._timings = dict(timings or {})
+
+    def __len__(self) -> int:
+        return len(self._timings)
+
+    def __contains__(self, kernel: object) -> bool:
+        return kernel in self._timings
+
+    def items(self) -> Iterable[tuple[Kernel, Timing]]:
+        """All kernels with their times."""
+        return self._timings.items()
+
+    def get(self, kernel: Kernel) -> Timing | None:
+        """What a kernel took; None where it was not measured."""
+        return self._timings.get(kernel)
+
+    def update(self, timings: Mapping[Kernel, Timing]) -> None:
+        """Takes in what was measured; what was known before is replaced."""
+        self._timings.update(timings)
+        for name in ("_rates", "_sizes"):
+            vars(self).pop(name, None)
+
+    def scaled(self, factor: float) -> KernelTimes:
+        """The same kernels, all times multiplied."""
+        return KernelTimes(self.on, {kernel: dataclasses.replace(timing, seconds=factor * timing.seconds)
+                                     for kernel, timing in self._timings.items()}, self.damaged)
+
+    def bound(self, kernel: Kernel) -> float:
+        """Seconds that the kernel takes at least, measured or not: its arithmetic at the best rate that any kernel of
+        its family has reached here that was about as wide, or less; its traffic at the best rate that any kernel of its
+        operation has that moved about as much, or more (where too few of an operation are known: any that copies); what
+        the same kernel takes on smaller tensors; and no less than the shortest kernel took. No measured kernel is below
+        its bound.
+
+        Without any measurement: 0.
+        """
+        smaller = self._sizes.get(_without_sizes(kernel))
+        return max(self._rates.seconds(kernel), smaller.bound(kernel) if smaller else 0.0)
+
+    def estimate(self, kernel: Kernel) -> float:
+        """Seconds of a kernel: measured, else by the efficiency of its operation: as many times what its arithmetic and
+        traffic take at the best rates as the kernels of that operation take in the median (of all operations, where
+        none of its own was measured); and no less than the same kernel takes on smaller tensors."""
+        found = self._timings.get(kernel)
+        if found is not None:
+            return found.seconds
+        factors = self._rates.factors
+        return max(self.bound(kernel),
+                   self._rates.seconds(kernel) * factors.get(kernel.operation, factors.get("", 1.0)))
+
+    @functools.cached_property
+    def _rates(self) -> _Rates:
+        return _Rates.of(self._timings)
+
+    @functools.cached_property
+    def _sizes(self) -> dict[Hashable, _Sizes]:
+        alike: dict[Hashable, list[tuple[tuple[int, ...], float]]] = {}
+        for kernel, timing in self._timings.items():
+            alike.setdefault(_without_sizes(kernel), []).append((_sizes_of(kernel), timing.seconds))
+        return {key: _Sizes.of(found) for key, found in alike.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """Measured kernels that differ in nothing but the sizes of their tensors.
+
+    Attributes:
+      sizes: N x dims.
+      floors: the least that a kernel took that is no smaller in any dim, N: clocks err, and so one of larger tensors
+        may seem to be shorter.
+    """
+
+    sizes: np.ndarray
+    floors: np.ndarray
+
+    @classmethod
+    def of(cls, measured: Sequence[tuple[tuple[int, ...], float]]) -> _Sizes:
+        sizes = np.array([entry for entry, _ in measured], dtype=np.int64).reshape(len(measured), -1)
+        seconds = np.array([entry for _, entry in measured])
+        return cls(sizes, np.array([seconds[(sizes >= own).all(axis=1)].min() for own in sizes]))
+
+    def bound(self, kernel: Kernel) -> float:
+        """What the longest of those takes that are no larger in any dim; 0 where there is none."""
+        smaller = (self.sizes <= np.array(_sizes_of(kernel), dtype=np.int64)).all(axis=1)
+        return float(self.floors[smaller].max(initial=0.0))
+
+
+_ABOUT = 2.0
+"""Times as easy, at most."""
+_ENOUGH = 16
+"""Kernels: fewer do not tell what is the best that such can reach."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reached:
+    """Rates that kernels reached, and how easy it was for them.
+
+    Attributes:
+      ease: N, ascending.
+      rates: N, in FLOP/s or bytes/s: the best of those that had it no easier.
+    """
+
+    ease: np.ndarray
+    rates: np.ndarray
+
+    @classmethod
+    def of(cls, reached: Sequence[tuple[float, float]]) -> _Reached:
+        ease, rates = np.array(sorted(reached)).T
+        return cls(ease, np.maximum.accumulate(rates))
+
+    @property
+    def highest(self) -> float:
+        """The best rate of all."""
+        return float(self.rates[-1])
+
+    def best(self, ease: float) -> float | None:
+        """The best rate of those that had it harder, of those that had it up to twice as easy, and of a few that had it
+        easier in any case; None where these are too few to tell."""
+        count = max(int(np.searchsorted(self.ease, _ABOUT * ease, side="right")),
+                    int(np.searchsorted(self.ease, ease)) + _ENOUGH)
+        return float(self.rates[count - 1]) if count <= len(self.rates) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rates:
+    """What was reached: FLOP/s by family, which is easy for wide kernels; bytes/s by operation, and over all that copy
+    (""), which is easy for those that are small enough for the caches; the shortest kernel; how far the others are from
+    the best rates, per operation and over all ("")."""
+
+    flops: Mapping[str, _Reached]
+    nbytes: Mapping[str, _Reached]
+    least: float
+    factors: Mapping[str, float]
+
+    @classmethod
+    def of(cls, timings: Mapping[Kernel, Timing]) -> _Rates:
+        flops = collections.defaultdict[str, list[tuple[float, float]]](list)
+        nbytes = collections.defaultdict[str, list[tuple[float, float]]](list)
+        for kernel, timing in timings.items():
+            for name in (kernel.family, ""):
+                flops[name].append((float(kernel.width), kernel.flops / timing.seconds))
+            for name in _groups(kernel):
+                nbytes[name].append((_ease_of_traffic(kernel), kernel.nbytes / timing.seconds))
+        best = cls({name: _Reached.of(found) for name, found in flops.items()},
+                   {name: _Reached.of(found) for name, found in nbytes.items()},
+                   min((timing.seconds for timing in timings.values()), default=0.0), {})
+        times: dict[str, list[float]] = {}
+        for kernel, timing in timings.items():
+            for name in (kernel.operation, ""):
+                times.setdefault(name, []).append(timing.seconds / best.seconds(kernel))
+        return dataclasses.replace(best, factors={
+            name: sorted(found)[len(found) // 2] for name, found in times.items()})
+
+    def seconds(self, kernel: Kernel) -> float:
+        """What a kernel takes at the best rates of those that have it no easier; 0 where nothing was measured."""
+        known = self.flops.get(kernel.family) or self.flops.get("")
+        flops = (known.best(kernel.width) or known.highest) if known else math.inf
+        groups = [self.nbytes[name] for name in _groups(kernel) if name in self.nbytes]
+        nbytes = next((rate for group in groups if (rate := group.best(_ease_of_traffic(kernel)))),
+                      groups[-1].highest if groups else math.inf)
+        return max(kernel.flops / flops, kernel.nbytes / nbytes, self.least)
+
+
+def _groups(kernel: Kernel) -> tuple[str, ...]:
+    """Which kernels move bytes as it does: those of its operation, where that does little else; else all that copy
+    ("")."""
+    if kernel.by_reference:
+        return (kernel.operation,)
+    return (kernel.operation, "") if kernel.family == "pointwise" else ("",)
+
+
+def _ease_of_traffic(kernel: Kernel) -> float:
+    return 1.0 / max(kernel.nbytes, 1)

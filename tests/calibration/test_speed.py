@@ -1,0 +1,87 @@
+"""How fast the machine is while steps are timed, against what prices say."""
+
+import pytest
+
+from pase_mtf.calibration import speed
+from pase_mtf.calibration.kernels import KernelWatch
+from pase_mtf.calibration.meter import REFERENCES, KernelMeter
+from pase_mtf.calibration.speed import SpeedWatch, speed_note
+from pase_mtf.machine.kernels import Timing
+
+
+@pytest.fixture
+def meter(tmp_path):
+    """One that knows three of the reference kernels, of which one is too short to tell anything."""
+    meter = KernelMeter(2, path=tmp_path / "kernels.jsonl")
+    meter.times.update({REFERENCES[0]: Timing(1e-3), REFERENCES[1]: Timing(4e-3), REFERENCES[7]: Timing(1e-6)})
+    return meter
+
+
+class _Watch:
+    """Takes the place of the session: kernels take what is set."""
+
+    factors, opened, closed = (1.0, 1.0), 0, 0
+
+    def __init__(self, kernels, devices, kind):
+        assert (kernels, devices, kind) == (REFERENCES[:2], 2, "cpu")
+        type(self).opened += 1
+
+    def seconds(self):
+        return dict(zip(REFERENCES, (1e-3 * self.factors[0], 4e-3 * self.factors[1]), strict=False))
+
+    def close(self):
+        type(self).closed += 1
+
+
+def test_ratio_to_what_prices_say(meter, monkeypatch):
+    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelWatch", watch := type("_Own", (_Watch,), {}))
+    monkeypatch.setattr(speed, "_SHARE", 2.0)
+    looks = SpeedWatch(meter)
+    assert looks.look() == pytest.approx(1.0)
+    watch.factors = (1.5, 1.7)
+    assert looks.look() == pytest.approx(1.6)
+    meter.times = meter.times.scaled(2.0)  # prices follow the drift that a start finds
+    assert looks.look() == pytest.approx(0.8)
+    looks.close()
+    assert (watch.opened, watch.closed) == (1, 1)
+
+
+def test_looking_takes_little_of_the_time(meter, monkeypatch):
+    clock = [0.0]
+
+    class _Slow(_Watch):
+        def seconds(self):
+            clock[0] += 1.0
+            return super().seconds()
+
+    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelWatch", _Slow)
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
+    looks = SpeedWatch(meter)
+    found = []
+    for _ in range(100):
+        found.append(looks.look())
+        clock[0] += 1.0
+    assert found[0] == 1.0
+    assert 4 <= sum(look is not None for look in found) <= 6
+
+
+def test_nothing_is_watched_where_prices_are_of_elsewhere(tmp_path):
+    for looks in (SpeedWatch(None), SpeedWatch(KernelMeter(2, path=tmp_path / "empty.jsonl"))):
+        assert looks.look() is None
+        looks.close()
+
+
+def test_reference_kernels_are_timed_again():
+    kernels = REFERENCES[5:7]
+    watch = KernelWatch(kernels, 2)
+    first, second = watch.seconds(), watch.seconds()
+    watch.close()
+    assert set(first) == set(second) == set(kernels)
+    assert 0 < first[kernels[0]] < first[kernels[1]]  # of 64 times as many numbers
+
+
+def test_note():
+    assert speed_note([]) == ""
+    assert speed_note([0.9, 1.1, 1.0]) == ""
+    assert "took 1.50 times as long for the reference kernels as prices say (1.00 to 2.00, looks: 3)" in speed_note(
+        [2.0, 1.0, 1.5])
