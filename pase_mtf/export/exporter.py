@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf
 from pase_mtf.export.grouping import group_operations
-from pase_mtf.export.groups import Group
 from pase_mtf.export.pending_sums import pending_sums
 from pase_mtf.export.phases import FORWARD, phases_of
 from pase_mtf.export.recomputed import Recomputed, recomputed
@@ -43,8 +42,7 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] 
         flow = Flow(graph)
         facts = read_operations(graph, flow)
         phases = phases_of(graph, facts)
-        exporter = _Exporter(facts, phases, group_operations(graph, facts, phases), flow,
-                             recomputed(graph, facts, phases))
+        exporter = _Exporter(graph, facts, phases, flow)
         return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
                                 operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
 
@@ -56,22 +54,41 @@ def _assumed(facts: Sequence[OperationFacts]) -> dict[str, list[str]]:
                         for name in unknown]} if unknown else {}
 
 
+class _Content(NamedTuple):
+    """Fields of `LayerOperation` that operations which are alike have in common in layers that name dims alike."""
+
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    dims: tuple[str, ...]
+    flops: float
+    shift: tuple[str, int] | tuple[()]
+    role: str
+
+
+_NEVER_AGAIN = Recomputed(0)
+
+
 class _Exporter:
 
-    def __init__(self, facts: list[OperationFacts], phases: list[str], groups: list[Group], flow: Flow,
-                 again: dict[int, Recomputed]) -> None:
+    def __init__(self, graph: mtf.Graph, facts: list[OperationFacts], phases: list[str], flow: Flow) -> None:
+        groups = group_operations(graph, facts, phases)
         self._facts, self._phases, self._groups, self._flow = facts, phases, groups, flow
-        self._recomputed = again
         self._group_of = {id(facts[index].operation): number
                           for number, group in enumerate(groups) for index in group.members}
+        self._recomputed = recomputed(graph, facts, phases, lambda operation: self._group_of[id(operation)])
         self._index_of = {id(fact.operation): fact.index for fact in facts}
         self._dims = [group.dims() for group in groups]
         self._splittable = [
             tuple(dim for dim, size in dims.items() if dim in group.legal and size > 1)
             for group, dims in zip(groups, self._dims, strict=True)]
-        # Most tensors of a layer have a shape that the layer has seen before: they are one object.
         self._trips = {fact.loops: fact.trips for fact in facts}
+        # The layers of a stack repeat each other: what layers that call and split dims alike have in common is found
+        # once. They have one number here.
+        numbers: dict[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], int] = {}
+        self._naming = [numbers.setdefault((splittable, tuple(sorted(group.aliases.items()))), len(numbers))
+                        for group, splittable in zip(groups, self._splittable, strict=True)]
         self._operands: dict[tuple[int, tuple[mtf.Dimension, ...], int], Operand] = {}
+        self._content: dict[tuple[int, OperationFacts], _Content] = {}
         self._assigned = self._assigned_values()
         # Gradients that no assignment needs (that of the input image, say): TensorFlow never runs them.
         self._unused = {fact.index for fact, phase in zip(facts, phases, strict=True)
@@ -88,13 +105,14 @@ class _Exporter:
 
     def _operand(self, group: int, tensor: mtf.Tensor) -> Operand:
         """The tensor by the layer's names for its dims; "" for what the layer never splits."""
-        dims, itemsize = tuple(tensor.shape.dims), tensor.dtype.size
-        if (group, dims, itemsize) not in self._operands:
+        key = self._naming[group], tuple(tensor.shape.dims), tensor.dtype.size
+        found = self._operands.get(key)
+        if found is None:
             splittable, resolve = self._splittable[group], self._groups[group].resolve
-            names = (resolve(dim.name) for dim in dims)
-            self._operands[group, dims, itemsize] = Operand(
-                tuple(name if name in splittable else "" for name in names), tuple(dim.size for dim in dims), itemsize)
-        return self._operands[group, dims, itemsize]
+            names = (resolve(dim.name) for dim in key[1])
+            found = self._operands[key] = Operand(
+                tuple(name if name in splittable else "" for name in names), tuple(dim.size for dim in key[1]), key[2])
+        return found
 
     def layers(self) -> tuple[Layer, ...]:
         """A Layer per group, with unique names."""
@@ -132,24 +150,32 @@ class _Exporter:
         return found
 
     def _operation(self, group: int, fact: OperationFacts) -> LayerOperation:
-        reads, operation = self._reads_in(group, fact), fact.operation
-        inputs = tuple(self._operand(group, tensor) for tensor in reads)
-        outputs = tuple(self._operand(group, tensor) for tensor in operation.outputs)
-        dims = dict.fromkeys(name for operand in (*outputs, *inputs) for name in operand.dims if name)
         runs = fact.index not in self._unused
-        flops = fact.flops if runs else 0.0
-        if fact.assigns and flops:  # of a grouped assignment, the values for this layer's variables
-            flops = float(sum(tensor.size for tensor in reads))
-        sums = tuple(self._sums.get(tensor, ()) for tensor in operation.outputs)
+        if fact.assigns:  # of a grouped assignment, the values for this layer's variables
+            content = self._read_content(group, fact, self._assigned.get((fact.index, group), []))
+        else:
+            key = self._naming[group], fact.like or fact
+            if key not in self._content:
+                self._content[key] = self._read_content(group, fact, fact.reads)
+            content = self._content[key]
+        sums = tuple([self._sums.get(tensor, ()) for tensor in fact.operation.outputs])
         nodes = fact.nodes if runs else Nodes()
-        block, unread = self._recomputed.get(fact.index, Recomputed(0, ()))
+        again = self._recomputed.get(fact.index, _NEVER_AGAIN)
         return LayerOperation(
-            index=fact.index, name=fact.name, type=type(operation).__name__, phase=self._phases[fact.index],
-            kind=fact.kind if runs else "none", flops=flops, dims=tuple(dims), inputs=inputs, outputs=outputs,
-            reduced=sums[0] if len(set(sums)) == 1 else (),
-            partial_sums=sums if len(set(sums)) > 1 else (), shift=self._shift(group, fact), role=fact.role,
+            index=fact.index, name=fact.name, type=type(fact.operation).__name__, phase=self._phases[fact.index],
+            kind=fact.kind if runs else "none", flops=content.flops if runs else 0.0, dims=content.dims,
+            inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
+            partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            block=block, unread=unread)
+            block=again.block, unread=again.unread, moments=again.moments)
+
+    def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
+        inputs = tuple(self._operand(group, tensor) for tensor in reads)
+        outputs = tuple(self._operand(group, tensor) for tensor in fact.operation.outputs)
+        flops = float(sum(tensor.size for tensor in reads)) if fact.assigns and fact.flops else fact.flops
+        return _Content(inputs, outputs,
+                        tuple(dict.fromkeys(name for operand in (*outputs, *inputs) for name in operand.dims if name)),
+                        flops, self._shift(group, fact), fact.role)
 
     def _accumulated(self) -> dict[int, list[LayerOperation]]:
         """What loops add up, by the layer that makes it: an addition in every iteration, and what is due after all."""
@@ -182,12 +208,6 @@ class _Exporter:
             return ()
         name = self._groups[group].resolve(shift[0])
         return (name, shift[1]) if name in self._splittable[group] else ()
-
-    def _reads_in(self, group: int, fact: OperationFacts) -> list[mtf.Tensor]:
-        """What the operation reads as part of this layer: of an assignment, the values for the layer's variables."""
-        if fact.assigns:
-            return self._assigned.get((fact.index, group), [])
-        return list(fact.reads)
 
     def _variable(self, group: int, variable: mtf.Variable) -> Variable:
         # What a device keeps is of the slices' type; what the operation puts out, of the activations'.

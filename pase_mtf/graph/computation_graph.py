@@ -18,6 +18,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
+from pase_mtf.garbage import uncollected
 
 __all__ = ["ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
 
@@ -50,6 +51,7 @@ class _OperationFields(TypedDict):
     trips: NotRequired[int]
     block: NotRequired[int]
     unread: NotRequired[list[int]]
+    moments: NotRequired[list[list[int]]]
 
 
 class _VariableFields(TypedDict):
@@ -144,8 +146,11 @@ class LayerOperation:
         graph's hash either.
       trips: how often a step runs it, in a loop. Its other numbers are of once. Files leave it out where it is 1.
       block: of an operation that the backward pass runs once more (`mtf.recompute_grad`), of that which does so, and of
-        its gradients: the number of what is computed again together, from 1. No part of the graph's hash, as `unread`.
+        its gradients: the number of what is computed again together, from 1. No part of the graph's hash, as the next
+        two.
       unread: of such an operation, the numbers of the outputs that no operation of the backward pass reads.
+      moments: of such an operation in the backward pass, for every output the moments in which a device holds it; they
+        are numbered from 1 over the graph. Empty where it holds none of them in any.
     """
 
     index: int
@@ -167,6 +172,7 @@ class LayerOperation:
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
     block: int = dataclasses.field(default=0, metadata={"optional": True, "hashed": False})
     unread: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    moments: tuple[tuple[int, ...], ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
@@ -282,6 +288,7 @@ class ComputationGraph:
         """Floating point operations of one step on one device."""
         return sum(operation.flops * operation.trips for layer in self.layers for operation in layer.operations)
 
+    @uncollected()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as JSON, whole or not at all."""
         plain = _to_plain(self)
@@ -290,6 +297,7 @@ class ComputationGraph:
         write_atomically(path, json.dumps(data))
 
     @classmethod
+    @uncollected()
     def load(cls, path: str | os.PathLike[str]) -> ComputationGraph:
         """Reads a graph that `save` wrote.
 
@@ -374,6 +382,8 @@ def _problem_of_operation(operation: LayerOperation) -> str:
         return f"{name} shifts by {shortened(operation.shift)}"
     if operation.partial_sums and len(operation.partial_sums) != len(operation.outputs):
         return f"{name} has {len(operation.outputs)} outputs and sums of {len(operation.partial_sums)}"
+    if operation.moments and len(operation.moments) != len(operation.outputs):
+        return f"{name} has {len(operation.outputs)} outputs and moments of {len(operation.moments)}"
     return ""
 
 
@@ -465,6 +475,7 @@ def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
         **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
         "unread": tuple(data.get("unread", ())),
+        "moments": tuple(_once(moments, known) for moments in data.get("moments", ())),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})
 

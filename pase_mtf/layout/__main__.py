@@ -34,8 +34,8 @@ def _define() -> None:
                               "dim=other for two that are to share an axis (may be repeated)", flag_values=_FLAGS)
     flags.DEFINE_string("machine", "local", "whose numbers count: a name, a file (also of kernel times), or local "
                         "(measured)", flag_values=_FLAGS)
-    flags.DEFINE_string("prices", "fitted", "fitted (a model of the machine) or measured (the kernels of the layouts "
-                        "themselves, timed here or told by the file of --machine)", flag_values=_FLAGS)
+    flags.DEFINE_string("prices", "roofline", "roofline (by the rates of the machine) or measured (the kernels of the "
+                        "layouts themselves, timed here or told by the file of --machine)", flag_values=_FLAGS)
     flags.DEFINE_string("measure_seconds", "60", "with measured prices, how long to lower and to measure",
                         flag_values=_FLAGS)
     flags.DEFINE_string("memory_limit", "device", "what a layout may need per device: bytes, 11GB, 10.5GiB, "
@@ -100,7 +100,7 @@ def _run() -> str:
     if _FLAGS.prices not in PRICES:
         raise UsageError(f"--prices={_FLAGS.prices}: unknown; {nearest(_FLAGS.prices, PRICES)}")
     if _FLAGS.explain and (_FLAGS.prices == "measured" or is_kernel_file(_FLAGS.machine)):
-        raise UsageError("--explain is for fitted prices; leave it out, or leave out --prices=measured")
+        raise UsageError("--explain is for roofline prices; leave it out, or leave out --prices=measured")
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")

@@ -47,10 +47,10 @@ def check_program(built: BuiltGraph, arguments: tuple[str, ...], name: str) -> N
     """
     if arguments:
         raise UsageError(f"{name}: its graph may depend on the layout ({', '.join(arguments)}), and measured prices "
-                         "are for one graph; take fitted prices")
+                         "are for one graph; take roofline prices")
     for operation in built.graph.operations:
         if rule_of(operation).loop(operation):
-            raise UsageError(f"{name}: {operation.name} is a loop, whose kernels nobody knows; take fitted prices")
+            raise UsageError(f"{name}: {operation.name} is a loop, whose kernels nobody knows; take roofline prices")
 
 
 class _Judge:

@@ -195,7 +195,7 @@ def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str],
     if options.get("prices") != "measured" and not is_kernel_file(machine):
         return find_strategy(exported, len(names), load_machine(machine, len(names), kind), method, **options)
     if kind != "cpu":
-        raise UsageError("measured prices are those of CPUs only; take fitted ones, or devices of kind cpu")
+        raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
     place = LOCAL if machine is None else machine if isinstance(machine, Machine) else os.fspath(machine)
     return find_strategy(graph, len(names), place, method, **options)
 

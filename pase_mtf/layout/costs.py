@@ -11,16 +11,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
-from pase_mtf.cost.memory import MEMORY_PARTS, add_recomputed, largest_block, layer_memory, recomputed_memory
+from pase_mtf.cost.memory import MEMORY_PARTS, add_recomputed, layer_memory
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import OperationSignature, layer_signature
+from pase_mtf.cost.signature import OperationSignature, layer_signature, nameless
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
-from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape
@@ -86,6 +87,44 @@ class Resharding:
     itemsize: int
 
 
+class _Moments:
+    """What the backward pass computes once more, at the moments at which most of it may be there.
+
+    Moments at which as much is there of everything that layouts split alike are one: the blocks of a stack repeat each
+    other.
+
+    Attributes:
+      numbers: of the moments that differ.
+    """
+
+    def __init__(self, layers: Sequence[Layer], group_of: Sequence[Group]) -> None:
+        nbytes: dict[int, collections.Counter[tuple[Group, Group]]] = {}
+        for layer, group in zip(layers, group_of, strict=True):
+            for operation in layer.operations:
+                if operation.kind == "none":
+                    continue
+                for operand, moments in zip(operation.outputs, operation.moments, strict=False):
+                    split = group, tuple(name for name in group if name in operand.dims)
+                    for moment in moments:
+                        there = nbytes.setdefault(moment, collections.Counter())
+                        there[split] += math.prod(operand.shape) * operand.itemsize
+        different = {frozenset(there.items()): moment for moment, there in reversed(sorted(nbytes.items()))}
+        self.numbers = sorted(different.values())
+        self._of_group: dict[Group, dict[Group, np.ndarray]] = {}
+        for place, moment in enumerate(self.numbers):
+            for (group, names), size in nbytes[moment].items():
+                split_alike = self._of_group.setdefault(group, {})
+                split_alike.setdefault(names, np.zeros(len(self.numbers)))[place] = size
+
+    def bytes(self, group: Group, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Of the layers of a group, per device: float64 [moments, configurations]."""
+        total = np.zeros((len(self.numbers), len(configurations)))
+        table = ConfigurationTable.build(configurations, {name: place for place, name in enumerate(group)}, len(group))
+        for names, sizes in self._of_group.get(group, {}).items():
+            total += np.outer(sizes, table.share([group.index(name) for name in names]))
+        return total
+
+
 _LayerKind = tuple[tuple[OperationSignature, ...], tuple[int, ...], int]
 """What the cost of a layer depends on: its signature, the columns of the group's dims in it, the number of its dims."""
 
@@ -98,14 +137,13 @@ class LayoutCosts:
       legality: what the graph's operations demand of a layout.
       dims: the dims whose layout matters: they can be split, and some layer's cost depends on it.
       groups: group -> the numbers of its layers.
-      largest_block: of what the backward pass computes once more, the block that is largest while nothing is split; 0
-        where there is none.
+      fullest_moment: of the backward pass, that at which most of what it computes once more is there while nothing is
+        split; 0 where it computes nothing once more.
       reshardings: tensor between two groups -> how many times the graph has it.
     """
 
     def __init__(self, graph: ComputationGraph, machine: Machine, legality: StockLegality) -> None:
-        # A layout is lowered by Mesh-TF itself, whose all-reduce is a ring.
-        self.graph, self.machine, self.legality = graph, dataclasses.replace(machine, ring=True), legality
+        self.graph, self.machine, self.legality = graph, machine, legality
         possible = set(legality.dims())
         used = {name for layer in graph.layers for name in layer.splittable}
         self.dims = tuple(name for name in legality.sizes if name in possible and name in used)
@@ -115,13 +153,15 @@ class LayoutCosts:
         for number, group in enumerate(self._group_of):
             self.groups.setdefault(group, []).append(number)
         self.reshardings = self._find_reshardings()
+        self._layers = {group: self._alike(numbers) for group, numbers in self.groups.items()}
         self._kinds = {group: self._layer_kinds(group) for group in self.groups}
         self._seconds: dict[tuple[Group, Configuration], np.ndarray] = {}
-        self._bytes: dict[tuple[Group, Configuration], np.ndarray] = {}  # parts, then what every block computes again
-        self._blocks = sorted({operation.block for layer in graph.layers for operation in layer.operations} - {0})
-        self.largest_block = largest_block(graph) if self._blocks else 0
+        self._bytes: dict[tuple[Group, Configuration], np.ndarray] = {}  # parts, then moments
+        self._moments = _Moments(graph.layers, self._group_of)
+        self.fullest_moment = self._fullest(self._moments.bytes(group, [Configuration()])[:, 0]
+                                            for group in self.groups)
         self._reshard_seconds: dict[Hashable, float] = {}
-        self._priced = Reshardings(self.machine)
+        self._priced = Reshardings(machine, stock=True)
 
     def never_share_an_axis(self, dims: Sequence[str]) -> bool:
         """Whether no two of the dims can be on one axis, so that each is split exactly where its rule says."""
@@ -141,13 +181,22 @@ class LayoutCosts:
             found[resharding] += edge.trips
         return dict(found)
 
+    def _alike(self, numbers: Iterable[int]) -> list[tuple[Layer, int]]:
+        """Of layers that differ in names only one, and how many there are."""
+        first: dict[Hashable, Layer] = {}
+        counts: collections.Counter[Hashable] = collections.Counter()
+        for number in numbers:
+            key = nameless(self.graph.layers[number])
+            first.setdefault(key, self.graph.layers[number])
+            counts[key] += 1
+        return [(layer, counts[key]) for key, layer in first.items()]
+
     def _layer_kinds(self, group: Group) -> dict[_LayerKind, int]:
         """The distinct layers of a group, and how many there are of each."""
         kinds: collections.Counter[_LayerKind] = collections.Counter()
-        for number in self.groups[group]:
-            layer = self.graph.layers[number]
+        for layer, count in self._layers[group]:
             position = dim_positions(layer)
-            kinds[layer_signature(layer), tuple(position[name] for name in group), len(layer.dims)] += 1
+            kinds[layer_signature(layer), tuple(position[name] for name in group), len(layer.dims)] += count
         return kinds
 
     # -- groups of layers --------------------------------------------------------------------------------------------
@@ -156,12 +205,12 @@ class LayoutCosts:
         self._compute_seconds(group, configurations)
         return np.array([self._seconds[group, configuration].sum() for configuration in configurations])
 
-    def bytes(self, group: Group, configurations: Sequence[Configuration], block: int) -> np.ndarray:
+    def bytes(self, group: Group, configurations: Sequence[Configuration], moment: int) -> np.ndarray:
         """Bytes per device of all layers of a group, float64 [configurations]; of what is computed again, those of one
-        block."""
+        moment."""
         self._compute_bytes(group, configurations)
-        counted = [*range(len(MEMORY_PARTS)), *(len(MEMORY_PARTS) + place for place, other in enumerate(self._blocks)
-                                                if other == block)]
+        counted = [*range(len(MEMORY_PARTS)), *(len(MEMORY_PARTS) + place for place, other
+                                                in enumerate(self._moments.numbers) if other == moment)]
         return np.array([self._bytes[group, configuration][counted].sum() for configuration in configurations])
 
     def _compute_seconds(self, group: Group, configurations: Sequence[Configuration]) -> None:
@@ -184,12 +233,10 @@ class LayoutCosts:
                if (group, configuration) not in self._bytes]
         if not new:
             return
-        total = np.zeros((len(MEMORY_PARTS) + len(self._blocks), len(new)))
-        for number in self.groups[group]:
-            layer = self.graph.layers[number]
-            total[:len(MEMORY_PARTS)] += layer_memory(layer, new)
-            for block, nbytes in recomputed_memory(layer, new).items():
-                total[len(MEMORY_PARTS) + self._blocks.index(block)] += nbytes
+        total = np.zeros((len(MEMORY_PARTS) + len(self._moments.numbers), len(new)))
+        for layer, count in self._layers[group]:
+            total[:len(MEMORY_PARTS)] += count * layer_memory(layer, new)
+        total[len(MEMORY_PARTS):] = self._moments.bytes(group, new)
         for column, configuration in enumerate(new):
             self._bytes[group, configuration] = total[:, column]
 
@@ -219,15 +266,20 @@ class LayoutCosts:
         return add_recomputed(total[:len(MEMORY_PARTS)], map(float, total[len(MEMORY_PARTS):]))
 
     def peak_memory(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> tuple[float, int]:
-        """Bytes on the fullest device under one layout, and the largest of the blocks that the backward pass computes
-        once more (0: there is none)."""
+        """Bytes on the fullest device under one layout, and the moment at which most of what the backward pass computes
+        once more is there (0: it computes nothing once more)."""
         total = self._bytes_of(mesh, axis_of)
-        blocks = total[len(MEMORY_PARTS):]
-        largest = self._blocks[int(blocks.argmax())] if self._blocks else 0
-        return float(total[:len(MEMORY_PARTS)].sum()) + float(max(blocks, default=0.0)), largest
+        moments = total[len(MEMORY_PARTS):]
+        return float(total[:len(MEMORY_PARTS)].sum()) + float(max(moments, default=0.0)), self._fullest([moments])
+
+    def _fullest(self, of_groups: Iterable[np.ndarray]) -> int:
+        """The moment of the most bytes, given those of groups of layers at every moment."""
+        if not self._moments.numbers:
+            return 0
+        return self._moments.numbers[int(np.sum(list(of_groups), axis=0).argmax())]
 
     def _bytes_of(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> np.ndarray:
-        total = np.zeros(len(MEMORY_PARTS) + len(self._blocks))
+        total = np.zeros(len(MEMORY_PARTS) + len(self._moments.numbers))
         for group, configuration in self._configurations(mesh, axis_of).items():
             self._compute_bytes(group, [configuration])
             total += self._bytes[group, configuration]

@@ -45,7 +45,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
                 fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),
                 compare: Sequence[GivenLayout] = (), alternatives: int = 3,
                 exported: ComputationGraph | None = None, name: str = "program",
-                time_limit: float | None = None, prices: str = "fitted", measure_seconds: float = 60.0) -> Layout:
+                time_limit: float | None = None, prices: str = "roofline", measure_seconds: float = 60.0) -> Layout:
     """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
 
     Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
@@ -72,7 +72,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
       name: of the program, for people.
       time_limit: seconds after which the best layout so far is returned, with its gap (`search["gap"]`). What is being
         done then (a build, an export, one mesh shape) is brought to its end; None: the search ends by itself.
-      prices: "fitted": by a model of the machine; "measured": layouts in the order of what they take at least, each
+      prices: "roofline": by the rates of the machine; "measured": layouts in the order of what they take at least, each
         lowered by Mesh-TensorFlow's own code and priced by its TensorFlow kernels, timed on the CPUs at hand (or told
         by a file of kernel times, given as the machine), until no other can be better. For programs without loops,
         whose graph does not depend on the layout.

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.errors import InfeasibleError, UsageError, nearest
@@ -27,6 +27,8 @@ from pase_mtf.strategy.find import least_seconds
 __all__ = ["GraphSearch"]
 
 _UNKNOWN = "is not known to be legal"
+# Of a number that is told in a note: within a memory limit, what is left of the gap can take longer than all the rest.
+_NOTE_GAP = 1e-3
 
 
 class GraphSearch:
@@ -41,7 +43,8 @@ class GraphSearch:
     """
 
     def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor], request: Request, *,
-                 exported: ComputationGraph | None = None, rebuilt: bool = False) -> None:
+                 exported: ComputationGraph | None = None, rebuilt: bool = False,
+                 elsewhere: Callable[[MeshShape, Mapping[str, str]], bool] = lambda shape, rules: False) -> None:
         """Exports the graph and prepares its search.
 
         Args:
@@ -51,6 +54,7 @@ class GraphSearch:
           exported: what export_graph made of the graph, if it is at hand.
           rebuilt: what is found is a candidate for which the graph will be built anew: slices that it imports will be
             laid out as the layout says, and whether it lowers will be seen then.
+          elsewhere: says of a layout that another graph will be built for it: whether it lowers will be seen there.
 
         Raises:
           UsageError: what is fixed does not fit the graph or the mesh.
@@ -76,8 +80,10 @@ class GraphSearch:
         self.meshes = _meshes_for_fixed(meshes, request.fixed, self._legality)
         self._verifier = Verifier(graph, outputs, request.memo)
         self._verified: dict[Hashable, Problem | None] = {}
-        self.search = Search(costs, self.meshes, request.fixed, request.memory_limit,
-                             (lambda shape, rules: None) if rebuilt else self._verify, request.expired)
+        self.search = Search(
+            costs, self.meshes, request.fixed, request.memory_limit,
+            lambda shape, rules: None if rebuilt or elsewhere(shape, rules) else self._verify(shape, rules),
+            request.expired)
         self._found: list[Candidate] = []
         self.seconds = time.perf_counter() - start
 
@@ -119,6 +125,10 @@ class GraphSearch:
         parts = costs.parts(shape, axis_of)
         return LayoutCost(label, str(shape), rules_text(rules), sum(parts.values()), parts,
                           costs.memory(shape, axis_of), problem)
+
+    def seconds_of(self, shape: MeshShape, rules: Mapping[str, str]) -> float:
+        """What a layout costs, in seconds a step."""
+        return self.search.costs.total(shape, {dim: shape.names.index(axis) for dim, axis in rules.items()})
 
     def judge(self, label: str, shape: MeshShape, rules: Mapping[str, str],
               verifier: Verifier | None = None) -> LayoutCost:
@@ -250,7 +260,7 @@ class GraphSearch:
         self.request.say("pricing loops layer by layer")
         limit = None if math.isinf(self.request.memory_limit) else self.request.memory_limit
         try:
-            seconds = least_seconds(self.exported, self.request.devices, self.request.machine, limit)
+            seconds = least_seconds(self.exported, self.request.devices, self.request.machine, limit, _NOTE_GAP)
         except InfeasibleError:
             return ()
         return ("note: stock Mesh-TensorFlow gives the body of a loop one layout; with one per layer (pase_mtf.lower) "

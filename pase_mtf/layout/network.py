@@ -152,9 +152,10 @@ class MeshNetwork:
             vectors[first + vertex] = vectors[first + vertex] + seconds
         return CostNetwork(vectors, edges)
 
-    def memory_vectors(self, block: int) -> list[np.ndarray]:
-        """Bytes per device of every choice of every vertex, with one block of what is computed once more."""
-        return self._vectors({group: self.costs.bytes(group, entries, block)
+    def memory_vectors(self, moment: int) -> list[np.ndarray]:
+        """Bytes per device of every choice of every vertex, at one moment of those at which most of what is computed
+        once more may be there."""
+        return self._vectors({group: self.costs.bytes(group, entries, moment)
                               for group, entries in self._group_configurations().items()})
 
     def _group_configurations(self) -> dict[Group, list[Configuration]]:

@@ -10,15 +10,19 @@ from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError, shortened
+from pase_mtf.garbage import uncollected
 from pase_mtf.layout.capture import capture_graph
 from pase_mtf.layout.masters import placeholder_masters
 from pase_mtf.layout.reads import Reads, watched
+from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.layout.space import MeshShape, parse_layout, rules_text
 from pase_mtf.operations.registry import rule_of
 
 __all__ = ["BuiltGraph", "Program"]
 
 _ARGUMENTS = ("mesh_shape", "layout")
+# What operations hold that says what they do: offsets, dims they work along, and the like.
+_SETTINGS = (bool, int, float, str, mtf.Dimension, mtf.Shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +60,17 @@ def _structure(operations: Iterable[mtf.Operation], number: dict[mtf.Tensor, int
     """See BuiltGraph.structure; bodies of loops count."""
     entries: list[Hashable] = []
     for operation in operations:
-        # Offsets, dims it works along, and the like.
-        settings = tuple((key, tuple(value.dims) if isinstance(value, mtf.Shape) else value)
-                         for key, value in vars(operation).items()
-                         if isinstance(value, (bool, int, float, str, mtf.Dimension, mtf.Shape)) and key != "_name")
+        settings = tuple([(key, tuple(value.dims) if isinstance(value, mtf.Shape) else value)
+                          for key, value in vars(operation).items() if isinstance(value, _SETTINGS) and key != "_name"])
         slices = getattr(operation, "_laid_out_tensor", None)
-        for tensor in operation.inputs:  # a loop's variables have no operation in it
-            number.setdefault(tensor, len(number))
-        entries.append((type(operation), settings, tuple(number[tensor] for tensor in operation.inputs),
-                        tuple((tuple(tensor.shape.dims), tensor.dtype) for tensor in operation.outputs),
+        # A loop's variables have no operation in it.
+        inputs = tuple([number.setdefault(tensor, len(number)) for tensor in operation.inputs])
+        outputs = operation.outputs
+        entries.append((type(operation), settings, inputs,
+                        tuple([(tuple(tensor.shape.dims), tensor.dtype) for tensor in outputs]),
                         slices and (len(slices.tensor_list), tuple(slices.slice_shape)),
                         _structure(rule_of(operation).body(operation), number)))
-        for tensor in operation.outputs:
+        for tensor in outputs:
             number.setdefault(tensor, len(number))
     return tuple(entries)
 
@@ -155,7 +158,7 @@ class Program:
 
     def _call(self, given: Mapping[str, str], reads: Reads | None) -> BuiltGraph:
         result = None
-        with capture_graph() as captured, placeholder_masters():
+        with capture_graph() as captured, placeholder_masters(), quick_scopes(), uncollected():
             result = self._build_graph(**given)
         if captured.found:
             with contextlib.nullcontext() if reads is None else reads.paused():

@@ -44,8 +44,8 @@ class Reads:
         self.answers: dict[tuple[str, Hashable], Hashable] = {}
 
     def ask(self, kind: str, about: Hashable) -> None:
-        """Notes a question: "text" or "given" about one of the arguments, "axis" about the name of a dim, "name" or
-        "size" about the number of an axis of the mesh, "axes" about how many there are."""
+        """Notes a question: "text" or "given" about one of the arguments, "axis" or "parts" about the name of a dim,
+        "name" or "size" about the number of an axis of the mesh, "axes" about how many there are."""
         if not self._paused:
             self.answers[kind, about] = _answer(kind, about, *self._layout)
 
@@ -78,6 +78,8 @@ def _answer(kind: str, about: Any, mesh: MeshShape, rules: Mapping[str, str], te
     if kind == "axis":  # of a dim: which one, and its size
         axis = rules.get(about)
         return None if axis is None else (mesh.names.index(axis), dict(mesh.axes)[axis])
+    if kind == "parts":  # into how many a dim goes, on whichever axis
+        return dict(mesh.axes)[rules[about]] if about in rules else 1
     if about >= len(mesh.axes):
         return None
     return mesh.axes[about][kind == "size"]
@@ -212,6 +214,20 @@ def _parse(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]:
     return parse
 
 
+def _parts(reads: Reads, original: Callable[..., int]) -> Callable[..., int]:
+    """Of `tensor_dim_to_mesh_dim_size`, which looks for an axis and tells its size only."""
+    def parts(layout: Any, mesh_shape: Any, tensor_dim: mtf.Dimension) -> int:
+        ours = isinstance(layout, (_Text, _Rules)) and isinstance(mesh_shape, (_Text, _MeshOfAxes)) and (
+            layout.reads is reads is mesh_shape.reads and getattr(layout, "argument", _RULES) == _RULES
+            and getattr(mesh_shape, "argument", _MESH) == _MESH)
+        if not ours:
+            return original(layout, mesh_shape, tensor_dim)
+        reads.ask("parts", tensor_dim.name)
+        with reads.paused():
+            return original(layout, mesh_shape, tensor_dim)
+    return parts
+
+
 def _new_shape(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: mtf.Shape, dims: Any) -> None:
         original(self, dims)
@@ -288,6 +304,8 @@ def watched(mesh: MeshShape, rules: Mapping[str, str], texts: tuple[str, str]) -
     with contextlib.ExitStack() as stack:
         for place, name, replacement in (
                 (_ops, "_parse_string_to_list_of_pairs", _parse(reads, _ops._parse_string_to_list_of_pairs)),
+                *((place, "tensor_dim_to_mesh_dim_size", _parts(reads, _ops.tensor_dim_to_mesh_dim_size))
+                  for place in (_ops, mtf)),
                 (mtf.Shape, "__init__", _new_shape(mtf.Shape.__init__)),
                 (mtf.LayoutRules, "__init__", _new_rules(mtf.LayoutRules.__init__)),
                 # It counts its devices.

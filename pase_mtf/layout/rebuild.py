@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
@@ -68,7 +68,7 @@ class _SearchedGraph:
         self.built, self.problem = built, ""
         self._proposing: list[GraphSearch] = []
         try:
-            self.search = GraphSearch(built.graph, built.outputs, request)
+            self.search = GraphSearch(built.graph, built.outputs, request, elsewhere=self._is_built_elsewhere)
             self._proposing.append(self.search)
         except (InfeasibleError, UsageError) as error:
             if first and isinstance(error, UsageError):
@@ -80,6 +80,11 @@ class _SearchedGraph:
             with contextlib.suppress(InfeasibleError, UsageError):
                 self._proposing.append(GraphSearch(built.graph, built.outputs, request, rebuilt=True,
                                                    exported=self.search.exported))
+
+    def _is_built_elsewhere(self, mesh: MeshShape, rules: Mapping[str, str]) -> bool:
+        """Whether the program has to be called for a layout, as it may see something else there."""
+        reads = self.built.reads
+        return reads is None or not reads.same_for(mesh, rules, (str(mesh), rules_text(rules)))
 
     def candidates(self, tried: set[Hashable], limit: float) -> Iterator[tuple[float, _Strings]]:
         """The cheapest layouts here that have not been tried and cost less than the limit, with what they cost here."""
@@ -217,8 +222,8 @@ class _Trials:
 
     def promises(self, layout: _Strings) -> bool:
         """Whether a layout costs less than the best one on any of the graphs at hand."""
-        return any(graph.search.cost("", *layout.parsed()).seconds < self.best() * (1 - 1e-9)
-                   for graph in self.graphs.values())
+        best = self.best() * (1 - 1e-9)
+        return any(graph.search.seconds_of(*layout.parsed()) < best for graph in self.graphs.values())
 
     def cheapest_candidate(self, limit: float) -> tuple[float, _Strings] | None:
         """The cheapest layout of any graph that was not tried, if it costs less than the limit there."""
@@ -316,9 +321,10 @@ def _alternatives(trials: _Trials, shown: set[_Strings]) -> tuple[LayoutCost, ..
     if len(trials.graphs) == 1:
         (graph,) = trials.graphs.values()
         known = {layout.effect() for layout in usable}
-        others += [graph.search.cost("", candidate.mesh, candidate.rules)
-                   for candidate in graph.search.candidates(1 + trials.request.alternatives)
-                   if _Strings.of(candidate.mesh, candidate.rules).effect() not in known]
+        more = (graph.search.judge("", candidate.mesh, candidate.rules)
+                for candidate in graph.search.candidates(1 + trials.request.alternatives)
+                if _Strings.of(candidate.mesh, candidate.rules).effect() not in known)
+        others += [cost for cost in more if not cost.problem]
     others.sort(key=lambda cost: cost.seconds)
     return tuple(dataclasses.replace(cost, name=f"next best {number}")
                  for number, cost in enumerate(others[:trials.request.alternatives], 1))

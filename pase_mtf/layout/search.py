@@ -17,7 +17,9 @@ from pase_mtf.layout.network import MeshNetwork
 from pase_mtf.layout.space import MeshShape
 from pase_mtf.search.k_best import cheapest
 from pase_mtf.search.memory import least_memory
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.peak import minimise_within_peak
+from pase_mtf.search.registry import Solution
 
 __all__ = ["Candidate", "Search"]
 
@@ -70,21 +72,33 @@ class _Stream:
 
     Attributes:
       mesh: the mesh shape.
-      layouts: yields them, cheapest first; is sent what makes the last one impossible to lower (None: nothing does).
-      next: the cheapest that has not been looked at; None while there is only a bound.
+      layouts: yields them, cheapest first, and now and then what none that is to come is below, in seconds; is sent
+        what makes the last one impossible to lower (None: nothing does).
+      bound: what none of those that have not been looked at is below, in seconds.
+      next: the cheapest of these; None while there is only the bound.
     """
 
     mesh: MeshShape
-    layouts: Generator[Candidate, dict[str, int] | None, None]
+    layouts: Generator[Candidate | float, dict[str, int] | None, None]
+    bound: float
     next: Candidate | None = None
 
     def advance(self, cause: dict[str, int] | None) -> bool:
-        """Finds the next layout; False where there is none."""
+        """Finds the next layout, or a higher bound; False where there is none."""
+        self.next = None
         try:
-            self.next = self.layouts.send(cause)
+            found = self.layouts.send(cause)
         except StopIteration:
             return False
+        if isinstance(found, Candidate):
+            self.next, self.bound = found, found.cost
+        else:
+            self.bound = max(self.bound, found)
         return True
+
+    def passed(self) -> None:
+        """The next layout has been looked at."""
+        self.next = None
 
 
 class Search:
@@ -138,10 +152,11 @@ class Search:
             for mesh in self.meshes:
                 network = self._network(mesh, ())
                 if network is not None:
-                    self._push(network.bound(), _Stream(mesh, self._layouts(mesh, network)))
-        if self._given is not None:
+                    self._push(_Stream(mesh, self._layouts(mesh, network), network.bound()))
+        if self._given is not None:  # what comes after it costs as much at least, and may never be asked for
             given, self._given = self._given, None
-            self._advance(given)
+            given.passed()
+            self._push(given)
         while self._heap and self._heap[0][0] < limit:
             if self.expired():
                 self.bound = self._heap[0][0]
@@ -166,14 +181,15 @@ class Search:
                 self._advance(stream, cause)
         return None
 
-    def _push(self, cost: float, stream: _Stream) -> None:
+    def _push(self, stream: _Stream) -> None:
         assert self._heap is not None
+        # Sums of the same numbers in another order are the same: then fewer axes come first.
+        cost = stream.bound if stream.next is None else float(f"{stream.bound:.12g}")
         heapq.heappush(self._heap, (cost, stream.next is not None, len(stream.mesh.axes), next(self._number), stream))
 
     def _advance(self, stream: _Stream, cause: dict[str, int] | None = None) -> None:
-        if stream.advance(cause) and stream.next is not None:
-            # Sums of the same numbers in another order are the same: then fewer axes come first.
-            self._push(float(f"{stream.next.cost:.12g}"), stream)
+        if stream.advance(cause):
+            self._push(stream)
 
     def _network(self, mesh: MeshShape, forbidden: Sequence[Mapping[str, int]]) -> MeshNetwork | None:
         network = MeshNetwork(self.costs, mesh, self._fixed_axes(mesh), forbidden)
@@ -183,14 +199,17 @@ class Search:
         return network
 
     def _layouts(self, mesh: MeshShape,
-                 network: MeshNetwork | None) -> Generator[Candidate, dict[str, int] | None, None]:
-        """The legal layouts of a mesh shape, cheapest first. What is sent in does not lower: it is left out, with
-        everything that has it."""
+                 network: MeshNetwork | None) -> Generator[Candidate | float, dict[str, int] | None, None]:
+        """The legal layouts of a mesh shape, cheapest first, and bounds of those to come, in seconds. What is sent in
+        does not lower: it is left out, with everything that has it."""
         forbidden: list[dict[str, int]] = []
         done: set[tuple[tuple[str, int], ...]] = set()
         repeated = 0
         while network is not None:
             for axis_of in self._assignments(network):
+                if isinstance(axis_of, float):
+                    yield axis_of
+                    continue
                 candidate = Candidate(self.costs.total(mesh, axis_of), mesh, axis_of)
                 trimmed = self.trim(candidate)
                 if self.costs.legality.problem(trimmed.axis_of, mesh.sizes) is None:
@@ -219,32 +238,53 @@ class Search:
             else:
                 return
 
-    def _assignments(self, network: MeshNetwork) -> Iterator[dict[str, int]]:
-        """Layouts within the memory limit, cheapest first; the first of them may come twice."""
-        any_fits = False
-        try:
-            for number, (_, assignment) in enumerate(cheapest(network.network)):
+    def _assignments(self, network: MeshNetwork) -> Iterator[dict[str, int] | float]:
+        """Layouts within the memory limit, cheapest first, and bounds of those to come; the first may come twice."""
+        with contextlib.suppress(InfeasibleError):
+            for number, (cost, assignment) in enumerate(cheapest(network.network)):
                 axis_of = network.layout(assignment)
                 if self._fits(network.mesh, axis_of):
-                    any_fits = True
                     yield axis_of
-                elif not any_fits:
-                    # The cheapest that fits may come late in this order: it is searched for by itself.
-                    solution = self._cheapest_within_memory(network)
-                    if solution is None:
-                        return
-                    any_fits = True
-                    yield network.layout(solution)
+                elif not number:
+                    # The cheapest that fits may come late in this order: it is searched for by itself, if the cheapest
+                    # of all does not cost too much.
+                    yield cost
+                    yield from self._assignments_within_memory(network)
+                    return
                 if number > _PATIENCE:
                     return
-        except InfeasibleError:
+
+    def _assignments_within_memory(self, network: MeshNetwork) -> Iterator[dict[str, int] | float]:
+        """As `_assignments`, where the cheapest does not fit: in the order of what they cost with a charge for what
+        they hold, which is below what those cost that fit, and close to it near the limit."""
+        solution = self._cheapest_within_memory(network)
+        if solution is None:
             return
+        best = network.layout(solution.assignment)
+        yield best
+        moment = self.costs.peak_memory(network.mesh, best)[1]
+        charge = float(solution.statistics.get("multiplier", 0.0))
+        charged = CostNetwork([seconds + charge * nbytes for seconds, nbytes in zip(
+            network.network.vectors, network.memory_vectors(moment), strict=True)], network.network.edges)
+        waiting: list[tuple[float, int, dict[str, int]]] = []
+        for number, (cost, assignment) in enumerate(cheapest(charged)):
+            bound = cost - charge * self.memory_limit * (1 + _ROUNDING)
+            while waiting and waiting[0][0] <= bound:
+                yield heapq.heappop(waiting)[2]
+            yield bound
+            axis_of = network.layout(assignment)
+            if self._fits(network.mesh, axis_of):
+                heapq.heappush(waiting, (self.costs.total(network.mesh, axis_of), number, axis_of))
+            if number > _PATIENCE:
+                break
+        while waiting:
+            yield heapq.heappop(waiting)[2]
 
     def _fits(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> bool:
         return math.isinf(self.memory_limit) or (
             self.costs.peak_memory(mesh, axis_of)[0] <= (1 + _ROUNDING) * self.memory_limit)
 
-    def _cheapest_within_memory(self, network: MeshNetwork) -> tuple[int, ...] | None:
+    def _cheapest_within_memory(self, network: MeshNetwork) -> Solution | None:
         """None where none fits; then `lightest` is told what the lightest needs."""
         memory = functools.cache(network.memory_vectors)
 
@@ -254,15 +294,14 @@ class Search:
         try:
             found = minimise_within_peak(network.network, memory, peak, self.memory_limit)
         except InfeasibleError:
-            block = self.costs.largest_block
-            least, lightest = least_memory(network.network, memory(block))
+            least, lightest = least_memory(network.network, memory(self.costs.fullest_moment))
             least = max(least, peak(lightest)[0])
             if self.lightest is None or least < self.lightest[0]:
                 self.lightest = least, network.mesh, network.layout(lightest)
             return None
         if not found.optimal:
             self.bound = min(self.bound, found.lower_bound)
-        return found.assignment
+        return found
 
     def cheapest_with(self, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:
         """The cheapest legal layout of a mesh shape with a dim on an axis (None: on none), without needless rules."""

@@ -59,6 +59,23 @@ class _Made(NamedTuple):
     finished: tuple[int, ...]
 
 
+class _Read(NamedTuple):
+    """An operation, read once for all layouts.
+
+    Attributes:
+      number: what it has in common with the operations that lower alike; None where it has to be lowered every time.
+      names: of its dims.
+      inputs, outputs: its tensors.
+      reads: the tensors whose values it reads.
+    """
+
+    number: int | None
+    names: tuple[str, ...]
+    inputs: tuple[mtf.Tensor, ...]
+    outputs: tuple[mtf.Tensor, ...]
+    reads: tuple[mtf.Tensor, ...]
+
+
 class Memo:
     """What was lowered before, under any layout, of this graph or of another.
 
@@ -125,6 +142,7 @@ class _ShapeLowering(mtf.Lowering):
         self.scope: _Scope = ()
         self._verifier, self._memo = verifier, verifier.memo
         self._inside: dict[mtf.Tensor, _Scope] = {}  # tensors that are made in loops
+        self._axes: dict[tuple[str, ...], tuple[tuple[int, int] | None, ...]] = {}  # of the dims of an operation
         self._counters: list[tuple[str, int]] = []
         self.tensors: dict[mtf.Tensor, Slices | mtf.ops.LazyAllreduceSum] = {}
         self.operations: dict[mtf.Operation, tf.Operation] = {}
@@ -151,11 +169,12 @@ class _ShapeLowering(mtf.Lowering):
         """
         self.scope = scope
         try:
+            read = self._verifier.read(operation)
             if self._inside:
-                for tensor in rule_of(operation).reads(operation):
+                for tensor in read.reads:
                     if not self.is_within(self._inside.get(tensor, ())):
                         raise ValueError(f"{tensor.name} is made in a loop and cannot be read outside of it")
-            self._lower(operation)
+            self._lower(operation, read)
         except _LoweringError:
             raise
         except Exception as error:  # whatever an operation's lowering raises is the answer
@@ -164,7 +183,7 @@ class _ShapeLowering(mtf.Lowering):
                              for axis in laid_out.mesh_axes)
             raise _LoweringError(operation, error, axes) from error
         if scope:
-            self._inside.update(dict.fromkeys(operation.outputs, scope))
+            self._inside.update(dict.fromkeys(read.outputs, scope))
 
     def _state(self, tensor: mtf.Tensor) -> Hashable:
         """Of a partial sum: the mesh axes it is to be summed over, whether nobody has done so yet, and whether it is
@@ -174,24 +193,24 @@ class _ShapeLowering(mtf.Lowering):
             return tuple(laid_out.mesh_axes), laid_out.finished_in is None, laid_out.usable
         return None
 
-    def _lower(self, operation: mtf.Operation) -> None:
-        entry = self._verifier.key(operation)
-        if entry is None:
+    def _lower(self, operation: mtf.Operation, read: _Read) -> None:
+        if read.number is None:
             self._lower_anew(operation)
             return
-        number, names = entry
-        key = (number, tuple([self.impl.axis_of(name) for name in names]),
-               tuple([self._state(tensor) for tensor in operation.inputs]))
+        axes = self._axes.get(read.names)
+        if axes is None:
+            axes = self._axes[read.names] = tuple([self.impl.axis_of(name) for name in read.names])
+        key = read.number, axes, tuple([self._state(tensor) for tensor in read.inputs])
         made = self._memo.made.get(key)
         if made is None:
             self._memo.made[key] = self._lower_anew(operation)
             return
         for position in made.finished:
-            self.tensors[operation.inputs[position]].to_laid_out_tensor()
+            self.tensors[read.inputs[position]].to_laid_out_tensor()
         if isinstance(operation, mtf.Variable):
             self.variables[operation] = ShapeVariable(operation, self.impl)
-        for output, (dtype, shape, axes) in zip(operation.outputs, made.outputs, strict=True):
-            self.tensors[output] = self._laid_out(dtype, shape, axes)
+        for output, (dtype, shape, summed) in zip(read.outputs, made.outputs, strict=True):
+            self.tensors[output] = self._laid_out(dtype, shape, summed)
 
     def _laid_out(self, dtype: tf.DType, shape: tuple[int, ...], axes: _Axes) -> Slices | _PendingSum:
         slices = self.impl.slices(dtype, shape)
@@ -299,7 +318,7 @@ class Verifier:
     def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = (), memo: Memo | None = None) -> None:
         self.graph, self.outputs = graph, list(outputs)
         self.memo = Memo() if memo is None else memo
-        self._keys: dict[mtf.Operation, tuple[int, tuple[str, ...]] | None] = {}
+        self._reads: dict[mtf.Operation, _Read] = {}
         self._outer = tf.get_default_graph()
         for operation in graph.operations:
             if isinstance(operation, mtf.Variable) and hasattr(operation, "_master"):
@@ -313,15 +332,15 @@ class Verifier:
             self._scratch = func_graph.FuncGraph("layout")
         self._placeholders: dict[tuple[tf.DType, tuple[int, ...]], Slices] = {}
 
-    def key(self, operation: mtf.Operation) -> tuple[int, tuple[str, ...]] | None:
-        """The number that the operations which lower alike have in common, and the names of its dims; None where it has
-        to be lowered every time."""
-        if operation not in self._keys:
-            number = self.memo.number(operation)
-            shapes = [tensor.shape for tensor in (*operation.inputs, *operation.outputs)]
-            names = tuple(dict.fromkeys(name for shape in shapes for name in shape.dimension_names))
-            self._keys[operation] = None if number is None else (number, names)
-        return self._keys[operation]
+    def read(self, operation: mtf.Operation) -> _Read:
+        """What is the same of an operation under all layouts."""
+        found = self._reads.get(operation)
+        if found is None:
+            inputs, outputs = tuple(operation.inputs), tuple(operation.outputs)
+            names = dict.fromkeys(name for tensor in (*inputs, *outputs) for name in tensor.shape.dimension_names)
+            found = self._reads[operation] = _Read(self.memo.number(operation), tuple(names), inputs, outputs,
+                                                   tuple(rule_of(operation).reads(operation)))
+        return found
 
     def problem(self, mesh: MeshShape, rules: Mapping[str, str]) -> Problem | None:
         """Lowers the graph under a layout.

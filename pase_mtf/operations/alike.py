@@ -1,4 +1,8 @@
-"""Which operations of a graph lower alike: a key per operation, equal where class, settings and shapes are."""
+"""Which operations of a graph are alike: a key per operation, equal where class, settings and shapes are.
+
+The layers of a stack repeat each other, in operations that differ in names and in the numbers they compute with only:
+what is known of one of them, or what lowering it makes, holds for all.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,18 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["lowering_key"]
+__all__ = ["Alike", "lowering_key"]
+
+_ops = mtf.ops
+
+# They hold variables or operations, or read what is no input of theirs.
+_BY_THEMSELVES = (_ops.ReadVariable, mtf.Assign, _ops.Depend, _ops.WhileLoopOperation, _ops.CustomGradientOperation)
 
 # Attributes of operations that say who they are, not what they do.
 _SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
 _DEEPEST = 6
+# Of these, equal ones are alike.
+_PLAIN = frozenset({str, int, float, bool, type(None), frozenset})
 
 
 class _Itself:
@@ -37,22 +48,40 @@ def lowering_key(operation: mtf.Operation) -> Hashable:
     What an operation holds and cannot be compared is alike where it is the very same.
     """
     if isinstance(operation, mtf.Variable):
-        return mtf.Variable, _key(operation.shape), operation.slice_dtype, operation.activation_dtype
+        return type(operation), _key(operation.shape), operation.slice_dtype, operation.activation_dtype
     return _operation_key(operation, 0)
 
 
+class Alike:
+    """Numbers for the operations of one graph: those that are alike have one number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, operation: mtf.Operation) -> int | None:
+        """The number of an operation. None of one that has to be looked at by itself: of a class that is not
+        Mesh-TF's own, or that reads what is no input of it."""
+        if isinstance(operation, _BY_THEMSELVES) or type(operation).__module__ != _ops.__name__:
+            return None
+        return self._numbers.setdefault(lowering_key(operation), len(self._numbers))
+
+
 def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:
-    attributes = tuple((name, _key(value, depth + 1)) for name, value in sorted(vars(operation).items())
-                       if name not in _SKIPPED)
-    return type(operation), tuple(_key(t) for t in (*operation.inputs, *operation.outputs)), attributes
+    attributes = tuple([(name, _key(value, depth + 1)) for name, value in vars(operation).items()
+                        if name not in _SKIPPED])
+    tensors = tuple([("mtf", ("shape", tuple(tensor.shape.dims)), tensor.dtype)
+                     for tensor in (*operation.inputs, *operation.outputs)])
+    return type(operation), tensors, attributes
 
 
 def _key(value: Any, depth: int = 0) -> Hashable:
     """Equal for values that make no difference to a lowering. Arrays and tensors count by shape and dtype."""
+    if type(value) in _PLAIN:
+        return type(value), value
     if isinstance(value, mtf.Dimension):
         return "dim", value.name, value.size
     if isinstance(value, mtf.Shape):
-        return "shape", tuple((dim.name, dim.size) for dim in value.dims)
+        return "shape", tuple(value.dims)
     if isinstance(value, mtf.Tensor):
         return "mtf", _key(value.shape), value.dtype
     if isinstance(value, tf.Tensor):

@@ -6,8 +6,10 @@ import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from pase_mtf.compat import mtf
+from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.flow import Flow, all_operations
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
 from pase_mtf.operations.registry import Rule, rule_of, splittable_dims
@@ -38,6 +40,7 @@ class OperationFacts:
       splittable: names of the dims that our lowering can split.
       layer: the kind of layer that it opens.
       is_anchor: whether it always opens a layer of its own.
+      like: the first of the operations that are alike; None where there is none before it.
     """
 
     operation: mtf.Operation
@@ -57,6 +60,7 @@ class OperationFacts:
     layer: str
     is_anchor: bool
     traced: dict[Hashable, Nodes] = dataclasses.field(repr=False)
+    like: OperationFacts | None = dataclasses.field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -71,11 +75,15 @@ class OperationFacts:
     @functools.cached_property
     def flops(self) -> float:
         """Of the whole, unsplit operation."""
+        if self.like is not None:
+            return self.like.flops
         return 0.0 if self.kind == "none" else self.rule.flops(self.operation)
 
     @functools.cached_property
     def nodes(self) -> Nodes:
         """What it becomes on a device. A function of slices is traced for it, once per text and shapes."""
+        if self.like is not None:
+            return self.like.nodes
         if self.rule.nodes is not None:
             return self.rule.nodes(self.operation, self.traced)
         if self.kind == "pointwise" and self.operation.outputs:
@@ -114,6 +122,9 @@ class _Reader:
         self._flow = flow
         self._traced: dict[Hashable, Nodes] = {}
         self._iterations: dict[mtf.Operation, int | None] = {}  # of loops
+        self._alike = Alike()
+        # By the number that operations which are alike have in common.
+        self._known: dict[int, tuple[OperationFacts, _Common]] = {}
 
     def _iterations_of(self, loop: mtf.Operation) -> int | None:
         if loop not in self._iterations:
@@ -121,23 +132,44 @@ class _Reader:
         return self._iterations[loop]
 
     def read(self, operation: mtf.Operation, index: int, is_needed: bool) -> OperationFacts:
-        """The facts of an operation."""
-        rule, loops = rule_of(operation), self._flow.loops_of[operation]
-        kind, reads = rule.kind(operation), tuple(rule.reads(operation))
-        # What goes round in a loop and comes out of it is laid out as those lay it out that make it, not by the loop.
-        tensors = () if rule.loop(operation) else (*operation.outputs, *reads)
-        dims = {(dim.name, dim.size): dim for tensor in tensors for dim in tensor.shape.dims
-                if not dim.name.startswith("_anonymous_")}
+        """The facts of an operation; of one that is like another before it, most are those of the other."""
+        number = self._alike.number(operation)
+        like, common = self._known.get(number, (None, None)) if number is not None else (None, None)
+        rule = rule_of(operation) if like is None else like.rule
+        reads, loops = tuple(rule.reads(operation)), self._flow.loops_of[operation]
+        common = common or _common(operation, rule, reads)
         iterations = map(self._iterations_of, loops)
-        return OperationFacts(
-            operation=operation, index=index, rule=rule, is_needed=is_needed, kind=kind, reads=reads,
+        fact = OperationFacts(
+            operation=operation, index=index, rule=rule, is_needed=is_needed, reads=reads,
             sources=tuple(map(self._flow.origin, reads)), loops=loops,
             trips=math.prod(ASSUMED_TRIPS if count is None else count for count in iterations),
             iterations=self._iterations_of(operation) if rule.loop(operation) else 1,
-            assigns=tuple(rule.assigns(operation)), contracted=tuple(rule.contracted(operation)),
-            dims=tuple(dims.values()), splittable=splittable_dims(operation),
-            layer=rule.layer or _LAYER_OF_KIND.get(kind, "pointwise"),
-            is_anchor=rule.is_anchor or kind in ("matmul", "convolution"), traced=self._traced)
+            assigns=tuple(rule.assigns(operation)), traced=self._traced, like=like, **common._asdict())
+        if number is not None:
+            self._known.setdefault(number, (fact, common))
+        return fact
+
+
+class _Common(NamedTuple):
+    """Fields of `OperationFacts` that operations which are alike have in common."""
+
+    kind: str
+    contracted: tuple[tuple[str, ...], ...]
+    dims: tuple[mtf.Dimension, ...]
+    splittable: frozenset[str]
+    layer: str
+    is_anchor: bool
+
+
+def _common(operation: mtf.Operation, rule: Rule, reads: Sequence[mtf.Tensor]) -> _Common:
+    kind = rule.kind(operation)
+    # What goes round in a loop and comes out of it is laid out as those lay it out that make it, not by the loop.
+    tensors = () if rule.loop(operation) else (*operation.outputs, *reads)
+    dims = {(dim.name, dim.size): dim for tensor in tensors for dim in tensor.shape.dims
+            if not dim.name.startswith("_anonymous_")}
+    return _Common(kind, tuple(rule.contracted(operation)), tuple(dims.values()), splittable_dims(operation),
+                   rule.layer or _LAYER_OF_KIND.get(kind, "pointwise"),
+                   rule.is_anchor or kind in ("matmul", "convolution"))
 
 
 def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:

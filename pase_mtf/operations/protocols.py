@@ -22,8 +22,8 @@ LaidOut: TypeAlias = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor | mtf.o
 
 
 def dims_of(shape: mtf.Shape) -> Dims:
-    """A shape as plain names and sizes."""
-    return tuple((dim.name, dim.size) for dim in shape.dims)
+    """A shape as names and sizes."""
+    return tuple(shape.dims)
 
 
 HasDims: TypeAlias = mtf.Tensor | mtf.Shape | Sequence[mtf.Dimension]

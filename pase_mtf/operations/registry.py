@@ -164,11 +164,13 @@ class Rule:
 
 
 _RULES: dict[type[mtf.Operation], Rule] = {}
+_RESOLVED: dict[type[mtf.Operation], Rule] = {}  # what `rule_of` has found for classes, with the rules as they are
 
 
 def add_rules(rules: Mapping[type, Rule]) -> None:
     """Takes up the rules of a family: Operation class -> its rule."""
     _RULES.update(rules)
+    _RESOLVED.clear()
 
 
 def _nearest(operation_class: type[mtf.Operation]) -> tuple[type[mtf.Operation], Rule] | None:
@@ -192,10 +194,13 @@ def rule_of(operation: mtf.Operation) -> Rule:
 
     Of an unknown class (see `is_known`) the parent's kind and FLOPs are taken; what it can split is found by trying.
     """
-    found = _nearest(type(operation))
-    if found is not None and type(operation).lower is found[0].lower:
-        return found[1]
-    return dataclasses.replace(found[1] if found else Rule(), **_AS_TRIED)
+    rule = _RESOLVED.get(type(operation))
+    if rule is None:
+        found = _nearest(type(operation))
+        known = found is not None and type(operation).lower is found[0].lower
+        rule = found[1] if found and known else dataclasses.replace(found[1] if found else Rule(), **_AS_TRIED)
+        _RESOLVED[type(operation)] = rule
+    return rule
 
 
 def trial_of(operation: mtf.Operation) -> Trial | None:
@@ -325,7 +330,7 @@ def register_operation(operation_class: type[mtf.Operation], *,
         changes["flops"] = flops
     if contracted is not None:
         changes |= {"contracted": contracted, "sum_is_pending": always(False)}
-    _RULES[operation_class] = dataclasses.replace(rule, **changes)
+    add_rules({operation_class: dataclasses.replace(rule, **changes)})
 
 
 def _as_registered(operation: mtf.Operation, demands: StockDemands) -> None:

@@ -82,7 +82,7 @@ def test_by_the_machine_at_hand_and_by_a_file(cache_dir, timed_kernels, tmp_path
     assert here.seconds == pytest.approx(sum(times.get(kernel).seconds * count for counts in parts.values()
                                              for kernel, count in counts.items()), rel=1e-3)
     assert f"all {report['of_strategy']} kernels of it measured" in str(here)
-    with pytest.raises(UsageError, match="explain is for fitted prices"):
+    with pytest.raises(UsageError, match="explain is for roofline prices"):
         here.explain("batch")
     save_tables(tmp_path / "mine.json", [times])
     timed_kernels.clear()

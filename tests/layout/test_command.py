@@ -132,7 +132,7 @@ def test_flags_and_files(program, capsys, tmp_path):
     (["--mesh=-8", "--graph={}"], "not above zero", 2),
     (["--mesh=8", "--graph={}", "--prices=mesured"], "did you mean 'measured'", 2),
     (["--mesh=8", "--graph={}", "--prices=measured", "--measure_seconds=0"], "not above zero", 2),
-    (["--mesh=8", "--graph={}", "--prices=measured", "--explain=batch"], "--explain is for fitted prices", 2),
+    (["--mesh=8", "--graph={}", "--prices=measured", "--explain=batch"], "--explain is for roofline prices", 2),
     (["--mesh=8", "--graph={}", "--prices=measured", "--machine=h100"], "'h100' is neither", 2),
     (["--mesh=8", "--graph=their_program"], "not module:function", 2),
     (["--mesh=8", "--graph=nowhere_at_all:f"], "no module 'nowhere_at_all'", 2),

@@ -45,6 +45,7 @@ def program(*classes, batch=BATCH):
 def _forget(monkeypatch):
     """What a test registers."""
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.setattr(registry, "_RESOLVED", {})
 
 
 def losses(classes, rule):

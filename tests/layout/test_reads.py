@@ -30,7 +30,11 @@ def impl(mesh_shape, layout):
     (lambda mesh_shape, layout: None, set()),
     (impl, set()),
     (lambda mesh_shape, layout: mtf.convert_to_shape(mesh_shape).size, set()),
-    (lambda mesh_shape, layout: mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, BATCH),
+    (lambda mesh_shape, layout: mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, BATCH), {("parts", "batch")}),
+    (lambda mesh_shape, layout: mtf.tensor_dim_to_size_per_split(
+        mtf.convert_to_layout_rules(layout), mtf.convert_to_shape(mesh_shape), BATCH), {("parts", "batch")}),
+    (lambda mesh_shape, layout: mtf.convert_to_shape(mesh_shape)[mtf.convert_to_layout_rules(
+        layout).tensor_dimension_to_mesh_axis(BATCH, mtf.convert_to_shape(mesh_shape))].size,
      {("axis", "batch"), ("size", 0)}),
     (lambda mesh_shape, layout: impl(mesh_shape, layout).slice_shape(mtf.Shape([BATCH, LENGTH])),
      {("axis", "batch"), ("size", 0), ("axis", "length")}),
@@ -62,9 +66,22 @@ def test_layouts_with_the_same_answers_are_the_same():
         return reads.same_for(mesh, parse_rules(rules, mesh), (mesh_shape, rules))
     assert same("a:2;b:4", "batch:a")
     assert same("a:2;b:2;c:2", "length:b;batch:a")
+    assert same("a:4;b:2", "batch:b")  # on another axis, in as many parts
     assert not same("a:4;b:2", "batch:a")
     assert not same("a:2;b:4", "batch:b")
     assert not same("a:2;b:4", "")
+
+
+def test_who_looks_for_the_axis_sees_which_one_it_is():
+    reads = asked(lambda mesh_shape, layout: impl(mesh_shape, layout).tensor_dimension_to_mesh_axis(BATCH))
+    mesh = parse_mesh_shape("a:4;b:2")
+    assert not reads.same_for(mesh, parse_rules("batch:b", mesh), ("a:4;b:2", "batch:b"))
+
+
+def test_a_dim_that_is_split_no_further_is_as_if_it_were_whole():
+    reads = asked(lambda mesh_shape, layout: mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, LENGTH))
+    mesh = parse_mesh_shape("a:8;b:1")
+    assert reads.same_for(mesh, parse_rules("length:b", mesh), ("a:8;b:1", "length:b"))
 
 
 def test_mesh_tensorflow_is_as_before_after_it():

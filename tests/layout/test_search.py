@@ -15,6 +15,7 @@ from pase_mtf.amounts import bytes_text
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.layout import search as search_module
 from pase_mtf.layout.costs import LayoutCosts
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.legality import StockLegality
@@ -215,6 +216,48 @@ def test_memory_limit():
         with pytest.raises(InfeasibleError) as caught:
             find_layout(graph, 4, [loss], FLAT, memory_limit=least * 0.9)
         assert f"needs {bytes_text(least)} per device, the limit is {bytes_text(least * 0.9)}" in str(caught.value)
+
+
+def _all_within(costs, legality, meshes, limit):
+    """What all layouts cost that fit, each number once, in order."""
+    return sorted({float(f"{costs.total(mesh, axis_of):.9g}") for mesh, axis_of in all_layouts(legality, meshes)
+                   if costs.peak_memory(mesh, axis_of)[0] <= limit})
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
+def test_layouts_within_memory_come_in_order_and_none_is_missing(share):
+    graph, loss, _ = perceptron(32)
+    costs, legality = costs_of(graph, FLAT, 4, [loss])
+    meshes = mesh_shapes(4, FLAT)
+    needs = [costs.peak_memory(mesh, axis_of)[0] for mesh, axis_of in all_layouts(legality, meshes)]
+    limit = min(needs) + share * (max(needs) - min(needs))
+    found = [candidate.cost for candidate in Search(costs, meshes, {}, limit, lambda *layout: None)]
+    assert found == sorted(found)
+    assert sorted({float(f"{cost:.9g}") for cost in found}) == _all_within(costs, legality, meshes, limit)
+
+
+def test_what_cannot_be_the_answer_is_not_searched_within_memory(monkeypatch):
+    """A mesh shape whose cheapest layout costs more than the answer, and what comes after the answer."""
+    graph, loss, _ = perceptron(32)
+    costs, legality = costs_of(graph, FLAT, 4, [loss])
+    meshes = mesh_shapes(4, FLAT)
+    free = next(iter(Search(costs, meshes, {}, math.inf, lambda *layout: None)))
+    least = min(costs.peak_memory(mesh, axis_of)[0] for mesh, axis_of in all_layouts(legality, meshes))
+    limit = (least + costs.peak_memory(free.mesh, free.axis_of)[0]) / 2
+    solved, enumerated = [], []
+    monkeypatch.setattr(search_module, "minimise_within_peak",
+                        lambda *args, solve=search_module.minimise_within_peak: solved.append(args) or solve(*args))
+    monkeypatch.setattr(search_module, "cheapest", lambda *args, order=search_module.cheapest: (
+        enumerated.append(args) or entry for entry in order(*args)))
+    search = Search(costs, meshes, {}, limit, lambda *layout: None)
+    best = search.next_below(math.inf)
+    looked_at = len(enumerated)
+    assert search.next_below(best.cost) is None
+    assert len(enumerated) == looked_at
+    # With a limit below every unconstrained optimum, nothing is solved within memory.
+    del solved[:]
+    assert Search(costs, meshes, {}, limit, lambda *layout: None).next_below(free.cost * (1 - 1e-9)) is None
+    assert not solved
 
 
 def test_what_a_device_holds_is_the_limit_unless_another_is_given():

@@ -26,6 +26,7 @@ def builder():
 def rules(monkeypatch):
     """What a test registers is forgotten after it."""
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.setattr(registry, "_RESOLVED", {})
 
 
 class Reversed(mtf.Operation):

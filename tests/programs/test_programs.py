@@ -12,7 +12,7 @@ from benchmarks import programs
 from pase_mtf.compat import mtf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.phases import phases_of
-from pase_mtf.launch.strategies import random_configurations
+from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.facts import read_operations
 from pase_mtf.strategy.find import find_strategy
@@ -68,7 +68,7 @@ def test_batches_repeat_and_fit_their_placeholders(name):
 
 def _strategy(kind, graph):
     if kind == "exact":
-        return find_strategy(graph, training.DEVICES, MACHINE)
+        return find_strategy(graph, training.DEVICES, MACHINE, simulate=0)
     return evaluate_strategy(graph, random_configurations(graph, training.DEVICES, int(kind), seed=5),
                              training.DEVICES, MACHINE)
 
