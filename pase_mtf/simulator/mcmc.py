@@ -21,11 +21,13 @@ class SimulatedChain(NamedTuple):
     Attributes:
       assignment: the best strategy it met, an index of a configuration per layer.
       seconds: the simulated step under it.
+      first_seconds: that of the assignment it started from.
       proposals: how many it looked at.
     """
 
     assignment: tuple[int, ...]
     seconds: float
+    first_seconds: float
     proposals: int
 
 
@@ -40,7 +42,7 @@ def search_simulated(priced: PricedNetwork, initial: Sequence[int], *, proposals
       priced: the layers, their configurations, the machine.
       initial: the assignment to start from, such as data parallelism.
       proposals: budget in proposals; the same seed then gives the same result.
-      time_limit: budget in seconds. One of the two has to be given.
+      time_limit: budget in seconds, from when the first step is simulated. One of the two has to be given.
       seed: of the random numbers.
       beta: inverse temperature, relative to the time at the start.
 
@@ -52,15 +54,16 @@ def search_simulated(priced: PricedNetwork, initial: Sequence[int], *, proposals
             raise UsageError(f"{name}={shortened(budget)}: give a positive number")
     if proposals is None and time_limit is None:
         raise UsageError("a chain without end; give proposals= or time_limit=")
-    draw, simulator, begun = random.Random(seed), Simulator(priced), time.perf_counter()
-    now = simulator.seconds(initial)
+    draw, simulator = random.Random(seed), Simulator(priced)
+    now = first = simulator.seconds(initial)
+    begun = time.perf_counter()  # to make the first step's tasks may take longer than the budget
     assignment, best, best_seconds, scale = list(initial), tuple(initial), now, beta / now if now else 0.0
     done, improved = 0, 0.0
     while True:
         used = max(done / proposals if proposals else 0.0,
                    (time.perf_counter() - begun) / time_limit if time_limit else 0.0)
         if used >= 1.0 or used - improved > 0.5:
-            return SimulatedChain(best, best_seconds, done)
+            return SimulatedChain(best, best_seconds, first, done)
         layer = draw.randrange(len(assignment))
         choice, chance, before = draw.randrange(len(priced.configurations[layer])), draw.random(), assignment[layer]
         then = simulator.change(layer, choice)

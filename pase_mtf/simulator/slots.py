@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.simulator.schedule import PICOSECONDS, Tasks
+from pase_mtf.simulator.transfers import Transfers
 
-__all__ = ["KINDS", "Slot", "SlotBuilder", "TaskNames", "join", "order_in_slot", "waits_of_edge"]
+__all__ = ["KINDS", "Slot", "SlotBuilder", "TaskNames", "join", "order_in_slot", "transfer_slot", "waits_of_edge"]
 
 KINDS = ("kernels", "all-reduce", "gradient all-reduce", "resharding", "transfer")
 """What a task is."""
@@ -57,6 +58,12 @@ class Slot(NamedTuple):
     ends: np.ndarray
     direct: np.ndarray
 
+    def of_layer(self, layer: int) -> Slot:
+        """The same tasks, of another layer."""
+        names = self.names.copy()
+        names[TaskNames._fields.index("layer")] = layer
+        return self._replace(names=names)
+
 
 class SlotBuilder:
     """Collects the tasks of a slot."""
@@ -77,20 +84,43 @@ class SlotBuilder:
         self.inner += [(other, number) for other in after]
         return number
 
-    def build(self, first: Sequence[Sequence[int]] = (), last: Sequence[Sequence[int]] = (),
-              begins: Sequence[tuple[int, int]] = (), ends: Sequence[tuple[int, int]] = (),
-              direct: Sequence[tuple[int, int]] = ()) -> Slot:
-        """The slot."""
+    def build(self, first: Sequence[Sequence[int]], last: Sequence[Sequence[int]]) -> Slot:
+        """The slot of a layer."""
         rows = np.array(self.rows, np.int64).reshape(-1, 5)
         at = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(entry) for entry in self.resources], out=at[1:])
         resource = np.fromiter(itertools.chain.from_iterable(self.resources), np.int64, int(at[-1]))
+        inner = np.array(self.inner, np.int64).reshape(-1, 2).T
+        return Slot(rows[:, 0], at, resource, rows[:, 1:].T, tuple(self.devices), inner, np.array(first, np.int64),
+                    np.array(last, np.int64), _NOBODY, _NOBODY, _NOBODY)
 
-        def pairs(entries: Sequence[tuple[int, int]]) -> np.ndarray:
-            return np.array(entries, np.int64).reshape(-1, 2).T
 
-        return Slot(rows[:, 0], at, resource, rows[:, 1:].T, tuple(self.devices), pairs(self.inner),
-                    np.array(first, np.int64), np.array(last, np.int64), pairs(begins), pairs(ends), pairs(direct))
+_NOBODY = np.zeros((2, 0), np.int64)
+
+
+def transfer_slot(moved: Transfers, seconds: np.ndarray, ports: np.ndarray, names: tuple[int, int, int],
+                  made: np.ndarray, wanted: np.ndarray | None) -> Slot:
+    """The slot of an edge.
+
+    Args:
+      moved: what devices send to each other.
+      seconds: how long that takes, each; what takes no time is no task.
+      ports: int64 [N, ...], what each needs all of at once.
+      names: kind, phase and layer of the tasks.
+      made: the task of the source layer that makes what a device sends.
+      wanted: the task of the target layer that waits for what a device receives; None: none does.
+    """
+    sent = seconds > 0.0
+    sender, receiver, duration = (moved.sender[sent], moved.receiver[sent],
+                                  np.rint(seconds[sent] * PICOSECONDS).astype(np.int64))
+    own = np.arange(len(sender))
+    needs = np.where(duration > 0, ports.shape[1], 0)
+    told = np.stack((*(np.full_like(own, name) for name in names), receiver))
+    return Slot(
+        duration, np.concatenate((np.zeros(1, np.int64), np.cumsum(needs))), ports[sent][duration > 0].reshape(-1),
+        told, tuple((device,) for device in sender.tolist()), _NOBODY, _NOBODY, _NOBODY,
+        np.stack((made[sender], own)), _NOBODY if wanted is None else np.stack((own, wanted[receiver])),
+        _NOBODY if wanted is None else np.stack((made[moved.sender[~sent]], wanted[moved.receiver[~sent]])))
 
 _MOST_IN_SLOT = 1 << 24
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
-from pase_mtf.cost.compute import PARTS, layer_parts
-from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import PHASES, layer_signature
-from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph.computation_graph import Layer, LayerOperation
-from pase_mtf.graph.configurations import Configuration
+from pase_mtf.cost.compute import PARTS
+from pase_mtf.cost.signature import PHASES, OperationSignature, counted, layer_signature
+from pase_mtf.cost.tables import ConfigurationTable, dim_positions
+from pase_mtf.graph.computation_graph import Layer
 from pase_mtf.graph.partition import groups
+from pase_mtf.machine.machine import Machine
 
-__all__ = ["LayerStages", "Stage", "first_operations", "gradient_seconds", "layer_stages"]
+__all__ = ["LayerStages", "Stage", "Stages", "first_operations", "gradient_seconds"]
 
-_KERNELS = [number for number, part in enumerate(PARTS) if part in (*PHASES, "overhead")]
-_MOVES = [number for number, part in enumerate(PARTS) if part.startswith("resharding")]
+_OVERHEAD = PARTS.index("overhead")
+_ROWS = tuple(tuple(PARTS.index(name) for name in (phase, f"all-reduce {phase}", f"resharding {phase}"))
+              for phase in PHASES)
+"""Per phase, the rows of a layer's parts that tell its kernels (without overhead), all-reduces and moves."""
+
+Groups = tuple[tuple[int, ...], ...]
 
 
 class Stage(NamedTuple):
@@ -35,9 +38,9 @@ class Stage(NamedTuple):
     """
 
     kernels: float
-    sums: tuple[tuple[tuple[tuple[int, ...], ...], float], ...]
+    sums: tuple[tuple[Groups, float], ...]
     moves: float
-    gradients: tuple[tuple[tuple[tuple[int, ...], ...], float], ...]
+    gradients: tuple[tuple[Groups, float], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,81 +66,113 @@ def first_operations(layer: Layer) -> tuple[int, ...]:
     return tuple(found)
 
 
-def layer_stages(layer: Layer, configurations: Sequence[Configuration],
-                 reshardings: Reshardings) -> tuple[LayerStages, ...]:
-    """What a layer does under each of its configurations. The seconds of all stages add up to what `layer_parts` says.
+class Stages:
+    """What the layers of a priced network do; found once for those that are priced as one."""
 
-    Where the devices share cores, every stage takes its share of all devices' work.
+    def __init__(self, priced: PricedNetwork) -> None:
+        """Has looked at no layer.
 
-    Args:
-      layer: of a graph.
-      configurations: K of them.
-      reshardings: price what is moved within the layer, on the machine whose numbers count.
-    """
-    machine, position = reshardings.machine, dim_positions(layer)
-    table = ConfigurationTable.build(configurations, position, len(layer.dims))
-    signature = layer_signature(layer)
-    stages = []
-    for phase in PHASES:
-        parts = layer_parts([entry for entry in signature if entry.phase == phase], table, reshardings)
-        kernels = parts[_KERNELS].sum(axis=0) / (table.devices if machine.shared_cores else 1)
-        sums = _sums([operation for operation in layer.operations if operation.phase == phase], layer, table, position,
-                     reshardings)
-        stages.append([Stage(float(kernels[k]), sums[k][0], float(parts[_MOVES, k].sum()), sums[k][1])
-                       for k in range(len(configurations))])
-    return tuple(LayerStages(int(table.devices[k]), tuple(phase[k] for phase in stages))
-                 for k in range(len(configurations)))
+        Args:
+          priced: in seconds.
+        """
+        self._priced = priced
+        self._signatures: dict[int, tuple[OperationSignature, ...]] = {}
+        self._found: dict[tuple[int, int], LayerStages] = {}
+
+    def alike(self, layer: int) -> int:
+        """Equal for layers that do the same under configurations of the same index."""
+        return id(self._priced.parts[layer])  # which are one object for layers that cost the same
+
+    def of(self, layer: int, choice: int) -> LayerStages:
+        """What a layer does under the configuration with that index. All of it adds up to what the layer costs, but for
+        what the price says to be hidden of all-reduces.
+
+        Where the devices share cores, every stage takes its share of all devices' work.
+        """
+        key = self.alike(layer), choice
+        if key not in self._found:
+            self._found[key] = self._stages(layer, choice)
+        return self._found[key]
+
+    def _stages(self, layer: int, choice: int) -> LayerStages:
+        priced, alike = self._priced, self.alike(layer)
+        if alike not in self._signatures:
+            self._signatures[alike] = layer_signature(priced.graph.layers[layer])
+        table = _table(priced.graph.layers[layer], priced, layer, choice)
+        devices, parts = int(table.devices[0]), priced.parts[layer][:, choice]
+        nodes = _nodes(self._signatures[alike])
+        stages = []
+        for phase, (kernels, summed, moved) in zip(PHASES, _ROWS, strict=True):
+            overhead = parts[_OVERHEAD] * (nodes[phase] / max(1, sum(nodes.values())))
+            sums = _sums([entry for entry in self._signatures[alike] if entry.phase == phase], table, priced.machine,
+                         float(parts[summed]))
+            stages.append(Stage(
+                float(parts[kernels] + overhead) / (devices if priced.machine.shared_cores else 1),
+                sums[False], float(parts[moved]), sums[True]))
+        return LayerStages(devices, tuple(stages))
 
 
-_Sums = tuple[tuple[tuple[tuple[int, ...], ...], float], ...]
+def _table(layer: Layer, priced: PricedNetwork, number: int, choice: int) -> ConfigurationTable:
+    return ConfigurationTable.build([priced.configurations[number][choice]], dim_positions(layer), len(layer.dims))
 
 
-def gradient_seconds(layer: Layer, configurations: Sequence[Configuration], reshardings: Reshardings) -> np.ndarray:
-    """What the all-reduces of a layer's weights' gradients take under each of its configurations, float64 [K]: part of
-    what `layer_parts` says, and what the backward pass of other layers may hide.
-
-    Args:
-      layer, configurations, reshardings: as of `layer_stages`.
-    """
-    position = dim_positions(layer)
-    table = ConfigurationTable.build(configurations, position, len(layer.dims))
-    found = _sum_seconds(layer.operations, layer, table, position, reshardings)
-    return sum((taken for (gradient, _), taken in found.items() if gradient), np.zeros(len(configurations)))
-
-
-def _sums(operations: Sequence[LayerOperation], layer: Layer, table: ConfigurationTable, position: dict[str, int],
-          reshardings: Reshardings) -> list[tuple[_Sums, _Sums]]:
-    """The all-reduces of some operations, per configuration: (those that what follows waits for, those of weights'
-    gradients); those over the same groups as one."""
-    seconds = _sum_seconds(operations, layer, table, position, reshardings)
-    found = []
-    for k, devices in enumerate(table.devices):
-        entry: tuple[list[tuple[tuple[tuple[int, ...], ...], float]], ...] = ([], [])
-        for (gradient, columns), taken in seconds.items():
-            if taken[k] > 0.0:
-                members = tuple(groups(int(devices), [(int(table.shards[k, column]), int(table.strides[k, column]))
-                                                      for column in columns if column >= 0]))
-                share = len(members) if reshardings.machine.shared_cores else 1
-                entry[gradient].append((members, float(taken[k]) / share))
-        found.append((tuple(entry[0]), tuple(entry[1])))
+def _nodes(signature: Iterable[OperationSignature]) -> dict[str, int]:
+    """Phase -> how many nodes a layer's operations become on a device: each has its overhead."""
+    found = dict.fromkeys(PHASES, 0)
+    for entry in signature:
+        if entry.kind != "none":
+            found[entry.phase] += entry.nodes * entry.trips
     return found
 
 
-def _sum_seconds(operations: Sequence[LayerOperation], layer: Layer, table: ConfigurationTable,
-                 position: dict[str, int], reshardings: Reshardings) -> dict[tuple[bool, tuple[int, ...]], np.ndarray]:
+def _sums(entries: Sequence[OperationSignature], table: ConfigurationTable, machine: Machine,
+          priced: float) -> dict[bool, tuple[tuple[Groups, float], ...]]:
+    """The all-reduces of some operations of a layer: whether they are of weights' gradients -> those; those over the
+    same groups as one.
+
+    Args:
+      entries: the operations.
+      table: of the layer's one configuration.
+      machine: whose numbers count.
+      priced: what these all-reduces are priced at, by a model or by measured kernels.
+    """
+    seconds = {key: float(taken[0]) for key, taken in _sum_seconds(entries, table, machine).items() if taken[0] > 0.0}
+    modelled = sum(taken for _, taken in seconds.items())
+    found: dict[bool, list[tuple[Groups, float]]] = {False: [], True: []}
+    for (gradient, columns), taken in seconds.items():
+        members = tuple(groups(int(table.devices[0]), [(int(table.shards[0, column]), int(table.strides[0, column]))
+                                                       for column in columns if column >= 0]))
+        # Where devices share cores prices may be of measured kernels.
+        scale = priced / modelled / len(members) if machine.shared_cores else 1.0
+        found[gradient].append((members, taken * scale))
+    return {gradient: tuple(entries) for gradient, entries in found.items()}
+
+
+def gradient_seconds(priced: PricedNetwork) -> list[np.ndarray]:
+    """What the all-reduces of weights' gradients take, per layer under each of its configurations, float64 [K]: what
+    the backward pass of other layers may hide. Layers that are priced as one share one array."""
+    found: dict[int, np.ndarray] = {}
+    for layer, choices, parts in zip(priced.graph.layers, priced.configurations, priced.parts, strict=True):
+        if id(parts) not in found:
+            signature = [entry for entry in layer_signature(layer) if any(entry.gradients)]
+            total = np.zeros(len(choices))
+            if signature:
+                table = ConfigurationTable.build(choices, dim_positions(layer), len(layer.dims))
+                for (gradient, _), taken in _sum_seconds(signature, table, priced.machine).items():
+                    total += taken if gradient else 0.0
+            found[id(parts)] = total
+    return [found[id(parts)] for parts in priced.parts]
+
+
+def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTable,
+                 machine: Machine) -> dict[tuple[bool, tuple[int, ...]], np.ndarray]:
     """(whether of weights' gradients, columns of the dims whose split leaves partial sums) -> seconds of all-reduces,
     float64 [K]."""
-    machine = reshardings.machine
-    weights = {(variable.operand.dims, variable.operand.shape) for variable in layer.variables if variable.trainable}
     seconds: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
-    for operation in operations:
-        for dims, outputs in operation.sums:
-            columns = positions_of(dims, position)
-            nbytes = sum((math.prod(output.shape) * output.itemsize * table.share(positions_of(output.dims, position))
-                          for output in outputs), np.zeros(len(table.devices)))
+    for entry, times in counted(signature).items():
+        for (columns, outputs), gradient in zip(entry.sums, entry.gradients, strict=True):
+            nbytes = sum((size * table.share(held) for held, size in outputs), np.zeros(len(table.devices)))
             taken = allreduce_seconds(nbytes, group_sizes(table, columns, machine), table.devices, machine)
-            gradient = operation.phase == "backward" and all(
-                (output.dims, output.shape) in weights for output in outputs)
             key = gradient, tuple(sorted(set(columns)))
-            seconds[key] = seconds.get(key, 0.0) + operation.trips * taken
+            seconds[key] = seconds.get(key, 0.0) + times * taken
     return seconds

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pase_mtf.cost.build import PricedNetwork
-from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import PHASES
 from pase_mtf.graph.computation_graph import Edge
 from pase_mtf.graph.partition import Partition
-from pase_mtf.simulator.slots import KINDS, Slot, SlotBuilder
-from pase_mtf.simulator.stages import LayerStages, first_operations, layer_stages
-from pase_mtf.simulator.transfers import Transfer, link_level, transfers
+from pase_mtf.simulator.slots import KINDS, Slot, SlotBuilder, transfer_slot
+from pase_mtf.simulator.stages import LayerStages, Stages, first_operations
+from pase_mtf.simulator.transfers import Transfers, link_level, transfers
 
 __all__ = ["Step"]
 
@@ -35,18 +36,20 @@ class Step:
           priced: the layers, their configurations, the machine; in seconds.
         """
         self._priced, self._graph, self._machine = priced, priced.graph, priced.machine
-        self._reshardings = Reshardings(priced.machine)
+        self._stages = Stages(priced)
         # Where operations have no numbers of their own, a gradient goes from later layers to earlier ones.
         self._positions = [[(first, -number if phase == "backward" else number)
                             for phase, first in zip(PHASES, first_operations(layer), strict=True)]
                            for number, layer in enumerate(priced.graph.layers)]
         self._layers: dict[tuple[int, int], Slot] = {}
+        self._alike: dict[tuple[int, int], Slot] = {}
+        self._group_ports: dict[tuple[int, ...], list[int]] = {}
         self._edges: dict[tuple[int, int, int], Slot] = {}
         self._edges_of: list[list[int]] = [[] for _ in priced.graph.layers]
         for number, edge in enumerate(priced.graph.edges):
             for layer in {edge.source, edge.target}:
                 self._edges_of[layer].append(number)
-        self._moved: dict[tuple[Partition, Partition, tuple[int, ...]], list[Transfer]] = {}
+        self._moved: dict[tuple[Partition, Partition, tuple[int, ...]], Transfers] = {}
 
     # -- resources ---------------------------------------------------------------------------------------------------
     @property
@@ -66,16 +69,21 @@ class Step:
 
     def _ports_of_group(self, group: Sequence[int]) -> list[int]:
         """All ports of a group up to the level that joins it."""
-        level = link_level(self._machine.links, group[0], group[-1])
-        return sorted({port for below in range(level + 1) for port in self._ports(below, group, group)})
+        key = tuple(group)
+        if key not in self._group_ports:
+            level = link_level(self._machine.links, group[0], group[-1])
+            self._group_ports[key] = sorted({port for below in range(level + 1)
+                                             for port in self._ports(below, group, group)})
+        return self._group_ports[key]
 
     # -- layers ------------------------------------------------------------------------------------------------------
     def _layer(self, layer: int, choice: int) -> Slot:
         slot = self._layers.get((layer, choice))
         if slot is None:
-            (stages,) = layer_stages(self._graph.layers[layer], [self._priced.configurations[layer][choice]],
-                                     self._reshardings)
-            slot = self._layers[layer, choice] = self._layer_slot(layer, stages)
+            key = self._stages.alike(layer), choice
+            if key not in self._alike:
+                self._alike[key] = self._layer_slot(layer, self._stages.of(layer, choice))
+            slot = self._layers[layer, choice] = self._alike[key].of_layer(layer)
         return slot
 
     def _layer_slot(self, layer: int, stages: LayerStages) -> Slot:
@@ -126,43 +134,38 @@ class Step:
         return phase + 1 if phase + 1 < len(PHASES) else None
 
     def _edge_slot(self, number: int, edge: Edge, source_choice: int, target_choice: int) -> Slot:
-        slot, phase, reads = SlotBuilder(), PHASES.index(edge.phase), self._reads(edge)
+        phase, reads = PHASES.index(edge.phase), self._reads(edge)
         source, target = self._layer(edge.source, source_choice), self._layer(edge.target, target_choice)
-        begins: list[tuple[int, int]] = []
-        ends: list[tuple[int, int]] = []
-        direct: list[tuple[int, int]] = []
-        for one, seconds in self._sent(number, edge, source_choice, target_choice):
-            made = int(source.last[phase][one.sender])
-            wanted = None if reads is None else int(target.first[reads][one.receiver])
-            if seconds > 0.0:
-                own = slot.add(seconds, self._ports(one.level, [one.sender], [one.receiver]), [one.sender],
-                               (_TRANSFER, phase, edge.target, one.receiver))
-                begins.append((made, own))
-                if wanted is not None:
-                    ends.append((own, wanted))
-            elif wanted is not None:
-                direct.append((made, wanted))
-        return slot.build(begins=begins, ends=ends, direct=direct)
+        moved = self._transfers(edge, source_choice, target_choice)
+        seconds = self._seconds(moved, edge, self._priced.edge_cost(number, source_choice, target_choice))
+        first = 0 if self._machine.shared_cores else self._priced.devices * (1 + 2 * moved.level)
+        ports = (np.zeros((len(seconds), 1), np.int64) if self._machine.shared_cores else np.stack(
+            (first + moved.sender, first + self._priced.devices + moved.receiver), axis=1))
+        return transfer_slot(moved, seconds, ports, (_TRANSFER, phase, edge.target), source.last[phase],
+                             None if reads is None else target.first[reads])
 
-    def _sent(self, number: int, edge: Edge, source_choice: int, target_choice: int) -> list[tuple[Transfer, float]]:
-        """What devices send to each other for an edge, with the seconds that it takes."""
-        machine, configurations = self._machine, self._priced.configurations
+    def _transfers(self, edge: Edge, source_choice: int, target_choice: int) -> Transfers:
+        configurations = self._priced.configurations
         source, target = (
             configurations[layer][choice].placed(self._graph.layers[layer], dims) for layer, choice, dims in (
                 (edge.source, source_choice, edge.source_dims), (edge.target, target_choice, edge.target_dims)))
         key = source, target, edge.shape
         if key not in self._moved:
-            self._moved[key] = transfers(source, target, edge.shape, machine.links)
-        moved = self._moved[key]
-        if machine.shared_cores:
+            self._moved[key] = transfers(source, target, edge.shape, self._machine.links)
+        return self._moved[key]
+
+    def _seconds(self, moved: Transfers, edge: Edge, cost: float) -> np.ndarray:
+        """What each transfer of an edge takes; `cost` is the price of all of them, where devices share cores."""
+        sent = moved.elements > 0
+        if self._machine.shared_cores:
             # Blocks may have to be cut where nothing is sent.
-            busy = {one for one in moved if one.elements} or set(moved)
-            share = self._priced.edge_cost(number, source_choice, target_choice) / len(busy)
-            return [(one, share if one in busy else 0.0) for one in moved]
-        links = machine.links
-        return [(one, edge.trips * (one.elements * edge.itemsize / links[one.level].bandwidth
-                                    + one.messages * links[one.level].latency) if one.elements else 0.0)
-                for one in moved]
+            busy = sent if sent.any() else np.ones(len(sent), bool)
+            return np.where(busy, cost / max(1, busy.sum()), 0.0)
+        bandwidth, latency = (np.array([getattr(link, name) for link in self._machine.links])[moved.level]
+                              for name in ("bandwidth", "latency"))
+        seconds: np.ndarray = np.where(sent, edge.trips * (moved.elements * edge.itemsize / bandwidth
+                                                           + moved.messages * latency), 0.0)
+        return seconds
 
     # -- a step ------------------------------------------------------------------------------------------------------
     def slots(self, assignment: Sequence[int]) -> list[Slot]:

@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pase_mtf.graph.partition import Partition, cover, nearest
 from pase_mtf.machine.link import Link
 
-__all__ = ["Transfer", "link_level", "transfers"]
+__all__ = ["Transfers", "link_level", "transfers"]
 
 
-class Transfer(NamedTuple):
-    """What one device sends to another.
+class Transfers(NamedTuple):
+    """What devices send to each other: int64 [N] each, one entry per pair of devices, by receiver.
 
     Attributes:
       sender, receiver: devices; the same where nothing has to be sent.
@@ -22,11 +24,11 @@ class Transfer(NamedTuple):
       messages: in how many pieces.
     """
 
-    sender: int
-    receiver: int
-    level: int
-    elements: int
-    messages: int
+    sender: np.ndarray
+    receiver: np.ndarray
+    level: np.ndarray
+    elements: np.ndarray
+    messages: np.ndarray
 
 
 def link_level(links: Sequence[Link], one: int, other: int) -> int:
@@ -35,19 +37,19 @@ def link_level(links: Sequence[Link], one: int, other: int) -> int:
                 len(links) - 1)
 
 
-def transfers(source: Partition, target: Partition, shape: Sequence[int], links: Sequence[Link]) -> list[Transfer]:
-    """What every device of the target fetches: each piece from the nearest device that holds it.
+def transfers(source: Partition, target: Partition, shape: Sequence[int], links: Sequence[Link]) -> Transfers:
+    """What every device of the target fetches: each piece from the nearest device that holds it. Of which device what
+    it holds itself comes, too, without elements.
 
     Args:
       source, target: partitions of a tensor of this shape.
       shape: its unsplit shape.
       links: of the machine.
-
-    Returns:
-      One per pair of devices, by receiver; of which device what it holds itself comes, too, without elements.
     """
     found: dict[tuple[int, int], list[int]] = {}
-    for parts, positions in target.holders.items():
+    if source == target:
+        found = {(device, device): [0, 0] for device in source.devices}
+    for parts, positions in target.holders.items() if source != target else ():
         pieces = [(piece.parts, math.prod(piece.size)) for piece in cover(source, target, shape, parts)[1]]
         for position in positions:
             receiver = target.devices[position]
@@ -57,5 +59,6 @@ def transfers(source: Partition, target: Partition, shape: Sequence[int], links:
                 if sender != receiver:
                     entry[0] += elements
                     entry[1] += 1
-    return [Transfer(sender, receiver, link_level(links, sender, receiver), elements, messages)
+    rows = [(sender, receiver, link_level(links, sender, receiver), elements, messages)
             for (receiver, sender), (elements, messages) in sorted(found.items())]
+    return Transfers(*np.array(rows, np.int64).reshape(-1, 5).T)

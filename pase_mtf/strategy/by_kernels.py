@@ -67,7 +67,7 @@ def kernel_times(machine: Any, devices: int, kind: str = "cpu", *, again: bool =
         raise UsageError(f"measured prices are of the machine at hand, or of a file that python -m "
                          f"pase_mtf.calibration --save wrote; {shortened(machine)} is neither")
     if kind != "cpu":
-        raise UsageError("measured prices are those of CPUs only; take fitted ones, or devices of kind cpu")
+        raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
     meter = KernelMeter(devices, kind, again=again)
     tell(f"kernels: {len(meter.times)} are known, kept in {meter.path}")
     tell(f"reference kernels: {len(REFERENCES)} are timed")

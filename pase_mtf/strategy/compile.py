@@ -4,7 +4,7 @@
 
 The kernels of `cost`, `search` and `simulator` are compiled by numba when they are first called, for the types they are
 called with. So this calls them as a first `find_strategy` does, on a graph that is too small to take any time, and as
-searches of networks from elsewhere do (with forbidden pairs, or so large that first passes are in single precision).
+searches of networks from elsewhere do (with forbidden pairs, or so large that first passes count costs in steps).
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def _hard() -> CostNetwork:
 
 
 def _large() -> CostNetwork:
-    """Three layers of so many configurations that first passes are in single precision, and over a few of them."""
+    """A row of equal layers, so many and of so many configurations that first passes count costs in steps, look which
+    layers repeat, and are made over a few of the configurations too."""
     every, costs = np.arange(700), np.random.default_rng(0).random((700, 700))
-    return CostNetwork([costs[0]] * 3, [NetworkEdge(i, j, costs, every, every) for i, j in ((0, 1), (1, 2), (0, 2))])
+    return CostNetwork([costs[0]] * 70, [NetworkEdge(i, i + 1, costs, every, every) for i in range(69)])
 
 
 def compile_kernels() -> None:

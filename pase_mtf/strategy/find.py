@@ -9,18 +9,18 @@ from typing import Any
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import PRICES, is_kernel_file, load_machine
-from pase_mtf.cost.build import build_network
+from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
-from pase_mtf.search import methods, solve
+from pase_mtf.search import Solution, methods, solve
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
 from pase_mtf.strategy.choosing import simpler, solve_within
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
 from pase_mtf.strategy.kernels_text import untraced_text
-from pase_mtf.strategy.simulated import shortest_simulated
+from pase_mtf.strategy.simulated import shortest_simulated, walk_simulated, worth_simulating
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
 
 __all__ = ["find_strategy", "least_seconds", "simpler", "solve_within"]
@@ -30,7 +30,8 @@ __all__ = ["find_strategy", "least_seconds", "simpler", "solve_within"]
 def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Machine | str = LOCAL,
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
-                  simulate: int = 0, prices: str = "fitted", measure_seconds: float = 60.0, **options: Any) -> Strategy:
+                  simulate: int | None = None, prices: str = "roofline", measure_seconds: float = 60.0,
+                  **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
     Args:
@@ -48,13 +49,15 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
       simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
         fraction: predictions do not tell such strategies apart, and people do not have to read the other. Then the
         strategy's search says "simpler": "data_parallel", and how far it is from the optimum.
-      simulate: simulate a step of so many of the cheapest strategies (as far as they are found in ten seconds), of
-        those that are cheapest where the backward pass hides gradients' all-reduces, and of data parallelism, and
-        return the one whose step is shortest, for "exact": costs add up, while on devices of their own kernels overlap
-        with what is sent. The strategy's search says how many ("simulated"), how long ("simulated_seconds"), and the
-        place by cost ("simulated_rank").
-      prices: "fitted": by a model of the machine; "measured": by the TensorFlow kernels that strategies run on the CPUs
-        at hand, each timed once, when a strategy that may be the best runs it, and kept (docs/launcher.md). For an
+      simulate: how many of the cheapest strategies (as far as they are found in ten seconds) to simulate a step of,
+        for "exact": costs add up, while on devices of their own kernels overlap with what is sent. Simulated as well
+        are those that are cheapest where the backward pass hides gradients' all-reduces, and data parallelism; the one
+        whose step is shortest is returned. The strategy's search says how many ("simulated"), how long
+        ("simulated_seconds"), and the place by cost ("simulated_rank"). For "mcmc": walk on simulated steps, not on
+        costs, if it is not 0. By default "exact" simulates up to ten (fewer of a large network) where the machine's
+        devices have cores of their own and are no more than 64; 0: the cheapest is returned.
+      prices: "roofline": by the rates of the machine; "measured": by the TensorFlow kernels that strategies run on the
+        CPUs at hand, each timed once, when a strategy that may be the best runs it, and kept (docs/launcher.md). For an
         mtf.Graph, and "exact", "mcmc", "data_parallel" or "expert". The strategy's search says how many "kernels" it
         consists of, and of how many the times are measured; those of the others are estimated.
       measure_seconds: with measured prices, how long to look and to measure.
@@ -76,9 +79,9 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     if not (mesh is None or (isinstance(mesh, (tuple, list)) and all(
             isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] for axis in mesh))):
         raise UsageError(f"mesh={shortened(mesh)}: give pairs of a name and a size, such as [(\"rows\", 2)]")
-    if type(simulate) is not int or simulate < 0:
+    if not (simulate is None or (type(simulate) is int and simulate >= 0)):
         raise UsageError(f"simulate={shortened(simulate)}: give how many strategies to simulate, or 0")
-    if simulate and method != "exact":
+    if simulate and method not in ("exact", "mcmc"):
         raise UsageError(f"method {method!r} finds no strategies to simulate; take \"exact\"")
     if method not in (*methods(), *BY_HAND):
         raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
@@ -92,7 +95,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         refused = {"simulate": simulate, "idle": idle, **options}
         refused.pop("seed", None)
         for name in (name for name, value in refused.items() if value):
-            raise UsageError(f"{name} is for fitted prices; leave it out, or take prices=\"fitted\" and a data sheet")
+            raise UsageError(f"{name} is for roofline prices; leave it out, or take those and a data sheet")
         return _by_measured_kernels(graph, devices, machine, method, mesh, start_from, memory_limit, simple_within,
                                     measure_seconds, options.get("seed", 0))
     if not isinstance(graph, ComputationGraph):
@@ -109,17 +112,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     built = time.perf_counter()
     if start_from is not None:
         priced, options["initial"] = with_configurations(priced, _by_hand(graph, devices, start_from, mesh))
-    if method == "exact":
-        options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
-    if memory_limit is not None and method == "exact":
-        solution = solve_within(priced, memory_limit, options)
-    elif memory_limit is not None:
-        raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
-    else:
-        solution = solve(priced.network, method, **options)
-    simulated: dict[str, Any] = {}
-    if simulate:
-        solution, simulated = shortest_simulated(priced, solution, simulate, memory_limit)
+    solution, simulated = _solved(priced, method, memory_limit, simulate, options)
     found = price_assignment(method, priced, solution.assignment, {
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
         "gap": solution.gap, "lower_bound": solution.lower_bound, "layers": len(graph.layers),
@@ -129,15 +122,32 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     return simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
 
 
+def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simulate: int | None,
+            options: dict[str, Any]) -> tuple[Solution, dict[str, Any]]:
+    """The assignment that a method finds, and what is to be said of simulated steps."""
+    if memory_limit is not None and method != "exact":
+        raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
+    if method == "mcmc" and simulate:
+        return walk_simulated(priced, **options)
+    if method != "exact":
+        return solve(priced.network, method, **options), {}
+    options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
+    solution = solve_within(priced, memory_limit, options)
+    most = worth_simulating(priced) if simulate is None else simulate
+    if not most:
+        return solution, {}
+    return shortest_simulated(priced, solution, most, memory_limit, options.get("time_limit"))
+
+
 def _by_measured_kernels(graph: Any, devices: int, machine: Any, method: str, mesh: Sequence[tuple[str, int]] | None,
                          start_from: str | None, memory_limit: float | None, simple_within: float, seconds: float,
                          seed: int) -> Strategy:
     """`find_strategy` by what the kernels of a program take."""
     if isinstance(graph, ComputationGraph):
         raise UsageError(f"measured prices take the program itself, an mtf.Graph; the exported {shortened(graph.name)} "
-                         "does not tell its kernels: give what it was exported from, or take fitted prices")
+                         "does not tell its kernels: give what it was exported from, or take roofline prices")
     if method not in ("exact", "mcmc", *BY_HAND):
-        raise UsageError(f"method {method!r} is for fitted prices; take \"exact\"")
+        raise UsageError(f"method {method!r} is for roofline prices; take \"exact\"")
     tell = Telling()
     kernels = kernel_times(machine, devices, tell=tell)  # what is wrong with a file is told before TensorFlow is loaded
     from pase_mtf.export.exporter import export_graph
@@ -155,16 +165,18 @@ def _by_measured_kernels(graph: Any, devices: int, machine: Any, method: str, me
     return found
 
 
-def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memory_limit: float | None = None) -> float:
+def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memory_limit: float | None = None,
+                  gap: float = 0.0) -> float:
     """What a step of the cheapest strategy takes: `find_strategy(...).seconds`, without the strategy itself.
 
     Args:
       graph, devices, machine, memory_limit: as of `find_strategy`.
+      gap: by what fraction it may be dearer than the cheapest.
 
     Raises:
       InfeasibleError: no strategy satisfies the limit.
     """
-    priced, options = build_network(graph, machine, devices), {"certificate": False}
+    priced, options = build_network(graph, machine, devices), {"certificate": False, "gap": gap}
     return priced.breakdown(solve_within(priced, memory_limit, options).assignment).total
 
 

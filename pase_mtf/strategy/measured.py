@@ -9,6 +9,7 @@ is from the best at most.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
 from pase_mtf.strategy.choosing import simpler, solve_within
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
-from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
@@ -35,6 +36,14 @@ __all__ = ["MeasuredPrices"]
 
 _CERTAIN = 1e-6
 """A gap, relative, that is rounding."""
+_BY_HAND_SHARE = 0.3
+"""Of the time for measuring, for the kernels of what people write by hand."""
+_WORTH = 0.02
+"""Of a step, that estimates have to promise for one more round of measuring: they are not better than that."""
+_PATIENCE = 3
+"""Rounds in a row that did not find what estimates promised: of many strategies some are always estimated too low."""
+_FIRST_TIME = 0.5
+"""Of the kernels of the first strategy that is looked at: where more are unknown, nobody measured this program here."""
 _SEARCH_SECONDS = 2.0
 """Of one search, where less is left."""
 
@@ -59,7 +68,12 @@ class MeasuredPrices:
         self._graph, self._source, self._meter, self._progress = graph, source, meter, progress
         self._known = KnownKernels(graph, source)
         self._base: tuple[int, PricedNetwork] | None = None
-        self.rounds = 0
+        self.rounds, self._unknown = 0, 0.0
+
+    @property
+    def meter(self) -> KernelMeter | SavedKernels:
+        """Where the times of kernels come from."""
+        return self._meter
 
     def find(self, *, seconds: float = math.inf, prove: bool = False, memory_limit: float | None = None,
              simple_within: float = 0.0) -> Strategy:
@@ -67,8 +81,8 @@ class MeasuredPrices:
 
         Args:
           seconds: how long to look and to measure; what is not measured then keeps its estimate.
-          prove: go on to measure until no other strategy can be cheaper, or the seconds are over. That takes most
-            kernels of most configurations.
+          prove: go on to measure until no other strategy can be cheaper, or the seconds are over, also where all
+            kernels of what was found are known. That takes most kernels of most configurations.
           memory_limit, simple_within: of `find_strategy`.
 
         Raises:
@@ -78,18 +92,18 @@ class MeasuredPrices:
             raise InfeasibleError(f"{self._graph.name}: the graph has no layers; build the model before searching")
         begin = time.perf_counter()
         end = begin + seconds
-        solution, complete = self._converge(end, memory_limit, bounds=False)
-        best = self._configurations(solution)
-        complete = complete and prove
-        if complete:
-            solution, complete = self._converge(end, memory_limit, bounds=True)
-            if complete:
-                best = self._configurations(solution)
+        best, complete = self._explore(begin + (1.0 - _BY_HAND_SHARE) * seconds, memory_limit)
+        # After the search: what it has not seen it estimates by what it has, and these may be far from the best.
+        by_hand = self._by_hand()
+        self._measure(by_hand, end)
+        # The first run on a machine has to measure, and goes on to prove; later ones want the answer at once.
+        if complete and (prove or self._unknown > _FIRST_TIME):
+            solution, complete = self._converge(end, memory_limit)
         else:
-            solution = self._tighten(min(end, time.perf_counter() + _SEARCH_SECONDS), memory_limit)
+            solution, complete = self._tighten(min(end, time.perf_counter() + _SEARCH_SECONDS), memory_limit), False
         bound = solution.lower_bound
-        if simple_within > 0.0:
-            self._try_data_parallel(end)
+        best = (self._configurations(solution) if complete else
+                self._cheapest([best, *by_hand, self._explore(end, memory_limit)[0]], memory_limit))
         priced, assignment = with_configurations(self._priced(bounds=False), best)
         cost = priced.network.cost(assignment)
         gap = max(0.0, cost / bound - 1.0) if bound > 0.0 else math.inf
@@ -108,6 +122,22 @@ class MeasuredPrices:
         self._measure([configurations], time.perf_counter() + seconds)
         priced, assignment = with_configurations(self._priced(bounds=False), configurations)
         return price_assignment(name, priced, assignment, self._report(configurations))
+
+    def again(self, strategy: Strategy, configurations: Sequence[Configuration] | None = None) -> Strategy:
+        """A strategy by what is known now, which may be more than when it was found; nothing is measured.
+
+        Args:
+          strategy: that was found by these prices.
+          configurations: of the strategy that it gives way to, where one turned out to be cheaper.
+        """
+        chosen = strategy.configurations if configurations is None else configurations
+        priced, assignment = with_configurations(self._priced(bounds=False), chosen)
+        told, bound = {**strategy.search, **self._report(chosen)}, strategy.search.get("lower_bound", -math.inf)
+        # What it took to find it stays.
+        told["kernels"] |= {name: strategy.search["kernels"][name] for name in ("rounds", "seconds")}
+        if "gap" in told and not told["optimal"] and bound > 0.0:
+            told["gap"] = max(0.0, priced.network.cost(assignment) / bound - 1.0)
+        return price_assignment(strategy.name, priced, assignment, told)
 
     def improve(self, start: Sequence[Configuration], name: str, *, seconds: float = math.inf, seed: int = 0,
                 ) -> Strategy:
@@ -150,17 +180,47 @@ class MeasuredPrices:
             "seconds": round(self._meter.spent, 1), **({"untraced": untraced} if untraced else {})}}
 
     # -- rounds -------------------------------------------------------------------------------------------------------
-    def _converge(self, end: float, memory_limit: float | None, *, bounds: bool) -> tuple[Solution, bool]:
-        """Searches, looks and measures in turn until the cheapest strategy consists of measured kernels, or the time is
-        over: (the last solution, whether it does)."""
+    def _explore(self, end: float, memory_limit: float | None) -> tuple[tuple[Configuration, ...], bool]:
+        """Searches by estimates, looks and measures in turn, until the cheapest strategy consists of measured kernels,
+        or no other promises much more than the best so far, or a few that did have not kept it, or the time is over:
+        (the best, whether it was not the time)."""
+        best, least, idle = tuple[Configuration, ...](), math.inf, 0
         while True:
-            solution = self._solve(self._priced(bounds=bounds), memory_limit, end)
+            solution = self._solve(self._priced(bounds=False), memory_limit, end)
+            if idle == _PATIENCE or solution.cost >= (1.0 - _WORTH) * least:
+                return best, True
+            configurations = self._configurations(solution)
+            new, kernels = self._known.look(configurations), list(self._known.kernels(configurations))
+            missing = self._meter.missing(kernels)
+            stuck = bool(missing) and not self._measure([configurations], end) and bool(self._meter.missing(kernels))
+            cost = self._cost(configurations)
+            idle = 0 if cost < (1.0 - _WORTH) * least else idle + 1
+            if cost < least:
+                best, least = configurations, cost
+            if not (new or missing):
+                return configurations, solution.optimal
+            if stuck or time.perf_counter() >= end:
+                return best, False
+
+    def _cost(self, configurations: Sequence[Configuration]) -> float:
+        """Seconds of a step by what is known now."""
+        priced, assignment = with_configurations(self._priced(bounds=False), configurations)
+        return priced.network.cost(assignment)
+
+    def _converge(self, end: float, memory_limit: float | None) -> tuple[Solution, bool]:
+        """Searches by bounds, looks and measures in turn until the cheapest strategy consists of measured kernels, or
+        the time is over: (the last solution, whether it does)."""
+        while True:
+            solution = self._solve(self._priced(bounds=True), memory_limit, end)
             configurations = self._configurations(solution)
             new = self._known.look(configurations)
-            missing = self._meter.missing(list(self._known.kernels(configurations)))
+            kernels = list(self._known.kernels(configurations))
+            missing = self._meter.missing(kernels)
             if not new and not missing:
                 return solution, solution.optimal
-            if time.perf_counter() >= end or (missing and not self._measure([configurations], end)):
+            # Those that turn out not to be measurable are no longer missing.
+            if time.perf_counter() >= end or (missing and not self._measure([configurations], end)
+                                              and self._meter.missing(kernels)):
                 return solution, False
 
     def _tighten(self, end: float, memory_limit: float | None) -> Solution:
@@ -179,6 +239,8 @@ class MeasuredPrices:
         missing = sorted(self._meter.missing(list(counts)), key=lambda kernel: -counts[kernel] * price(kernel))
         if not missing or time.perf_counter() >= end:
             return 0
+        if not self.rounds:
+            self._unknown = len(missing) / len(counts)
         self.rounds += 1
         title, done = f"round {self.rounds}", 0
         self._progress(f"{title}: {len(missing)} kernels to measure, {len(self._meter.times)} are known")
@@ -190,13 +252,24 @@ class MeasuredPrices:
 
         return self._meter.measure(missing, end - time.perf_counter(), told)
 
-    def _try_data_parallel(self, end: float) -> None:
-        try:
-            by_hand = data_parallel(self._graph, self._meter.devices)
-        except InfeasibleError:
-            return
-        self._known.look(by_hand)
-        self._measure([by_hand], end)
+    def _by_hand(self) -> list[tuple[Configuration, ...]]:
+        """What people write by hand, looked at: what a search finds among estimates may turn out to be dearer."""
+        found = []
+        for write in (data_parallel, expert):
+            with contextlib.suppress(InfeasibleError):
+                found.append(write(self._graph, self._meter.devices))
+                self._known.look(found[-1])
+        return found
+
+    def _cheapest(self, candidates: Sequence[tuple[Configuration, ...]],
+                  memory_limit: float | None) -> tuple[Configuration, ...]:
+        """The cheapest by what is known now, of those that keep the limit; the first does."""
+        base, costs = self._priced(bounds=False), list[float]()
+        for configurations in candidates:
+            priced, assignment = with_configurations(base, configurations)
+            fits = not costs or memory_limit is None or priced.peak_memory(assignment)[0] <= memory_limit
+            costs.append(priced.network.cost(assignment) if fits else math.inf)
+        return candidates[costs.index(min(costs))]
 
     @property
     def machine(self) -> Machine:

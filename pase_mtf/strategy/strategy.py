@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -25,7 +26,9 @@ from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.timeline import Timeline
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.experts import BY_HAND
+from pase_mtf.strategy.judged_text import is_judged, judged_text
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
+from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
 
 __all__ = ["FORMAT", "VERSION", "Strategy", "evaluate_strategy", "price_assignment", "with_configurations"]
@@ -78,7 +81,7 @@ class Strategy:
       search: "seconds", "optimal", "gap", "lower_bound", "layers", "configurations", "build_seconds"; "assumed", where
         the graph's meta has it; "kernels", where it is priced by kernels: how many it consists of ("of_strategy",
         "measured_of_strategy"), how many the search came across ("seen", "measured"), "rounds" and "seconds" of
-        measuring, and which are "untraced".
+        measuring, and which are "untraced"; what `simulated.shortest_simulated` tells, where steps were simulated.
     """
 
     name: str
@@ -133,15 +136,7 @@ class Strategy:
         prices rest on."""
         if self.name in BY_HAND or "optimal" not in self.search:
             return "written by hand" if self.name in BY_HAND else "given"
-        simulated = ""
-        if self.search.get("simulated"):
-            simulated = (f"; simulated {1e3 * self.search['simulated_seconds']:.3f} ms, the shortest of "
-                         f"{self.search['simulated']}")
-            if self.search["simulated_rank"] > 1:
-                simulated += (f", by cost number {self.search['simulated_rank']}: the cheapest takes "
-                              f"{1e3 * self.search['cheapest_simulated_seconds']:.3f} ms")
-        kernels = kernels_text(self.search)
-        return self._proof() + simulated + (f"; {kernels}" if kernels else "")
+        return "; ".join(filter(None, (self._proof(), judged_text(self.search), kernels_text(self.search))))
 
     def _proof(self) -> str:
         if self.search["optimal"]:
@@ -224,6 +219,14 @@ class Strategy:
         return Simulator(priced).timeline(self._assignment(priced), f"{self.name}: {self.graph_name} on {self.devices} "
                                                                     f"devices ({self.machine_name})")
 
+    @functools.cached_property
+    def simulated_seconds(self) -> float | None:
+        """How long a simulated step takes (`timeline`); None where none is simulated unless it is asked for: the
+        devices share cores (then it is `seconds`) or are too many, or the strategy was loaded without a machine."""
+        if self._priced is None or not is_simulated(self._priced.machine, self.devices):
+            return None
+        return Simulator(self._priced).seconds(self._assignment(self._priced))
+
     def _assignment(self, priced: PricedNetwork) -> list[int]:
         return [priced.index(number, configuration) for number, configuration in enumerate(self.configurations)]
 
@@ -302,6 +305,8 @@ class Strategy:
             return f"a search of {shortened(self.search)}"
         if "kernels" in self.search and not is_report(self.search["kernels"]):
             return f"kernels of {shortened(self.search['kernels'])}"
+        if not is_judged(self.search):
+            return f"simulated steps of {shortened(self.search)}"
         for name, configuration in zip(self.layer_names, self.configurations, strict=True):
             if configuration.devices > self.devices:
                 return f"layer {shortened(name)} is split over {configuration.devices} of {self.devices} devices"

@@ -73,9 +73,9 @@ def test_by_a_file(saved, timed_kernels, program, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    ({"prices": "mesured"}, "did you mean 'measured'"), ({"simulate": 3}, "simulate is for fitted prices"),
-    ({"idle": True}, "idle is for fitted prices"), ({"time_limit": 3.0}, "time_limit is for fitted prices"),
-    ({"method": "pase"}, "is for fitted prices"), ({"measure_seconds": 0.0}, "measure_seconds=0.0"),
+    ({"prices": "mesured"}, "did you mean 'measured'"), ({"simulate": 3}, "simulate is for roofline prices"),
+    ({"idle": True}, "idle is for roofline prices"), ({"time_limit": 3.0}, "time_limit is for roofline prices"),
+    ({"method": "pase"}, "is for roofline prices"), ({"measure_seconds": 0.0}, "measure_seconds=0.0"),
     ({"machine": "h100"}, "'h100' is neither"), ({"devices": 2}, "holds kernels of 4 devices, not of 2")])
 def test_what_measured_prices_cannot(saved, program, arguments, says):
     with pytest.raises(PaseError, match=says):

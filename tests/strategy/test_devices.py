@@ -23,7 +23,7 @@ def test_what_is_copied_is_no_useful_work():
 
 
 def test_no_dim_divides_by_the_devices():
-    found = find_strategy(GRAPH, devices=7, machine=Machine.load("h100"))
+    found = find_strategy(GRAPH, devices=7, machine=Machine.load("h100"), simulate=0)
     assert found.search["optimal"]
     assert found.search["useful_devices"] == pytest.approx(1)
     assert found.search["suggested_devices"] == 4
@@ -46,9 +46,9 @@ def test_data_parallelism_is_not_asked_where_it_cannot_be():
 
 def test_memory_limit_is_kept_and_costs_nothing_where_it_is_not_reached():
     machine = Machine.load("h100")
-    free = find_strategy(GRAPH, devices=8, machine=machine)
-    roomy = find_strategy(GRAPH, devices=8, machine=machine, memory_limit=2 * free.memory_bytes)
+    free = find_strategy(GRAPH, devices=8, machine=machine, simulate=0)
+    roomy = find_strategy(GRAPH, devices=8, machine=machine, memory_limit=2 * free.memory_bytes, simulate=0)
     assert roomy.configurations == free.configurations
-    tight = find_strategy(GRAPH, devices=8, machine=machine, memory_limit=0.9 * free.memory_bytes)
+    tight = find_strategy(GRAPH, devices=8, machine=machine, memory_limit=0.9 * free.memory_bytes, simulate=0)
     assert tight.memory_bytes <= 0.9 * free.memory_bytes
     assert tight.seconds >= free.seconds

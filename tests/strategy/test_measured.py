@@ -9,8 +9,9 @@ from small_graphs import perceptron
 
 from pase_mtf.cost.kernels import KnownKernels
 from pase_mtf.graph.configurations import enumerate_configurations
-from pase_mtf.machine.kernels import Block, Kernel, KernelTimes, Timing
-from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Block, Kernel, Timing
+from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.measured import MeasuredPrices
 
 _DEVICES = 4
@@ -127,6 +128,43 @@ def test_without_a_proof_a_strategy_of_measured_kernels(graph, everything):
     found = MeasuredPrices(graph, _Source(graph), _Meter()).find()
     assert seconds[found.configurations] == pytest.approx(found.seconds)
     assert found.seconds <= min(seconds.values()) * (1 + found.search["gap"]) * (1 + 1e-9)
+
+
+class _Traps(_Source):
+    """Whatever people would not write is a thousand times as dear as it seems."""
+
+    def layer(self, number, configuration):
+        by_hand = (data_parallel(self._graph, _DEVICES)[number], expert(self._graph, _DEVICES)[number])
+        times = 1 if configuration in by_hand else 1000
+        return {phase: {kernel: times * count for kernel, count in counts.items()}
+                for phase, counts in super().layer(number, configuration).items()}
+
+
+def test_no_strategy_of_people_is_cheaper():
+    """However little time there was: what was not looked at seems cheap until it is."""
+    graph = perceptron((256, 1024, 256), 256)
+    prices = MeasuredPrices(graph, _Traps(graph), _Meter())
+    found = prices.find(seconds=1e-9)
+    for by_hand in (data_parallel(graph, _DEVICES), expert(graph, _DEVICES)):
+        assert found.seconds <= prices.evaluate(by_hand, "by hand").seconds * (1 + 1e-9)
+
+
+def test_a_strategy_by_what_is_known_later(graph, everything):
+    """All of its kernels are measured now; when it was found, none was."""
+    seconds, _ = everything
+    meter = _Meter(8)
+    prices = MeasuredPrices(graph, _Source(graph), meter)
+    early = prices.find()
+    meter._left = math.inf
+    prices.evaluate(early.configurations, "the same")
+    later = prices.again(early)
+    assert later.seconds == pytest.approx(seconds[early.configurations])
+    assert later.search["kernels"]["measured_of_strategy"] > early.search["kernels"]["measured_of_strategy"]
+    assert later.search["gap"] == pytest.approx(later.seconds / early.search["lower_bound"] - 1.0)
+    by_hand = data_parallel(graph, _DEVICES)
+    prices.evaluate(by_hand, "data_parallel")
+    instead = prices.again(early, by_hand)
+    assert (instead.name, instead.seconds) == (early.name, pytest.approx(seconds[by_hand]))
 
 
 def test_given_strategies(graph, everything):

@@ -1,0 +1,93 @@
+"""Simulated steps judge what a search finds, where devices have cores of their own."""
+
+import dataclasses
+import json
+
+import harness
+import pytest
+from small_graphs import perceptron
+
+from pase_mtf import models
+from pase_mtf.errors import FormatError
+from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.simulated import MOST_DEVICES
+from pase_mtf.strategy.strategy import Strategy
+
+SLOW_LINKS = Machine("slow links", dict.fromkeys(Machine.load("1080ti").rates, 1e11), 1e11, 1e10, 1e-6,
+                     (Link(256, 2e9, 3e-6),))
+"""Where gradients' all-reduces are dear, and hidden by the backward pass."""
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return harness.export_model("gnmt", models.load_config("gnmt", "tiny"))
+
+
+def test_steps_are_simulated_where_devices_have_cores_of_their_own(graph):
+    assert find_strategy(graph, 4, SLOW_LINKS).search["simulated"] > 1
+    shared = dataclasses.replace(SLOW_LINKS, shared_cores=True)
+    for machine, devices, options in ((shared, 4, {}), (SLOW_LINKS, 1, {}), (SLOW_LINKS, 4, {"simulate": 0}),
+                                      (SLOW_LINKS, 4, {"method": "data_parallel"})):
+        assert "simulated" not in find_strategy(graph, devices, machine, **options).search
+    assert find_strategy(perceptron(), MOST_DEVICES, SLOW_LINKS).search["simulated"] > 1
+    assert "simulated" not in find_strategy(perceptron(), 2 * MOST_DEVICES, SLOW_LINKS).search
+
+
+def test_where_the_orders_differ_both_are_told(graph, tmp_path):
+    found, cheapest = (find_strategy(graph, 4, SLOW_LINKS, simulate=simulate) for simulate in (None, 0))
+    told = found.search
+    assert told["simulated_rank"] > 1
+    assert told["simulated_seconds"] == found.simulated_seconds < cheapest.simulated_seconds
+    assert told["cheapest_simulated_seconds"] == cheapest.simulated_seconds
+    assert found.seconds > cheapest.seconds
+    assert not told["optimal"]
+    assert told["gap"] == pytest.approx(1 - cheapest.seconds / found.seconds)
+    assert (f"by cost number {told['simulated_rank']}: the cheapest takes {1e3 * cheapest.simulated_seconds:.3f} ms"
+            in found.verdict)
+    found.save(tmp_path / "strategy.json")
+    assert Strategy.load(tmp_path / "strategy.json").verdict == found.verdict
+    assert Strategy.load(tmp_path / "strategy.json").simulated_seconds is None
+
+
+def test_the_same_search_finds_the_same(graph):
+    first, again = (find_strategy(graph, 8, SLOW_LINKS) for _ in range(2))
+    assert first.configurations == again.configurations
+
+
+def test_data_parallelism_is_taken_where_its_simulated_step_is_as_short(graph):
+    best, parallel = find_strategy(graph, 4, SLOW_LINKS), find_strategy(graph, 4, SLOW_LINKS, "data_parallel")
+    behind = parallel.simulated_seconds / best.simulated_seconds - 1
+    assert behind > 0.01
+    assert find_strategy(graph, 4, SLOW_LINKS, simple_within=0.99 * behind).configurations == best.configurations
+    taken = find_strategy(graph, 4, SLOW_LINKS, simple_within=1.01 * behind)
+    assert taken.configurations == parallel.configurations
+    assert taken.search["simulated_seconds"] == parallel.simulated_seconds
+    assert taken.search["shortest_simulated_seconds"] == best.simulated_seconds
+    assert f"takes {1e3 * best.simulated_seconds:.3f} ms" in taken.verdict
+
+
+def test_a_chain_walks_on_simulated_steps(graph):
+    options = {"start_from": "data_parallel", "proposals": 100, "seed": 1}
+    found = find_strategy(graph, 4, SLOW_LINKS, "mcmc", simulate=1, **options)
+    told = found.search
+    assert 1 < told["simulated"] <= 101
+    assert told["simulated_seconds"] == found.simulated_seconds < told["first_simulated_seconds"]
+    assert told["first_simulated_seconds"] == find_strategy(
+        graph, 4, SLOW_LINKS, "data_parallel").simulated_seconds
+    assert "of which the first took" in found.verdict
+    assert "simulated" not in find_strategy(graph, 4, SLOW_LINKS, "mcmc", **options).search
+
+
+@pytest.mark.parametrize("wrong", [
+    {"simulated": 2}, {"simulated": True, "simulated_seconds": 1.0}, {"simulated": 2, "simulated_seconds": "1"},
+    {"simulated": 2, "simulated_seconds": 1.0, "simulated_rank": 2}, {"simulated_seconds": 1.0},
+    {"simulated": 2, "simulated_seconds": 1.0, "simulated_rank": 0, "cheapest_simulated_seconds": 1.0}])
+def test_what_a_file_says_of_simulated_steps_is_checked(wrong, tmp_path):
+    path = tmp_path / "strategy.json"
+    find_strategy(perceptron(), 4, SLOW_LINKS, simulate=0).save(path)
+    data = json.loads(path.read_text())
+    data["search"].update(wrong)
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="simulated steps"):
+        Strategy.load(path)
