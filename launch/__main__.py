@@ -5,6 +5,8 @@ python -m pase_mtf.launch --model=transformer --mesh=8
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -57,26 +59,33 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     """
     # TensorFlow is loaded here and not before: what words and files can answer is answered in a fraction of a second.
     from pase_mtf import models
-    from pase_mtf.launch.arms import build_arms
+    from pase_mtf.calibration.speed import speed_note
+    from pase_mtf.launch.arms.arm import build_arms, rows_of
+    from pase_mtf.launch.arms.memory import check_memory
+    from pase_mtf.launch.arms.program import export_with_program
     from pase_mtf.launch.checkpoints.keeping import Keeper
+    from pase_mtf.launch.cluster.follower import tell_run
     from pase_mtf.launch.cluster.server import join
     from pase_mtf.launch.console import Progress, print_header
     from pase_mtf.launch.data import open_data
     from pase_mtf.launch.files import RunFiles, write_outcome
     from pase_mtf.launch.judging.judge import Judge
-    from pase_mtf.launch.layout_file import layout_of_run
-    from pase_mtf.launch.memory import check_memory
-    from pase_mtf.launch.pricing import machine_of, prices_of, tell_untraced
-    from pase_mtf.launch.program import export_with_program
-    from pase_mtf.launch.reports.text import describe_run, final_table, search_summary
-    from pase_mtf.launch.strategies import duplicates, find_strategies, possible_arms
+    from pase_mtf.launch.reports.text import describe_run, final_table, orders_note, search_summary
+    from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
+    from pase_mtf.launch.strategies.layout_file import layout_of_run
+    from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
 
     options = plan.options
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
-    with RunFiles(options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:
+    with contextlib.ExitStack() as stack, RunFiles(
+            options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:
         files.write("config.json", plan.config_json())
+        # A search alone starts no processes.
+        joined = None if options.search_only else join(plan.devices)
+        if joined:
+            stack.callback(joined.close)
         # A machine that has to be measured is so before anything that would keep memory or cores busy.
-        machine = machine_of(plan, None) if options.prices == "fitted" else None
+        machine = machine_of(plan, None, joined=joined is not None) if options.prices == "roofline" else None
         graph, program = export_with_program(plan)
         prices = prices_of(plan, graph, program)
         machine = machine or machine_of(plan, prices)
@@ -92,28 +101,35 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         arm_names = [arm.name for arm in wanted if arm.name not in left_out]
         chosen = strategies[options.arms[0].name]
         chosen.save(files.path("strategy.json"))
-        layout = layout_of_run(plan, graph, machine, chosen)
+        layout = layout_of_run(plan, graph, machine, chosen, prices)
         files.write("layout.txt", layout)
         print(search_summary(strategies.get("search", chosen), graph))
         if options.search_only:
             print(chosen.table())
-            write_outcome(files, plan, machine, facts, graph, arm_names, strategies, left_out, layout)
+            rows = write_outcome(files, plan, machine, facts, graph, arm_names, strategies, left_out, layout)
+            if note := orders_note(rows):
+                print(f"note: {note}")
             files.keep()
             return 0
 
         same = duplicates(strategies)
         trained = [name for name in arm_names if name not in same]
         check_memory(plan, strategies, trained, machine)
-        serving = join(plan.devices)
-        arms = build_arms(plan, graph, strategies, trained)
-        keeper = Keeper(files.path("checkpoint"), arms[0], data, graph.hash, first_step=plan.first_step,
+        board = joined.board if joined else None
+        if board:
+            tell_run(board, plan, data)
+        arms = build_arms(plan, graph, strategies, trained, board)
+        fed = dataclasses.replace(data, rows=rows_of(arms))
+        keeper = Keeper(files.path("checkpoint"), arms[0], fed, graph.hash, first_step=plan.first_step,
                         every=options.checkpoint_every)
-        judge = Judge(plan, strategies, arms, data)
+        judge = Judge(plan, strategies, arms, data, board)
+        watch = stack.enter_context(contextlib.closing(watch_of(prices)))
         interrupts.hold()  # what is measured from here on is written down whatever happens
         with Progress(options, len(arms), plan.first_step) as progress:
             history = train(
-                arms, data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
+                arms, fed.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
                 first_step=plan.first_step, asked=lambda: interrupts.asked, check=judge.check,
+                look=watch.look,
                 watchers=(files.metric, progress.step, *([keeper.watch] if options.checkpoint else ())))
         if not history.measured:
             raise KeyboardInterrupt
@@ -123,9 +139,15 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         rows = write_outcome(files, plan, machine, facts, graph, arm_names, strategies, left_out, layout, same, arms,
                              history)
         print("", final_table(rows), "", f"files: {options.output_dir}", sep="\n")
+        if note := orders_note(rows):
+            print(f"note: {note}")
+        if slower := speed_note(history.slowness):
+            print(f"note: {slower}")
+        for arm in arms:
+            if arm.fallen:
+                print(f"note: {arm.name} ran {', '.join(arm.fallen)} on the CPU, which its GPUs have no kernel for")
         for arm in arms:
             arm.close()
-        del serving
     if unwritten:
         raise unwritten
     return _exit_code(history, options, interrupts)

@@ -10,18 +10,21 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from pase_mtf.calibration.speed import speed_note
 from pase_mtf.compat import tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.arms.memory import MEMORY_METHOD
 from pase_mtf.launch.checkpoints.checkpoint import forget_checkpoints_after
 from pase_mtf.launch.console import summarize_error
-from pase_mtf.launch.memory import MEMORY_METHOD
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
-from pase_mtf.launch.reports.text import headline, search_summary
+from pase_mtf.launch.reports.text import headline, orders_note, search_summary
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
@@ -197,7 +200,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     files.write("summary.json", summary_json(Summary(
         status=status, model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
         mesh=plan.options.mesh, devices=plan.devices.count, first_step=plan.first_step, arms=rows,
-        left_out=dict(left_out), disagreement=history.disagreement, note=history.note, search=_search(strategies),
+        left_out=dict(left_out), disagreement=history.disagreement, note=history.note,
+        slowness=float(np.median(history.slowness)) if history.slowness else None, search=_search(strategies),
         nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
         memory_method=MEMORY_METHOD, facts=dict(facts))))
     for arm in arms:
@@ -208,6 +212,10 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         notes = {"Losses disagree": history.disagreement, **notes}
     elif history.note:
         notes = {"Losses": history.note, **notes}
+    if note := speed_note(history.slowness):
+        notes["Speed of the machine"] = f"{note[0].upper()}{note[1:]}."
+    if note := orders_note(rows):
+        notes["Simulated steps"] = note
     if measured:
         notes["Measured memory"] = MEMORY_METHOD
     timeline, traced = _timelines(main, arms) if not history.interrupted else (None, None)

@@ -37,7 +37,8 @@ from pase_mtf.launch.options import HelpRequested, Options
 from pase_mtf.launch.plan import Plan, resolve
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import check_target, save_tables
-from pase_mtf.machine.kernels import KernelTimes, Timing
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Timing
 
 if TYPE_CHECKING:
     from pase_mtf.compat import mtf
@@ -213,7 +214,7 @@ def _exporter(plan: Plan) -> _Export:
     """Exports the program of a model."""
     @contextlib.contextmanager
     def export() -> Iterator[tuple[mtf.Graph, ComputationGraph]]:
-        from pase_mtf.launch.program import export_with_program
+        from pase_mtf.launch.arms.program import export_with_program
         with contextlib.redirect_stdout(sys.stderr):  # how long that took is not the answer
             graph, program = export_with_program(plan)
         yield program, graph

@@ -29,6 +29,7 @@ from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
 
 __all__ = [
+    "CLIENTS",
     "CONFIG_FORMAT",
     "CONFIG_VERSION",
     "OPTIMIZERS",
@@ -45,6 +46,9 @@ CONFIG_VERSION = 1
 
 # The rate where the user names an optimizer that is not the preset's and no rate; None: Adafactor's own schedule.
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adafactor": None}
+
+CLIENTS = ("one", "ranks")
+"""Values of --clients."""
 
 # Steps, seeds and sizes are fed to the models as 32-bit integers.
 _MOST = 2 ** 31 - 1
@@ -68,7 +72,7 @@ class Options:
     strategy: str = "search"
     compare: str = "data_parallel,expert,search"
     machine: str = "local"
-    prices: str = "fitted"
+    prices: str | None = None
     measure_seconds: int = 60
     recalibrate: bool = False
     memory_limit: str = "device"
@@ -83,6 +87,7 @@ class Options:
     checkpoint: bool = True
     checkpoint_every: int | None = None
     cluster: str | None = None
+    clients: str = "one"
     task: int | None = None
     max_restarts: int = 0
 
@@ -130,12 +135,13 @@ class Options:
             raise UsageError(f"--optimizer={self.optimizer}: unknown; {nearest(self.optimizer, OPTIMIZERS)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"--learning_rate={self.learning_rate}: give a positive number, such as 0.01")
-        if self.prices not in PRICES:
+        if self.prices is not None and self.prices not in PRICES:
             raise UsageError(f"--prices={self.prices}: unknown; {nearest(self.prices, PRICES)}")
-        for name in ("recalibrate",) if is_kernel_file(self.machine) else ("prices", "recalibrate"):
-            if self.machine != LOCAL and getattr(self, name) != getattr(Options, name):
-                raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
-                                 f"--machine={self.machine}")
+        measuring = {"recalibrate": self.recalibrate,
+                     "prices": self.prices == "measured" and not is_kernel_file(self.machine)}
+        for name in (name for name, asked in measuring.items() if asked and self.machine != LOCAL):
+            raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
+                             f"--machine={self.machine}")
         for name, least in (("batch", 1), ("measure_seconds", 1), ("steps", 1), ("warmup", 1), ("log_every", 1),
                             ("seed", 0), ("checkpoint_every", 1), ("max_restarts", 0)):
             value = getattr(self, name)
@@ -151,7 +157,7 @@ class Options:
     def _check_cluster(self) -> None:
         flag, devices = self.cluster_flag, self.mesh_flag.devices
         if flag is None:
-            for name in ("task", "max_restarts"):
+            for name in ("task", "clients", "max_restarts"):
                 if getattr(self, name) != getattr(Options, name):
                     raise UsageError(f"--{name}={getattr(self, name)}: is for a run over processes; give --cluster "
                                      "(--cluster=local:1 watches a single one)")
@@ -160,10 +166,12 @@ class Options:
             near = flag.processes * max(1, round(devices / flag.processes))
             raise UsageError(f"--mesh={self.mesh}: {devices} devices do not split over the {flag.processes} processes "
                              f"of --cluster={self.cluster}; take --mesh={near}")
+        if self.clients not in CLIENTS:
+            raise UsageError(f"--clients={self.clients}: unknown; {nearest(self.clients, CLIENTS)}")
         if self.devices not in ("auto", "cpu", "gpu"):
             raise UsageError(f"--devices={self.devices}: over processes every one takes its first; give auto, cpu or "
                              "gpu")
-        if self.prices != "fitted":
+        if self.prices == "measured":
             raise UsageError(f"--prices={self.prices}: kernels are measured in one process; leave it out, or leave "
                              f"out --cluster={self.cluster}")
 
@@ -216,11 +224,10 @@ class Options:
             if name in given and getattr(self, name) != earlier.get(name):
                 raise UsageError(f"--{name}={getattr(self, name)}: the run in {self.resume} was trained with "
                                  f"{earlier.get(name)}; leave the flag out to continue it, or start anew")
-        inherited = (*_TRAINING, "mesh", "devices", "machine", "prices", "measure_seconds", "memory_limit",
+        inherited = (*_TRAINING, "mesh", "devices", "machine", "measure_seconds", "memory_limit",
                      "strategy", "compare", "steps", "warmup", "log_every",
                      "checkpoint_every")
         earlier.setdefault("memory_limit", "device")
-        earlier.setdefault("prices", "fitted")
         earlier.setdefault("measure_seconds", 60)
         earlier.setdefault("checkpoint_every", None)  # which runs of earlier versions did not have
         try:
@@ -354,9 +361,9 @@ def _flag_values() -> flags.FlagValues:
          "changed:N (the searched strategy with some layers as in a random one), strategy files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
          "configs/machines, or a file: of a machine, or of kernel times (python -m pase_mtf.calibration --save).")
-    text("prices", "How the machine at hand is priced: fitted (a model of it) or measured (the kernels of the "
-         "strategies themselves, timed when they are needed and kept).")
-    number("measure_seconds", "With --prices=measured: how long the search may measure kernels.")
+    text("prices", "How the machine at hand is priced: measured (the kernels of the strategies themselves, timed when "
+         "they are needed and kept; the default for CPUs of one process) or roofline (by its rates and links).")
+    number("measure_seconds", "With measured prices: how long a run may measure kernels, for all its strategies.")
     switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")
     text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
          "or none.")
@@ -375,6 +382,9 @@ def _flag_values() -> flags.FlagValues:
            "kept.")
     text("cluster", "Over which processes the devices of --mesh are spread: local:4 (four on this computer), slurm, "
          "tf_config, or host1:port,host2:port (docs/cluster.md); default: this one.")
+    text("clients", "With --cluster: one (the first process builds the graph of all devices, and feeds it) or ranks "
+         "(every process builds that of its own devices, reads its own rows of the data, and runs in step with the "
+         "others).")
     number("task", "With a --cluster that lists its hosts: which of them this command is started on, 0 for the first.")
     number("max_restarts", "With --cluster: how often the run is started again, from its last checkpoint, after a "
            "process was lost.")

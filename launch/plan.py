@@ -88,9 +88,14 @@ def _devices(options: Options) -> Devices:
       UsageError: they are not there.
     """
     count, flag, member = options.mesh_flag.devices, options.cluster_flag, Membership.of_environment()
+    if flag is not None and options.clients == "ranks" and count != flag.processes and choose_devices(
+            options.devices, count // flag.processes).kind == "gpu":
+        raise UsageError(f"--clients=ranks --mesh={options.mesh}: NCCL takes one GPU per process, and there are "
+                         f"{flag.processes} processes; take --mesh={flag.processes}, or --clients=one")
     if member is not None:
         mine = choose_devices(options.devices, count // len(member.tasks))
-        return Devices.over_tasks(count, mine.kind, member.tasks, mine.models)
+        return Devices.over_tasks(count, mine.kind, member.tasks, mine.models,
+                                  member.rank if member.clients == "ranks" else None)
     if flag is None:
         return choose_devices(options.devices, count)
     here = choose_devices(options.devices, count if flag.kind == "local" else count // flag.processes)
@@ -112,8 +117,18 @@ def member_of(options: Options) -> Membership:
     devices = _devices(options)
     if flag.kind == "slurm":
         tasks, rank = slurm_tasks(flag.processes)
-        return Membership(tasks, rank, devices.count, devices.kind)
-    return Membership(flag.tasks, flag.rank or 0, devices.count, devices.kind)
+        return Membership(tasks, rank, devices.count, devices.kind, options.clients)
+    return Membership(flag.tasks, flag.rank or 0, devices.count, devices.kind, options.clients)
+
+
+def _prices(options: Options, devices: Devices, kernels: SavedKernels | None) -> str:
+    """--prices, or what is known best of the machine: its kernels where they can be measured."""
+    here = options.machine == LOCAL and devices.kind == "cpu" and options.cluster is None
+    if options.prices == "measured" and devices.kind != "cpu":
+        raise UsageError("--prices=measured: prices the kernels of CPUs only; leave it out, or take --devices=cpu")
+    if kernels is not None:
+        return "measured"
+    return options.prices or ("measured" if here else "roofline")
 
 
 def resolve(options: Options) -> Plan:
@@ -142,10 +157,7 @@ def resolve(options: Options) -> Plan:
     if options.data is not None:
         from pase_mtf.launch.data import check_data  # numpy and what reads images: only where there are any
     devices = _devices(options)
-    if kernels is not None:
-        options = dataclasses.replace(options, prices="measured")
-    elif options.prices == "measured" and devices.kind != "cpu":
-        raise UsageError("--prices=measured: prices the kernels of CPUs only; leave it out, or take --devices=cpu")
+    options = dataclasses.replace(options, prices=_prices(options, devices, kernels))
     preset = options.preset or default_preset(devices, known)
     config = models.load_config(model, preset, batch=options.batch, seed=options.seed)
     resolved = options.resolved(config, preset)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.files import check_schema, read_json
 from pase_mtf.launch.flag_values import STOCK
@@ -25,6 +25,8 @@ class ArmRow(TypedDict):
 
     Attributes:
       predicted_ms, measured_ms: time of a step (measured: the median of `measured_steps`).
+      simulated_ms: of a simulated step, where devices have cores of their own: `predicted_ms` is a sum, in which
+        nothing overlaps. Files of earlier versions lack it.
       measured_ms_spread, measured_ms_quartiles: half the distance of the quartiles, and these.
       examples_per_second, speedup_over_data_parallel, speedup_over_stock: by the measured times.
       predicted_bytes, measured_bytes: memory of the fullest device.
@@ -33,6 +35,7 @@ class ArmRow(TypedDict):
     """
 
     predicted_ms: float | None
+    simulated_ms: NotRequired[float | None]
     measured_ms: float | None
     measured_ms_spread: float | None
     examples_per_second: float | None
@@ -57,6 +60,8 @@ class Summary(TypedDict):
       left_out: arm -> why there is none.
       disagreement: which arm computed something else, and how that was seen; None: none.
       note: what was suspected of the losses and turned out to be rounding.
+      slowness: how many times what prices say this machine took for its reference kernels while the steps were timed,
+        in the median; None where that was not looked at.
       search: what the exact search says about itself: seconds, whether its result is proven, its gap, and more; None
         where no arm used it.
       nodes, build_seconds: arm -> TensorFlow nodes of its graph, and what it took to make it.
@@ -75,6 +80,7 @@ class Summary(TypedDict):
     left_out: dict[str, str]
     disagreement: str | None
     note: str | None
+    slowness: NotRequired[float | None]
     search: dict[str, Any] | None
     nodes: dict[str, int]
     build_seconds: dict[str, float]
@@ -108,9 +114,10 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, St
     rows: dict[str, ArmRow] = {}
     for name in names:
         trained, timing, strategy = same_as.get(name, name), timings[name], strategies.get(name)
-        losses = history.losses(trained)
+        losses, simulated = history.losses(trained), strategy.simulated_seconds if strategy else None
         rows[name] = {
             "predicted_ms": strategy.seconds * 1e3 if strategy else None,
+            "simulated_ms": None if simulated is None else simulated * 1e3,
             "measured_ms": timing.median * 1e3 if timing else None,
             "measured_ms_spread": timing.spread * 1e3 if timing else None,
             "examples_per_second": batch / timing.median if timing else None,

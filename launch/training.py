@@ -92,6 +92,7 @@ class History:
       diverged: a step at which the loss of the first arm is not finite.
       interrupted: somebody wanted the run to end (Ctrl-C, SIGTERM).
       note: what looked wrong and was found to be right.
+      slowness: how many times what prices say the machine took for known kernels, before the turns that count.
     """
 
     first_step: int
@@ -100,6 +101,7 @@ class History:
     diverged: int | None = None
     interrupted: bool = False
     note: str | None = None
+    slowness: list[float] = dataclasses.field(default_factory=list)
 
     def timing(self, arm: str) -> Timing | None:
         """Statistics of the timed steps; None before the first."""
@@ -117,7 +119,8 @@ class History:
 
 def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, steps: int, first_step: int = 0,
           watchers: Sequence[Callable[[Record], object]] = (), asked: Callable[[], bool] = lambda: False,
-          check: Callable[[History], str | None] = lambda history: None, block: int = BLOCK) -> History:
+          check: Callable[[History], str | None] = lambda history: None,
+          look: Callable[[], float | None] = lambda: None, block: int = BLOCK) -> History:
     """Trains every arm for warmup + steps steps.
 
     The first step is a turn of its own, so that all can be compared after it, and the rest of the warm-up another; then
@@ -134,6 +137,7 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
       watchers: called after every step of every arm.
       asked: whether somebody wants the training to end.
       check: compares the arms: why one is wrong, or None.
+      look: how many times what prices say the machine takes now, or None; called before a turn that counts.
       block: steps per turn.
     """
     history = History(first_step, {arm.name: [] for arm in arms})
@@ -142,6 +146,8 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
     start = 0
     for turn, size in enumerate(size for size in sizes if size):
         held = list(itertools.islice(source, size))
+        if start >= warmup and (slowness := look()) is not None:
+            history.slowness.append(slowness)
         for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
             for number, batch in enumerate(held):
                 if asked():

@@ -24,7 +24,7 @@ from pase_mtf.models.convolutional_presets import (
 from pase_mtf.models.recurrent_presets import BiglstmConfig, GnmtConfig, RnnlmConfig
 
 __all__ = ["CONFIGS", "AlexnetConfig", "Convolution", "ImageConfig", "ModelConfig", "TextConfig", "TransformerConfig",
-           "load_config", "presets"]
+           "config_of", "load_config", "presets"]
 
 FORMAT = "pase_mtf.model"
 
@@ -132,6 +132,15 @@ def load_config(model: str, preset_or_path: str, **overrides: object) -> ModelCo
     if not isinstance(base, str) or base not in known:
         raise UsageError(f"{preset_or_path}: unknown preset {shortened(base)} of {model}; {nearest(str(base), known)}")
     return _checked(model, {**known[base], **values, "preset": preset_or_path, **overrides}, f"{preset_or_path}: ")
+
+
+def config_of(model: str, values: dict[str, Any]) -> ModelConfig:
+    """The sizes of a model, of what `dataclasses.asdict` made of them.
+
+    Raises:
+      UsageError: as `load_config`.
+    """
+    return _checked(model, values, "")
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.launch.program import Program, build_program
-from pase_mtf.launch.strategies import random_configurations
+from pase_mtf.launch.arms.program import Program, build_program
+from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.lowering import PlanLowering, lower
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.machine.machine import Link, Machine
@@ -126,7 +126,7 @@ def find(kind: str, graph: ComputationGraph, devices: int = DEVICES, **options: 
     if kind.startswith("random"):
         drawn = random_configurations(graph, devices, int(kind.removeprefix("random")), seed=5)
         return evaluate_strategy(graph, drawn, devices, MACHINE)
-    return find_strategy(graph, devices, MACHINE, kind, **options)
+    return find_strategy(graph, devices, MACHINE, kind, **{"simulate": 0, **options})
 
 
 def random_with(number: int, devices: int = DEVICES, **wanted: Configuration,

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pase_mtf.launch import arms
-from pase_mtf.launch.judging import settling
+from pase_mtf.launch.arms import arm
 from pase_mtf.lowering import lowering, mesh
 
 KINDS = ("all-reduce", "swap")
@@ -64,6 +63,5 @@ def planted(plant: Plant, configurations: object = None) -> Iterator[None]:
             return lower(graph, strategy, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arms, "lower", lowered)
-        patch.setattr(settling, "lower", lowered)
+        patch.setattr(arm, "lower", lowered)
         yield

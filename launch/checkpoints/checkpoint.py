@@ -27,8 +27,8 @@ from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.launch.console import summarize_error
 
-__all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "find_checkpoint", "forget_checkpoints_after", "restore",
-           "save_checkpoint"]
+__all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "FileEntry", "entry_of", "find_checkpoint",
+           "forget_checkpoints_after", "restore", "save_checkpoint"]
 
 FORMAT = "pase_mtf.checkpoint"
 VERSION = 2
@@ -47,7 +47,9 @@ _LOCK = ".writing.lock"
 _CHUNK = 1 << 22
 
 
-class _File(TypedDict):
+class FileEntry(TypedDict):
+    """What a manifest says of a file: its size and its SHA-256."""
+
     bytes: int
     sha256: str
 
@@ -59,7 +61,7 @@ class _Manifest(TypedDict):
     version: int
     step: int
     graph_hash: str
-    files: dict[str, _File | int]
+    files: dict[str, FileEntry | int]
     next_loss: NotRequired[float | None]
     sha256: NotRequired[str]
 
@@ -87,7 +89,7 @@ class CheckpointInfo:
         return os.path.join(self.folder, _PREFIX)
 
 
-def save_checkpoint(folder: str, save: Callable[[str], object], *, step: int, graph_hash: str,
+def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] | None], *, step: int, graph_hash: str,
                     next_loss: float | None = None) -> None:
     """Writes a checkpoint beside the others, renames it into place, and removes all but the last two.
 
@@ -95,7 +97,8 @@ def save_checkpoint(folder: str, save: Callable[[str], object], *, step: int, gr
 
     Args:
       folder: of all checkpoints of a run.
-      save: writes the variables to files with the prefix it is given.
+      save: writes the variables to files with the prefix it is given. It may return entries of files, by their names:
+        of those that others have written, brought to the disk, and read for their hashes.
       step: training steps done; a checkpoint of that step that is there already is kept as it is.
       graph_hash: of the program.
       next_loss: see CheckpointInfo.
@@ -111,15 +114,12 @@ def save_checkpoint(folder: str, save: Callable[[str], object], *, step: int, gr
         stack.enter_context(_write_lock(folder, wait=True))
         temporary = tempfile.mkdtemp(prefix=_PARTIAL, dir=folder)
         try:
-            save(os.path.join(temporary, _PREFIX))
+            known = save(os.path.join(temporary, _PREFIX)) or {}
             # The Saver's own index of checkpoints names absolute paths, wrong after the renaming.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(temporary, "checkpoint"))
-            files = {}
-            for name in sorted(os.listdir(temporary)):
-                path = os.path.join(temporary, name)
-                _to_disk(path)
-                files[name] = {"bytes": os.path.getsize(path), "sha256": _sha256(path)}
+            files = {name: known[name] if name in known else entry_of(os.path.join(temporary, name))
+                     for name in sorted(os.listdir(temporary))}
             manifest = {"format": FORMAT, "version": VERSION, "step": step, "graph_hash": graph_hash,
                         "next_loss": next_loss if next_loss is None or math.isfinite(next_loss) else None,
                         "files": files}
@@ -134,6 +134,12 @@ def save_checkpoint(folder: str, save: Callable[[str], object], *, step: int, gr
             raise
         for old in _steps(folder)[KEPT:]:
             _remove(folder, f"step-{old}")
+
+
+def entry_of(path: str) -> FileEntry:
+    """Brings a file to the disk, and reads it: its size and hash."""
+    _to_disk(path)
+    return {"bytes": os.path.getsize(path), "sha256": _sha256(path)}
 
 
 def find_checkpoint(run_folder: str) -> CheckpointInfo:

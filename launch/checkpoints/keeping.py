@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from pase_mtf.errors import UsageError
-from pase_mtf.launch.checkpoints.checkpoint import save_checkpoint
+from pase_mtf.launch.checkpoints.checkpoint import FileEntry, save_checkpoint
 from pase_mtf.launch.data import Batch, Data
 from pase_mtf.launch.training import Record
 
@@ -28,8 +28,8 @@ class _Kept(Protocol):
         """The loss of a batch, without a training step."""
         ...
 
-    def save(self, prefix: str) -> None:
-        """Writes the variables to files that begin with `prefix`."""
+    def save(self, prefix: str) -> Mapping[str, FileEntry] | None:
+        """Writes the variables to files that begin with `prefix`; entries of those that it knows."""
         ...
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pase_mtf.errors import ClusterError, shortened
 from pase_mtf.launch.cluster.membership import Membership
-from pase_mtf.launch.cluster.process import TaskProcess, end_all, start_worker
+from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, end_all, start_worker
 from pase_mtf.launch.cluster.wire import Connection, control_address, listen
 from pase_mtf.launch.interrupts import Interrupts
 
@@ -29,14 +29,14 @@ class RemoteTask:
 
     Attributes:
       rank: of the process.
-      exit_code: always None: that it ended is a fault, and told as one.
+      exit_code: of one that has said there what its user has to mend; else None: that it ended is a fault, and told as
+        one.
     """
-
-    exit_code = None
 
     def __init__(self, rank: int, address: str, connection: Connection, interrupts: Interrupts):
         """Takes the connection to the launcher of that rank."""
         self.rank, self._address, self._connection, self._interrupts = rank, address, connection, interrupts
+        self.exit_code: int | None = None
         self._told: str | None = None
 
     def fault(self) -> str | None:
@@ -44,6 +44,8 @@ class RemoteTask:
         for message in self._connection.messages():
             if isinstance(message.get("fault"), str):
                 self._told = shortened(message["fault"], 300, quoted=False)
+            elif message.get("ended") in SAID_WHY:
+                self.exit_code = int(message["ended"])
             elif type(message.get("signal")) is int:
                 self._interrupts.take(message["signal"])
         found = self._told or self._connection.lost
@@ -70,7 +72,8 @@ def _passport(membership: Membership) -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"processes": list(membership.tasks), "devices": membership.devices, "kind": membership.kind, **versions}
+    return {"processes": list(membership.tasks), "devices": membership.devices, "kind": membership.kind,
+            "clients": membership.clients, **versions}
 
 
 def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_WITHIN) -> list[RemoteTask]:
@@ -207,7 +210,8 @@ def _serve(membership: Membership, connection: Connection, started: list[TaskPro
         for message in connection.messages():
             if message.get("start") and not started:
                 started.append(start_worker(membership))
-                print(f"[rank {membership.rank}] serves {membership.devices // len(membership.tasks)} devices at "
+                does = "trains on" if membership.clients == "ranks" else "serves"
+                print(f"[rank {membership.rank}] {does} {membership.devices // len(membership.tasks)} devices at "
                       f"{membership.tasks[membership.rank]}", flush=True)
             if type(message.get("end")) is int:
                 return message
@@ -220,9 +224,10 @@ def _serve(membership: Membership, connection: Connection, started: list[TaskPro
             return {"error": f"rank 0 ({membership.tasks[0]}): its launcher {connection.lost}"}
         for process in started if not told else ():
             fault = process.fault()
-            if fault is None and process.exit_code is not None:
-                fault = f"ended with exit code {process.exit_code}"
+            ended = process.exit_code
+            if fault is None and ended is not None:
+                fault = f"ended with exit code {ended}"
             if fault is not None:
-                connection.say(fault=fault)
+                connection.say(**({"ended": ended} if ended in SAID_WHY else {"fault": fault}))
                 told = True
         time.sleep(_LOOK_EVERY)

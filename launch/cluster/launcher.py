@@ -21,7 +21,7 @@ from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.cluster.hosts import meet
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.network import Network, own_network
-from pase_mtf.launch.cluster.process import TaskProcess, Watched, end_all, start_worker
+from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
@@ -56,7 +56,8 @@ class Outcome(NamedTuple):
     """What became of the processes of a run: an exit code, or a fault.
 
     Attributes:
-      exit_code: of rank 0; where a signal ended the run, what a shell expects.
+      exit_code: of rank 0, or of another that found what its user has to mend (other data, say); where a signal ended
+        the run, what a shell expects.
       fault: that ended it; None where it ended by itself.
     """
 
@@ -81,9 +82,11 @@ def watch(processes: Sequence[Watched], interrupts: Interrupts,
             main.send(interrupts.exit_code - 128)
             passed_on = True
         for process in processes:
-            what = process.fault()
-            if what is None and process is not main and process.exit_code is not None:
-                what = f"ended with exit code {process.exit_code}"
+            what, ended = process.fault(), process.exit_code
+            if what is None and process is not main and ended is not None:
+                if ended in SAID_WHY:
+                    return Outcome(ended)
+                what = f"ended with exit code {ended}"
             if what is not None:
                 return Outcome(ClusterError.exit_code, Fault(process.rank, what))
         code = main.exit_code
@@ -182,7 +185,7 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], inter
 
 
 def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:
-    return Membership(tasks, rank, plan.devices.count, plan.devices.kind)
+    return Membership(tasks, rank, plan.devices.count, plan.devices.kind, plan.options.clients)
 
 
 def _visible_gpus(plan: Plan, rank: int) -> dict[str, str]:

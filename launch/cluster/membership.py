@@ -26,12 +26,14 @@ class Membership:
       rank: of this one.
       devices: in all, over all processes.
       kind: of the devices.
+      clients: "one", or "ranks": whether every process has a graph of its own (--clients).
     """
 
     tasks: tuple[str, ...]
     rank: int
     devices: int
     kind: str
+    clients: str = "one"
 
     @property
     def environment(self) -> dict[str, str]:

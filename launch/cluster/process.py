@@ -12,12 +12,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol
 
+from pase_mtf.errors import ClusterError
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.network import Network
 
-__all__ = ["STOPPED_FOR", "TaskProcess", "Watched", "end_all", "start_worker"]
+__all__ = ["SAID_WHY", "STOPPED_FOR", "TaskProcess", "Watched", "end_all", "start_worker"]
 
-_WORKER = "pase_mtf.launch.cluster.worker"
+_WORKERS = {"one": "pase_mtf.launch.cluster.worker", "ranks": "pase_mtf.launch.cluster.follower"}
+"""What the processes of the other ranks run, by --clients."""
+
+SAID_WHY = range(2, ClusterError.exit_code)
+"""Exit codes of a process that has said, in a line, what its user has to mend: started again, it would say the same."""
 
 STOPPED_FOR = 5.0
 """Seconds after which a process that is stopped (SIGSTOP) is given up: Ctrl-Z and `fg` are no fault."""
@@ -142,7 +147,7 @@ def start_worker(membership: Membership, environment: Mapping[str, str] | None =
       environment: variables besides.
       network: that it is to be in; None: that of the launcher.
     """
-    return TaskProcess(membership.rank, [sys.executable, "-m", _WORKER],
+    return TaskProcess(membership.rank, [sys.executable, "-m", _WORKERS[membership.clients]],
                        {**membership.environment, **(environment or {})}, own_output=False, network=network)
 
 

@@ -6,13 +6,15 @@ import contextlib
 import socket
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import ClusterError
+from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.runtime import JOB, Devices, session_config
 
-__all__ = ["ANSWERS_WITHIN", "check_servers", "join", "start_server"]
+__all__ = ["ANSWERS_WITHIN", "Joined", "check_servers", "join", "start_server"]
 
 ANSWERS_WITHIN = 20.0
 """Seconds after which a process that does not answer counts as missing."""
@@ -55,17 +57,40 @@ def check_servers(tasks: Sequence[str], within: float = ANSWERS_WITHIN) -> None:
                            "port can be reached")
 
 
-def join(devices: Devices) -> tf.train.Server | None:
-    """What rank 0 does before its first session: serves its own devices, and waits for those of the others.
+class Joined(NamedTuple):
+    """What a process holds as long as it has sessions over several.
+
+    Attributes:
+      server: of its own devices.
+      board: on which the ranks tell each other what they do; None: rank 0 has the graph of all.
+    """
+
+    server: tf.train.Server
+    board: Board | None
+
+    def close(self) -> None:
+        """To be called when the last session is closed; the server goes on as long as the process."""
+        if self.board:
+            self.board.close()
+
+
+def join(devices: Devices) -> Joined | None:
+    """What a process does before its first session: serves its own devices, and waits for those of the others.
+
+    Rank 0 comes when it has read what the run is to do, and the others wait for it as long as that takes; it waits for
+    them for `ANSWERS_WITHIN`.
 
     Returns:
-      The server, to be held as long as there are sessions; None where all devices are of this process alone.
+      None where all devices are of this process alone.
 
     Raises:
       ClusterError: the port is taken, or a process is missing.
     """
     if not devices.tasks:
         return None
-    server = start_server(devices, 0)
-    check_servers(devices.tasks)
-    return server
+    server = start_server(devices, devices.rank or 0)
+    if devices.rank:
+        check_servers(devices.tasks[:1], within=float("inf"))
+    else:
+        check_servers(devices.tasks)
+    return Joined(server, None if devices.rank is None else Board(devices))

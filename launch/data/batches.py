@@ -20,10 +20,30 @@ if TYPE_CHECKING:  # slow to import: see `Data.batches`
 
     from pase_mtf.compat import tf
 
-__all__ = ["Batch", "Data", "Source"]
+__all__ = ["Batch", "Data", "Source", "StepBatch", "number_of"]
 
 Batch = dict[str, np.ndarray]
 """Feature name -> values of a batch of examples."""
+
+
+class StepBatch(Batch):
+    """The batch of a step.
+
+    Attributes:
+      number: of the step.
+    """
+
+    number: int
+
+    def __init__(self, values: Batch, number: int):
+        """Takes the values, and says of which step they are."""
+        super().__init__(values)
+        self.number = number
+
+
+def number_of(batch: Batch) -> int | None:
+    """The step that a batch is of; None where it is of none."""
+    return batch.number if isinstance(batch, StepBatch) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +75,15 @@ class Data:
       batch: examples per batch.
       seed: of the order.
       counts_steps: the model wants the number of the step as a feature, "step".
+      rows: the only rows of every batch that are read, ascending: those that a process of several needs; the others are
+        zeros. None: all.
     """
 
     source: Source
     batch: int
     seed: int
     counts_steps: bool = False
+    rows: tuple[int, ...] | None = None
 
     def describe(self) -> str:
         """One line: what the run trains on."""
@@ -71,7 +94,7 @@ class Data:
         """The tokenizer of a text, None for other data."""
         return self.source.vocabulary
 
-    def batches(self, start_step: int = 0) -> Iterator[Batch]:
+    def batches(self, start_step: int = 0) -> Iterator[StepBatch]:
         """Endless batches, shuffled anew every epoch, from that step on; they depend on the seed and the step only.
 
         Args:
@@ -96,7 +119,7 @@ class Data:
             step = start_step
             while True:
                 try:
-                    batch = session.run(element)
+                    batch = StepBatch(self._whole(session.run(element)), step)
                 except tf.errors.OpError as error:
                     raise failures[0] if failures else DataError(
                         f"cannot read the data: {error.message.splitlines()[0]}") from None
@@ -107,6 +130,15 @@ class Data:
         finally:
             session.close()
 
+    def _whole(self, read: Batch) -> Batch:
+        """The batch of which these rows were read: memory that nobody writes to takes no time."""
+        if self.rows is None:
+            return read
+        whole = {name: np.zeros((self.batch, *values.shape[1:]), values.dtype) for name, values in read.items()}
+        for name, values in read.items():
+            whole[name][list(self.rows)] = values
+        return whole
+
     def _dataset(self, start_step: int, failures: list[PaseError]) -> tf.data.Dataset:
         """The batches as a dataset in the current graph.
 
@@ -116,6 +148,7 @@ class Data:
         """
         from pase_mtf.compat import tf  # as in `batches`
         source, names = self.source, sorted(self.source.types)
+        rows = np.asarray(range(self.batch) if self.rows is None else self.rows, np.int64)
 
         def load(numbers: np.ndarray) -> list[np.ndarray]:
             try:
@@ -127,15 +160,16 @@ class Data:
 
         @tf.autograph.experimental.do_not_convert
         def features(places: tf.Tensor) -> dict[str, tf.Tensor]:
+            places = places if self.rows is None else tf.gather(places, rows)
             size = tf.constant(source.examples, tf.int64)
             epochs = places // size
             # The public index_shuffle pads a matrix of keys on the wrong side (TensorFlow 2.21); its kernel is fine.
-            keys = tf.stack([tf.zeros_like(epochs), tf.fill([self.batch], tf.constant(self.seed, tf.int64)), epochs], 1)
+            keys = tf.stack([tf.zeros_like(epochs), tf.fill([len(rows)], tf.constant(self.seed, tf.int64)), epochs], 1)
             numbers = tf.raw_ops.RandomIndexShuffle(
                 index=places % size, seed=tf.cast(keys, tf.uint32), max_index=size - 1, rounds=4)
             arrays = tf.numpy_function(load, [numbers], [tf.as_dtype(source.types[name][0]) for name in names])
             for name, array in zip(names, arrays, strict=True):
-                array.set_shape([self.batch, *source.types[name][1]])
+                array.set_shape([len(rows), *source.types[name][1]])
             return dict(zip(names, arrays, strict=True))
 
         places = tf.data.Dataset.range(start_step * self.batch, np.iinfo(np.int64).max)

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from tqdm import tqdm
 
+from pase_mtf.compat import tf
 from pase_mtf.errors import MismatchError, OutOfMemoryError
-from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Data
 from pase_mtf.launch.flag_values import parse_arms
-from pase_mtf.launch.judging.losses import Update, agree, first_difference, largest_update
+from pase_mtf.launch.judging.losses import FIRST, FIRST_TF32, Update, agree, first_difference, largest_update
 from pase_mtf.launch.judging.settling import STEPS, Settled, settle, slot_of
 from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.plan import Plan
@@ -28,6 +30,7 @@ RUN_BEFORE = "the run before"
 
 # Relative, of an update: float32 sums in another order, and the maxima and ReLUs that tip over by them.
 _UPDATE = 0.02
+_UPDATE_TF32 = 0.2
 _FIRST_LOSS = 1e-3
 """Relative, of the loss at a checkpoint: float32 there, float64 here."""
 
@@ -41,7 +44,8 @@ class Judge:
       note: what was settled as rounding, for people; None where nothing was.
     """
 
-    def __init__(self, plan: Plan, strategies: Mapping[str, Strategy], arms: Sequence[Arm], data: Data):
+    def __init__(self, plan: Plan, strategies: Mapping[str, Strategy], arms: Sequence[Arm], data: Data,
+                 board: Board | None = None):
         """To be made before the first step.
 
         Args:
@@ -49,20 +53,24 @@ class Judge:
           strategies: arm -> strategy; an arm without one is stock data parallelism.
           arms: that are trained; the first one is what the others are compared with.
           data: what they are trained on.
+          board: see Arm.
         """
         self.note: str | None = None
         self._plan, self._strategies, self._arms, self._data = plan, strategies, arms, data
+        self._board = board
         self._before = losses_before(plan)
         ours = [arm for arm in arms if arm.name in strategies]
         self._start: dict[str, np.ndarray] = dict(arms[0].values(up_to_date=False)) if len(ours) > 1 else {}
         self._settled = self._looked = False
+        rounds = plan.devices.kind == "gpu" and tf.config.experimental.tensor_float_32_execution_enabled()
+        self._first, self._update = (FIRST_TF32, _UPDATE_TF32) if rounds else (FIRST, _UPDATE)
 
     def check(self, history: History) -> str | None:
         """To be called after every turn: which arm is wrong, and why; None while none is known to be."""
         if self._settled:
             return None
         losses = {arm.name: history.losses(arm.name) for arm in self._arms}
-        suspicion = first_difference({**losses, RUN_BEFORE: self._before}, history.first_step)
+        suspicion = first_difference({**losses, RUN_BEFORE: self._before}, history.first_step, self._first)
         if not self._looked:
             suspicion = suspicion or self._first_updates()
             self._looked, self._start = True, {}
@@ -72,7 +80,7 @@ class Judge:
         try:
             with Stage("settling in float64"):
                 batches = list(itertools.islice(self._data.batches(history.first_step), STEPS))
-                found = settle(self._plan, self._strategies, list(losses), batches)
+                found = settle(self._plan, self._strategies, list(losses), batches, self._board)
         except (OutOfMemoryError, MismatchError) as error:
             return f"{suspicion}; it cannot be settled in float64 ({error}); these numbers must not be used"
         return self._verdict(suspicion, found)
@@ -105,7 +113,7 @@ class Judge:
         for arm in others:
             difference = largest_update(
                 (Update.of(name, kinds[name], self._start[name], expected[name], value)
-                 for name, value in arm.values()), precision, _UPDATE)
+                 for name, value in arm.values()), precision, self._update)
             if difference:
                 return f"{difference} under {arm.name} than under {reference.name}"
         return None

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-__all__ = ["STRICT_STEPS", "Update", "agree", "first_difference", "largest_update", "relative_tolerance"]
+__all__ = ["FIRST", "FIRST_TF32", "STRICT_STEPS", "Update", "agree", "first_difference", "largest_update",
+           "relative_tolerance"]
 
 STRICT_STEPS = 6
 """Steps whose rounding can be bounded; after them only what is grossly different is suspicious."""
@@ -24,10 +25,14 @@ GROSS = 0.5
 DIVERGED = 2.0
 """Times the first loss: from there on rounding decides where a training goes."""
 
+FIRST, FIRST_TF32 = 1e-5, 1e-2
+"""Relative difference of first losses that is rounding: of float32, and of products in TF32, whose operands have ten
+bits after the point (NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor Cores", 2021), where float32 has 23."""
+
 _NOTHING = 1e-6  # a loss below this is none
 
 
-def relative_tolerance(steps: int, first: float = 1e-5) -> float:
+def relative_tolerance(steps: int, first: float = FIRST) -> float:
     """Difference allowed after this many steps from common values, relative to the size of the loss.
 
     float32 sums in another order differ by 1e-7, and training multiplies that by about two per step. Measured, AlexNet
@@ -40,7 +45,7 @@ def relative_tolerance(steps: int, first: float = 1e-5) -> float:
     return min(first * 2.0 ** steps, GROSS) if steps <= STRICT_STEPS else GROSS
 
 
-def first_difference(losses: Mapping[str, Sequence[float]], first_step: int = 0, first: float = 1e-5) -> str | None:
+def first_difference(losses: Mapping[str, Sequence[float]], first_step: int = 0, first: float = FIRST) -> str | None:
     """Compares every series of losses with the first one, step by step, over the steps that both have.
 
     Differences are measured against the loss or, where that has fallen below it, the loss of the first step: late in a

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from pase_mtf.compat import mtf
 from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.launch.arms import Arm, lower_stock_data_parallel
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.arms.arm import Arm, Recipe, build_arm
+from pase_mtf.launch.arms.program import Program, program_of
+from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.data import Batch
 from pase_mtf.launch.judging.losses import Update, first_difference, largest_update
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.program import Program, program_of
-from pase_mtf.lowering.lowering import PlanLowering, lower, uniform_plan
+from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
 from pase_mtf.runtime import Devices
-from pase_mtf.strategy.experts import batch_dim
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["STEPS", "Settled", "settle", "slot_of"]
@@ -62,7 +63,8 @@ class _Course:
     differing_copies: str | None
 
 
-def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str], batches: Sequence[Batch]) -> Settled:
+def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str], batches: Sequence[Batch],
+           board: Board | None = None) -> Settled:
     """Runs the first steps in float64, of the program on one device and under every strategy, from the run's values.
 
     Args:
@@ -71,6 +73,7 @@ def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str],
         only: stock Mesh-TensorFlow reads a variable before or after its update, as it happens.
       names: the arms to judge.
       batches: of the first steps of the run.
+      board: on which the ranks tell each other what they do, where every process has a graph of its own.
 
     Raises:
       OutOfMemoryError: the program does not fit a second time.
@@ -78,34 +81,30 @@ def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str],
     """
     exact = dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype="float64"))
     alone = Devices.first(1, "cpu")
-    expected = _course(exact, "one device", lambda program: PlanLowering(
-        program.graph, uniform_plan(program.graph, "one:1", "", alone.names), alone.names,
-        program.global_step.read_value()), alone, batches)
+    exported: list[ComputationGraph] = []
+
+    def on_one_device(program: Program) -> mtf.Lowering:
+        exported.append(export_graph(program.graph))
+        return PlanLowering(program.graph, uniform_plan(program.graph, "one:1", "", alone.names), alone.names,
+                            program.global_step.read_value())
+
+    expected = _course(Arm("one device", functools.partial(program_of, exact), on_one_device, alone, plan.checkpoint,
+                           cast=True), batches)
+    graph, = exported
     wrong = {}
     for name in names:
         strategy = strategies.get(name)
-        found = _course(exact, name, functools.partial(_lowered, exact, strategy), plan.devices,
-                        batches[:None if strategy else 1])
+        if strategy is not None and tuple(layer.name for layer in graph.layers) != strategy.layer_names:
+            raise MismatchError(f"{graph.name}: other layers in float64 than in {plan.options.model}'s own type")
+        recipe = Recipe(name, strategy.configurations if strategy else (), graph.hash, "float64", cast=True)
+        found = _course(build_arm(exact, recipe, board, graph), batches[:None if strategy else 1])
         difference = _difference(name, found, expected, plan.options.optimizer, strategy is not None)
         if difference:
             wrong[name] = difference
     return Settled(wrong, expected.losses[0], len(batches))
 
 
-def _lowered(plan: Plan, strategy: Strategy | None, program: Program) -> mtf.Lowering:
-    exported = export_graph(program.graph)
-    if strategy is None:
-        return lower_stock_data_parallel(program, plan.devices.names[:plan.options.parallel_devices],
-                                         batch_dim(exported))
-    if tuple(layer.name for layer in exported.layers) != strategy.layer_names:
-        raise MismatchError(f"{exported.name}: other layers in float64 than in {plan.options.model}'s own type")
-    same = dataclasses.replace(strategy, graph_hash=exported.hash)
-    return lower(program.graph, same, list(plan.devices.names), step=program.global_step.read_value())
-
-
-def _course(plan: Plan, name: str, lowered: Callable[[Program], mtf.Lowering], devices: Devices,
-            batches: Sequence[Batch]) -> _Course:
-    arm = Arm(name, functools.partial(program_of, plan), lowered, devices, plan.checkpoint, cast=True)
+def _course(arm: Arm, batches: Sequence[Batch]) -> _Course:
     try:
         before = dict(arm.values(up_to_date=False))
         losses = [arm.step(batches[0])[0]]

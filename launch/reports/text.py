@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import math
 import os
 import platform
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from tabulate import tabulate
 
 from pase_mtf.amounts import bytes_text
+from pase_mtf.calibration.cache import PROCESSES
 from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.data import Data
@@ -19,10 +21,11 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.devices import devices_text
+from pase_mtf.strategy.judged_text import judged_text
 from pase_mtf.strategy.kernels_text import kernels_text
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["describe_run", "final_table", "headline", "search_summary"]
+__all__ = ["describe_run", "final_table", "headline", "orders_note", "search_summary"]
 
 
 def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGraph,
@@ -30,6 +33,7 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
     """The header of a run: what it runs, on what, under which arms, and where its numbers come from."""
     options = plan.options
     rate = "its own schedule" if options.learning_rate is None else f"{options.learning_rate:g}"
+    between_processes = PROCESSES in machine.measured.get("on", {})
     facts = {
         "versions": f"pase_mtf {_version('pase_mtf')}, TensorFlow {tf.__version__}, Mesh-TensorFlow "
                     f"{_version('mesh-tensorflow')}, Python {platform.python_version()}",
@@ -37,7 +41,7 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
         "machine": f"{machine.name}: {machine.source}" + (
             "; NOT the devices of this run: predicted and measured times do not compare" if plan.elsewhere else
             "; measured in one process: what moves between processes takes longer than predicted"
-            if len(plan.devices.tasks) > 1 else ""),
+            if len(plan.devices.tasks) > 1 and not between_processes else ""),
         "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
                  f"{graph.flops / 1e9:.2f} GFLOP a step",
         "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, seed {options.seed}, "
@@ -67,7 +71,9 @@ def _version(package: str) -> str:
 def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     """One paragraph about the search: its size, its time, what it proved, and the step it predicts, by part."""
     found = strategy.search
-    if found.get("simpler"):
+    if found.get("simpler") and "shortest_simulated_seconds" in found:
+        proof = "data parallelism: as good, as far as simulated steps tell, and simpler"
+    elif found.get("simpler"):
         proof = (f"data parallelism, predicted {100 * found['gap']:.2g} % above the optimum: as good, as far as "
                  "predictions tell, and simpler")
     elif found.get("optimal"):
@@ -79,6 +85,8 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     useful = devices_text(strategy.devices, found.get("useful_devices", strategy.devices),
                           found.get("suggested_devices"))
     proof += f"; {useful}" if useful else ""
+    if judged := judged_text(found):
+        proof += f"\nsteps: {judged}"
     if kernels := kernels_text(found):
         proof += f"\nprices: {kernels}"
     parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in strategy.parts.items())
@@ -89,17 +97,34 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
 
 def final_table(rows: Mapping[str, ArmRow]) -> str:
     """The table a run ends with."""
-    head = ["arm", "predicted ms", "measured ms", "examples/s", "over stock", "over data par.", "predicted memory",
-            "measured memory"]
+    simulated = any(row.get("simulated_ms") is not None for row in rows.values())
+    head = ["arm", "predicted ms", *(["simulated ms"] if simulated else []), "measured ms", "examples/s", "over stock",
+            "over data par.", "predicted memory", "measured memory"]
     lines = []
     for name, row in rows.items():
         spread = f" ± {row['measured_ms_spread']:.1f}" if row["measured_ms"] is not None else ""
         lines.append([
             f"{name} (= {row['same_as']})" if row["same_as"] else name, number(row["predicted_ms"], ".1f"),
+            *([number(row.get("simulated_ms"), ".1f")] if simulated else []),
             number(row["measured_ms"], ".1f") + spread, number(row["examples_per_second"], ".1f"),
             number(row["speedup_over_stock"], ".2f", "×"), number(row["speedup_over_data_parallel"], ".2f", "×"),
             size(row["predicted_bytes"]), size(row["measured_bytes"])])
     return tabulate(lines, head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1)))
+
+
+def orders_note(rows: Mapping[str, ArmRow]) -> str:
+    """Which arms simulated steps order otherwise than sums of costs do; empty where none.
+
+    Args:
+      rows: the numbers of every arm.
+    """
+    known = {name: (row["predicted_ms"], simulated) for name, row in rows.items()
+             if row["predicted_ms"] is not None and (simulated := row.get("simulated_ms")) is not None}
+    said = [f"{one} before {other} by the sum of costs ({known[one][0]:.2f}, {known[other][0]:.2f} ms), after it by "
+            f"simulated steps ({known[one][1]:.2f}, {known[other][1]:.2f} ms)"
+            for one, other in itertools.permutations(known, 2)
+            if known[one][0] < known[other][0] and known[one][1] > known[other][1]]
+    return "; ".join(said)
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:
@@ -128,6 +153,8 @@ def headline(rows: Mapping[str, ArmRow], strategy: Strategy) -> str:
         said.append(f"{parallel['predicted_ms'] / row['predicted_ms']:.2f}× data parallelism, predicted")
     if strategy.search.get("optimal"):
         said.append("proven optimal")
+    elif strategy.search.get("simulated"):
+        said.append(f"the shortest simulated step of {strategy.search['simulated']}")
     elif strategy.search.get("gap") is not None and math.isfinite(strategy.search["gap"]):
         said.append(f"at most {100 * strategy.search['gap']:.2g} % above the optimum")
     if row["measured_ms"] and row["predicted_ms"]:

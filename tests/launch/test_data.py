@@ -35,6 +35,27 @@ def _idx(array, magic=None):
     return struct.pack(f">I{array.ndim}I", magic or 0x800 + array.ndim, *array.shape) + array.tobytes()
 
 
+@pytest.mark.parametrize(("model", "config"), [(ALEXNET, IMAGES), (TRANSFORMER, TEXT)])
+def test_a_process_reads_its_own_rows(model, config):
+    """The same examples in the same rows; where others' are there is nothing."""
+    data = open_data(None, model, config, config.batch, 0)
+    asked = []
+
+    def load(numbers):
+        asked.append(len(numbers))
+        return data.source.load(numbers)
+
+    of_rank = dataclasses.replace(data, rows=(1, 2), source=dataclasses.replace(data.source, load=load))
+    for number, (batch, whole) in enumerate(zip(_take(of_rank, 3, 5), _take(data, 3, 5), strict=True)):
+        assert batch.number == whole.number == 5 + number
+        for name, values in batch.items():
+            expected = np.zeros_like(whole[name])
+            expected[1:3] = whole[name][1:3]
+            assert values.dtype == expected.dtype
+            np.testing.assert_array_equal(values, expected)
+    assert set(asked) == {2}
+
+
 @pytest.fixture
 def pictures():
     """Twenty pictures of 28x28 whose first pixel is their number, and their labels."""

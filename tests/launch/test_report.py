@@ -11,7 +11,7 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
 from pase_mtf.launch.reports.pictures import draw_memory, draw_steps
-from pase_mtf.launch.reports.text import final_table, headline, search_summary, size
+from pase_mtf.launch.reports.text import final_table, headline, orders_note, search_summary, size
 from pase_mtf.launch.summary import arm_rows
 from pase_mtf.launch.training import History, Record
 from pase_mtf.search.frontier import FrontierPoint
@@ -26,8 +26,8 @@ def _history(**milliseconds):
     return History(0, records)
 
 
-def _strategy(seconds, memory):
-    return SimpleNamespace(seconds=seconds, memory_bytes=memory)
+def _strategy(seconds, memory, simulated=None):
+    return SimpleNamespace(seconds=seconds, memory_bytes=memory, simulated_seconds=simulated)
 
 
 @pytest.fixture
@@ -61,6 +61,18 @@ def test_table_is_aligned(rows):
                                              (2**41, "2.00 TiB")])
 def test_size(value, text):
     assert size(value) == text
+
+
+def test_where_simulated_steps_order_the_arms_otherwise_it_is_said():
+    strategies = {"search": _strategy(0.019, 1, 0.015), "data_parallel": _strategy(0.045, 1, 0.0145),
+                  "expert": _strategy(0.050, 1, 0.040)}
+    rows = arm_rows([*strategies, "stock_data_parallel"], History(0, {}), strategies, {}, {}, batch=10)
+    assert orders_note(rows) == ("search before data_parallel by the sum of costs (19.00, 45.00 ms), after it by "
+                                 "simulated steps (15.00, 14.50 ms)")
+    head, _, first = final_table(rows).splitlines()[:3]
+    assert head.index("simulated ms") + len("simulated ms") == first.index("15.0") + len("15.0")
+    rows = arm_rows(["search"], History(0, {}), {"search": _strategy(0.1, 1)}, {}, {}, batch=10)
+    assert "simulated" not in final_table(rows)
 
 
 def test_report_is_one_self_contained_file(rows):
@@ -151,6 +163,10 @@ def test_a_report_holds_the_simulated_step():
 @pytest.mark.parametrize(("search", "said"), [
     ({"optimal": True, "gap": 0.0}, "optimal (proven)"), ({"optimal": False, "gap": 0.02}, "at most 2 % above"),
     ({"optimal": False, "gap": 0.004, "simpler": "data_parallel"}, "data parallelism, predicted 0.4 % above"),
+    ({"optimal": False, "gap": 0.2, "simulated": 9, "simulated_seconds": 0.002, "simulated_rank": 3,
+      "cheapest_simulated_seconds": 0.003}, "simulated 2.000 ms, the shortest of 9, by cost number 3"),
+    ({"optimal": False, "gap": 0.2, "simulated": 9, "simulated_seconds": 0.002, "simpler": "data_parallel",
+      "shortest_simulated_seconds": 0.00199}, "as good, as far as simulated steps tell"),
     ({}, "no bound")])
 def test_what_the_search_proved_is_said(search, said):
     strategy = SimpleNamespace(search=search, devices=8, parts={"forward": 0.001}, seconds=0.001)

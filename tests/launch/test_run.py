@@ -16,10 +16,12 @@ from pase_mtf.calibration import load
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch import arms, memory, program, strategies
-from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.arms import arm as building
+from pase_mtf.launch.arms import memory, program
+from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import checkpoint, keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+from pase_mtf.launch.strategies import finding
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
@@ -159,9 +161,9 @@ def test_a_mesh_shape_is_the_experts(launch):
 def test_the_local_machine_is_measured_for_the_devices_of_the_run(launch, monkeypatch):
     asked = []
     monkeypatch.setattr("pase_mtf.calibration.load.load_machine",
-                        lambda *arguments, again: asked.append((*arguments, again)) or Machine.load("a100"))
-    code, _, out, _ = launch("--machine=local", "--search_only")
-    assert (code, asked) == (0, [(None, 2, "cpu", False)])
+                        lambda *arguments, again, over: asked.append((*arguments, again, over)) or Machine.load("a100"))
+    code, _, out, _ = launch("--machine=local", "--prices=roofline", "--search_only")
+    assert (code, asked) == (0, [(None, 2, "cpu", False, None)])
     assert "NOT the devices of this run" not in out
     assert "NOT the devices of this run" in launch("--search_only", output="other")[2]
 
@@ -210,7 +212,7 @@ def test_predicted_out_of_memory(launch, tmp_path):
 
 
 def test_out_of_memory_of_the_host(launch, monkeypatch):
-    monkeypatch.setattr("pase_mtf.launch.memory.available_bytes", lambda: 1000)
+    monkeypatch.setattr("pase_mtf.launch.arms.memory.available_bytes", lambda: 1000)
     code, _, _, err = launch()
     assert code == 4
     assert "are free" in err
@@ -223,7 +225,7 @@ def test_out_of_memory_while_training():
     with tf.Graph().as_default():
         size = tf.placeholder(tf.int64, [])
         huge = tf.reduce_sum(tf.fill([size], 1.0))
-        arm.name, arm._session = "search", tf.Session()
+        arm.name, arm._session, arm._board = "search", tf.Session(), None
     with pytest.raises(OutOfMemoryError, match=r"arm search: out of memory.*OOM when allocating") as caught:
         arm._run(huge, {size: 2**46})
     assert "\n" not in str(caught.value)
@@ -380,7 +382,7 @@ def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
 @pytest.mark.parametrize("stage", [
     "export_with_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
 def test_sigterm_before_the_training_leaves_nothing(launch, monkeypatch, stage):
-    module = {"export_with_program": program, "load_machine": load, "find_strategies": strategies, "build_arms": arms,
+    module = {"export_with_program": program, "load_machine": load, "find_strategies": finding, "build_arms": building,
               "check_memory": memory}[stage]
     work = getattr(module, stage)
 
@@ -400,7 +402,7 @@ def test_sigterm_while_lowering_leaves_nothing(launch, monkeypatch):
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)
-    monkeypatch.setattr(arms, "lower", struck)
+    monkeypatch.setattr(building, "lower", struck)
     code, folder, _, err = launch("--compare=none")
     assert (code, err) == (143, "interrupted before anything was measured\n")
     assert not folder.exists()

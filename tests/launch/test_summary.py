@@ -15,8 +15,8 @@ def _history(**milliseconds):
     return History(0, records)
 
 
-def _strategy(seconds, memory):
-    return SimpleNamespace(seconds=seconds, memory_bytes=memory)
+def _strategy(seconds, memory, simulated=None):
+    return SimpleNamespace(seconds=seconds, memory_bytes=memory, simulated_seconds=simulated)
 
 
 @pytest.fixture

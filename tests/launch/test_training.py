@@ -33,6 +33,14 @@ def test_arms_take_turns_on_the_same_batches():
                                                       for name in names]  # the first step, and the last untimed one
 
 
+def test_the_machine_is_looked_at_before_every_turn_that_counts():
+    diary, told = [], iter((1.5, None, 1.25))
+    history = train([_Arm("a", diary)], itertools.count(1), warmup=2, steps=5, block=2,
+                    look=lambda: diary.append("look") or next(told))
+    assert history.slowness == [1.5, 1.25]
+    assert [entry if entry == "look" else entry[1] for entry in diary] == [1, 2, "look", 3, 4, "look", 5, 6, "look", 7]
+
+
 def test_ends_where_an_arm_is_wrong():
     """Compared after the first step, after the warm-up, and after every turn."""
     asked = []

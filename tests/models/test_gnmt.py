@@ -103,7 +103,7 @@ def test_trains_under_strategies_as_on_one_device(rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", pipelines.RULES)
+@pytest.mark.parametrize("rule", ["exact", "pipeline, units, 8 devices"])
 def test_four_layers_train_as_on_one_device(rule):
     harness.assert_trains_as_one_device("gnmt", CONFIG, pipelines.RULES[rule])
 
@@ -157,5 +157,5 @@ def test_paper_size():
     graph = harness.export_model("gnmt", models.load_config("gnmt", "big"))
     assert graph.parameters == 283_218_944
     for devices in (8, 64):
-        strategy = find_strategy(graph, devices, Machine.load("1080ti"))
+        strategy = find_strategy(graph, devices, Machine.load("1080ti"), simulate=0)
         assert strategy.search["optimal"]

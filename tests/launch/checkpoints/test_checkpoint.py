@@ -119,6 +119,14 @@ def test_killed_while_writing(tmp_path, seed):
     assert len(left) <= 4
 
 
+def test_hashes_of_others_are_taken_as_they_are(tmp_path):
+    """A file that another process has read is not read again; whether that told the truth is seen on resume."""
+    told = {"model.data": {"bytes": 7, "sha256": "of another file"}}
+    save_checkpoint(str(tmp_path / "checkpoint"), lambda prefix: _save()(prefix) or told, step=7, graph_hash="abc")
+    with pytest.raises(FormatError, match="its SHA-256 is not the one"):
+        find_checkpoint(str(tmp_path))
+
+
 def test_is_whole_or_not_there(tmp_path):
     def fails(prefix):
         _save()(prefix)

@@ -65,6 +65,8 @@ def test_what_is_refused(text, task, environment, says):
     (("--mesh=2", "--cluster=local:2", "--devices=/device:CPU:0,/device:CPU:1"), "give auto, cpu or gpu"),
     (("--mesh=2", "--cluster=local:2", "--prices=measured"), "kernels are measured in one process"),
     (("--task=1",), "--task=1: is for a run over processes"),
+    (("--clients=ranks",), "--clients=ranks: is for a run over processes"),
+    (("--cluster=local:2", "--mesh=2", "--clients=rank"), "--clients=rank: unknown; did you mean 'ranks'"),
     (("--max_restarts=1",), "--max_restarts=1: is for a run over processes"),
     (("--cluster=local:2", "--max_restarts=-1"), "--max_restarts=-1: must be at least 0"),
 ])

@@ -11,7 +11,7 @@ import pytest
 from pase_mtf.errors import ClusterError, UsageError
 from pase_mtf.launch.cluster import hosts, wire
 from pase_mtf.launch.cluster.hosts import join_run, meet
-from pase_mtf.launch.cluster.launcher import Fault, watch
+from pase_mtf.launch.cluster.launcher import Fault, Outcome, watch
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
 from pase_mtf.launch.cluster.wire import Connection, control_address
@@ -100,6 +100,19 @@ def test_a_lost_worker_is_told_to_rank_0_and_started_again(members, worker, capf
     joining.join(10)
     assert (joining.outcome, len(started)) == (7, 2)
     assert "[rank 1] error: rank 1 was killed again" in capfd.readouterr().err
+
+
+def test_what_a_worker_finds_wrong_on_its_host_is_the_exit_code_of_all(members, worker):
+    worker("raise SystemExit(2)")
+    main = TaskProcess(0, [sys.executable, "-c", "import sys; sys.stdin.read()"], {}, own_output=False)
+    joining = _Joining(members[1], restarts=3)
+    other, = meet(members[0], Interrupts())
+    outcome = watch([main, other], Interrupts())
+    assert outcome == Outcome(2)
+    other.end(end=outcome.exit_code)
+    joining.join(10)
+    assert joining.outcome == 2
+    end_all([main], grace=0.0)
 
 
 def test_the_launcher_of_rank_0_is_lost(members, worker, capfd):

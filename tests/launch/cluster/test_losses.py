@@ -8,14 +8,14 @@ import pytest
 from micro_models import SIZES
 
 from pase_mtf import models
-from pase_mtf.launch.arms import build_arms
+from pase_mtf.launch.arms.arm import build_arms
+from pase_mtf.launch.arms.program import export_program
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.server import start_server
 from pase_mtf.launch.data import open_data
 from pase_mtf.launch.options import parse_command_line
 from pase_mtf.launch.plan import resolve
-from pase_mtf.launch.program import export_program
-from pase_mtf.launch.strategies import random_configurations
+from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import Devices
 from pase_mtf.strategy.strategy import evaluate_strategy

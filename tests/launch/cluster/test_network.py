@@ -1,11 +1,15 @@
-"""Processes in a network of their own: they reach each other, and nobody else reaches them."""
+"""Processes in a network of their own reach each other, and nobody else reaches them; and hosts whose link is cut."""
 
+import json
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
+from cluster_runs import Run
 
+from benchmarks import namespaces
 from pase_mtf.launch.cluster import network as networks
 from pase_mtf.launch.cluster.network import own_network
 
@@ -43,3 +47,23 @@ def test_where_nothing_makes_one(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with own_network() as network:
         assert network is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
+def test_two_hosts_whose_link_is_cut(preset, tmp_path):
+    """As an operator of Kubernetes starts them, with TF_CONFIG; nothing tells either that the other is out of reach."""
+    with namespaces.hosts(2) as hosts:
+        tasks = [f"{address}:2222" for address in hosts.addresses]
+        runs = [Run(preset, tmp_path / f"rank{rank}", "--steps=100000", "--cluster=tf_config", "--clients=ranks",
+                    "--strategy=data_parallel", prefix=hosts.on(rank, []), environment={"TF_CONFIG": json.dumps(
+                        {"cluster": {"worker": tasks}, "task": {"type": "worker", "index": rank}})})
+                for rank in range(2)]
+        runs[0].reach(5)
+        start = time.monotonic()
+        hosts.cut(1)
+        (code, _, err), (other_code, _, other_err) = runs[0].end(), runs[1].end()
+        assert time.monotonic() - start < 25  # 15, and what the end of both takes
+    assert (code, other_code) == (7, 7)
+    assert f"error: rank 1 ({tasks[1]}) said nothing for 10 s; all processes were ended" in err.splitlines()[-1]
+    assert "[rank 1] error: rank 0" in other_err

@@ -99,10 +99,18 @@ def test_the_exit_code_is_that_of_rank_0(start):
 
 
 def test_a_worker_that_ends_by_itself_is_a_fault(start, capfd):
-    tasks = start(_WAIT, "print('no room'); raise SystemExit(2)")
-    assert watch(tasks, Interrupts()).fault == Fault(1, "ended with exit code 2")
+    tasks = start(_WAIT, "print('no room'); raise SystemExit(1)")
+    assert watch(tasks, Interrupts()).fault == Fault(1, "ended with exit code 1")
     end_all(tasks)
     assert "[rank 1] no room" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [2, 5])
+def test_what_a_worker_finds_wrong_is_for_its_user_and_no_fault(start, code):
+    """Nothing is started again for it; rank 0 may have lost its connection by then."""
+    assert watch(start(_WAIT, f"raise SystemExit({code})"), Interrupts()) == Outcome(code)
+    assert watch(start("raise SystemExit(7)", "import time; time.sleep(0.5); raise SystemExit(2)")[-2:],
+                 Interrupts()) == Outcome(2)
 
 
 def test_whose_fault_it_is_that_rank_0_lost_a_connection(start):

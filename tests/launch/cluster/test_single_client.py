@@ -6,10 +6,10 @@ import pytest
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import ClusterError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.launch.arms import Arm, lower_stock_data_parallel
+from pase_mtf.launch.arms.arm import Arm, lower_stock_data_parallel
+from pase_mtf.launch.arms.program import Program
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.server import check_servers, start_server
-from pase_mtf.launch.program import Program
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import Devices
@@ -75,7 +75,7 @@ def test_losses_are_those_of_one_process(served):
     # The slices of the variables lie where they are used, the masters with the client.
     assert sorted(over._held) == sorted(served.names)
     assert {variable.device for variable in over._masters.values()} <= {
-        "/job:worker/task:0", "/job:worker/task:0/device:CPU:0"}
+        "/job:worker/replica:0/task:0", "/job:worker/replica:0/task:0/device:CPU:0"}
     for arm in (alone, over, stock, again):
         arm.close()
 

@@ -1,9 +1,12 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pase_mtf.launch.judging import judge
 from pase_mtf.launch.judging.losses import (
+    FIRST_TF32,
     GROSS,
     STRICT_STEPS,
     Update,
@@ -11,7 +14,8 @@ from pase_mtf.launch.judging.losses import (
     largest_update,
     relative_tolerance,
 )
-from pase_mtf.launch.judging.settling import slot_of
+from pase_mtf.launch.judging.settling import Settled, slot_of
+from pase_mtf.runtime import Devices
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -28,6 +32,7 @@ def test_names_the_first_step_and_arm():
 
 def test_strict_while_rounding_can_be_bounded_and_silent_afterwards():
     assert relative_tolerance(0) == 1e-5
+    assert relative_tolerance(1, FIRST_TF32) == 2e-2
     assert relative_tolerance(STRICT_STEPS) < 1e-3
     assert relative_tolerance(STRICT_STEPS + 1) == relative_tolerance(10**6) == GROSS
     right = [1.0] * 31
@@ -100,3 +105,20 @@ def test_a_variable_whose_gradient_is_rounding_alone():
 def test_slots_of_optimizers():
     assert slot_of(["fc1/weights", "fc1/weights/adam_m", "fc1/weights_slot_vr", "fc1/bias"]) == {
         "fc1/weights": "", "fc1/weights/adam_m": "/adam_m", "fc1/weights_slot_vr": "_slot_vr", "fc1/bias": ""}
+
+
+@pytest.mark.parametrize(("kind", "rounded", "settles"), [("cpu", True, True), ("gpu", True, False),
+                                                         ("gpu", False, True)])
+def test_products_in_tf32_are_no_suspicion(monkeypatch, kind, rounded, settles):
+    """First losses that are a thousandth apart: too far for float32, and what TF32 does on GPUs."""
+    asked = []
+    monkeypatch.setattr("pase_mtf.compat.tf.config.experimental.tensor_float_32_execution_enabled", lambda: rounded)
+    monkeypatch.setattr(judge, "settle", lambda plan, strategies, names, batches, board: asked.append(names) or Settled(
+        {}, 1.0, 3))
+    plan = SimpleNamespace(devices=Devices(kind, (f"/device:{kind.upper()}:0",), "one"), checkpoint=None,
+                           config=SimpleNamespace(dtype="float32"))
+    arms = [SimpleNamespace(name=name) for name in ("search", "data_parallel")]
+    found = judge.Judge(plan, {}, arms, SimpleNamespace(batches=lambda first: iter(())))
+    losses = {"search": [2.0], "data_parallel": [2.002]}
+    assert found.check(SimpleNamespace(losses=losses.__getitem__, first_step=0)) is None
+    assert bool(asked) == settles

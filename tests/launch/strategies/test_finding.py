@@ -1,5 +1,7 @@
 """Strategies that are drawn: to see how good predictions are, they have to differ in cost, and be legal."""
 
+import dataclasses
+
 import pytest
 from small_graphs import perceptron
 
@@ -7,7 +9,8 @@ from pase_mtf.errors import InfeasibleError, OutOfMemoryError
 from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
-from pase_mtf.launch.strategies import changed_configurations, find_strategies, possible_arms
+from pase_mtf.launch.strategies import finding
+from pase_mtf.launch.strategies.finding import changed_configurations, find_strategies, possible_arms
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import expert
 
@@ -33,6 +36,17 @@ def test_any_number_of_devices(mesh, parallel):
     assert str(plan.devices.count) in plan.options.uneven
 
 
+def test_chains_walk_on_simulated_steps_where_devices_have_cores_of_their_own(monkeypatch):
+    monkeypatch.setattr(finding, "_PROPOSALS", 50)
+    plan, graph = _plan(mesh="4", compare="mcmc,mcmc_expert"), perceptron((32, 64, 64, 16), batch=64)
+    for machine, own in ((Machine.load("h100"), True),
+                         (dataclasses.replace(Machine.load("h100"), shared_cores=True), False)):
+        strategies, _ = find_strategies(plan, graph, machine)
+        for arm in ("mcmc", "mcmc_expert"):
+            assert (1 < strategies[arm].search.get("simulated", 0) <= 51) == own
+        assert strategies["mcmc"].simulated_seconds == strategies["mcmc"].search.get("simulated_seconds")
+
+
 def test_nothing_to_compare_with():
     plan = _plan(mesh="6", batch=7)
     assert [arm.name for arm in plan.options.arms] == ["search", "expert"]
@@ -41,6 +55,13 @@ def test_nothing_to_compare_with():
                                            Machine.load("h100"))
     assert list(strategies) == ["search"]
     assert "batch=11 does not divide" in left_out["expert"]
+
+
+def test_where_every_process_has_a_graph_there_is_no_stock_arm():
+    plan = _plan(mesh="2", cluster="local:2", clients="ranks")
+    found = find_strategies(plan, perceptron((32, 64, 64, 16), batch=64), Machine.load("h100"))
+    assert list(found.strategies) == ["search", "data_parallel", "expert"]
+    assert "--clients=one trains it" in found.left_out["stock_data_parallel"]
 
 
 def test_what_does_not_fit_is_no_answer_and_not_compared_with():

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from pase_mtf.launch.traced import Work, traced_step
+from pase_mtf.compat import tf
+from pase_mtf.launch.arms.traced import Work, fallen_to_cpu, timeline_of, traced_slices
 
 
 def _node(name, operation, begin, end):
@@ -20,12 +21,13 @@ def _metadata(**devices):
 
 def test_what_nodes_are_made_for():
     works = {"einsum": Work("dense", "forward"), "loop/einsum": Work("inner", "backward")}
-    step = traced_step(_metadata(
+    step = timeline_of(traced_slices(_metadata(
         CPU_0=[_node("einsum/Einsum", "Einsum", 500, 700), _node("einsum/all_reduce_1/AddN", "AddN", 700, 800),
                _node("einsum/Const", "Const", 0, 9000), _node("feed/Mul", "Mul", 0, 9000)],
         CPU_1=[_node("loop/einsum/resharding/Slice", "Slice", 800, 900),
                _node("loop/einsum/all_reduce/AddN", "AddN", 900, 1000)],
-        CPU_9=[_node("einsum/Einsum", "Einsum", 0, 9000)]), works, {"CPU:0": 0, "CPU:1": 1}, "step")
+        CPU_9=[_node("einsum/Einsum", "Einsum", 0, 9000)]), works, {"CPU:0": 0, "CPU:1": 1}), 2,
+        "step")
     assert [(one.kind, one.phase, one.layer, one.device) for one in step.slices] == [
         ("kernels", "forward", "dense", 0), ("all-reduce", "forward", "dense", 0),
         ("resharding", "backward", "inner", 1), ("gradient all-reduce", "backward", "inner", 1)]
@@ -33,4 +35,15 @@ def test_what_nodes_are_made_for():
                                np.array([(0, 200), (200, 300), (300, 400), (400, 500)]) * 1e-9, atol=1e-15)
     assert step.devices == 2
     np.testing.assert_allclose(step.seconds, 500e-9)
-    assert traced_step(_metadata(CPU_0=[]), works, {"CPU:0": 0}, "nothing").seconds == 0.0
+    assert timeline_of(traced_slices(_metadata(CPU_0=[]), works, {"CPU:0": 0}), 1, "nothing").seconds == 0.0
+
+
+def test_operations_without_a_kernel_for_gpus_are_told():
+    with tf.Graph().as_default() as graph:
+        for device, name in (("GPU:0", "unique"), ("GPU:0", "product"), ("CPU:0", "feed"), ("GPU:0", "const")):
+            with tf.device(f"/device:{device}"):
+                tf.no_op(name)
+    ran = {"GPU_0": [_node("product", "MatMul", 0, 9)],
+           "CPU_0": [_node("unique", "Unique", 0, 9), _node("feed", "Mul", 0, 9), _node("const", "Const", 0, 9)]}
+    assert fallen_to_cpu(_metadata(**ran), graph) == ["Unique"]
+    assert fallen_to_cpu(_metadata(GPU_0=ran["GPU_0"]), graph) == []

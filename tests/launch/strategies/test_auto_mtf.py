@@ -7,9 +7,9 @@ from small_graphs import perceptron
 
 from pase_mtf import models
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.launch import auto_mtf, strategies
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.strategies import auto_mtf, finding
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import configurations_of_layout
 
@@ -24,10 +24,10 @@ def test_mesh():
 def test_its_rules_become_a_strategy(monkeypatch):
     rules = {"batch": "rows", "width1": "columns"}
     asked = []
-    monkeypatch.setattr(strategies, "auto_mtf_layout", lambda *arguments: asked.append(arguments) or rules)
+    monkeypatch.setattr(finding, "auto_mtf_layout", lambda *arguments: asked.append(arguments) or rules)
     plan = resolve(Options(model="alexnet", devices="cpu", machine="h100", compare="auto_mtf"))
     graph, mesh = perceptron(), (("rows", 2), ("columns", 4))
-    found = strategies.find_strategies(plan, graph, Machine.load("h100")).strategies
+    found = finding.find_strategies(plan, graph, Machine.load("h100")).strategies
     assert asked == [("alexnet", plan.config, plan.options.batch, plan.options.optimizer, mesh)]
     assert found["auto_mtf"].configurations == configurations_of_layout(graph, mesh, rules)
 

@@ -6,20 +6,23 @@ that one mesh can do, with what that costs.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 
-from pase_mtf.compat import tf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.arms.program import program_of, variables_by_name
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.program import program_of, variables_by_name
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.layout import LayoutCost
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import configurations_of_layout
+from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["best_single_layout", "layout_of_run", "layout_text", "single_mesh"]
@@ -28,7 +31,8 @@ _Mesh = list[tuple[str, int]]
 _NOTHING = '""'
 
 
-def layout_of_run(plan: Plan, graph: ComputationGraph, machine: Machine, strategy: Strategy) -> str:
+def layout_of_run(plan: Plan, graph: ComputationGraph, machine: Machine, strategy: Strategy,
+                  prices: MeasuredPrices | None = None) -> str:
     """The text of layout.txt for the trained strategy of a run.
 
     Args:
@@ -36,15 +40,19 @@ def layout_of_run(plan: Plan, graph: ComputationGraph, machine: Machine, strateg
       graph: of its program.
       machine: whose numbers count.
       strategy: the one that is trained.
+      prices: those of measured kernels, which the strategy has.
     """
     beside = ""
-    if single_mesh(graph, strategy.configurations, strategy.devices) is not None:
-        pass
-    elif plan.options.prices == "measured":
-        beside = "# (What the best single mesh costs is told with --prices=fitted.)"
-    else:
+    if single_mesh(graph, strategy.configurations, strategy.devices) is None:
         with Stage("best single layout"):
-            beside = _beside(best_single_layout(plan, machine), strategy)
+            single = best_single_layout(plan, machine)
+            if prices is not None and isinstance(single, LayoutCost):
+                # What it costs by a roofline says nothing beside what kernels take; none is measured for it.
+                mesh = [(dim.name, dim.size) for dim in mtf.convert_to_shape(single.mesh_shape).dims]
+                rules = dict(mtf.convert_to_layout_rules(single.layout_rules)._pairs)
+                laid_out = prices.evaluate(configurations_of_layout(graph, mesh, rules), "layout", seconds=0.0)
+                single = dataclasses.replace(single, seconds=laid_out.seconds)
+            beside = _beside(single, strategy)
     return layout_text(graph, strategy.configurations, strategy.devices, strategy.name, beside)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.launch.layout_file import layout_text, single_mesh
+from pase_mtf.launch.strategies.layout_file import layout_text, single_mesh
 
 _LAYERS = (
     Layer("first", "matmul", {"batch": 64, "hidden": 64, "io": 64}, ("batch", "hidden", "io"), (), ()),
@@ -111,7 +111,7 @@ def test_beside_a_strategy_of_many_meshes_stands_the_best_of_one(launch):
 
 
 def test_a_strategy_that_one_mesh_expresses_needs_no_other(launch, monkeypatch):
-    monkeypatch.setattr("pase_mtf.launch.layout_file.best_single_layout", lambda *_: pytest.fail("searches"))
+    monkeypatch.setattr("pase_mtf.launch.strategies.layout_file.best_single_layout", lambda *_: pytest.fail("searches"))
     code, folder, *_ = launch("--search_only", "--strategy=data_parallel", "--compare=none")
     assert code == 0
     assert "One mesh expresses it" in (folder / "layout.txt").read_text()

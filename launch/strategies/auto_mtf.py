@@ -3,7 +3,7 @@
 It looks for the layout of least memory by integer programming. It wants ortools (`pip install 'pase_mtf[auto_mtf]'`),
 which has to be loaded before TensorFlow (`compat` does so), and it runs in a process of its own, which can be stopped:
 
-    python -m pase_mtf.launch.auto_mtf PROGRAM.json
+    python -m pase_mtf.launch.strategies.auto_mtf PROGRAM.json
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def auto_mtf_layout(model: str, config: ModelConfig, batch: int, optimizer: str,
         write_atomically(path, json.dumps({"model": model, "config": sizes, "batch": batch, "optimizer": optimizer,
                                            "mesh": mesh}))
         try:
-            done = subprocess.run([sys.executable, "-m", "pase_mtf.launch.auto_mtf", path], capture_output=True,
-                                  text=True, timeout=limit, check=False)
+            done = subprocess.run([sys.executable, "-m", "pase_mtf.launch.strategies.auto_mtf", path],
+                                  capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired:
             raise InfeasibleError(f"arm auto_mtf: no answer after {limit:.0f} s; leave it out") from None
     if done.returncode:
@@ -100,7 +100,7 @@ def _main(path: str) -> None:
     # These load TensorFlow.
     from pase_mtf import models
     from pase_mtf.compat import mtf, tf
-    from pase_mtf.launch.program import build_program
+    from pase_mtf.launch.arms.program import build_program
     auto_mtf = importlib.import_module("mesh_tensorflow.auto_mtf")
 
     asked = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))

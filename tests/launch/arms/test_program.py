@@ -5,7 +5,7 @@ import pytest
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.launch.program import build_program, variables_by_name
+from pase_mtf.launch.arms.program import build_program, variables_by_name
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("transformer", "adam"), ("alexnet", "sgd"), ("rnnlm", "adafactor")])

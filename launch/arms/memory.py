@@ -43,13 +43,18 @@ def check_memory(plan: Plan, strategies: Mapping[str, Strategy], trained: Sequen
         if strategy.memory_bytes > machine.memory_bytes:
             raise OutOfMemoryError(f"arm {arm}: needs {strategy.memory_bytes / 2**30:.3g} GiB per device, a device of "
                                    f"machine {machine.name} has {machine.memory_bytes / 2**30:.3g} GiB; {remedy}")
+    # All arms keep their variables; one at a time computes.
+    kept = {arm: _kept_bytes(strategy) for arm, strategy in found.items()}
+    working = max((strategy.memory_bytes - kept[arm] for arm, strategy in found.items()), default=0.0)
+    if plan.devices.kind == "gpu" and sum(kept.values()) + working > machine.memory_bytes:
+        raise OutOfMemoryError(f"all arms together need {(sum(kept.values()) + working) / 2**30:.3g} GiB per device, a "
+                               f"device of machine {machine.name} has {machine.memory_bytes / 2**30:.3g} GiB; {remedy}")
     available = available_bytes()
     if plan.devices.kind == "cpu" and available is not None and found:
-        # All arms keep their variables, with a master of each; one at a time computes.
-        kept = {arm: _kept_bytes(strategy) for arm, strategy in found.items()}
-        working = max(strategy.memory_bytes - kept[arm] for arm, strategy in found.items())
         count = plan.devices.on_one_host
-        total = (count + 1) * sum(kept.values()) + count * working
+        # And there is a master of each, in every process that has a graph.
+        masters = 1 if plan.devices.rank is None else plan.devices.processes_on_one_host
+        total = (count + masters) * sum(kept.values()) + count * working
         if total > available:
             raise OutOfMemoryError(f"all arms together need {total / 2**30:.1f} GiB on {count} virtual "
                                    f"devices, {available / 2**30:.1f} GiB are free; {remedy}")

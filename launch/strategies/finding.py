@@ -6,21 +6,23 @@ import dataclasses
 import functools
 import math
 import random
+import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pase_mtf.amounts import bytes_text
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
-from pase_mtf.launch.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import ArmName, MeshFlag
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import configurations_of_layout, data_parallel, expert, expert_devices
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 __all__ = ["SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies", "possible_arms",
@@ -29,6 +31,12 @@ __all__ = ["SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "fi
 SIMPLE_WITHIN = 0.01
 """Data parallelism is trained where the best strategy is predicted faster by no more than this fraction: a promise so
 small is not kept in a measurement, and its layout is one more thing to understand."""
+
+
+_MAIN = 2 / 3  # of the time for measuring
+
+_PROPOSALS, _MCMC_SECONDS = 10_000, 20.0
+"""What a chain on simulated steps may use: the first ends it for small graphs, always with the same strategy."""
 
 
 class Found(NamedTuple):
@@ -79,14 +87,16 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
     """
     arms = possible_arms(plan, graph)
     main, *others = [arm for arm in arms if arm.method != "stock"]
-    found = Found({main.name: _find(main, plan, graph, machine, prices)}, {})
+    end = time.monotonic() + plan.options.measure_seconds
+    # What is trained gets the most of it; what it does not need is left to the others.
+    found = Found({main.name: _find(main, plan, graph, machine, prices, _share(end, _MAIN if others else 1.0))}, {})
     limit = plan.options.bytes_per_device(machine)
     if problem := _too_large(found.strategies[main.name], limit):
         raise OutOfMemoryError(f"arm {main.name}: {problem}; take a smaller --batch or --preset, more devices, or "
                                "--strategy=search, which keeps to the limit")
-    for arm in others:
+    for number, arm in enumerate(others):
         try:
-            strategy = _find(arm, plan, graph, machine, prices)
+            strategy = _find(arm, plan, graph, machine, prices, _share(end, 1.0 / (len(others) - number)))
         except InfeasibleError as error:
             found.left_out[arm.name] = str(error)
             continue
@@ -94,11 +104,29 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
             found.left_out[arm.name] = problem
         else:
             found.strategies[arm.name] = strategy
+    if prices is not None:
+        _price_alike(found.strategies, main, prices)
     for arm in arms:
         ours = next((name for name in found.left_out if name.startswith("data_parallel")), "")
-        if arm.method == "stock" and ours:
+        if arm.method == "stock" and plan.options.clients == "ranks":
+            found.left_out[arm.name] = "stock Mesh-TensorFlow has one graph for all processes; --clients=one trains it"
+        elif arm.method == "stock" and ours:
             found.left_out[arm.name] = found.left_out[ours]
     return found
+
+
+def _price_alike(strategies: dict[str, Strategy], main: ArmName, prices: MeasuredPrices) -> None:
+    """Prices all arms by the same kernel times: those of later ones were measured after the first were priced."""
+    for name, strategy in strategies.items():
+        strategies[name] = prices.again(strategy)
+    best = min(strategies.values(), key=lambda strategy: strategy.seconds)
+    if main.method == "search" and best.seconds < strategies[main.name].seconds:
+        strategies[main.name] = prices.again(strategies[main.name], best.configurations)
+
+
+def _share(end: float, share: float) -> float:
+    """Seconds that one arm may measure for, of those that are left."""
+    return share * max(0.0, end - time.monotonic())
 
 
 def _too_large(strategy: Strategy, limit: float) -> str:
@@ -108,24 +136,24 @@ def _too_large(strategy: Strategy, limit: float) -> str:
     return f"needs {bytes_text(strategy.memory_bytes)} per device, {bytes_text(limit)} are allowed"
 
 
-def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine,
-          prices: MeasuredPrices | None) -> Strategy:
+def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, prices: MeasuredPrices | None,
+          seconds: float) -> Strategy:
     mesh, seed = plan.options.mesh_flag, plan.options.seed
     if prices is not None and arm.method == "search":
         limit = plan.options.bytes_per_device(machine)
-        return prices.find(seconds=plan.options.measure_seconds, simple_within=SIMPLE_WITHIN,
+        return prices.find(seconds=seconds, simple_within=SIMPLE_WITHIN,
                            memory_limit=None if math.isinf(limit) else limit)
     if prices is not None and arm.method.startswith("mcmc"):
         by_hand = (expert(graph, mesh.devices, mesh.axes or None) if arm.method == "mcmc_expert"
                    else data_parallel(graph, mesh.devices))
-        return prices.improve(by_hand, "mcmc", seconds=plan.options.measure_seconds, seed=seed)
+        return prices.improve(by_hand, "mcmc", seconds=seconds, seed=seed)
     if prices is not None:
-        configurations = _find(arm, plan, graph, machine, None).configurations if arm.method != "changed" else (
-            changed_configurations(prices.find(seconds=plan.options.measure_seconds).configurations,
+        configurations = _find(arm, plan, graph, machine, None, 0.0).configurations if arm.method != "changed" else (
+            changed_configurations(prices.find(seconds=seconds).configurations,
                                    random_configurations(graph, mesh.devices, int(arm.argument), seed),
                                    int(arm.argument), seed))
         return prices.evaluate(configurations, arm.method if arm.method == "expert" and not arm.argument else arm.name,
-                               seconds=plan.options.measure_seconds)
+                               seconds=seconds)
     find = functools.partial(find_strategy, graph, mesh.devices, machine)
     given = functools.partial(evaluate_strategy, graph, devices=mesh.devices, machine=machine, name=arm.name)
     match arm.method:
@@ -142,7 +170,9 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine,
         case "mcmc" | "mcmc_expert":
             # FlexFlow's search, from either of its two starts.
             start = "expert" if arm.method == "mcmc_expert" else "data_parallel"
-            return find(method="mcmc", mesh=mesh.axes or None, start_from=start, seed=seed)
+            budget: dict[str, Any] = ({"simulate": 1, "proposals": _PROPOSALS, "time_limit": _MCMC_SECONDS}
+                      if is_simulated(machine, mesh.devices) else {})
+            return find(method="mcmc", mesh=mesh.axes or None, start_from=start, seed=seed, **budget)
         case "random":
             return given(random_configurations(graph, mesh.devices, int(arm.argument), seed))
         case "changed":

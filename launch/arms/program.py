@@ -15,6 +15,7 @@ from pase_mtf import models
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
@@ -44,6 +45,7 @@ class Program:
     global_step: tf.Variable
 
 
+@uncollected()
 def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str, learning_rate: float | None,
                   seed: int) -> Program:
     """Builds the training step in the current tf.Graph (which must be new, so that seeds agree).

@@ -1,9 +1,12 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from pase_mtf.compat import tf
-from pase_mtf.launch.memory import peak_bytes_per_device
+from pase_mtf.errors import OutOfMemoryError
+from pase_mtf.launch.arms.memory import check_memory, peak_bytes_per_device
+from pase_mtf.runtime import Devices
 
 
 def _device(name, *nodes):
@@ -54,3 +57,13 @@ def test_real_trace_of_a_step():
                         tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
     size = 256 * 256 * 4
     assert 2 * size <= peak_bytes_per_device(metadata)["CPU:1"] <= 6 * size + 4096
+
+
+def test_arms_that_share_a_gpu_have_to_fit_together():
+    """Each by itself does: 4 of weights that stay, and 3 that one of them at a time needs."""
+    arm = SimpleNamespace(memory={"weights": 3.0, "optimizer slots": 1.0, "activations": 3.0}, memory_bytes=7.0)
+    plan = SimpleNamespace(devices=Devices("gpu", ("/device:GPU:0",), "a GPU"))
+    arms = {"search": arm, "data_parallel": arm, "expert": arm}
+    check_memory(plan, arms, list(arms), SimpleNamespace(name="local", memory_bytes=15.0))
+    with pytest.raises(OutOfMemoryError, match=r"all arms together need .* per device.*fewer arms in --compare"):
+        check_memory(plan, arms, list(arms), SimpleNamespace(name="local", memory_bytes=14.0))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.memory import short_device
+from pase_mtf.launch.arms.memory import short_device
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.nodes import IDLE_NODES
 from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING
 from pase_mtf.operations.flow import all_operations
 from pase_mtf.simulator.timeline import Slice, Timeline
 
-__all__ = ["Work", "traced_step", "works_of"]
+__all__ = ["Work", "fallen_to_cpu", "timeline_of", "traced_slices", "works_of"]
 
 _NANOSECONDS = 1e-9
 
@@ -49,8 +49,9 @@ def works_of(graph: ComputationGraph, program: mtf.Graph, lowering: mtf.Lowering
     return {scope.rstrip("/"): works[operation] for scope, operation in lowering.scopes.items() if operation in works}
 
 
-def traced_step(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: Mapping[str, int], name: str) -> Timeline:
-    """A step as it was traced: every node from when its computation began until it ended.
+def traced_slices(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: Mapping[str, int]) -> list[Slice]:
+    """What the devices did in a step as it was traced: every node from when its computation began until it ended, in
+    seconds since the epoch.
 
     What waits for a core between two nodes is not seen, nor is what devices send each other where they share memory.
 
@@ -58,14 +59,23 @@ def traced_step(metadata: tf.RunMetadata, works: Mapping[str, Work], devices: Ma
       metadata: of a run with FULL_TRACE.
       works: name scope -> what its nodes are made for (`works_of`).
       devices: short name of a device (`memory.short_device`) -> its number.
+    """
+    return [Slice(_kind(node, work), work.phase, work.layer, device, device, begin, end)
+            for device, node, begin, end in _nodes(metadata, devices) if (work := _owner(node, works)) is not None]
+
+
+def timeline_of(slices: Sequence[Slice], devices: int, name: str) -> Timeline:
+    """A step that begins with the first of these slices.
+
+    Args:
+      slices: of `traced_slices`.
+      devices: how many there are.
       name: of the step, for people.
     """
-    found = [Slice(_kind(node, work), work.phase, work.layer, device, device, begin, end)
-             for device, node, begin, end in _nodes(metadata, devices) if (work := _owner(node, works)) is not None]
-    start = min((one.begin for one in found), default=0.0)
-    slices = sorted((one._replace(begin=one.begin - start, end=one.end - start) for one in found),
-                    key=lambda one: (one.begin, one.device))
-    return Timeline(name, len(devices), max((one.end for one in slices), default=0.0), tuple(slices))
+    start = min((one.begin for one in slices), default=0.0)
+    ordered = sorted((one._replace(begin=one.begin - start, end=one.end - start) for one in slices),
+                     key=lambda one: (one.begin, one.device))
+    return Timeline(name, devices, max((one.end for one in ordered), default=0.0), tuple(ordered))
 
 
 def _nodes(metadata: tf.RunMetadata, devices: Mapping[str, int]) -> Iterator[tuple[int, str, float, float]]:
@@ -78,6 +88,21 @@ def _nodes(metadata: tf.RunMetadata, devices: Mapping[str, int]) -> Iterator[tup
             if _type_of(node) not in IDLE_NODES:
                 begin, end = (node.all_start_nanos + when for when in (node.op_start_rel_nanos, node.op_end_rel_nanos))
                 yield number, node.node_name, _NANOSECONDS * begin, _NANOSECONDS * end
+
+
+def fallen_to_cpu(metadata: tf.RunMetadata, graph: tf.Graph) -> list[str]:
+    """The types of operations that a graph puts on GPUs and that ran on a CPU in a traced step, for want of a kernel:
+    what they read and make is copied there and back.
+
+    Args:
+      metadata: of a run with FULL_TRACE.
+      graph: that was run.
+    """
+    on_gpus = {operation.name for operation in graph.get_operations() if "GPU:" in operation.device}
+    ran = [node for device in metadata.step_stats.dev_stats if "CPU:" in short_device(device.device)
+           for node in device.node_stats if on_gpus]
+    return sorted({kind for node in ran
+                   if node.node_name in on_gpus and (kind := _type_of(node)) and kind not in IDLE_NODES})
 
 
 def _type_of(node: Any) -> str:

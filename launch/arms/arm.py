@@ -1,0 +1,432 @@
+"""The arms of a run: the program lowered under one strategy each, in a graph and a session of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from more_itertools import constrained_batches
+
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.errors import OutOfMemoryError, UsageError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.arms.copies import Sketch, differ, sketch, sketches_differ
+from pase_mtf.launch.arms.memory import peak_bytes_per_device, short_device, variable_bytes_per_device
+from pase_mtf.launch.arms.program import Program, program_of
+from pase_mtf.launch.arms.traced import Work, fallen_to_cpu, timeline_of, traced_slices, works_of
+from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, FileEntry, entry_of, restore
+from pase_mtf.launch.checkpoints.shards import ShardWriter, data_file, merge_shards, shard_prefix
+from pase_mtf.launch.cluster.board import Board
+from pase_mtf.launch.cluster.lost import LOST, lost_process
+from pase_mtf.launch.console import Stage, summarize_error
+from pase_mtf.launch.data import Batch, number_of
+from pase_mtf.launch.plan import Plan
+from pase_mtf.lowering.lowering import PlanLowering, lower
+from pase_mtf.lowering.mesh import DeviceMeshImpl
+from pase_mtf.lowering.ranks import Rank, run_options
+from pase_mtf.runtime import Devices, session_config
+from pase_mtf.simulator.timeline import Slice, Timeline
+from pase_mtf.strategy.experts import batch_dim
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["Arm", "Recipe", "build_arm", "build_arms", "lower_stock_data_parallel", "rows_of"]
+
+_CLOSES_WITHIN = 5.0
+"""Seconds: an arm may be closed because something went wrong, and the others may not hear any more."""
+
+_ELEMENTS_AT_A_TIME = 1 << 26
+
+
+def lower_stock_data_parallel(program: Program, devices: Sequence[str], batch_dim: str) -> mtf.Lowering:
+    """Data parallelism as Mesh-TensorFlow does it by itself: what a user has today."""
+    implementation = placement_mesh_impl.PlacementMeshImpl(f"all:{len(devices)}", f"{batch_dim}:all", list(devices))
+    return mtf.Lowering(program.graph, {program.mesh: implementation})
+
+
+class Arm:
+    """A lowered program that can be stepped.
+
+    Where every process of a run has a graph of its own, each has an arm of it, and they do everything together: what is
+    asked of that of rank 0 the others hear from the board, and are then asked for the same (`cluster.follower`).
+
+    Attributes:
+      name: in tables and files.
+      build_seconds: time to build, lower and set initial values.
+      nodes: TensorFlow nodes of the graph, of this process.
+      rows: the rows of a batch that devices of this process read; None: all, or it is not known.
+      measured_bytes: the most one device held during the traced steps, None before.
+      timeline: what the devices did in the last step that was traced, None before.
+      fallen: types of operations that ran on a CPU in that step, where they should have run on GPUs.
+    """
+
+    def __init__(self, name: str, build: Callable[[], Program], lower: Callable[[Program], mtf.Lowering],
+                 devices: Devices, checkpoint: CheckpointInfo | None = None, *, cast: bool = False,
+                 works: Callable[[Program, mtf.Lowering], Mapping[str, Work]] | None = None,
+                 board: Board | None = None):
+        """Builds and lowers the program and sets the initial values.
+
+        Args:
+          name: of the arm.
+          build: builds the program in the current tf.Graph.
+          lower: lowers it.
+          devices: of the run.
+          checkpoint: where the values come from; None: initial values by the seed.
+          cast: the checkpoint's values may be of another type than the program's variables.
+          works: what nodes are made for (`traced.works_of`); None: there will be no timeline.
+          board: on which the ranks tell each other what they do; None: there is one process, or one client of all.
+
+        Raises:
+          OutOfMemoryError: the variables do not fit.
+          FormatError: the checkpoint is damaged, or of another program.
+          MismatchError: the ranks lowered different programs.
+        """
+        self.name = name
+        self.measured_bytes: int | None = None
+        self.timeline: Timeline | None = None
+        self.fallen: list[str] = []
+        self._board, self._number = board, next(board.arms) if board else 0
+        self._numbers = {short_device(name): number for number, name in enumerate(devices.names)}
+        start = time.perf_counter()
+        self._graph = tf.Graph()
+        # What names no process belongs to the one that feeds and fetches.
+        with self._graph.as_default(), tf.device(devices.client or None):
+            program = build()
+            lowering = lower(program)
+            self._works = works(program, lowering) if works else {}
+            self._placeholders = program.placeholders
+            self.rows = _rows(program, lowering) if board and isinstance(lowering, PlanLowering) else None
+            self._loss = lowering.export_to_tf_tensor(program.loss)
+            updates = [lowering.lowered_operation(operation) for operation in program.updates]
+            with tf.control_dependencies([*updates, self._loss]):
+                self._train = tf.assign_add(program.global_step, 1).op
+            self._global_step = program.global_step
+            to_slices, self._to_masters = lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()
+            self._masters = {variable.op.name: variable for variable in tf.global_variables()}
+            self._saver = tf.train.Saver(tf.global_variables(), max_to_keep=1)
+            self._copies = {variable.name: copies for variable, laid_out in lowering.variables.items()
+                            if (copies := _copies(variable, laid_out))}
+            self._shards = self._own_shards(lowering) if board and isinstance(lowering, PlanLowering) else None
+            initialize = tf.global_variables_initializer()
+            self._held = variable_bytes_per_device(self._graph)
+            agreement = lowering.agreement() if board and isinstance(lowering, PlanLowering) else None
+        self.nodes = len(self._graph.get_operations())
+        self._graph.finalize()
+        self._session = tf.Session(devices.target, graph=self._graph, config=session_config(devices))
+        if agreement:
+            agreement.check(self._session)
+        self._run(initialize)
+        if checkpoint:
+            with self._graph.as_default():
+                restore(checkpoint, self._load_cast if cast else self._load)
+        self._run(to_slices)
+        self.build_seconds = time.perf_counter() - start
+
+    @property
+    def steps_done(self) -> int:
+        """Training steps done since the training began (in an earlier run, perhaps)."""
+        return int(self._run(self._global_step))
+
+    def step(self, batch: Batch, trace: bool = False) -> tuple[float, float]:
+        """One training step.
+
+        Args:
+          batch: feature name -> values.
+          trace: record the memory and what devices do as well; such a step takes longer than others.
+
+        Returns:
+          (loss before the update, seconds).
+
+        Raises:
+          OutOfMemoryError: a device ran out of memory.
+        """
+        self._tell("step", batch=number_of(batch), trace=trace)
+        feed = {placeholder: batch[name] for name, placeholder in self._placeholders.items()}
+        start = time.perf_counter()
+        if trace:
+            metadata, began = tf.RunMetadata(), time.time()
+            loss, _ = self._run([self._loss, self._train], feed, metadata, together=True)
+            self._look_at(metadata, began)
+        else:
+            loss, _ = self._run([self._loss, self._train], feed, together=True)
+        return float(loss), time.perf_counter() - start
+
+    def _look_at(self, metadata: tf.RunMetadata, began: float) -> None:
+        """What a traced step tells of memory and time, on the devices of all ranks: by the clock of each, from when it
+        began."""
+        nbytes = max(peak_bytes_per_device(metadata, self._held).values(), default=0)
+        slices = traced_slices(metadata, self._works, self._numbers) if self._works else []
+        self.fallen = fallen_to_cpu(metadata, self._graph)
+        if self._board:
+            mine = [one._replace(begin=one.begin - began, end=one.end - began) for one in slices]
+            found = self._board.gather([nbytes, mine, self.fallen])
+            nbytes = max(of_rank[0] for of_rank in found)
+            slices = [Slice(*one) for of_rank in found for one in of_rank[1]]
+            self.fallen = sorted({kind for of_rank in found for kind in of_rank[2]})
+        self.measured_bytes = max(nbytes, self.measured_bytes or 0)
+        if self._works:
+            self.timeline = timeline_of(slices, len(self._numbers), f"{self.name}, traced")
+
+    def loss(self, batch: Batch) -> float:
+        """The loss of a batch, without a training step."""
+        self._tell("loss", batch=number_of(batch))
+        feed = {placeholder: batch[name] for name, placeholder in self._placeholders.items()}
+        return float(self._run(self._loss, feed, together=True))
+
+    def values(self, up_to_date: bool = True) -> Iterator[tuple[str, np.ndarray]]:
+        """The name and value of every master variable (but the number of the step), one after another.
+
+        Args:
+          up_to_date: bring the masters up to date first; else they are as at the start, or as they were last saved.
+        """
+        if up_to_date:
+            self.collect()
+        masters = {name: variable for name, variable in self._masters.items() if variable is not self._global_step}
+        for names in _few_at_a_time({name: variable.shape.num_elements() for name, variable in masters.items()}):
+            yield from self._run({name: masters[name] for name in names}).items()
+
+    def collect(self) -> None:
+        """Brings the masters up to date; of several ranks, those of rank 0."""
+        self._tell("collect")
+        self._run(self._to_masters, together=True)
+
+    def differing_copies(self) -> str | None:
+        """The name of a variable of which not all devices that hold the same part hold the same; None: there is none.
+
+        Equal up to rounding: what devices sum by themselves, each may sum in another order. Of devices of several ranks
+        not the values are compared but what `copies.sketch` makes of them.
+        """
+        self._tell("differing_copies")
+        sizes = {name: sum(len(group) * group[0].shape.num_elements() for group in copies)
+                 for name, copies in self._copies.items()}
+        sketches: list[list[Sketch]] = []
+        differing = None
+        for names in _few_at_a_time(sizes):
+            own = {name: [[copy for copy in group if isinstance(copy, tf.Tensor)] for group in self._copies[name]]
+                   for name in names}
+            found = self._run(own)
+            differing = differing or next((name for name in names if any(map(differ, found[name]))), None)
+            if self._board:
+                sketches += [[sketch(value) for value in group[:1]] for name in names for group in found[name]]
+        if not self._board:
+            return differing
+        of_ranks = self._board.gather([differing, sketches])
+        if told := next((name for name, _ in of_ranks if name), None):
+            return str(told)
+        groups = [name for name in itertools.chain(*_few_at_a_time(sizes)) for _ in self._copies[name]]
+        return next((name for name, *rows in zip(groups, *(theirs for _, theirs in of_ranks), strict=True)
+                     if sketches_differ([entry for row in rows for entry in row])), None)
+
+    def save(self, prefix: str) -> dict[str, FileEntry]:
+        """Writes the variables as they are now to files that begin with `prefix`; every rank those that it keeps.
+
+        Returns:
+          Name -> entry of the files whose hashes the ranks that wrote them have told.
+
+        Raises:
+          UsageError: a rank cannot write.
+        """
+        if self._board and self._shards:
+            return self._save_shards(os.path.abspath(prefix), self._board, self._shards)
+        self.collect()
+        with self._graph.as_default():  # the Saver asks the current context, not its own graph, whether it is eager
+            self._saver.save(self._session, prefix, write_meta_graph=False, write_state=False)
+        return {}
+
+    def _save_shards(self, prefix: str, board: Board, shards: ShardWriter) -> dict[str, FileEntry]:
+        self._tell("save", prefix=prefix)
+        problem, mine, entry = "", shard_prefix(prefix, board.rank), None
+        try:
+            self._session.run(shards.write, {shards.prefix: mine})
+            entry = None if shards.empty else entry_of(data_file(mine))
+        except tf.errors.OpError as error:
+            problem = summarize_error(error)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        found = board.gather([problem, entry])
+        if not board.leads:
+            return {}
+        for rank, (problem, _) in enumerate(found):
+            if problem:
+                raise UsageError(f"cannot write {prefix}: rank {rank}: {problem}; free space or choose another place")
+        entries = {rank: entry for rank, (_, entry) in enumerate(found) if entry}
+        return dict(zip(merge_shards(prefix, list(entries)), entries.values(), strict=True))
+
+    def _own_shards(self, lowering: PlanLowering) -> ShardWriter:
+        parts = {variable.get_master().op.name: (variable.shape.to_integer_list, laid_out.shards())
+                 for variable, laid_out in lowering.variables.items()}
+        others = {name: variable for name, variable in self._masters.items() if name not in parts}
+        return ShardWriter(others if self._board and self._board.leads else {}, parts)
+
+    def close(self) -> None:
+        """Frees what the arm holds."""
+        self._tell("close", within=_CLOSES_WITHIN)
+        self._session.close()
+
+    def _tell(self, do: str, within: float | None = None, **how: object) -> None:
+        """Tells the other ranks what this one is about to do."""
+        if self._board:
+            self._board.tell(within=within, do=do, arm=self._number, **how)
+
+    def _load(self, prefix: str) -> None:
+        self._saver.restore(self._session, prefix)
+
+    def _load_cast(self, prefix: str) -> None:
+        reader = tf.train.load_checkpoint(prefix)
+        for name, variable in self._masters.items():
+            self._run(variable.initializer, {variable.initializer.inputs[1]: reader.get_tensor(name)})
+
+    def _run(self, fetches: Any, feed: Mapping[Any, Any] | None = None, metadata: tf.RunMetadata | None = None, *,
+             together: bool = False) -> Any:
+        """Runs the graph; with metadata, traced.
+
+        Args:
+          fetches, feed: of `tf.Session.run`.
+          metadata: filled with what a trace tells.
+          together: this is a run of all ranks at once.
+        """
+        settings = {"trace_level": tf.RunOptions.FULL_TRACE} if metadata else {}
+        make = run_options if self._board and together else tf.RunOptions
+        try:
+            return self._session.run(fetches, feed, make(**settings) if settings or make is run_options else None,
+                                     metadata)
+        except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+            raise OutOfMemoryError(f"arm {self.name}: out of memory ({summarize_error(error)}); take a smaller --batch "
+                                   "or --preset, or fewer arms in --compare") from error
+        except LOST as error:
+            raise lost_process(error, f"arm {self.name}") from error
+
+
+def _copies(variable: mtf.Variable, laid_out: Any) -> list[list[tf.Tensor]]:
+    """The reads of the slices of a variable that hold the same part of it (on devices of other ranks, stand-ins); none
+    of a lowering that is not ours."""
+    mesh_impl = getattr(laid_out, "_mesh_impl", None)
+    if not isinstance(mesh_impl, DeviceMeshImpl) or laid_out.slice_is_master:
+        return []
+    slices = laid_out.laid_out_tensor.all_slices
+    groups = mesh_impl.partition(variable.shape).holders.values()
+    return [[slices[position]._graph_element for position in group] for group in groups if len(group) > 1]
+
+
+def _rows(program: Program, lowering: PlanLowering) -> frozenset[int]:
+    """The rows of a batch, which every feature but single numbers has in front, that are read by this process."""
+    fed = {id(placeholder) for placeholder in program.placeholders.values()}
+    regions = [region for operation in program.graph.operations
+               if isinstance(operation, mtf.ops.ImportOperation) and id(operation._tf_tensor) in fed
+               for region in lowering.regions(operation.outputs[0]) if region]
+    return frozenset(row for (begin, size), *_ in regions for row in range(begin, begin + size))
+
+
+def rows_of(arms: Iterable[Arm]) -> tuple[int, ...] | None:
+    """The rows of every batch that these arms read in this process (the first, where none does); None: all."""
+    rows = [arm.rows for arm in arms]
+    known = [mine for mine in rows if mine is not None]
+    return (tuple(sorted(frozenset().union(*known))) or (0,)) if len(known) == len(rows) else None
+
+
+def _few_at_a_time(sizes: Mapping[str, int]) -> Iterator[Sequence[str]]:
+    """Names in groups of so many elements as fit into memory: every group costs a look through the graph."""
+    return constrained_batches(sizes, _ELEMENTS_AT_A_TIME, get_len=sizes.__getitem__, strict=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What a process has to know of an arm, besides the plan of the run, to build it: a strategy in place.
+
+    Attributes:
+      name: of the arm.
+      configurations: of its strategy, one per layer; empty: stock data parallelism.
+      graph_hash: of the graph that the strategy is for.
+      dtype: the type that the program computes in.
+      cast: the checkpoint's values may be of another.
+      traced: what its nodes are made for is known, so that there will be a timeline.
+    """
+
+    name: str
+    configurations: tuple[Configuration, ...]
+    graph_hash: str
+    dtype: str
+    cast: bool = False
+    traced: bool = False
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Recipe:
+        """Of what `json` made of it."""
+        axes = found["configurations"]
+        return cls(**{**found, "configurations": tuple(
+            Configuration(tuple(map(tuple, configuration["axes"]))) for configuration in axes)})
+
+
+def build_arm(plan: Plan, recipe: Recipe, board: Board | None = None, graph: ComputationGraph | None = None) -> Arm:
+    """Lowers the program of a run; every rank, which the others hear from rank 0.
+
+    Args:
+      plan: of the run.
+      recipe: of the arm.
+      board: see Arm.
+      graph: exported from the program, where it is known already.
+
+    Raises:
+      OutOfMemoryError: the variables do not fit.
+      FormatError: the checkpoint to resume from is damaged.
+    """
+    plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype=recipe.dtype))
+    devices = list(plan.devices.names)
+
+    def lowered(program: Program) -> mtf.Lowering:
+        if not recipe.configurations:
+            return lower_stock_data_parallel(program, devices[:plan.options.parallel_devices],
+                                             batch_dim(graph or export_graph(program.graph)))
+        return lower(program.graph, recipe, devices, step=program.global_step.read_value(), rank=_rank(plan.devices))
+
+    def works(program: Program, lowering: mtf.Lowering) -> Mapping[str, Work]:
+        return works_of(graph or export_graph(program.graph), program.graph, lowering)
+
+    if board:
+        board.tell(do="build", recipe=dataclasses.asdict(recipe))
+    return Arm(recipe.name, functools.partial(program_of, plan), lowered, plan.devices, plan.checkpoint,
+               cast=recipe.cast, works=works if recipe.traced else None, board=board)
+
+
+def _rank(devices: Devices) -> Rank | None:
+    """The rank of this process, where every process has a graph of its own; with a GPU each, NCCL is between them."""
+    if devices.rank is None:
+        return None
+    nccl = devices.kind == "gpu" and len(devices.tasks) > 1
+    return Rank.of(devices.names, devices.rank, communication_hint="nccl" if nccl else "auto")
+
+
+def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Strategy], names: Sequence[str],
+               board: Board | None = None) -> list[Arm]:
+    """Lowers the program once per arm, each in a graph and session of its own, all from the same initial values.
+
+    Args:
+      plan: of the run.
+      graph: its computation graph.
+      strategies: arm -> strategy; an arm without one is stock data parallelism.
+      names: the arms to build, in order.
+      board: see Arm.
+
+    Raises:
+      OutOfMemoryError: the variables do not fit.
+      FormatError: the checkpoint to resume from is damaged.
+    """
+    arms: list[Arm] = []
+    try:
+        for name in names:
+            configurations = strategies[name].configurations if name in strategies else ()
+            with Stage(f"lowering {name}"):
+                arms.append(build_arm(plan, Recipe(name, configurations, graph.hash, plan.config.dtype, traced=True),
+                                      board, graph))
+    except BaseException:
+        for arm in arms:
+            arm.close()
+        raise
+    return arms

@@ -1,0 +1,164 @@
+"""A process that trains in step with that of rank 0, with a graph of its own devices: `python -m
+pase_mtf.launch.cluster.follower`.
+
+The launcher starts it, where --clients=ranks. It does what rank 0 tells on the board: builds arms, steps them, writes
+what it keeps of their variables into checkpoints. It prints nothing; it ends when the launcher lets go of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pase_mtf.errors import FormatError, MismatchError, shortened
+from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
+from pase_mtf.launch.console import exit_code_of
+from pase_mtf.launch.data import Data, StepBatch, open_data
+from pase_mtf.launch.options import ResolvedOptions
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.training import BLOCK
+from pase_mtf.runtime import Devices
+
+if TYPE_CHECKING:  # loads TensorFlow
+    from pase_mtf.launch.arms.arm import Arm
+    from pase_mtf.launch.cluster.board import Board
+
+__all__ = ["follow", "main", "tell_run"]
+
+
+def tell_run(board: Board, plan: Plan, data: Data) -> None:
+    """Rank 0 tells the others what the run is to do.
+
+    Args:
+      board: of the run.
+      plan: of the run.
+      data: what it trains on.
+    """
+    board.tell(**_told(plan, data))
+
+
+def _told(plan: Plan, data: Data) -> dict[str, Any]:
+    found = plan.checkpoint
+    checkpoint = {**dataclasses.asdict(found), "folder": os.path.abspath(found.folder)} if found else None
+    return {"do": "run", "options": plan.options.to_json(), "config": dataclasses.asdict(plan.config),
+            "data": data.describe(), "checkpoint": checkpoint}
+
+
+def follow(board: Board, devices: Devices) -> None:
+    """Does what rank 0 tells, until it has ended the run.
+
+    Args:
+      board: of the run.
+      devices: of the run, as this rank sees them.
+
+    Raises:
+      PaseError: what cannot be done here.
+    """
+    from pase_mtf.launch.arms.arm import Recipe, build_arm, rows_of
+    arms: dict[int, Arm] = {}
+    while (told := board.hear())["do"] != "end":
+        match told["do"]:
+            case "run":
+                plan, feed = _run(told, devices)
+            case "build":
+                arms[len(arms)] = build_arm(plan, Recipe.of_json(told["recipe"]), board)
+                feed.read(rows_of(arms.values()))
+            case "step":
+                arms[told["arm"]].step(feed.batch(told["batch"]), told["trace"])
+            case "loss":
+                arms[told["arm"]].loss(feed.batch(told["batch"]))
+            case "collect":
+                arms[told["arm"]].collect()
+            case "save":
+                arms[told["arm"]].save(told["prefix"])
+            case "differing_copies":
+                arms[told["arm"]].differing_copies()
+            case "close":
+                arms[told["arm"]].close()
+
+
+def _run(told: Mapping[str, Any], devices: Devices) -> tuple[Plan, _Feed]:
+    """The plan of a run as rank 0 tells it, and its batches.
+
+    Raises:
+      MismatchError: this rank has other data.
+      DataError: it has none.
+      FormatError: it does not see the checkpoint.
+    """
+    from pase_mtf import models
+    from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
+    from pase_mtf.models.presets import config_of
+    options = ResolvedOptions(**told["options"])
+    checkpoint = told["checkpoint"] and CheckpointInfo(**told["checkpoint"])
+    if checkpoint and not os.path.isdir(checkpoint.folder):
+        raise FormatError(f"{checkpoint.folder}: is not there for rank {devices.rank}; with --clients=ranks a run is "
+                          "resumed from a file system that all hosts share")
+    plan = Plan(options, devices, config_of(options.model, told["config"]), None, checkpoint)
+    data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
+    if data.describe() != told["data"]:
+        raise MismatchError(f"--data={options.data}: rank {devices.rank} finds {shortened(data.describe())}, rank 0 "
+                            f"{shortened(told['data'])}; give every host the same files under the same name")
+    return plan, _Feed(data, max(BLOCK, options.warmup) + 1)
+
+
+class _Feed:
+    """The batches of a run, by their steps: arms take turns on them, so that the last ones are kept."""
+
+    def __init__(self, data: Data, kept: int):
+        self._data, self._kept = data, kept
+        self._held: dict[int, StepBatch] = {}
+        self._batches: Iterator[StepBatch] | None = None
+        self._next = 0
+
+    def read(self, rows: tuple[int, ...] | None) -> None:
+        """The rows of every batch that are needed from here on."""
+        if rows != self._data.rows:
+            self._data, self._batches = dataclasses.replace(self._data, rows=rows), None
+            self._held = {}
+
+    def batch(self, step: int) -> StepBatch:
+        """That of a step."""
+        while step not in self._held:
+            if self._batches is None or not self._next <= step <= self._next + self._kept:
+                self._batches, self._next, self._held = self._data.batches(step), step, {}
+            self._held[self._next] = next(self._batches)
+            self._next += 1
+            for old in sorted(self._held)[:-self._kept]:
+                del self._held[old]
+        return self._held[step]
+
+
+def main() -> int:
+    """Follows until the launcher lets go; returns an exit code only where it cannot."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # Not through Python's end, nor TensorFlow's: both wait for threads that serve.
+    end_with_launcher(lambda: os._exit(0))
+    membership = Membership.of_environment()
+    if membership is None:
+        print("error: a follower is started by the launcher; python -m pase_mtf.launch --cluster=local:4 "
+              "--clients=ranks", file=sys.stderr)
+        return 2
+    return exit_code_of(lambda: _join(membership))
+
+
+def _join(membership: Membership) -> int:
+    from pase_mtf.launch.cluster.server import join  # TensorFlow takes seconds to import
+    devices = Devices.over_tasks(membership.devices, membership.kind, membership.tasks, rank=membership.rank)
+    joined = join(devices)
+    assert joined is not None
+    assert joined.board is not None
+    follow(joined.board, devices)
+    while joined.server is not None:  # the launcher lets go of all at once
+        signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    # TensorFlow's threads would keep the process.
+    sys.stdout.flush()
+    os._exit(main())

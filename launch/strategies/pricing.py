@@ -1,0 +1,79 @@
+"""Where the prices of a run come from: rates of a machine, or kernels that are measured for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from pase_mtf.calibration import load
+from pase_mtf.calibration.cache import read_cached
+from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.calibration.speed import SpeedWatch
+from pase_mtf.compat import mtf
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.cluster.lost import LOST, lost_process
+from pase_mtf.launch.plan import Plan
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
+from pase_mtf.strategy.kernels_text import untraced_text
+from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["machine_of", "prices_of", "tell_untraced", "watch_of"]
+
+
+def prices_of(plan: Plan, graph: ComputationGraph, program: mtf.Graph) -> MeasuredPrices | None:
+    """Prices by the kernels of a run's program, where they are measured or in a file; else None.
+
+    Args:
+      plan: of the run.
+      graph: of its program.
+      program: what that was exported from.
+    """
+    options = plan.options
+    if options.prices != "measured":
+        return None
+    tell = Telling()
+    kernels = kernel_times(options.machine, plan.devices.count, plan.devices.kind, again=options.recalibrate, tell=tell)
+    return prices_by_kernels(program, graph, kernels, tell)
+
+
+def watch_of(prices: MeasuredPrices | None) -> SpeedWatch:
+    """What tells how fast the machine is while the arms step, where its kernels are what prices are made of."""
+    meter = prices.meter if prices is not None else None
+    return SpeedWatch(meter if isinstance(meter, KernelMeter) else None)
+
+
+def machine_of(plan: Plan, prices: MeasuredPrices | None, *, joined: bool = False) -> Machine:
+    """The machine of a run: one that is given, or the rates of the one at hand: measured, or the best of the
+    kernels that are known.
+
+    Args:
+      plan: of the run.
+      prices: of measured kernels, if these count.
+      joined: whether the servers of all processes answer, so that they can be measured together. Where they do not,
+        what is kept of such a measurement counts, or else those devices in one process.
+
+    Raises:
+      ClusterError: a process was lost.
+      PaseError: as `load_machine`.
+    """
+    if prices is not None:
+        return prices.machine
+    devices, again = plan.devices, plan.options.recalibrate
+    over = None
+    if joined or (devices.tasks and not again and read_cached(devices.count, devices.kind, devices)):
+        # One client asks all servers, also where every rank has a graph of its own afterwards.
+        over = dataclasses.replace(devices, rank=None)
+    try:
+        return load.load_machine(plan.machine, devices.count, devices.kind, again=again, over=over)
+    except LOST as error:
+        raise lost_process(error, "rank 0") from error
+
+
+def tell_untraced(strategies: Iterable[Strategy]) -> None:
+    """Says once, of all strategies together, which operations have no measured kernels and why."""
+    found = dict.fromkeys(entry for strategy in strategies
+                          for entry in (strategy.search.get("kernels") or {}).get("untraced", ()))
+    if text := untraced_text({"kernels": {"untraced": list(found)}}):
+        Telling().note(text)

@@ -1,0 +1,74 @@
+"""What ranks tell each other, in pieces; and which batches are kept for what they are told."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+
+from pase_mtf import models
+from pase_mtf.errors import FormatError, MismatchError
+from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
+from pase_mtf.launch.cluster.board import Board, _more, _pieces, _text
+from pase_mtf.launch.cluster.follower import _Feed, _run, _told
+from pase_mtf.launch.data import open_data
+from pase_mtf.launch.options import parse_command_line
+from pase_mtf.launch.plan import resolve
+from pase_mtf.runtime import Devices
+
+
+@pytest.mark.parametrize("length", [0, 3, 503, 504, 505, 100_000, 2_500_001])
+def test_a_message_in_pieces(length):
+    text = ("äbcdefg" * (1 + length // 7))[:length]
+    (_, first), *others = _pieces(text, 3)
+    assert first[1] == 3
+    assert _more(first) == len(others)
+    assert _text([first, *(words for _, words in others)]) == text
+
+
+def test_a_single_process_talks_to_nobody():
+    board = Board(Devices.over_tasks(2, "cpu", ("127.0.0.1:1",), rank=0))
+    assert board.leads
+    board.tell(do="step")
+    assert board.gather([1, "x"]) == [[1, "x"]]
+    board.close()
+
+
+def test_batches_by_their_steps(monkeypatch):
+    """Arms take turns on a few; float64 looks at the first ones again."""
+    config = models.load_config("alexnet", "tiny", batch=2)
+    data = open_data(None, models.get("alexnet"), config, 2, 0)
+    opened = []
+
+    class Counted(type(data)):
+        def batches(self, start_step=0):
+            opened.append((start_step, self.rows))
+            return super().batches(start_step)
+
+    feed = _Feed(Counted(**{field.name: getattr(data, field.name) for field in dataclasses.fields(data)}), 3)
+    expected = list(itertools.islice(data.batches(), 8))
+    for step in (0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 5, 4):
+        assert (feed.batch(step)["images"] == expected[step]["images"]).all()
+    assert opened == [(0, None)]
+    feed.read((1,))
+    for step in (6, 7, 0, 1):
+        assert (feed.batch(step)["images"][1] == expected[step]["images"][1]).all()
+        assert not feed.batch(step)["images"][0].any()
+    assert opened == [(0, None), (6, (1,)), (0, (1,))]
+
+
+def test_what_a_rank_refuses(tmp_path):
+    """It has the plan of rank 0, to the last number; but the files of its own host."""
+    plan = resolve(parse_command_line(["--model=alexnet", "--mesh=2", "--devices=cpu", "--machine=h100", "--batch=4",
+                                       "--seed=3", f"--output_dir={tmp_path / 'run'}"]))
+    data = open_data(None, models.get("alexnet"), plan.config, 4, 3)
+    devices = Devices.over_tasks(2, "cpu", ("127.0.0.1:1", "127.0.0.1:2"), rank=1)
+    told = json.loads(json.dumps(_told(plan, data)))
+    mine, feed = _run(told, devices)
+    assert mine == dataclasses.replace(plan, devices=devices, machine=None)
+    assert (feed.batch(2)["images"] == next(data.batches(2))["images"]).all()
+    with pytest.raises(MismatchError, match=r"rank 1 finds .synthetic.*; give every host the same files"):
+        _run({**told, "data": "pictures of something else"}, devices)
+    gone = CheckpointInfo(str(tmp_path / "gone"), 5, "0" * 8)
+    with pytest.raises(FormatError, match="gone: is not there for rank 1"):
+        _run(_told(dataclasses.replace(plan, checkpoint=gone), data), devices)

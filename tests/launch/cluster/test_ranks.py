@@ -1,0 +1,107 @@
+"""--clients=ranks: every process trains with a graph of its own, in step with the others, to the losses of one."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from micro_models import SIZES
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.launch.arms.arm import build_arms
+from pase_mtf.launch.arms.program import export_program
+from pase_mtf.launch.cluster.follower import tell_run
+from pase_mtf.launch.cluster.launcher import local_addresses
+from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.process import end_all, start_worker
+from pase_mtf.launch.cluster.server import check_servers, join
+from pase_mtf.launch.data import open_data
+from pase_mtf.launch.options import parse_command_line
+from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.strategies.finding import random_configurations
+from pase_mtf.lowering import collectives
+from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import Devices
+from pase_mtf.strategy.strategy import evaluate_strategy
+
+DEVICES = 4
+STEPS = 20
+_LARGE = ("densenet121", "gnmt", "inception_v3")
+"""Models whose graphs take so long to build that two processes have to do."""
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+class _Ranks:
+    """Rank 0 of a cluster in this process; the others are processes, as the launcher starts them."""
+
+    def __init__(self, tasks):
+        addresses = local_addresses(tasks)
+        self.devices = Devices.over_tasks(DEVICES, "cpu", addresses, rank=0)
+        self._others = [start_worker(Membership(addresses, rank, DEVICES, "cpu", "ranks"), _QUIET)
+                        for rank in range(1, tasks)]
+        check_servers(addresses[1:], within=300.0)  # on a busy machine TensorFlow takes its time to load
+        self._joined = join(self.devices)
+        self.board = self._joined.board
+        self.keys = itertools.count(1)  # a process has one run; this one has several, which count by themselves
+
+    def close(self):
+        self._joined.close()
+        end_all(self._others)
+        assert [other.exit_code for other in self._others] == [0] * len(self._others)
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    found = [_Ranks(2), _Ranks(4)]
+    yield found
+    for ranks in found:
+        ranks.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", SIZES)
+def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model):
+    """In the model's own float32: sums are made in the order of the devices, wherever they are."""
+    sizes = tmp_path / f"{model}.json"
+    sizes.write_text(json.dumps({"preset": "tiny", **SIZES[model]}))
+    plan = resolve(parse_command_line([
+        f"--model={model}", f"--preset={sizes}", f"--mesh={DEVICES}", "--devices=cpu", "--machine=h100",
+        "--compare=none", f"--output_dir={tmp_path / 'run'}"]))
+    graph = export_program(plan)
+    data = open_data(None, models.get(model), plan.config, plan.options.batch, 0)
+    batches = list(itertools.islice(data.batches(), STEPS))
+    strategy = evaluate_strategy(graph, random_configurations(graph, DEVICES, 2, 0), DEVICES, Machine.load("h100"))
+
+    def losses(devices, board=None):
+        of_run = dataclasses.replace(plan, devices=devices)
+        if board:
+            tell_run(board, of_run, data)
+        arm, = build_arms(of_run, graph, {"random": strategy}, ["random"], board)
+        found = [arm.step(batch, trace=step == 0)[0] for step, batch in enumerate(batches)]
+        assert arm.differing_copies() is None
+        assert {one.device for one in arm.timeline.slices} == set(range(DEVICES))
+        values, nodes = dict(arm.values()), arm.nodes
+        prefix = tmp_path / f"{0 if board is None else len(devices.tasks)}" / "model"
+        prefix.parent.mkdir()
+        arm.save(str(prefix))
+        arm.close()
+        written = tf.train.load_checkpoint(str(prefix))
+        assert set(written.get_variable_to_shape_map()) == {*values, "global_step"}
+        assert written.get_tensor("global_step") == STEPS
+        for name, value in values.items():
+            np.testing.assert_array_equal(written.get_tensor(name), value, err_msg=name)
+        if board:
+            assert 1 < len(list(prefix.parent.glob("model.data-*"))) <= len(devices.tasks)
+        return found, values, nodes
+
+    expected, values, nodes = losses(Devices.first(DEVICES, "cpu"))
+    assert len(set(expected)) == STEPS
+    for ranks in clusters[:1 if model in _LARGE else 2]:
+        monkeypatch.setattr(collectives, "_KEYS", ranks.keys)
+        found, theirs, own_nodes = losses(ranks.devices, ranks.board)
+        assert found == pytest.approx(expected, rel=1e-6)
+        for name, value in values.items():
+            assert theirs[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        assert own_nodes < nodes

@@ -1,0 +1,122 @@
+"""Runs whose prices are those of kernels; a clock that tells what it is asked to stands for the machine's."""
+
+import dataclasses
+import json
+import types
+
+import pytest
+from small_graphs import perceptron
+
+from pase_mtf.calibration import load
+from pase_mtf.calibration.cache import kernels_path
+from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.compat import tf
+from pase_mtf.errors import ClusterError
+from pase_mtf.launch.__main__ import main
+from pase_mtf.launch.options import CONFIG_FORMAT, CONFIG_VERSION, Options
+from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.strategies import pricing
+from pase_mtf.launch.strategies.finding import find_strategies
+from pase_mtf.machine.kernel_file import load_times
+from pase_mtf.machine.machine import Machine
+
+_RUN = ["--model=rnnlm", "--preset=tiny", "--mesh=2", "--devices=cpu", "--prices=measured", "--search_only",
+        "--compare=data_parallel,search"]
+
+
+@pytest.mark.slow
+def test_a_run_by_measured_kernels(cache_dir, timed_kernels, tmp_path, capsys):
+    assert main([*_RUN, f"--output_dir={tmp_path / 'first'}"]) == 0
+    captured = capsys.readouterr()
+    assert "round 1: " in captured.err
+    assert "kernels measured on" in captured.out
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text(encoding="utf-8"))
+    strategy = json.loads((tmp_path / "first" / "strategy.json").read_text(encoding="utf-8"))
+    kernels = strategy["search"]["kernels"]
+    assert kernels["of_strategy"] == kernels["measured_of_strategy"] > 20
+    times = load_times(kernels_path(2))
+    assert times.damaged == 0
+    assert len(times) == len(set(timed_kernels))
+    # A second run measures nothing but the reference kernels, and finds the same.
+    timed_kernels.clear()
+    assert main([*_RUN, f"--output_dir={tmp_path / 'second'}"]) == 0
+    assert "round 1: " not in capsys.readouterr().err
+    assert set(timed_kernels) == set(REFERENCES)
+    again = json.loads((tmp_path / "second" / "summary.json").read_text(encoding="utf-8"))
+    for name, arm in again["arms"].items():  # what is kept has four digits
+        if arm["predicted_ms"] is not None:  # as of stock Mesh-TensorFlow
+            assert arm["predicted_ms"] == pytest.approx(summary["arms"][name]["predicted_ms"], rel=1e-3)
+
+
+@pytest.mark.parametrize(("flags", "gpus", "expected"), [
+    ({}, 0, "measured"), ({"prices": "roofline"}, 0, "roofline"), ({}, 2, "roofline"),
+    ({"machine": "a100"}, 0, "roofline"), ({"cluster": "local:2"}, 0, "roofline")])
+def test_the_machine_at_hand_is_priced_by_its_kernels_where_they_can_be_measured(monkeypatch, flags, gpus, expected):
+    monkeypatch.setattr("pase_mtf.runtime.gpu_names", lambda: ["a GPU"] * gpus)
+    plan = resolve(Options(model="rnnlm", preset="tiny", mesh="2", **flags))
+    assert plan.options.prices == expected
+
+
+@pytest.mark.parametrize(("joined", "kept", "over"), [(True, False, True), (False, True, True), (False, False, False)])
+def test_processes_are_measured_together_where_they_answer(monkeypatch, joined, kept, over):
+    """Through the server of rank 0, also where every rank has a graph of its own; a search alone, which starts none,
+    takes what is kept of such a measurement, or the numbers of one process."""
+    asked = []
+    plan = resolve(Options(model="rnnlm", preset="tiny", mesh="4", cluster="local:2", devices="cpu", clients="ranks"))
+    plan = dataclasses.replace(plan, devices=dataclasses.replace(plan.devices, rank=0))
+    monkeypatch.setattr(pricing, "read_cached", lambda *_: Machine.load("a100") if kept else None)
+    monkeypatch.setattr(load, "load_machine", lambda machine, devices, kind, **more: (
+        asked.append((devices, kind, more)) or Machine.load("a100")))
+    assert pricing.machine_of(plan, None, joined=joined).name == "a100"
+    alone = dataclasses.replace(plan.devices, rank=None)
+    assert asked == [(4, "cpu", {"again": False, "over": alone if over else None})]
+
+
+def test_a_process_that_is_lost_while_all_are_measured(monkeypatch):
+    plan = resolve(Options(model="rnnlm", preset="tiny", mesh="4", cluster="local:2", devices="cpu"))
+
+    def measures(*_, **__):
+        raise tf.errors.UnavailableError(None, None, "connection reset")
+    monkeypatch.setattr(load, "load_machine", measures)
+    monkeypatch.setattr("pase_mtf.launch.cluster.lost._LAUNCHER_TELLS_WITHIN", 0.0)
+    with pytest.raises(ClusterError, match="rank 0: a process was lost"):
+        pricing.machine_of(plan, None, joined=True)
+
+
+def test_a_run_that_goes_on_takes_what_is_known_best_where_it_is(tmp_path):
+    """Its own prices may be of another machine, or a model that was fitted, which there is no longer."""
+    for prices in ("fitted", "measured", "roofline"):
+        (tmp_path / "config.json").write_text(json.dumps({
+            "format": CONFIG_FORMAT, "version": CONFIG_VERSION,
+            "options": {**dataclasses.asdict(Options(model="rnnlm")), "prices": prices}}))
+        assert Options(resume=str(tmp_path)).resumed(set()).prices is None
+
+
+@pytest.mark.parametrize("arms", [1, 3])
+def test_all_arms_share_the_seconds_for_measuring(monkeypatch, arms):
+    """Each may take of what is left; what is trained two thirds, if others are to follow."""
+    given, now = [], [100.0]
+    monkeypatch.setattr("pase_mtf.launch.strategies.finding.time.monotonic", lambda: now[0])
+
+    class Prices:
+        def find(self, *, seconds, **_):
+            return self.evaluate((), "search", seconds=seconds)
+
+        def evaluate(self, configurations, name, *, seconds):
+            given.append(seconds)
+            now[0] += seconds
+            return types.SimpleNamespace(memory_bytes=0.0, configurations=(), seconds=1.0)
+
+        def again(self, strategy):
+            return strategy
+
+    plan = resolve(Options(model="alexnet", devices="cpu", prices="measured", measure_seconds=60,
+                           compare="data_parallel,random:1,search" if arms > 1 else "none"))
+    find_strategies(plan, perceptron((32, 64, 64, 16), batch=64), Machine.load("h100"), Prices())
+    assert given == pytest.approx([60.0] if arms == 1 else [40.0, 10.0, 10.0])
+
+
+def test_not_for_gpus(monkeypatch, capsys):
+    monkeypatch.setattr("pase_mtf.runtime.gpu_names", lambda: ["a GPU"] * 2)
+    assert main([*_RUN, "--devices=gpu"]) == 2
+    assert "--prices=measured: prices the kernels of CPUs only" in capsys.readouterr().err
