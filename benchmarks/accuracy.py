@@ -1,8 +1,8 @@
 """Predicted against measured step time, for some fifteen strategies of every model.
 
-    python -m benchmarks.accuracy                            # about half an hour on two cores; goes on where it was
+    python -m benchmarks.accuracy                          # 4 to 53 minutes a model on two cores; goes on where it was
     python -m benchmarks.accuracy --models=rnnlm --again
-    python -m benchmarks.accuracy --prices=measured          # predictions by measured kernels: accuracy-measured.*
+    python -m benchmarks.accuracy --prices=roofline          # predictions by few rates: accuracy-roofline.*
 
 Searched, expert and data parallel strategies, random ones, and those between the searched and random ones (without
 these, nearly all strategies of some models are as slow as each other, and their ranks are those of the machine's
@@ -91,22 +91,27 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         errors.extend(np.abs(predicted - measured) / measured)
         count += len(found)
         bias = float(np.median(predicted / measured)) - 1
+        slowness = result.get("slowness")  # of runs from before it was looked at, nobody knows
+        at_speed = f"{100 * agreement(predicted * slowness, measured)[0]:.0f} % ({slowness:.2f})" if slowness else "-"
         drawn = ", ".join(f"{number} {kind}" for kind in ("random", "changed")
                           if (number := sum(name.startswith(kind) for name in found)))
         strategies = f"{len(found)} ({drawn})" if drawn else str(len(found))
         rows.append([f"{model} ({result['preset']})", result["devices"], strategies,
-                     f"{measured.max() / measured.min():.1f}×", f"{100 * error:.0f} %", f"{100 * bias:+.0f} %",
-                     f"{correlation:.2f}", processor(result["facts"]), result["commit"] or "-"])
-    rows.append(["all", "", count, "", f"{100 * float(np.median(errors)):.0f} %", "", "", "", ""])
-    table = markdown.table(["model", "devices", "strategies", "slowest ÷ fastest", "median error", "bias",
-                            "rank correlation", "measured on", "commit"], rows, left=(0, 7, 8))
+                     f"{measured.max() / measured.min():.1f}×", f"{100 * error:.0f} %", at_speed,
+                     f"{100 * bias:+.0f} %", f"{correlation:.2f}", processor(result["facts"]), result["commit"] or "-"])
+    rows.append(["all", "", count, "", f"{100 * float(np.median(errors)):.0f} %", "", "", "", "", ""])
+    table = markdown.table(["model", "devices", "strategies", "slowest ÷ fastest", "median error",
+                            "at the speed of the run", "bias",
+                            "rank correlation", "measured on", "commit"], rows, left=(0, 8, 9))
     facts = [result["facts"] for result in results.values()]
     machines = {f"{fact['devices']}; {fact['versions']}; machine {fact['machine']}." for fact in facts}
     return "\n".join([
         "# Predicted against measured step time", "",
         "Every model under data parallelism, the expert's, the searched and random strategies, and (“changed”) the",
         "best with a tenth to nine tenths of its layers as in a random one. Error: of the predicted against the",
-        "measured time of a step; bias: the median of predicted ÷ measured, less one.", "", table, "",
+        "measured time of a step; bias: the median of predicted ÷ measured, less one. At the speed of the run: the",
+        "error of the predictions times how much longer reference kernels took while the steps ran (in brackets) than",
+        "prices say: a virtual machine is not of one speed for an hour.", "", table, "",
         *(f"{text}  " for text in sorted(machines)),
         f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "",
         *(f"![{model}]({stem}-{model}.svg)" for model in results), ""])
@@ -134,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--changed", type=int, default=6, help="how many between the best and random ones")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--prices", default="fitted", choices=PRICES, help="what predicts: a fitted model, or kernels")
+    parser.add_argument("--prices", default="measured", choices=PRICES, help="what predicts: kernels, or a roofline")
     parser.add_argument("--again", action="store_true", help="measure models that are there already, too")
     parser.add_argument("--output", default=str(FOLDER))
     flags = parser.parse_args(arguments)
@@ -144,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: unknown model {unknown[0]!r}; known: {', '.join(models.names())}", file=sys.stderr)
         return 2
     os.makedirs(flags.output, exist_ok=True)
-    stem = "accuracy" if flags.prices == "fitted" else f"accuracy-{flags.prices}"
+    stem = "accuracy" if flags.prices == "measured" else f"accuracy-{flags.prices}"
     path = os.path.join(flags.output, f"{stem}.json")
     results, failed = _earlier(path), False
     missing = [name for name in names if flags.again or name not in results]
@@ -157,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 summary = run_launcher([
                     f"--model={name}", "--preset=tiny", f"--mesh={flags.mesh}", "--devices=cpu",
                     f"--steps={flags.steps}", f"--warmup={flags.warmup}", f"--prices={flags.prices}", *data_flags,
+                    "--measure_seconds=3600",
                     f"--compare=data_parallel,expert,search,random:{flags.random},changed:{flags.changed}"], limit=3600,
                     allowed=(LOSSES_DISAGREE,))
             except RuntimeError as error:
@@ -165,7 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             facts = {key: summary["facts"][key] for key in ("devices", "versions", "machine")}
             results[name] = {"points": points(summary), "preset": summary["preset"], "devices": summary["devices"],
-                             "commit": commit(), "facts": facts, "wall_seconds": summary["wall_seconds"]}
+                             "commit": commit(), "facts": facts, "slowness": summary.get("slowness"),
+                             "wall_seconds": summary["wall_seconds"]}
             results = {model: results[model] for model in sorted(results)}
             write_atomically(path, json.dumps(results, indent=1) + "\n")
             found = results[name]["points"]

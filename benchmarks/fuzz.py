@@ -37,7 +37,8 @@ from pase_mtf.launch.flag_values import parse_arms, parse_mesh
 from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.summary import Summary, read_summary, summary_json
 from pase_mtf.machine.kernel_table import save_tables, table_for
-from pase_mtf.machine.kernels import KernelTimes, Timing
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Timing
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models import load_config
 from pase_mtf.runtime import describe_host

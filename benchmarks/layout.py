@@ -31,6 +31,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import auto_mtf, layout_cases, layout_survey, programs
+from benchmarks.launching import commit
 from benchmarks.layout_report import document, plot
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.compat import tf
@@ -38,7 +39,7 @@ from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.phases import phases_of
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.facts import read_operations
@@ -101,7 +102,8 @@ def predicted(name: str, known: dict[str, Any], flags: argparse.Namespace) -> di
     if "failure" in auto:
         rows.append({"layout": "auto_mtf", "mesh_shape": AUTO_MESH, "rules": "", "problem": auto["failure"]})
     with tf.Graph().as_default():
-        strategy = find_strategy(export_graph(programs.build(name, "full").graph, name=name), DEVICES, machine)
+        exported = export_graph(programs.build(name, "full").graph, name=name)
+        strategy = find_strategy(exported, DEVICES, machine, simulate=0)  # a layout's cost is a sum, too
     rows.append({"layout": "per layer", "mesh_shape": "", "rules": "", "seconds": strategy.seconds,
                  "bytes": strategy.memory_bytes, "search_seconds": strategy.search["seconds"],
                  "optimal": strategy.search["optimal"]})
@@ -154,7 +156,8 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
     if "failure" in auto:
         rows.append({"layout": "auto_mtf", "mesh_shape": AUTO_MESH, "rules": "", "problem": auto["failure"]})
     with tf.Graph().as_default():
-        strategy = find_strategy(export_graph(programs.build(name, "reduced").graph, name=name), DEVICES, machine)
+        exported = export_graph(programs.build(name, "reduced").graph, name=name)
+        strategy = find_strategy(exported, DEVICES, machine, simulate=0)  # a layout's cost is a sum, too
     rows.append({"layout": "per layer", "mesh_shape": "", "rules": "", "seconds": strategy.seconds,
                  "bytes": strategy.memory_bytes})
     arms.append(Arm("per layer", lambda: programs.build(name, "reduced"),
@@ -178,7 +181,11 @@ def survey(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
     """What `benchmarks.layout_survey` says of a program; pieces that were answered before stand."""
     before = {} if flags.again else dict(known.get("survey", {}))
     open_pieces = [piece for piece in flags.pieces.split(",") if piece not in before]
-    return before | (layout_survey.run(name, open_pieces, flags.machine, flags.process_limit) if open_pieces else {})
+    if open_pieces:
+        made = {"commit": commit()}
+        before |= {piece: found | made for piece, found in layout_survey.run(
+            name, open_pieces, flags.machine, flags.process_limit).items()}
+    return before
 
 
 SECTIONS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import programs
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import PaseError
-from pase_mtf.launch.arms import Arm
+from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.layout import Layout
 from pase_mtf.machine.machine import Link, Machine

@@ -148,7 +148,7 @@ def scale(graph: ComputationGraph, model: str, limit: float) -> dict[str, Any]:
 
 def workers(graph: ComputationGraph, model: str, limit: float) -> dict[str, Any]:
     """Pal et al.'s SU_M: how much faster M devices of a node take the step that one device takes, as one worker."""
-    found = {devices: find_strategy(graph, devices, "h100") for devices in WORKERS}
+    found = {devices: find_strategy(graph, devices, "h100", simulate=0) for devices in WORKERS}
     return {str(devices): {"seconds": strategy.seconds, "speedup": found[1].seconds / strategy.seconds,
                            "optimal": strategy.search["optimal"]} for devices, strategy in found.items()}
 
@@ -162,7 +162,7 @@ def _speedups(graph: ComputationGraph, machine: str, devices: int) -> dict[str, 
     arms: dict[str, Callable[[], Any]] = {
         "data parallel": lambda: find_strategy(graph, devices, machine, method="data_parallel"),
         "expert": lambda: find_strategy(graph, devices, machine, method="expert"),
-        "FlexFlow": flexflow, "ours": lambda: find_strategy(graph, devices, machine)}
+        "FlexFlow": flexflow, "ours": lambda: find_strategy(graph, devices, machine, simulate=0)}
     found = {}
     for name, find in arms.items():
         try:

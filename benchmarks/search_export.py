@@ -14,7 +14,7 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.program import build_program, variables_by_name
+from pase_mtf.launch.arms.program import build_program, variables_by_name
 
 __all__ = ["export", "main"]
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,8 +24,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from benchmarks import distribute
 from benchmarks.launching import ROOT, commit, prepare_data, replace_block, run_launcher
-from benchmarks.speedup_rows import ARMS, Row, Rows, compact_table, full_table
+from benchmarks.speedup_rows import ARMS, MIRRORED, Row, Rows, compact_table, full_table
 from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
@@ -61,7 +63,7 @@ def measure(name: str, devices: int, batch: int, arms: Sequence[str], steps: int
       name: of the model.
       devices: virtual CPU devices.
       batch: examples per step.
-      arms: beside stock Mesh-TF, "search" among them.
+      arms: beside stock Mesh-TF, "search" among them; MirroredStrategy runs before the others and after them.
       steps, warmup: of every arm.
       folder: for the data.
 
@@ -70,8 +72,12 @@ def measure(name: str, devices: int, batch: int, arms: Sequence[str], steps: int
     """
     data_flags, data = prepare_data(name, folder)
     left_out: dict[str, str] = {}
+    mirrors = MIRRORED in arms and name in distribute.MODELS
+    if mirrors and batch % devices:
+        left_out[MIRRORED], mirrors = f"a batch of {batch} does not split over {devices} devices", False
+    plain = _mirrored(name, devices, batch, steps, warmup) if mirrors else []
     while True:
-        compare = ",".join(arm for arm in arms if arm not in left_out)
+        compare = ",".join(arm for arm in arms if arm not in left_out and arm != MIRRORED)
         try:
             summary = run_launcher([f"--model={name}", "--preset=tiny", f"--mesh={devices}", "--devices=cpu",
                                     f"--batch={batch}", f"--steps={steps}", f"--warmup={warmup}",
@@ -85,7 +91,21 @@ def measure(name: str, devices: int, batch: int, arms: Sequence[str], steps: int
         # Where this machine put its temporary files is nobody's business.
         summary["facts"].pop("output", None)
         summary["facts"]["data"] = summary["facts"]["data"].replace(folder + os.sep, "")
-        return Row(summary, data, commit(), left_out)
+        plain += _mirrored(name, devices, batch, steps, warmup) if mirrors else []
+        return Row(summary, data, commit(), left_out, plain or None)
+
+
+def _mirrored(name: str, devices: int, batch: int, steps: int, warmup: int) -> list[float]:
+    """Milliseconds of the steps of the plain model under MirroredStrategy.
+
+    Raises:
+      RuntimeError: it failed; holds what it said.
+    """
+    done = subprocess.run(distribute.command(name, "mirrored", devices, batch, steps, warmup), cwd=ROOT,
+                          capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"MirroredStrategy of {name}: {done.stderr.strip()[-500:]}")
+    return [1e3 * seconds for seconds in distribute.steps_of(done.stdout)["seconds"]]
 
 
 def document(rows: Sequence[Row], table: str) -> str:
@@ -135,8 +155,9 @@ def _commits(rows: Sequence[Row]) -> str:
 _ABOUT = """# Speedup over data parallelism
 
 Every model of the papers, at the sizes of preset `tiny`, against every rival: stock Mesh-TensorFlow's data
-parallelism, data parallelism through our lowering, the strategy that people write by hand (`expert`), FlexFlow's search
-from data parallelism (`mcmc`) and from the expert strategy (`mcmc_expert`) with our costs, and
+parallelism, a plain TensorFlow 2 model of the same parameters and batch under `tf.distribute.MirroredStrategy` (AlexNet
+and the Transformer only), data parallelism through our lowering, the strategy that people write by hand (`expert`),
+FlexFlow's search from data parallelism (`mcmc`) and from the expert strategy (`mcmc_expert`) with our costs, and
 `mesh_tensorflow.auto_mtf`. "Losses equal": the launcher compared the losses of all arms step by step; the number is
 the most that any two of them were apart. `python -m benchmarks.speedup` measures what is missing here, `--again`
 everything.
@@ -197,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="all", help="names separated by commas")
     parser.add_argument("--meshes", default="8,4,16,2", help="numbers of devices, in the order of measuring")
-    parser.add_argument("--arms", default=",".join(ARMS), help="beside stock Mesh-TF")
+    parser.add_argument("--arms", default=",".join((MIRRORED, *ARMS)), help="beside stock Mesh-TF")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--batches", default="", help="examples per step; empty: the preset's")

@@ -6,18 +6,21 @@ import dataclasses
 import json
 import os
 import pathlib
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks import markdown
+from benchmarks import distribute, markdown
 from benchmarks.launching import processor
 from pase_mtf.files import write_atomically
 
-__all__ = ["ARMS", "Row", "Rows", "compact_table", "full_table"]
+__all__ = ["ARMS", "MIRRORED", "Row", "Rows", "compact_table", "full_table"]
 
 ARMS = ("data_parallel", "expert", "mcmc", "mcmc_expert", "auto_mtf", "search")
 """What is measured beside stock Mesh-TF: `--compare` of the launcher."""
-_RIVALS = ("stock_data_parallel", *ARMS[:-1])
+MIRRORED = "mirrored"
+"""A plain TensorFlow 2 model under tf.distribute.MirroredStrategy (`benchmarks.distribute`), for the models it has."""
+_RIVALS = ("stock_data_parallel", MIRRORED, *ARMS[:-1])
 
 
 @dataclasses.dataclass
@@ -29,12 +32,14 @@ class Row:
       data: what it trained on.
       commit: of the program that was measured; None: unknown.
       left_out: arm -> why it is missing.
+      mirrored: milliseconds of the steps under MirroredStrategy; None where they were not measured.
     """
 
     summary: dict[str, Any]
     data: str
     commit: str | None = None
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    mirrored: list[float] | None = None
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -49,10 +54,14 @@ class Row:
     def holds(self, arms: Iterable[str]) -> bool:
         """Whether nothing is left to measure of these arms."""
         known = {*self.summary["arms"], *self.left_out}
+        if self.mirrored or self.summary["model"] not in distribute.MODELS:
+            known.add(MIRRORED)
         return self.equal and self.summary.get("status", "done") == "done" and known >= set(arms)
 
     def milliseconds(self, arm: str) -> float | None:
         """The median step of an arm; None where it was not measured."""
+        if arm == MIRRORED:
+            return statistics.median(self.mirrored) if self.mirrored else None
         return self.summary["arms"].get(arm, {}).get("measured_ms")
 
     def speedup(self, over: str) -> float | None:
@@ -109,8 +118,9 @@ class Rows:
 
 def full_table(rows: Sequence[Row]) -> str:
     """All rows with every rival, as a Markdown table."""
-    names = {"stock_data_parallel": "stock", "data_parallel": "data parallel", "search": "**searched**"}
-    shown = ("stock_data_parallel", *ARMS)
+    names = {"stock_data_parallel": "stock", MIRRORED: "MirroredStrategy", "data_parallel": "data parallel",
+             "search": "**searched**"}
+    shown = ("stock_data_parallel", MIRRORED, *ARMS)
     head = ["model", "batch", "devices", *(names.get(arm, arm) for arm in shown), "over stock", "over data parallel",
             "predicted", "over best rival", "losses equal", "search", "measured on", "commit"]
     body = []
@@ -143,6 +153,9 @@ def compact_table(rows: Sequence[Row]) -> str:
 
 
 def _milliseconds(row: Row, arm: str, unit: str = " ms") -> str:
+    if arm == MIRRORED and row.mirrored and len(row.mirrored) > 1:
+        lower, median, upper = statistics.quantiles(row.mirrored, n=4)
+        return f"{median:.0f} ± {(upper - lower) / 2:.0f}{unit}"
     found = row.summary["arms"].get(arm)
     if not found or found["measured_ms"] is None:
         return "-"

@@ -49,9 +49,10 @@ def _times(entries: _Entries) -> str:
         verdict = (_first_clause(found["problem"]) if "problem" in found else
                    "proven" if found["optimal"] else f"gap {100 * found['gap']:.2g} %")
         rows.append([name, f"{found.get('operations', 0):,}", devices, found.get("builds", ""),
-                     *("" if second is None else f"{second:.1f}" for second in seconds), verdict])
+                     *("" if second is None else f"{second:.1f}" for second in seconds), verdict,
+                     found.get("commit") or "-"])
     return markdown.table(["program", "operations", "p", "graphs built", "building, s", "export, s", "search, s",
-                          "verification, s", "in all, s", "optimum"], rows, (0, 9))
+                          "verification, s", "in all, s", "optimum", "commit"], rows, (0, 9, 10))
 
 
 def _cost(cost: Mapping[str, Any] | None, absent: str = "") -> str:
@@ -91,15 +92,16 @@ def _losses(entries: _Entries) -> str:
         if found is None:
             continue
         if "stock" not in found:
-            rows.append([name, "", "", _first_clause(found["problem"]), "", "", ""])
+            rows.append([name, "", "", _first_clause(found["problem"]), "", "", "", found.get("commit") or "-"])
             continue
         noise = f"{found['other_noise']:.0e}" if "other_noise" in found else ""
         losses = ", ".join(f"{loss:.6g}" for loss in found["one_device"])
         beside = "" if found["beside"] == ";" else f" (`{found['beside']}`)"
         rows.append([name, f"`{found['mesh_shape']}` `{found['rules'] or '(none)'}`", found["devices"],
-                     losses + beside, _difference(found["stock"]), _difference(found["per_layer"]), noise])
+                     losses + beside, _difference(found["stock"]), _difference(found["per_layer"]), noise,
+                     found.get("commit") or "-"])
     return markdown.table(["program", "layout", "p", "losses, one device", "stock lowering, difference",
-                          "per-layer lowering, difference", "one device, other noise"], rows, (0, 1, 3))
+                          "per-layer lowering, difference", "one device, other noise", "commit"], rows, (0, 1, 3, 7))
 
 
 def _own_seconds(found: Mapping[str, Any]) -> float:
@@ -158,7 +160,8 @@ def document(data: Mapping[str, Any]) -> str:
         f"--sections=survey`; {about['host']}; {about['versions']}.\n\n" + _verdicts(entries, about["known"])
         + "\n\n### Seconds\n\nProcessor seconds of `find_layout`, full size, from a function that builds the program, "
         "without the import of TensorFlow. “Building” is the program's own code. The machine had up to "
-        f"{about['load']:.0f} processes that wanted to run: an idle one takes fewer seconds.\n\n"
+        f"{about['load']:.0f} processes that wanted to run: an idle one takes fewer seconds. A row was measured at the "
+        "commit that stands there (“+”: with changes that came later).\n\n"
         + _times(entries)
         + f"\n\n### Predicted\n\nFull size, machine {about['machine']}: a step and the memory of the fullest device. "
         "auto_mtf is given the meshes `a:2;b:4` and `a:4;b:4`. Our layouts and own ones have been lowered by every "

@@ -53,7 +53,7 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A training step of a program, not yet lowered. Has what `pase_mtf.launch.arms.Arm` asks of a program.
+    """A training step of a program, not yet lowered. Has what `pase_mtf.launch.arms.arm.Arm` asks of a program.
 
     Attributes:
       name: of the program and its preset.

@@ -355,7 +355,9 @@ def _build(name: str, entry: Entry, words: list[mtf.Dimension], vocab: int, mesh
         source = (utils.transformer.autoregressive_inputs(given["targets"]) if "lm" in entry.kind
                   else given["inputs"])
         packed = {}
-        if "lm" in entry.kind:
+        # As packed data says it; without it "aligned" has no attention bias, which Mesh-TF 0.1.21 cannot do without
+        # under any layout.
+        if "lm" in entry.kind or entry.kind == "aligned":
             packed["sequence_id"] = mtf.minimum(given["targets"], 1)
         return model.call_simple(inputs=source, targets=given["targets"], compute_loss=True,
                                  mode="train" if entry.train else "eval", variable_dtype=utils.get_variable_dtype(),

@@ -35,8 +35,19 @@ def test_tables(summary):
                  "The longest of these 1 runs of the launcher, alexnet on 8 devices, took 62 s in all"):
         assert word in text
     assert row_of(full_table([row]), "alexnet")[1:] == [
-        "64", "8", "500 ± 1", "350 ± 1", "100 ± 1 (same)", "-", "-", "-", "100 ± 1", "5.00×", "3.50×", "4.00×",
+        "64", "8", "500 ± 1", "-", "350 ± 1", "100 ± 1 (same)", "-", "-", "-", "100 ± 1", "5.00×", "3.50×", "4.00×",
         "1.00× (expert)", "yes, to 3e-06", "0.12 s", "Chip (2 cores)", "abc1234"]
+
+
+def test_a_plain_model_under_mirrored_strategy_is_a_rival(summary):
+    """Where it can be had, and is asked for."""
+    row = Row(summary, "pictures", mirrored=[310.0, 290.0, 300.0])
+    assert row.over_best_rival() == (1.0, "expert")
+    assert row.speedup("mirrored") == 3
+    assert row_of(full_table([row]), "alexnet")[4] == "300 ± 10"
+    assert row.holds(["search", "mirrored"])
+    assert not Row(summary, "pictures").holds(["search", "mirrored"])
+    assert Row({**summary, "model": "rnnlm"}, "pictures").holds(["search", "mirrored"])
 
 
 def test_losses_that_differ_are_told(summary):
@@ -88,13 +99,18 @@ def test_what_is_measured_already_is_not_measured_again(summary, tmp_path, monke
         return {**summary, "devices": int(flags[2].partition("=")[2]), "facts": facts, "arms": arms,
                 "wall_seconds": 1.0}
 
+    mirrored = []
     monkeypatch.setattr(speedup, "run_launcher", run)
+    monkeypatch.setattr(speedup, "_mirrored", lambda *row: mirrored.append(row) or [210.0, 190.0])
     monkeypatch.setattr(speedup, "plot", plot_once)
     arguments = ["--models=alexnet", "--meshes=8,4", f"--output={tmp_path}", "--readme="]
     assert speedup.main(arguments) == 0
     assert [flags[2] for flags in runs] == ["--mesh=8", "--mesh=4", "--mesh=4"]
     rows = Rows(str(tmp_path / "speedup.json"))
     assert rows.get("alexnet", 4, 64).left_out == {"auto_mtf": "no answer; leave it out"}
+    # Before the others and after them.
+    assert mirrored == [("alexnet", devices, 64, 15, 2) for devices in (8, 8, 4, 4)]
+    assert rows.get("alexnet", 8, 64).milliseconds("mirrored") == 200
     assert (tmp_path / "speedup.svg").exists()
     assert speedup.main(arguments) == 0
     assert len(runs) == 3

@@ -40,10 +40,10 @@ def test_an_unknown_program_is_told():
 
 
 def test_what_the_page_says_of_good_answers():
-    page = _page(good={"full_8": _full(_cost(0.01), _cost(0.02)), "tiny": _tiny({"losses": [], "difference": 1e-7}),
-                       "auto_8": _cost(0.04)})
+    page = _page(good={"full_8": _full(_cost(0.01), _cost(0.02), commit="abc1234"),
+                       "tiny": _tiny({"losses": [], "difference": 1e-7}), "auto_8": _cost(0.04)})
     times = page[:page.index("### Predicted")]
-    assert row_of(times, "good")[1:] == ["1,234", "8", "2", "0.5", "0.2", "1.2", "", "2.0", "proven"]
+    assert row_of(times, "good")[1:] == ["1,234", "8", "2", "0.5", "0.2", "1.2", "", "2.0", "proven", "abc1234"]
     for words in ("1 of 65 programs, 1 searches: 1 answered, 0 refused in words; no answer at all: none",
                   "verification: none", "up to 3 processes",
                   "Beyond the device's memory: none", "Dearer than an own layout that lowers and fits: none",

@@ -1,0 +1,229 @@
+"""The page of the cluster benchmark: its rows, tables, plot, and how the links were chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from benchmarks import markdown
+from benchmarks.paper_numbers import DEVICES, FIGURE_6
+
+__all__ = ["Link", "Row", "document", "plot"]
+
+_PLAIN = "MultiWorkerMirrored"
+_ARMS = {"stock_data_parallel": "stock Mesh-TF", _PLAIN: _PLAIN, "data_parallel": "data parallel",
+         "expert": "expert", "mcmc": "mcmc", "search": "**searched**"}
+_COLORS = {"stock_data_parallel": "#d9d2c5", _PLAIN: "#b08ea2", "expert": "#7fa8c9", "mcmc": "#c9a67f",
+           "search": "#2a6f97"}
+_COLUMNS = 4
+_IN_PAPER = {"expert": "expert", "mcmc": "FlexFlow", "search": "PaSE"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """The links of a cluster, and why they are as they are.
+
+    Attributes:
+      balance: FLOP in the time of a byte, of a GPU of the paper's cluster.
+      flops: FLOP/s of a worker while all run, the best of its matrix products.
+      rate: bytes/s that every link is held to, in either direction.
+    """
+
+    balance: float
+    flops: float
+    rate: float
+
+
+@dataclasses.dataclass
+class Row:
+    """A model on a cluster.
+
+    Attributes:
+      model, devices: what was trained, on how many hosts, one device each.
+      cluster: whose balance it has: a machine of configs/machines.
+      clients: of the launcher: "one" or "ranks".
+      link: fields of `Link`.
+      summary: of the launcher's run.
+      plain: what the steps of tf.distribute took, in milliseconds; None: there is no such model.
+      loads: of the computer, over a minute, before and after.
+      facts: processor and commit.
+    """
+
+    model: str
+    devices: int
+    cluster: str
+    clients: str
+    link: dict[str, float]
+    summary: dict[str, Any]
+    plain: list[float] | None
+    loads: list[float]
+    facts: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, int, str, str]:
+        """Cluster, devices, model, clients."""
+        return self.cluster, self.devices, self.model, self.clients
+
+    def milliseconds(self, arm: str) -> float | None:
+        """The median step of an arm; None where there is none."""
+        if arm == _PLAIN:
+            return statistics.median(self.plain) if self.plain else None
+        found: float | None = self.summary["arms"].get(arm, {}).get("measured_ms")
+        return found
+
+    def speedup(self, arm: str, over: str = "data_parallel") -> float | None:
+        """How many times as fast as another an arm is."""
+        mine, base = self.milliseconds(arm), self.milliseconds(over)
+        return base / mine if mine and base else None
+
+    def predicted(self, arm: str = "search") -> float | None:
+        """The speedup over data parallelism that was predicted."""
+        arms = self.summary["arms"]
+        mine, base = (arms.get(name, {}).get("predicted_ms") for name in (arm, "data_parallel"))
+        return base / mine if mine and base else None
+
+    def in_paper(self, arm: str = "search") -> float | None:
+        """The speedup over data parallelism of the paper's Figure 6."""
+        row = FIGURE_6.get(self.cluster, {}).get(self.model, {}).get(_IN_PAPER.get(arm, ""))
+        return row[DEVICES.index(self.devices)] if row and self.devices in DEVICES else None
+
+
+def _number(value: float | None, form: str = ".2f", unit: str = "×") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def _cell(row: Row, arm: str) -> str:
+    if arm == _PLAIN:
+        if not row.plain:
+            return "-"
+        low, _, high = statistics.quantiles(row.plain, n=4) if len(row.plain) > 1 else [row.plain[0]] * 3
+        return f"{statistics.median(row.plain):,.0f} ± {(high - low) / 2:,.0f}"
+    found = row.summary["arms"].get(arm)
+    if not found or found["measured_ms"] is None:
+        return "-"
+    return f"{found['measured_ms']:,.0f} ± {found['measured_ms_spread']:,.0f}" + (
+        " (same)" if found["same_as"] else "")
+
+
+def _main_table(rows: Sequence[Row]) -> str:
+    head = ["cluster", "model", "hosts", *_ARMS.values(), "over data parallel", "predicted", "the paper's",
+            "over MultiWorkerMirrored", "data parallel: predicted ms", "searched: predicted ms", "losses"]
+    body = []
+    for row in rows:
+        arms = row.summary["arms"]
+        body.append([row.cluster, row.model, row.devices, *(_cell(row, arm) for arm in _ARMS),
+                     f"**{_number(row.speedup('search'))}**", _number(row.predicted()), _number(row.in_paper()),
+                     _number(row.speedup("search", _PLAIN)),
+                     *(_number(arms.get(arm, {}).get("predicted_ms"), ",.0f", "")
+                       for arm in ("data_parallel", "search")),
+                     "**differ**" if row.summary.get("disagreement") else "equal"])
+    return markdown.table(head, body, left=(0, 1))
+
+
+def _ranks_table(rows: Sequence[Row]) -> str:
+    by_key = {row.key: row for row in rows}
+    body = []
+    for row in rows:
+        other = by_key.get((*row.key[:3], "ranks"))
+        if row.clients != "one" or other is None:
+            continue
+        for arm in ("data_parallel", "search"):
+            one, ranks = row.milliseconds(arm), other.milliseconds(arm)
+            body.append([row.cluster, row.model, row.devices, _ARMS[arm].strip("*"), _cell(row, arm),
+                         _cell(other, arm), _number(one / ranks if one and ranks else None)])
+    return markdown.table(["cluster", "model", "hosts", "strategy", "one client", "a graph per rank", "one over ranks"],
+                          body, left=(0, 1, 3)) if body else ""
+
+
+def _links_table(rows: Sequence[Row]) -> str:
+    found = {(row.cluster, row.devices): row for row in rows}
+    body = []
+    for (cluster, devices), row in sorted(found.items()):
+        link = Link(**row.link)
+        body.append([cluster, devices, f"{link.balance:,.0f}", f"{link.flops / 1e9:.1f}", f"{link.rate / 1e6:.2f}",
+                     f"{8 * link.rate / 1e6:,.0f}", row.summary["facts"]["machine"].partition("; ")[2] or "-"])
+    return markdown.table(["cluster", "hosts", "FLOP per byte", "GFLOP/s of a worker", "MB/s of a link", "Mbit/s",
+                           "what calibration found"], body, left=(0, 6))
+
+
+def _notes(rows: Sequence[Row]) -> str:
+    loads = [load for row in rows for load in row.loads]
+    facts = sorted({f"{row.facts['processor']}, commit {row.facts['commit']}" for row in rows})
+    versions = sorted({row.summary["facts"]["versions"] for row in rows})
+    steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows})
+    left_out = sorted({f"{row.model}: no {arm} ({why})" for row in rows if row.clients == "one"
+                       for arm, why in row.summary["left_out"].items()})
+    return (f"Milliseconds a step: medians of {' or '.join(map(str, steps))} steps ± half the distance of the "
+            "quartiles (preset tiny, synthetic data), arms of the launcher in turns, MultiWorkerMirroredStrategy as "
+            "many steps before them and as many after. “(same)”: the very strategy of another arm, trained once. All "
+            f"hosts share the cores of one computer ({'; '.join(facts)}; {'; '.join(versions)}), whose load over a "
+            f"minute was {min(loads):.1f} to {max(loads):.1f} meanwhile, of which the workers themselves are a part: "
+            "with other work beside it a computing worker is slower than when its link was chosen, and a link is not."
+            + "".join(f" {entry}." for entry in left_out))
+
+
+_HEAD = """# A cluster with the balance of the paper's
+
+The paper's Figure 6 is of GPUs whose links are slow beside their arithmetic. Virtual devices of one process have no
+such links. Here every worker is a host of its own, a network namespace of one computer, and all that it sends and is
+sent goes through a link that `tc` (a token bucket, in either direction) holds to a rate. It is chosen so that a worker
+can compute as many FLOP in the time of a byte as a GPU of the paper's cluster:
+
+    rate of a link = FLOP/s of a worker while all run / (peak FLOP/s of the GPU / bytes/s of its link)
+
+The GPU's numbers are those of its data sheet and of the links that join as many of them (`configs/machines/`): of four
+1080 Ti in a node 11.3 TFLOP/s over 12 GB/s (peer to peer over PCIe), of four 2080 Ti 13.4 TFLOP/s over 3 GB/s (which
+have no peer to peer: each copy is staged through the host's memory). The worker's are the best rate that the
+calibration found for a matrix product on each of the workers while all of them ran it, the links held by nothing.
+Then the links are held, and the launcher calibrates through them as it does for a user (`--machine=local` under
+`--cluster`): what it found stands in the last column.
+"""
+
+
+def document(rows: Sequence[Row]) -> str:
+    """The page of these rows."""
+    main = [row for row in rows if row.clients == "one"]
+    ranks = _ranks_table(rows)
+    return "\n".join([
+        _HEAD, _links_table(rows), "", "## Speedups", "", _main_table(main), "", _notes(rows), "",
+        "![times data parallelism, measured, predicted, and in the paper](cluster.svg)", "",
+        *(["## One client, and a graph per rank", "", "The same runs with `--clients=ranks`, measured one after the "
+           "other.", "", ranks, ""] if ranks else []),
+        "Reproduce with `python -m benchmarks.cluster` (Linux, root, iproute2).", ""])
+
+
+def plot(rows: Sequence[Row], path: str) -> None:
+    """A panel per cluster and model: bars for what was measured, circles for what was predicted, black marks for the
+    paper's."""
+    shown = [row for row in rows if row.clients == "one" and row.milliseconds("data_parallel")]
+    if not shown:
+        return
+    lines = -(-len(shown) // _COLUMNS)
+    figure = Figure(figsize=(3.4 * min(len(shown), _COLUMNS), 2.8 * lines + 0.6), layout="constrained")
+    panels = figure.subplots(lines, min(len(shown), _COLUMNS), squeeze=False).ravel()
+    handles: dict[str, Any] = {}
+    for axes, row in zip(panels, shown, strict=False):
+        for place, (arm, color) in enumerate(_COLORS.items()):
+            measured, predicted, paper = row.speedup(arm), row.predicted(arm), row.in_paper(arm)
+            handles[_ARMS[arm].strip("*")] = axes.bar(place, measured or 0.0, 0.75, color=color)
+            if predicted:
+                handles["predicted"], = axes.plot(place, predicted, "o", color="white", markeredgecolor="black",
+                                                  markersize=6)
+            if paper:
+                handles["in the paper"], = axes.plot(place, paper, "_", color="black", markersize=16,
+                                                     markeredgewidth=2.2)
+        axes.axhline(1, color="#888", linewidth=0.8)
+        axes.set_xticks([])
+        axes.set_title(f"{row.model}, {row.devices} hosts, {row.cluster}", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[len(shown):]:
+        axes.remove()
+    panels[0].set_ylabel("times our data parallelism")
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+    with rc_context({"svg.hashsalt": "cluster"}):  # the same numbers give the same file
+        figure.savefig(path, metadata={"Date": None})

@@ -1,0 +1,160 @@
+"""python -m benchmarks.cluster, and the namespaces that stand for its hosts."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from markdown_cells import rows
+
+from benchmarks import cluster, distribute, namespaces
+from benchmarks.cluster import Rows, link_of
+from benchmarks.cluster_page import Row, document
+from pase_mtf import models
+from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import describe_host
+
+_NEEDS_HOSTS = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
+
+
+def test_links_have_the_balance_of_the_gpus():
+    for name in ("1080ti", "2080ti"):
+        link, gpu = link_of(name, 4, 3e10), Machine.load(name)
+        assert link.flops / link.rate == pytest.approx(gpu.rates["matmul"] / gpu.links[0].bandwidth)
+        # Beyond a node it is the link between nodes.
+        assert link_of(name, 16, 3e10).balance == pytest.approx(gpu.rates["matmul"] / gpu.links[1].bandwidth)
+
+
+def _arm(measured, predicted, same_as=None):
+    return {"measured_ms": measured, "measured_ms_spread": 1.4, "predicted_ms": predicted, "same_as": same_as,
+            "measured_steps": 6}
+
+
+def _row(clients="one", model="alexnet", **measured):
+    arms = {"search": _arm(100, 90), "data_parallel": _arm(400, 360), "expert": _arm(100, 90, "search"),
+            "stock_data_parallel": _arm(500, None)}
+    arms |= {name: _arm(value, value) for name, value in measured.items()}
+    return Row(model, 4, "2080ti", clients, dataclasses.asdict(link_of("2080ti", 4, 3e10)), {
+        "arms": arms, "left_out": {}, "disagreement": None,
+        "facts": {"machine": "local: measured here; a link of 4 devices: 6 MB/s", "versions": "TensorFlow 9"}},
+        [480.0, 440.0, 450.0], [1.5, 6.25], {"processor": describe_host(), "commit": "abc1234"})
+
+
+def test_page(tmp_path):
+    kept = Rows(str(tmp_path / "cluster"))
+    kept.add(_row("ranks", search=80))
+    kept.add(_row())
+    text = document(list(Rows(str(tmp_path / "cluster"))))  # as it was written
+    assert text == (tmp_path / "cluster.md").read_text(encoding="utf-8")
+    found, _, of_ranks = (row for row in rows(text) if row[:2] == ["2080ti", "alexnet"])
+    assert of_ranks[3:] == ["searched", "100 ± 1", "80 ± 1", "1.25×"]
+    assert found[2:] == [
+        "4", "500 ± 1", "450 ± 20", "400 ± 1", "100 ± 1 (same)", "-", "100 ± 1", "**4.00×**", "4.00×",
+        "3.54×", "4.50×", "360", "90", "equal"]
+    assert "a link of 4 devices: 6 MB/s" in text
+    assert "1.5 to 6.2 meanwhile" in text
+    assert "<svg" in (tmp_path / "cluster.svg").read_text(encoding="utf-8")
+
+
+def test_it_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    """Rows that are there are not measured again, and what a worker computes is taken from them."""
+    monkeypatch.setattr(namespaces, "missing", lambda: "")
+    done = []
+
+    class Hosts:
+        addresses = ("10.0.0.1",) * 4
+
+        def limit(self, rate):
+            done.append(round(rate))
+
+    monkeypatch.setattr(namespaces, "hosts", lambda count: __import__("contextlib").nullcontext(Hosts()))
+    monkeypatch.setattr(cluster, "_measure", lambda cluster, link, name, key, flags: (
+        done.append(key[2:]) or _row(key[3], key[2])))
+    Rows(str(tmp_path / "cluster")).add(_row())
+    flags = ["--models=alexnet,rnnlm", "--clusters=2080ti", f"--output={tmp_path}"]
+    assert cluster.main(flags) == 0
+    rate = round(link_of("2080ti", 4, 3e10).rate)
+    assert done == [rate, ("rnnlm", "one"), ("alexnet", "ranks")]
+    assert len(json.loads((tmp_path / "cluster.json").read_text())) == 3
+    assert "3.54x" not in capsys.readouterr().err
+    done.clear()
+    assert cluster.main(flags) == 0
+    assert done == []
+
+
+@pytest.mark.parametrize(("flag", "says"), [
+    ("--models=alexnett", "did you mean 'alexnet'"), ("--clusters=90ti", "unknown machine"),
+    ("--devices=four", "whole numbers")])
+def test_what_is_misspelt_is_named_before_anything_is_made(tmp_path, capsys, monkeypatch, flag, says):
+    monkeypatch.setattr(namespaces, "missing", lambda: "")
+    monkeypatch.setattr(namespaces, "hosts", None)
+    assert cluster.main([flag, f"--output={tmp_path}"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_without_root_it_is_skipped(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert cluster.main([f"--output={tmp_path}"]) == 0
+    assert capsys.readouterr().err.startswith("skipped: needs ")
+
+
+_SEND = "import socket, sys; socket.create_connection((sys.argv[1], 7777), timeout=10).sendall(bytes(900_000))"
+_TAKE = ("import socket; s = socket.create_server(('', 7777)); print('up', flush=True); c, _ = s.accept()\n"
+         "while c.recv(65536): pass")
+
+
+@_NEEDS_HOSTS
+def test_a_link_carries_no_more_than_it_is_held_to():
+    with namespaces.hosts(2) as hosts:
+        names = [hosts.on(host, [])[3] for host in range(2)]
+        hosts.limit(1e6)
+        taker = subprocess.Popen(hosts.on(1, [sys.executable, "-c", _TAKE]), stdout=subprocess.PIPE)
+        try:
+            assert taker.stdout.readline() == b"up\n"
+            start = time.monotonic()
+            subprocess.run(hosts.on(0, [sys.executable, "-c", _SEND, hosts.addresses[1]]), check=True)
+            assert taker.wait(30) == 0
+            # What a link may send at once is let through, in both of its directions, and the rest is held.
+            assert time.monotonic() - start > (900_000 - 2 * 2 ** 17) / 1e6
+        finally:
+            taker.kill()
+            taker.wait()
+            taker.stdout.close()
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not any(name in left for name in names)
+
+
+@_NEEDS_HOSTS
+def test_hosts_of_a_process_that_was_killed_are_removed_by_the_next():
+    code = ("import os\nfrom benchmarks import namespaces\n"
+            "with namespaces.hosts(1): os.kill(os.getpid(), 9)")
+    killed = subprocess.Popen([sys.executable, "-c", code])
+    killed.wait()
+
+    def left():
+        found = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        return f"pase{killed.pid}-" in found
+    assert left()
+    with namespaces.hosts(0):
+        assert not left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", distribute.MODELS)
+def test_plain_models_are_ours(model, capsys):
+    """As many parameters as ours; a loss that falls; the replicas of one process."""
+    config = models.load_config(model, "tiny")
+    said = subprocess.run(distribute.command(model, "mirrored", 2, config.batch, 3, 1), capture_output=True, text=True,
+                          check=True, timeout=300)
+    found = distribute.steps_of(said.stdout)
+    assert (found["replicas"], len(found["seconds"]), len(found["losses"])) == (2, 3, 4)
+    assert found["losses"][-1] < found["losses"][0]
+    assert found["parameters"] == {"alexnet": 28_711_626, "transformer": 2_491_904}[model]
+
+
+def test_a_process_that_has_printed_no_times():
+    with pytest.raises(RuntimeError, match="printed no times: out of memory"):
+        distribute.steps_of("out of memory\n")
+    assert distribute.steps_of('x\nsteps: {"seconds": [1.0]}\n') == {"seconds": [1.0]}
