@@ -6,7 +6,6 @@ that one mesh can do, with what that costs.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from pase_mtf.layout.layout import LayoutCost
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import configurations_of_layout
 from pase_mtf.strategy.measured import MeasuredPrices
-from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 __all__ = ["best_single_layout", "layout_of_run", "layout_text", "single_mesh"]
 
@@ -46,13 +45,10 @@ def layout_of_run(plan: Plan, graph: ComputationGraph, machine: Machine, strateg
     if single_mesh(graph, strategy.configurations, strategy.devices) is None:
         with Stage("best single layout"):
             single = best_single_layout(plan, machine)
-            if prices is not None and isinstance(single, LayoutCost):
-                # What it costs by a roofline says nothing beside what kernels take; none is measured for it.
-                mesh = [(dim.name, dim.size) for dim in mtf.convert_to_shape(single.mesh_shape).dims]
-                rules = dict(mtf.convert_to_layout_rules(single.layout_rules)._pairs)
-                laid_out = prices.evaluate(configurations_of_layout(graph, mesh, rules), "layout", seconds=0.0)
-                single = dataclasses.replace(single, seconds=laid_out.seconds)
-            beside = _beside(single, strategy)
+            if isinstance(single, str):
+                beside = f"# And no single mesh would do: {single}"
+            else:
+                beside = _beside(single, *_steps(single, graph, machine, strategy, prices))
     return layout_text(graph, strategy.configurations, strategy.devices, strategy.name, beside)
 
 
@@ -74,12 +70,25 @@ def best_single_layout(plan: Plan, machine: Machine) -> LayoutCost | str:
             return str(error)
 
 
-def _beside(single: LayoutCost | str, strategy: Strategy) -> str:
+def _steps(single: LayoutCost, graph: ComputationGraph, machine: Machine, strategy: Strategy,
+           prices: MeasuredPrices | None) -> tuple[str, float, float]:
+    """How steps are told, and the seconds of a single layout's and of the strategy's: by what chose the strategy."""
+    mesh = [(dim.name, dim.size) for dim in mtf.convert_to_shape(single.mesh_shape).dims]
+    rules = dict(mtf.convert_to_layout_rules(single.layout_rules)._pairs)
+    laid_out = configurations_of_layout(graph, mesh, rules)
+    if prices is not None:  # what it costs by a roofline says nothing beside what kernels take; none is measured for it
+        return "predicted", prices.evaluate(laid_out, "layout", seconds=0.0).seconds, strategy.seconds
+    if strategy.simulated_seconds is not None:
+        layout = evaluate_strategy(graph, laid_out, strategy.devices, machine, name="layout")
+        if layout.simulated_seconds is not None:
+            return "simulated", layout.simulated_seconds, strategy.simulated_seconds
+    return "predicted", single.seconds, strategy.seconds
+
+
+def _beside(single: LayoutCost, told: str, seconds: float, ours: float) -> str:
     """The best single layout as comments of layout.txt."""
-    if isinstance(single, str):
-        return f"# And no single mesh would do: {single}"
-    return (f"# The best that one mesh can do is predicted {1e3 * single.seconds:.3f} ms a step, "
-            f"{single.seconds / strategy.seconds:.2f} times this strategy's {1e3 * strategy.seconds:.3f} ms:\n"
+    return (f"# The best that one mesh can do is {told} {1e3 * seconds:.3f} ms a step, "
+            f"{seconds / ours:.2f} times this strategy's {1e3 * ours:.3f} ms:\n"
             f"# mesh_shape = {single.mesh_shape}\n# layout = {single.layout_rules or _NOTHING}")
 
 

@@ -176,7 +176,8 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
         facts = {"devices": "8 virtual CPU devices", "versions": "TensorFlow 9", "machine": "local"}
         arms = {"search": _row(10, 9), "expert": _row(20, 22), "data_parallel": _row(30, 45),
                 "stock_data_parallel": _row(50, None), "random_0": _row(10, 9, same_as="search")}
-        return {"preset": "tiny", "devices": 8, "facts": facts, "arms": arms, "wall_seconds": 1.0}
+        return {"preset": "tiny", "devices": 8, "facts": facts, "arms": arms, "wall_seconds": 1.0,
+                "slowness": 0.9 if flags[0] == "--model=alexnet" else None}
 
     monkeypatch.setattr(accuracy, "run_launcher", run)
     (tmp_path / "accuracy.json").write_text('{"gnmt": {"search": [1, 2]}}')  # as earlier versions wrote it
@@ -184,7 +185,8 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
     assert accuracy.main(arguments) == 0
     assert runs == ["--model=resnet101", "--model=alexnet"]
     text = (tmp_path / "accuracy.md").read_text()
-    assert row_of(text, "alexnet (tiny)")[1:7] == ["8", "3", "3.0×", "10 %", "+10 %", "1.00"]
+    assert row_of(text, "alexnet (tiny)")[1:8] == ["8", "3", "3.0×", "10 %", "19 % (0.90)", "+10 %", "1.00"]
+    assert row_of(text, "resnet101 (tiny)")[5] == "-"  # nobody looked
     assert row_of(text, "all")[:5] == ["all", "", "6", "", "10 %"]
     assert [row[0] for row in rows(text)] == ["model", "alexnet (tiny)", "resnet101 (tiny)", "all"]
     assert text.index("accuracy-alexnet.svg") < text.index("accuracy-resnet101.svg")
