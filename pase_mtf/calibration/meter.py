@@ -3,12 +3,13 @@ TensorFlow, reading does not."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -31,6 +32,8 @@ _DRIFT = 0.15
 _AGREEING = 1.5  # between the quartiles of what reference kernels take, against what was kept
 _TELLING = 2e-5  # seconds: the time of a shorter kernel varies by more than is looked for
 _BUSY = 0.5  # of the cores, that others keep busy
+_LOOKS = 5  # at kernels that seem to take another time than what is kept
+_PAUSE = 0.4  # seconds between two looks: who shares a machine comes and goes
 
 
 def _floats(*shape: int) -> Block:
@@ -102,35 +105,54 @@ class KernelMeter:
     def start(self, progress: Callable[[int], object] = lambda count: None) -> None:
         """Times the reference kernels: for the first time, or to see whether what is kept still holds.
 
-        Where they all are off, by more than 15 % in the median, the times of this run are scaled by as much, and what
-        it measures is kept as what it would have taken before: all that a file holds is of one and the same speed.
-        Where they disagree on that, somebody else uses the machine, and what is kept holds.
+        Where they agree that they are off, by more than 15 % in the median, and go on to say so for a few seconds, the
+        times of this run are scaled by as much, and what it measures is kept as what it would have taken before: all
+        that a file holds is of one and the same speed. Where they disagree, or one look with the next, somebody else
+        uses the machine, and what is kept holds.
         """
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if load > _BUSY * cores():
             self.notes.append(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
         kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
         found = self._time(REFERENCES, np.inf, progress)
-        self._compare([found[kernel].seconds / seconds for kernel, seconds in kept.items()
-                       if kernel in found and seconds >= _TELLING])
+        self._compare({kernel: found[kernel].seconds for kernel in self.telling if kernel in found})
         self.times.update({kernel: timing for kernel, timing in found.items() if kernel not in kept})
         self._keep({kernel: timing for kernel, timing in found.items() if kernel not in kept})
 
-    def _compare(self, ratios: Sequence[float]) -> None:
+    def _compare(self, found: dict[Kernel, float]) -> None:
         """Scales what is kept by how much longer the reference kernels take now, where they agree on that."""
-        if not ratios:
+        ratios = self._ratios(found)
+        if not ratios or not _is_off(float(np.median(ratios))):
             return
-        low, drift, high = map(float, np.percentile(ratios, (25, 50, 75)))
-        if abs(drift - 1.0) <= _DRIFT:
-            return
+        low, high = map(float, np.percentile(ratios, (25, 75)))
         if high > _AGREEING * low:
             self.notes.append(f"the machine is not steady: half of the reference kernels take {low:.2f} to {high:.2f} "
                               f"times what was kept in {self.path}, which is used as it is")
             return
-        self._drift = drift
+        drifts = [float(np.median(ratios)), *self._looks(tuple(found))]
+        if not (all(map(_is_off, drifts)) and len({drift > 1.0 for drift in drifts}) == 1):
+            self.notes.append(f"the machine is not steady: within seconds reference kernels take {min(drifts):.2f} to "
+                              f"{max(drifts):.2f} times what was kept in {self.path}, which is used as it is")
+            return
+        self._drift = drift = float(np.median(drifts))
         self.times = self.times.scaled(drift)
         self.notes.append(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times are "
                           "scaled by that; --recalibrate measures them again")
+
+    def _ratios(self, found: Mapping[Kernel, float]) -> list[float]:
+        """How many times what is kept some reference kernels take."""
+        kept = self.telling
+        return [seconds / kept[kernel] for kernel, seconds in found.items() if kernel in kept]
+
+    def _looks(self, kernels: Sequence[Kernel]) -> list[float]:
+        """How many times what is kept reference kernels take in the median, a few times over."""
+        from pase_mtf.calibration.kernels import KernelWatch  # TensorFlow takes seconds to import
+        found = []
+        with contextlib.closing(KernelWatch(kernels, self.devices, self.kind)) as watch:
+            for _ in range(_LOOKS):
+                time.sleep(_PAUSE)
+                found.append(float(np.median(self._ratios(watch.seconds()))))
+        return found
 
     @property
     def telling(self) -> dict[Kernel, float]:
@@ -185,3 +207,8 @@ class KernelMeter:
         except UsageError as error:  # not being able to keep the numbers does not make them wrong
             if not any(note.startswith(str(error)[:20]) for note in self.notes):
                 self.notes.append(str(error))
+
+
+def _is_off(drift: float) -> bool:
+    """Whether kernels that take so many times what they took are worth a word."""
+    return abs(drift - 1.0) > _DRIFT

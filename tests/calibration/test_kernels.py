@@ -117,8 +117,25 @@ def timed(monkeypatch):
             asked.extend(kernels)
             yield {kernel: Timing(seconds.get(kernel, 2e-3)) for kernel in kernels if kernel != _NONE}
 
+    class Watch:
+        """Looks again, and finds what was found; or, of each look, what is set for it."""
+
+        factors = iter(())
+
+        def __init__(self, kernels, devices, kind):
+            self._kernels = kernels
+
+        def seconds(self):
+            factor = next(Watch.factors, 1.0)
+            return {kernel: factor * seconds[kernel] for kernel in self._kernels}
+
+        def close(self):
+            asked.append("closed")
+
     monkeypatch.setattr("pase_mtf.calibration.kernels.KernelTimer", Timer)
+    monkeypatch.setattr("pase_mtf.calibration.kernels.KernelWatch", Watch)
     monkeypatch.setattr(metering.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(metering, "_PAUSE", 0.0)
     return seconds, asked
 
 
@@ -175,6 +192,24 @@ def test_a_machine_that_is_not_steady(cache_dir, timed):
     within.start()
     assert "not steady" in within.notes[0]
     assert within.times.get(_ADD).seconds == 2e-3
+
+
+@pytest.mark.parametrize(("factors", "scaled"), [
+    ((1.0, 0.9, 1.2, 1.0, 1.1), 2.0), ((1.0, 1.0, 0.55, 1.0, 1.0), None), ((1.0, 1.0, 1.0, 1.0, 0.4), None),
+    ((0.8, 0.8, 0.7, 0.8, 0.8), 1.6)])
+def test_a_moment_is_no_drift(cache_dir, timed, factors, scaled):
+    """Only what all looks agree on: a kernel that was slow once, or now, says nothing of all the others."""
+    seconds, asked = timed
+    first = KernelMeter(4)
+    first.start()
+    first.measure([_ADD])
+    seconds.update(dict.fromkeys(REFERENCES, 2e-3))
+    timing.KernelWatch.factors = iter(factors)
+    later = KernelMeter(4)
+    later.start()
+    assert asked[-1] == "closed"
+    assert later.times.get(_ADD).seconds == pytest.approx((scaled or 1.0) * 2e-3)
+    assert ("not steady" in later.notes[0]) is (scaled is None)
 
 
 def test_measured_anew(cache_dir, timed):
