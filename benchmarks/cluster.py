@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
+import math
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -38,16 +39,20 @@ from pase_mtf.files import write_atomically
 from pase_mtf.launch.console import LOSSES_DISAGREE
 from pase_mtf.launch.summary import read_summary
 from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import describe_host
+from pase_mtf.runtime import cores, describe_host
 
-__all__ = ["Cluster", "Rows", "link_of", "main"]
+__all__ = ["Cluster", "Rows", "link_of", "main", "steps_within"]
 
 FOLDER = ROOT / "docs" / "benchmarks"
 _ARMS = ("data_parallel", "expert", "mcmc", "search")
 _ARMS_OF_RANKS = ("data_parallel", "search")
+_PRESET = "tiny"
 _PORT = 2222
+_LEAST_STEPS = 3
 _OPEN = 1.25e9
 """Bytes/s of a link that holds nothing up here."""
+_BUSY = 0.5
+"""Load of a core."""
 _LIMIT = 2400.0
 """Seconds of a run."""
 _ENDS_WITHIN = 20.0
@@ -75,7 +80,7 @@ class Cluster:
         """
         count, output = len(self._hosts.addresses), self._folder / f"run-{self._runs}"
         tasks = ",".join(f"{address}:{_PORT}" for address in self._hosts.addresses)
-        common = [sys.executable, "-m", "pase_mtf.launch", f"--mesh={count}", "--devices=cpu", "--preset=tiny",
+        common = [sys.executable, "-m", "pase_mtf.launch", f"--mesh={count}", "--devices=cpu", f"--preset={_PRESET}",
                   "--nocheckpoint", f"--cluster={tasks}", f"--output_dir={output}", *flags]
         self._run([[*common, f"--task={task}"] for task in range(count)], [{}] * count, (0, LOSSES_DISAGREE))
         return dict(read_summary(output / "summary.json"))
@@ -103,7 +108,8 @@ class Cluster:
         """Runs a command on every host, with variables of its own, until the first has ended: what that has said."""
         self._runs += 1
         mine = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        mine |= {"XDG_CACHE_HOME": str(self._cache), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        mine |= {"XDG_CACHE_HOME": str(self._cache), "MPLCONFIGDIR": str(self._folder / "matplotlib"),
+                 "TF_CPP_MIN_LOG_LEVEL": "3"}
         said = [self._folder / f"said-{self._runs}-{host}" for host in range(len(commands))]
         started: list[subprocess.Popen[bytes]] = []
         try:
@@ -193,6 +199,33 @@ def link_of(cluster: str, devices: int, flops: float) -> Link:
     return Link(balance, flops, flops / balance)
 
 
+def steps_within(link: Link, devices: int, parameters: int, most: int, seconds: float) -> int:
+    """How many steps are measured: fewer where the links alone would keep data parallelism busy for too long.
+
+    Args:
+      link: of the hosts.
+      devices: how many.
+      parameters: of the model, of four bytes each.
+      most: where the links do not matter.
+      seconds: that the links may be busy for one arm of data parallelism.
+    """
+    # What an all-reduce takes from every device and gives to it: all parts but its own, summed and again whole.
+    one = 2.0 * 4.0 * parameters * (devices - 1) / devices / link.rate
+    return min(most, max(_LEAST_STEPS, int(seconds / one) if one else most))
+
+
+@functools.cache
+def _parameters(model: str) -> int:
+    """How many a model has."""
+    from pase_mtf.compat import tf  # TensorFlow takes seconds to import
+    from pase_mtf.export.exporter import export_graph
+    from pase_mtf.launch.arms.program import build_program, variables_by_name
+    config = models.load_config(model, _PRESET)
+    with tf.Graph().as_default(), variables_by_name():
+        program = build_program(models.get(model), config, config.batch, config.optimizer, config.learning_rate, 0)
+        return export_graph(program.graph).parameters
+
+
 def _measure(cluster: Cluster, link: Link, name: str, key: tuple[str, int, str, str], flags: argparse.Namespace) -> Row:
     """Measures a row, on links that are held already.
 
@@ -200,9 +233,10 @@ def _measure(cluster: Cluster, link: Link, name: str, key: tuple[str, int, str, 
       RuntimeError: a run failed.
     """
     _, devices, model, clients = key
-    batch = models.load_config(model, "tiny").batch
+    batch = models.load_config(model, _PRESET).batch
     before, plain, parameters = os.getloadavg()[0], list[float](), None
-    run = [f"--model={model}", f"--steps={flags.steps}", f"--warmup={flags.warmup}", f"--clients={clients}",
+    steps = steps_within(link, devices, _parameters(model), flags.steps, flags.seconds)
+    run = [f"--model={model}", f"--steps={steps}", f"--warmup={flags.warmup}", f"--clients={clients}",
            f"--compare={','.join(_ARMS if clients == 'one' else _ARMS_OF_RANKS)}"]
     trains_plain = clients == "one" and model in distribute.MODELS
     summary: dict[str, Any] = {}
@@ -210,13 +244,12 @@ def _measure(cluster: Cluster, link: Link, name: str, key: tuple[str, int, str, 
         if part == "ours":
             summary = cluster.launch(run)
         elif trains_plain:
-            found = cluster.distribute(model, batch, flags.steps, flags.warmup)
+            found = cluster.distribute(model, batch, math.ceil(steps / 2), flags.warmup)
             plain += [1e3 * seconds for seconds in found["seconds"]]
             parameters = found["parameters"]
     summary["facts"].pop("output", None)
-    ours = re.search(r"([\d,]+) parameters", summary["facts"]["model"])
-    if parameters is not None and (ours is None or int(ours[1].replace(",", "")) != parameters):
-        raise RuntimeError(f"{model}: {ours and ours[1]} parameters, the plain model has {parameters:,}")
+    if parameters not in (None, _parameters(model)):
+        raise RuntimeError(f"{model}: {_parameters(model):,} parameters, the plain model has {parameters:,}")
     return Row(model, devices, name, clients, dataclasses.asdict(link), summary, plain or None,
                [before, os.getloadavg()[0]], {"processor": describe_host(), "commit": commit() or "unknown"})
 
@@ -247,6 +280,9 @@ def _measure_all(wanted: Sequence[tuple[str, int, str, str]], rows: Rows, flags:
             cluster.limit("open", _OPEN)
             bar.write(f"{devices} hosts: what a worker computes is measured, over links that hold nothing up",
                       file=sys.stdout)
+            if (load := os.getloadavg()[0]) > _BUSY * cores():
+                bar.write(f"note: the load of this computer is {load:.1f}: workers compute less than they could, and "
+                          "the links will be held to less for it", file=sys.stderr)
             cluster.launch(["--model=alexnet", "--steps=1", "--warmup=1", "--strategy=data_parallel",
                             "--compare=none"])
             flops = cluster.machine().rates["matmul"]
@@ -282,8 +318,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         "as well, of those")
     parser.add_argument("--clusters", default="2080ti,1080ti", help="whose balance")
     parser.add_argument("--devices", default="4", help="numbers of hosts")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=6, help="measured of every arm, at most")
     parser.add_argument("--warmup", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=30.0, help="that the links may be busy with one arm of data "
+                        f"parallelism; no fewer than {_LEAST_STEPS} steps are measured")
     parser.add_argument("--again", action="store_true", help="measure rows that are there already, too")
     parser.add_argument("--output", default=str(FOLDER))
     flags = parser.parse_args(arguments)
@@ -296,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = Rows(os.path.join(flags.output, "cluster"))
         missing = [key for key in _rows_wanted(flags) if flags.again or key not in rows]
         for cluster, devices, model, _ in missing:
-            models.load_config(model, "tiny")
+            models.load_config(model, _PRESET)
             link_of(cluster, devices, 1.0)
         print(f"{len(missing)} rows to measure", flush=True)
         failed = 0

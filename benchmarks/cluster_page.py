@@ -159,8 +159,8 @@ def _notes(rows: Sequence[Row]) -> str:
     left_out = sorted({f"{row.model}: no {arm} ({why})" for row in rows if row.clients == "one"
                        for arm, why in row.summary["left_out"].items()})
     return (f"Milliseconds a step: medians of {' or '.join(map(str, steps))} steps ± half the distance of the "
-            "quartiles (preset tiny, synthetic data), arms of the launcher in turns, MultiWorkerMirroredStrategy as "
-            "many steps before them and as many after. “(same)”: the very strategy of another arm, trained once. All "
+            "quartiles (preset tiny, synthetic data), arms of the launcher in turns, MultiWorkerMirroredStrategy "
+            "half of its steps before them, half after. “(same)”: the very strategy of another arm, trained once. All "
             f"hosts share the cores of one computer ({'; '.join(facts)}; {'; '.join(versions)}), whose load over a "
             f"minute was {min(loads):.1f} to {max(loads):.1f} meanwhile, of which the workers themselves are a part: "
             "with other work beside it a computing worker is slower than when its link was chosen, and a link is not."

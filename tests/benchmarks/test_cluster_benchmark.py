@@ -10,8 +10,8 @@ import pytest
 from markdown_cells import rows
 
 from benchmarks import cluster, distribute, namespaces
-from benchmarks.cluster import Rows, link_of
-from benchmarks.cluster_page import Row, document
+from benchmarks.cluster import Rows, link_of, steps_within
+from benchmarks.cluster_page import Link, Row, document
 from pase_mtf import models
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import describe_host
@@ -25,6 +25,15 @@ def test_links_have_the_balance_of_the_gpus():
         assert link.flops / link.rate == pytest.approx(gpu.rates["matmul"] / gpu.links[0].bandwidth)
         # Beyond a node it is the link between nodes.
         assert link_of(name, 16, 3e10).balance == pytest.approx(gpu.rates["matmul"] / gpu.links[1].bandwidth)
+
+
+def test_slow_links_have_fewer_steps_measured():
+    link = Link(balance=4000.0, flops=4e9, rate=1e6)
+    # Of 1,000,000 parameters each of four devices sends three quarters of 4 MB, twice: 6 s.
+    assert steps_within(link, 4, 1_000_000, 6, 30.0) == 5
+    assert steps_within(link, 4, 1_000_000, 6, 60.0) == 6
+    assert steps_within(link, 4, 28_000_000, 6, 30.0) == 3
+    assert steps_within(link, 1, 28_000_000, 6, 30.0) == 6
 
 
 def _arm(measured, predicted, same_as=None):
