@@ -13,7 +13,7 @@ import numpy as np
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import move_seconds
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import FILTER_GRADIENT, PHASES, OperationSignature, TensorBytes, counted
+from pase_mtf.cost.signature import FILTER_GRADIENT, MULTIPLYING, PHASES, OperationSignature, TensorBytes, counted
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.machine.machine import NARROW, Machine
 
@@ -99,10 +99,21 @@ def _operation_seconds(entries: Sequence[OperationSignature], table: Configurati
     traffic = [_traffic(entry, shares) for entry in entries]
     transposed = [_transposed(entry, shares) for entry in entries]
     held = shares.held(table)
-    arithmetic = np.array([entry.flops / _rate(machine, entry) for entry in entries]).reshape(-1, 1) * held[work]
+    arithmetic = np.stack([_arithmetic(machine, entry, held[share])
+                           for entry, share in zip(entries, work, strict=True)])
     seconds: np.ndarray = np.maximum(arithmetic, shares.matrix(traffic) @ held / machine.memory_bandwidth)
     if any(transposed):
         seconds = seconds + shares.matrix(transposed) @ held / machine.memory_bandwidth
+    return seconds
+
+
+def _arithmetic(machine: Machine, entry: OperationSignature, held: np.ndarray) -> np.ndarray:
+    """Seconds of the arithmetic of an operation of which a device does these fractions, float64 [K]."""
+    flops = entry.flops * held
+    seconds: np.ndarray = flops / _rate(machine, entry)
+    if machine.efficiency and entry.kind in MULTIPLYING:
+        amounts, fractions = np.transpose(machine.efficiency)
+        seconds /= np.interp(flops, amounts, fractions)
     return seconds
 
 

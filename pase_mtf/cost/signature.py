@@ -17,7 +17,7 @@ from pase_mtf.cost.moves import Move, move_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 
-__all__ = ["FILTER_GRADIENT", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
+__all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
            "layer_signature", "layer_signatures", "nameless"]
 
 PHASES = ("forward", "backward", "update")
@@ -26,7 +26,8 @@ PRODUCTS = ("matmul", "batched matmul")
 FILTER_GRADIENT = "filter gradient"
 """The kind of the gradient of a convolution's filter, where it has a rate of its own: its kernels start slowly."""
 
-_MULTIPLYING = (*PRODUCTS, "convolution", FILTER_GRADIENT)
+MULTIPLYING = (*PRODUCTS, "convolution", FILTER_GRADIENT)
+"""Kinds of operation that multiply matrices, as convolutions do, too."""
 
 TensorBytes = tuple[tuple[int, ...], float]
 """A tensor: the columns of the dims that may be split, and its unsplit bytes."""
@@ -141,7 +142,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         traffic=operation.traffic, trips=operation.trips,
         gradients=tuple(operation.phase == "backward" and all(variables[one.dims, one.shape] for one in outputs)
                         for _, outputs in operation.sums),
-        narrow=kind in _MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
+        narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:

@@ -47,6 +47,7 @@ class _MachineFields(TypedDict):
     overhead: float
     links: list[_LinkFields]
     shared_cores: NotRequired[bool]
+    efficiency: NotRequired[list[list[float]]]
     source: NotRequired[str]
     measured: NotRequired[dict[str, Any]]
 
@@ -95,6 +96,7 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
     if path.parent != _folder():  # a test checks those: a search should not have to wait for it
         check_schema(path, data, _MachineFields)
     data["links"] = tuple(map(_link, data["links"]))
+    data["efficiency"] = tuple(tuple(map(float, point)) for point in data.get("efficiency", ()))
     for field in ("memory_bandwidth", "memory_bytes", "overhead"):
         data[field] = float(data[field])
     data["rates"] = {kind: float(rate) for kind, rate in data["rates"].items()}

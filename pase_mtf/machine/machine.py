@@ -49,6 +49,8 @@ class Machine:
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per replica, a tensor is sent from device to
         device by reference, and what is summed, sliced or concatenated is so once for all devices that need it.
+      efficiency: (FLOP of one product or convolution on a device, what fraction of its rate it reaches), FLOP rising;
+        straight lines between them. Small products do not fill a large device. Empty: all reach their rate.
       source: where the numbers come from, for people.
       measured: what it was measured on, and the raw numbers; empty for a machine from a data sheet.
     """
@@ -60,6 +62,7 @@ class Machine:
     overhead: float
     links: tuple[Link, ...]
     shared_cores: bool = False
+    efficiency: tuple[tuple[float, float], ...] = ()
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -111,7 +114,7 @@ class Machine:
 
 def _problem(machine: Machine) -> str:
     """What is wrong with the fields of a machine; empty when nothing is."""
-    return _wrong_type(machine) or _wrong_number(machine) or _wrong_links(machine)
+    return _wrong_type(machine) or _wrong_number(machine) or _wrong_links(machine) or _wrong_efficiency(machine)
 
 
 def _wrong_type(machine: Machine) -> str:
@@ -157,4 +160,17 @@ def _wrong_links(machine: Machine) -> str:
     domains = [link.devices for link in machine.links]
     if not domains or domains[0] < 1 or any(a >= b or b % a for a, b in itertools.pairwise(domains)):
         return f"links join {domains} devices; list them innermost first, each a multiple of the one before"
+    return ""
+
+
+def _wrong_efficiency(machine: Machine) -> str:
+    points = machine.efficiency
+    if not isinstance(points, tuple) or not all(
+            isinstance(point, tuple) and len(point) == 2 and all(map(_is_number, point)) for point in points):
+        return f"efficiency {shortened(points)}, not pairs of FLOP and a fraction"
+    flops, fractions = [point[0] for point in points], [point[1] for point in points]
+    if any(a >= b for a, b in itertools.pairwise(flops)) or any(a > b for a, b in itertools.pairwise(fractions)) or (
+            not all(0.0 <= amount <= _MOST for amount in flops) or not all(0.0 < part <= 1.0 for part in fractions)):
+        return (f"efficiency {shortened(points)}: list rising FLOP, each with a fraction above 0, at most 1, that does "
+                "not fall")
     return ""

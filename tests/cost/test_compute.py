@@ -44,6 +44,16 @@ def test_compute_is_divided_by_the_splits():
     np.testing.assert_allclose(parts["update"], 64 * 128 / RATES["pointwise"] / np.array([1, 1, 4, 4, 4]))
 
 
+def test_small_products_do_not_reach_the_rate():
+    layer = dense("dense", 32, 64, 128)
+    product = 2 * 32 * 64 * 128
+    machine = _machine(efficiency=((0.0, 0.2), (product / 4, 0.4), (product / 2, 0.8)))
+    parts, plain = _parts(layer, [WHOLE, BATCH, Configuration((("batch", 8),))], machine), _parts(
+        layer, [WHOLE, BATCH, Configuration((("batch", 8),))], _machine())
+    np.testing.assert_allclose(plain["forward"] / parts["forward"], [0.8, 0.4, 0.3])  # of a device's own FLOP
+    np.testing.assert_allclose(plain["update"], parts["update"])  # which multiplies no matrices
+
+
 def test_products_of_narrow_numbers_have_a_rate_of_their_own():
     layer = dense("dense", 32, 64, 128)
     narrow = dataclasses.replace(layer, operations=tuple(dataclasses.replace(

@@ -46,7 +46,7 @@ def test_what_is_known_of_the_machines():
 
 
 @pytest.mark.parametrize("changes", [
-    {}, {"shared_cores": True, "measured": {"on": {"cores": 2}}},
+    {}, {"efficiency": ((0.0, 0.1), (1e9, 0.5))}, {"shared_cores": True, "measured": {"on": {"cores": 2}}},
     {"rates": {**dict.fromkeys(KINDS, 1e12), "copy": 1e9, "batched matmul": 2e9, "filter gradient": 3e9}}])
 def test_round_trip(tmp_path, changes):
     machine = _machine(**changes)
@@ -117,7 +117,9 @@ def test_missing_file(tmp_path):
 @pytest.mark.parametrize(("field", "value"), [
     ("memory_bandwidth", 0), ("memory_bandwidth", "fast"), ("overhead", -1), ("rates", {"matmul": 1}), ("rates", 5),
     ("links", []), ("links", [{"devices": 8}]), ("links", [{"devices": 8, "bandwidth": 0, "latency": 0}]),
-    ("memory_bytes", float("nan")), ("surprise", 1),
+    ("memory_bytes", float("nan")), ("surprise", 1), ("efficiency", [[1, 0.5, 2]]),
+    ("efficiency", [[0, 0.5], [0, 0.6]]), ("efficiency", [[0, 0.5], [1, 0.4]]),
+    ("efficiency", [[0, 0]]), ("efficiency", [[0, 1.1]]), ("efficiency", 1),
     ("links", [{"devices": 8, "bandwidth": 1, "latency": 0}, {"devices": 12, "bandwidth": 1, "latency": 0}])])
 def test_impossible_numbers(tmp_path, field, value):
     path = tmp_path / "machine.json"
