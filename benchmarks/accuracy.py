@@ -1,14 +1,14 @@
 """Predicted against measured step time, for some fifteen strategies of every model.
 
     python -m benchmarks.accuracy                          # 4 to 53 minutes a model on two cores; goes on where it was
-    python -m benchmarks.accuracy --models=rnnlm --again
+    python -m benchmarks.accuracy --models=rnnlm --mesh=4 --again
     python -m benchmarks.accuracy --prices=roofline          # predictions by few rates: accuracy-roofline.*
 
 Searched, expert and data parallel strategies, random ones, and those between the searched and random ones (without
 these, nearly all strategies of some models are as slow as each other, and their ranks are those of the machine's
-drift), measured interleaved in one run of the launcher per model. A model that accuracy.json holds is not measured
-again without --again; the file is written after every model, with the commit it was measured at. Writes
-docs/benchmarks/accuracy.md, accuracy.json, and a plot per model.
+drift), measured interleaved in one run of the launcher per model and number of devices. What accuracy.json holds is not
+measured again without --again; the file is written after every run, with the commit it was measured at. Writes
+docs/benchmarks/accuracy.md, accuracy.json, and a plot per run.
 """
 
 from __future__ import annotations
@@ -80,41 +80,45 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
     """The text of accuracy.md.
 
     Args:
-      results: model -> what `main` keeps of it: points, preset, devices, facts, commit.
+      results: "model-devices" -> what `main` keeps of a run: model, points, preset, devices, facts, commit.
       stem: what the names of its files begin with.
     """
     rows, errors, count = [], [], 0
-    for model, result in results.items():
+    for result in results.values():
         found = result["points"]
         predicted, measured = map(np.asarray, zip(*found.values(), strict=True))
         error, correlation = agreement(predicted, measured)
         errors.extend(np.abs(predicted - measured) / measured)
         count += len(found)
         bias = float(np.median(predicted / measured)) - 1
+        missed = measured[predicted.argmin()] / measured.min() - 1
         slowness = result.get("slowness")  # of runs from before it was looked at, nobody knows
         at_speed = f"{100 * agreement(predicted * slowness, measured)[0]:.0f} % ({slowness:.2f})" if slowness else "-"
         drawn = ", ".join(f"{number} {kind}" for kind in ("random", "changed")
                           if (number := sum(name.startswith(kind) for name in found)))
         strategies = f"{len(found)} ({drawn})" if drawn else str(len(found))
-        rows.append([f"{model} ({result['preset']})", result["devices"], strategies,
+        rows.append([f"{result['model']} ({result['preset']})", result["devices"], strategies,
                      f"{measured.max() / measured.min():.1f}×", f"{100 * error:.0f} %", at_speed,
-                     f"{100 * bias:+.0f} %", f"{correlation:.2f}", processor(result["facts"]), result["commit"] or "-"])
-    rows.append(["all", "", count, "", f"{100 * float(np.median(errors)):.0f} %", "", "", "", "", ""])
+                     f"{100 * bias:+.0f} %", f"{correlation:.2f}", f"{100 * missed:.0f} %", processor(result["facts"]),
+                     result["commit"] or "-"])
+    rows.append(["all", "", count, "", f"{100 * float(np.median(errors)):.0f} %", *[""] * 6])
     table = markdown.table(["model", "devices", "strategies", "slowest ÷ fastest", "median error",
                             "at the speed of the run", "bias",
-                            "rank correlation", "measured on", "commit"], rows, left=(0, 8, 9))
+                            "rank correlation", "best missed by", "measured on", "commit"], rows, left=(0, 9, 10))
     facts = [result["facts"] for result in results.values()]
     machines = {f"{fact['devices']}; {fact['versions']}; machine {fact['machine']}." for fact in facts}
     return "\n".join([
         "# Predicted against measured step time", "",
         "Every model under data parallelism, the expert's, the searched and random strategies, and (“changed”) the",
         "best with a tenth to nine tenths of its layers as in a random one. Error: of the predicted against the",
-        "measured time of a step; bias: the median of predicted ÷ measured, less one. At the speed of the run: the",
-        "error of the predictions times how much longer reference kernels took while the steps ran (in brackets) than",
-        "prices say: a virtual machine is not of one speed for an hour.", "", table, "",
+        "measured time of a step; bias: the median of predicted ÷ measured, less one; best missed by: how much longer",
+        "the step of the strategy that is predicted to be the fastest took than the fastest. At the speed of the run:",
+        "the error of the predictions times how much longer reference kernels took while the steps ran (in brackets)",
+        "than prices say: a virtual machine is not of one speed for an hour.", "", table, "",
         *(f"{text}  " for text in sorted(machines)),
         f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "",
-        *(f"![{model}]({stem}-{model}.svg)" for model in results), ""])
+        *(f"![{result['model']}, {result['devices']} devices]({stem}-{name}.svg)" for name, result in results.items()),
+        ""])
 
 
 def _flag(stem: str) -> str:
@@ -127,14 +131,38 @@ def _earlier(path: str) -> dict[str, Any]:
     if not os.path.exists(path):
         return {}
     found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    return {model: result for model, result in found.items() if "points" in result}
+    kept = [{"model": name, **result} for name, result in found.items() if "points" in result]
+    return {_name(result["model"], result["devices"]): result for result in kept}
+
+
+def _name(model: str, devices: int) -> str:
+    return f"{model}-{devices}"
+
+
+def _counts(text: str) -> list[int]:
+    return [int(count) for count in text.split(",")]
+
+
+def _measured(name: str, devices: int, flags: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """What is kept of a run of the launcher."""
+    data_flags, _ = prepare_data(name, folder)
+    # Random strategies make strange sums: losses that drift apart say nothing about the time of a step.
+    summary = run_launcher([
+        f"--model={name}", "--preset=tiny", f"--mesh={devices}", "--devices=cpu", f"--steps={flags.steps}",
+        f"--warmup={flags.warmup}", f"--prices={flags.prices}", *data_flags, "--measure_seconds=3600",
+        f"--compare=data_parallel,expert,search,random:{flags.random},changed:{flags.changed}"], limit=3600,
+        allowed=(LOSSES_DISAGREE,))
+    facts = {key: summary["facts"][key] for key in ("devices", "versions", "machine")}
+    return {"model": name, "points": points(summary), "preset": summary["preset"], "devices": summary["devices"],
+            "commit": commit(), "facts": facts, "slowness": summary.get("slowness"),
+            "wall_seconds": summary["wall_seconds"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and writes; returns 1 where a model failed (the others are measured all the same)."""
+    """Measures and writes; returns 1 where a run failed (the others are measured all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="all", help="names separated by commas")
-    parser.add_argument("--mesh", default="8")
+    parser.add_argument("--mesh", default="8,4", type=_counts, help="numbers of devices, separated by commas")
     parser.add_argument("--random", type=int, default=6, help="how many random strategies")
     parser.add_argument("--changed", type=int, default=6, help="how many between the best and random ones")
     parser.add_argument("--steps", type=int, default=15)
@@ -152,34 +180,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stem = "accuracy" if flags.prices == "measured" else f"accuracy-{flags.prices}"
     path = os.path.join(flags.output, f"{stem}.json")
     results, failed = _earlier(path), False
-    missing = [name for name in names if flags.again or name not in results]
+    runs = [(name, devices) for devices in flags.mesh for name in names]
+    missing = [run for run in runs if flags.again or _name(*run) not in results]
     with tempfile.TemporaryDirectory(prefix="pase_mtf-data-") as folder:
-        for name in (bar := tqdm(missing, unit="model", disable=None)):
-            bar.set_description(name)
-            data_flags, _ = prepare_data(name, folder)
+        for name, devices in (bar := tqdm(missing, unit="run", disable=None)):
+            bar.set_description(f"{name}, {devices} devices")
             try:
-                # Random strategies make strange sums: losses that drift apart say nothing about the time of a step.
-                summary = run_launcher([
-                    f"--model={name}", "--preset=tiny", f"--mesh={flags.mesh}", "--devices=cpu",
-                    f"--steps={flags.steps}", f"--warmup={flags.warmup}", f"--prices={flags.prices}", *data_flags,
-                    "--measure_seconds=3600",
-                    f"--compare=data_parallel,expert,search,random:{flags.random},changed:{flags.changed}"], limit=3600,
-                    allowed=(LOSSES_DISAGREE,))
+                found = _measured(name, devices, flags, folder)
             except RuntimeError as error:
                 tqdm.write(f"error: {error}", file=sys.stderr)
                 failed = True
                 continue
-            facts = {key: summary["facts"][key] for key in ("devices", "versions", "machine")}
-            results[name] = {"points": points(summary), "preset": summary["preset"], "devices": summary["devices"],
-                             "commit": commit(), "facts": facts, "slowness": summary.get("slowness"),
-                             "wall_seconds": summary["wall_seconds"]}
-            results = {model: results[model] for model in sorted(results)}
+            results = dict(sorted({**results, _name(name, devices): found}.items()))
             write_atomically(path, json.dumps(results, indent=1) + "\n")
-            found = results[name]["points"]
-            plot(f"{name}, {summary['devices']} devices", found, os.path.join(flags.output, f"{stem}-{name}.svg"))
-            error, correlation = agreement(*zip(*found.values(), strict=True))
-            tqdm.write(f"{name}: {len(found)} strategies, median error {100 * error:.0f} %, rank correlation "
-                       f"{correlation:.2f}, {summary['wall_seconds']:.0f} s in all", file=sys.stdout)
+            plot(f"{name}, {devices} devices", found["points"],
+                 os.path.join(flags.output, f"{stem}-{_name(name, devices)}.svg"))
+            error, correlation = agreement(*zip(*found["points"].values(), strict=True))
+            tqdm.write(f"{name}, {devices} devices: {len(found['points'])} strategies, median error "
+                       f"{100 * error:.0f} %, rank correlation {correlation:.2f}, {found['wall_seconds']:.0f} s in all",
+                       file=sys.stdout)
             sys.stdout.flush()
     if results:
         write_atomically(os.path.join(flags.output, f"{stem}.md"), document(results, stem))

@@ -172,27 +172,29 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
     runs = []
 
     def run(flags, limit, allowed):
-        runs.append(flags[0])
+        runs.append(flags[0].removeprefix("--model=") + flags[2].removeprefix("--mesh="))
         facts = {"devices": "8 virtual CPU devices", "versions": "TensorFlow 9", "machine": "local"}
         arms = {"search": _row(10, 9), "expert": _row(20, 22), "data_parallel": _row(30, 45),
                 "stock_data_parallel": _row(50, None), "random_0": _row(10, 9, same_as="search")}
-        return {"preset": "tiny", "devices": 8, "facts": facts, "arms": arms, "wall_seconds": 1.0,
+        return {"preset": "tiny", "devices": int(runs[-1][-1]), "facts": facts, "arms": arms, "wall_seconds": 1.0,
                 "slowness": 0.9 if flags[0] == "--model=alexnet" else None}
 
     monkeypatch.setattr(accuracy, "run_launcher", run)
     (tmp_path / "accuracy.json").write_text('{"gnmt": {"search": [1, 2]}}')  # as earlier versions wrote it
     arguments = ["--models=resnet101,alexnet", f"--output={tmp_path}"]
     assert accuracy.main(arguments) == 0
-    assert runs == ["--model=resnet101", "--model=alexnet"]
+    assert runs == ["resnet1018", "alexnet8", "resnet1014", "alexnet4"]
     text = (tmp_path / "accuracy.md").read_text()
-    assert row_of(text, "alexnet (tiny)")[1:8] == ["8", "3", "3.0×", "10 %", "19 % (0.90)", "+10 %", "1.00"]
-    assert row_of(text, "resnet101 (tiny)")[5] == "-"  # nobody looked
-    assert row_of(text, "all")[:5] == ["all", "", "6", "", "10 %"]
-    assert [row[0] for row in rows(text)] == ["model", "alexnet (tiny)", "resnet101 (tiny)", "all"]
-    assert text.index("accuracy-alexnet.svg") < text.index("accuracy-resnet101.svg")
+    table = rows(text)
+    assert table[1][:9] == ["alexnet (tiny)", "4", "3", "3.0×", "10 %", "19 % (0.90)", "+10 %", "1.00", "0 %"]
+    assert [(*row[:2],) for row in table[1:]] == [("alexnet (tiny)", "4"), ("alexnet (tiny)", "8"),
+                                                  ("resnet101 (tiny)", "4"), ("resnet101 (tiny)", "8"), ("all", "")]
+    assert table[3][5] == "-"  # nobody looked
+    assert table[-1][:5] == ["all", "", "12", "", "10 %"]
+    assert text.index("accuracy-alexnet-8.svg") < text.index("accuracy-resnet101-4.svg")
     assert accuracy.main(arguments) == 0
-    assert len(runs) == 2
-    assert accuracy.main([*arguments, "--again"]) == 0
     assert len(runs) == 4
+    assert accuracy.main([*arguments, "--mesh=4", "--again"]) == 0
+    assert len(runs) == 6
     assert accuracy.main(["--models=nonsense"]) == 2
     assert "unknown model 'nonsense'" in capsys.readouterr().err
