@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from more_itertools import constrained_batches
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
@@ -19,6 +18,7 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms.copies import Sketch, differ, sketch, sketches_differ
+from pase_mtf.launch.arms.masters import PassingMasters, few_at_a_time, load_values
 from pase_mtf.launch.arms.memory import peak_bytes_per_device, short_device, variable_bytes_per_device
 from pase_mtf.launch.arms.program import Program, program_of
 from pase_mtf.launch.arms.traced import Work, fallen_to_cpu, timeline_of, traced_slices, works_of
@@ -41,8 +41,6 @@ __all__ = ["Arm", "Recipe", "build_arm", "build_arms", "lower_stock_data_paralle
 
 _CLOSES_WITHIN = 5.0
 """Seconds: an arm may be closed because something went wrong, and the others may not hear any more."""
-
-_ELEMENTS_AT_A_TIME = 1 << 26
 
 
 def lower_stock_data_parallel(program: Program, devices: Sequence[str], batch_dim: str) -> mtf.Lowering:
@@ -108,7 +106,10 @@ class Arm:
             with tf.control_dependencies([*updates, self._loss]):
                 self._train = tf.assign_add(program.global_step, 1).op
             self._global_step = program.global_step
-            to_slices, self._to_masters = lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()
+            passing = (PassingMasters(lowering, tf.global_variables())
+                       if board and not board.leads and isinstance(lowering, PlanLowering) else None)
+            to_slices = None if passing else lowering.copy_masters_to_slices()
+            self._to_masters = lowering.copy_slices_to_masters()
             self._masters = {variable.op.name: variable for variable in tf.global_variables()}
             self._saver = tf.train.Saver(tf.global_variables(), max_to_keep=1)
             self._copies = {variable.name: copies for variable, laid_out in lowering.variables.items()
@@ -122,12 +123,22 @@ class Arm:
         self._session = tf.Session(devices.target, graph=self._graph, config=session_config(devices))
         if agreement:
             agreement.check(self._session)
-        self._run(initialize)
-        if checkpoint:
-            with self._graph.as_default():
-                restore(checkpoint, self._load_cast if cast else self._load)
-        self._run(to_slices)
+        with self._graph.as_default():
+            self._fill(passing, to_slices, initialize, checkpoint, cast)
         self.build_seconds = time.perf_counter() - start
+
+    def _fill(self, passing: PassingMasters | None, to_slices: tf.Operation | None, initialize: tf.Operation,
+              checkpoint: CheckpointInfo | None, cast: bool) -> None:
+        """Gives all variables their first values."""
+        if passing and checkpoint:
+            restore(checkpoint, functools.partial(passing.fill, self._run))
+        elif passing:
+            passing.fill(self._run, None)
+        else:
+            self._run(initialize)
+            if checkpoint:
+                restore(checkpoint, functools.partial(load_values, self._run, self._masters) if cast else self._load)
+            self._run(to_slices)
 
     @property
     def steps_done(self) -> int:
@@ -189,7 +200,7 @@ class Arm:
         if up_to_date:
             self.collect()
         masters = {name: variable for name, variable in self._masters.items() if variable is not self._global_step}
-        for names in _few_at_a_time({name: variable.shape.num_elements() for name, variable in masters.items()}):
+        for names in few_at_a_time({name: variable.shape.num_elements() for name, variable in masters.items()}):
             yield from self._run({name: masters[name] for name in names}).items()
 
     def collect(self) -> None:
@@ -208,7 +219,7 @@ class Arm:
                  for name, copies in self._copies.items()}
         sketches: list[list[Sketch]] = []
         differing = None
-        for names in _few_at_a_time(sizes):
+        for names in few_at_a_time(sizes):
             own = {name: [[copy for copy in group if isinstance(copy, tf.Tensor)] for group in self._copies[name]]
                    for name in names}
             found = self._run(own)
@@ -220,7 +231,7 @@ class Arm:
         of_ranks = self._board.gather([differing, sketches])
         if told := next((name for name, _ in of_ranks if name), None):
             return str(told)
-        groups = [name for name in itertools.chain(*_few_at_a_time(sizes)) for _ in self._copies[name]]
+        groups = [name for name in itertools.chain(*few_at_a_time(sizes)) for _ in self._copies[name]]
         return next((name for name, *rows in zip(groups, *(theirs for _, theirs in of_ranks), strict=True)
                      if sketches_differ([entry for row in rows for entry in row])), None)
 
@@ -278,11 +289,6 @@ class Arm:
     def _load(self, prefix: str) -> None:
         self._saver.restore(self._session, prefix)
 
-    def _load_cast(self, prefix: str) -> None:
-        reader = tf.train.load_checkpoint(prefix)
-        for name, variable in self._masters.items():
-            self._run(variable.initializer, {variable.initializer.inputs[1]: reader.get_tensor(name)})
-
     def _run(self, fetches: Any, feed: Mapping[Any, Any] | None = None, metadata: tf.RunMetadata | None = None, *,
              together: bool = False) -> Any:
         """Runs the graph; with metadata, traced.
@@ -329,11 +335,6 @@ def rows_of(arms: Iterable[Arm]) -> tuple[int, ...] | None:
     rows = [arm.rows for arm in arms]
     known = [mine for mine in rows if mine is not None]
     return (tuple(sorted(frozenset().union(*known))) or (0,)) if len(known) == len(rows) else None
-
-
-def _few_at_a_time(sizes: Mapping[str, int]) -> Iterator[Sequence[str]]:
-    """Names in groups of so many elements as fit into memory: every group costs a look through the graph."""
-    return constrained_batches(sizes, _ELEMENTS_AT_A_TIME, get_len=sizes.__getitem__, strict=False)
 
 
 @dataclasses.dataclass(frozen=True)

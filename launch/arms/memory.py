@@ -52,9 +52,8 @@ def check_memory(plan: Plan, strategies: Mapping[str, Strategy], trained: Sequen
     available = available_bytes()
     if plan.devices.kind == "cpu" and available is not None and found:
         count = plan.devices.on_one_host
-        # And there is a master of each, in every process that has a graph.
-        masters = 1 if plan.devices.rank is None else plan.devices.processes_on_one_host
-        total = (count + masters) * sum(kept.values()) + count * working
+        # And there is a master of each, in the first process.
+        total = (count + 1) * sum(kept.values()) + count * working
         if total > available:
             raise OutOfMemoryError(f"all arms together need {total / 2**30:.1f} GiB on {count} virtual "
                                    f"devices, {available / 2**30:.1f} GiB are free; {remedy}")
