@@ -25,8 +25,9 @@ from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
+from pase_mtf.runtime import Devices
 
-__all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
+__all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "visible_gpus", "watch"]
 
 _LOOK_EVERY = 0.1
 _TELLS_WITHIN = 3.0
@@ -167,7 +168,7 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], inter
     here: list[TaskProcess] = []
     try:
         for rank in range(1 if tasks else len(addresses)):
-            environment = {} if tasks else _visible_gpus(plan, rank)
+            environment = {} if tasks else visible_gpus(plan.devices, rank)
             membership = _membership(plan, addresses, rank)
             here.append(start_worker(membership, environment, network) if rank else TaskProcess(
                 0, [sys.executable, *_RUN, *options.to_arguments()], {**membership.environment, **environment},
@@ -188,13 +189,18 @@ def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:
     return Membership(tasks, rank, plan.devices.count, plan.devices.kind, plan.options.clients)
 
 
-def _visible_gpus(plan: Plan, rank: int) -> dict[str, str]:
-    """The variable that leaves a process its own part of the GPUs of this computer; none on CPUs."""
-    if plan.devices.kind != "gpu":
+def visible_gpus(devices: Devices, rank: int) -> dict[str, str]:
+    """The variable that leaves a process its own part of the GPUs of this computer; none on CPUs.
+
+    Args:
+      devices: of the run, whose processes are all of this computer.
+      rank: of the process.
+    """
+    if devices.kind != "gpu":
         return {}
-    each = plan.devices.count // len(plan.devices.tasks)
+    each = devices.count // len(devices.tasks)
     known = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    known = known or [str(number) for number in range(plan.devices.count)]
+    known = known or [str(number) for number in range(devices.count)]
     return {"CUDA_VISIBLE_DEVICES": ",".join(known[rank * each:(rank + 1) * each])}
 
 

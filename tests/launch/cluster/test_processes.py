@@ -1,5 +1,6 @@
 """Processes that are watched from outside: small ones, which do nothing but wait, and what becomes of them."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -10,9 +11,10 @@ import pytest
 
 from pase_mtf.errors import ClusterError
 from pase_mtf.launch.cluster import process
-from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, watch
+from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, visible_gpus, watch
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
 from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.runtime import Devices
 
 _WAIT = "import sys; sys.stdin.read()"
 _WAIT_FOR_EVER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
@@ -174,3 +176,16 @@ def test_addresses_of_this_computer_differ():
     addresses = local_addresses(5)
     assert len(set(addresses)) == 5
     assert all(address.startswith("127.0.0.1:") for address in addresses)
+
+
+@pytest.mark.parametrize(("given", "processes", "expected"), [
+    (None, 2, ["0,1", "2,3"]), ("4,5,6,7", 2, ["4,5", "6,7"]), ("GPU-a,GPU-b,GPU-c,GPU-d", 4, [
+        "GPU-a", "GPU-b", "GPU-c", "GPU-d"])])
+def test_processes_share_the_gpus_of_a_computer_evenly(monkeypatch, given, processes, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    devices = Devices.over_tasks(4, "gpu", [f"127.0.0.1:{rank}" for rank in range(processes)])
+    found = [visible_gpus(devices, rank) for rank in range(processes)]
+    assert found == [{"CUDA_VISIBLE_DEVICES": names} for names in expected]
+    assert visible_gpus(dataclasses.replace(devices, kind="cpu"), 0) == {}
