@@ -14,6 +14,7 @@ from pase_mtf.garbage import uncollected
 from pase_mtf.layout.capture import capture_graph
 from pase_mtf.layout.masters import placeholder_masters
 from pase_mtf.layout.reads import Reads, watched
+from pase_mtf.layout.scalars import shared_scalars
 from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.layout.space import MeshShape, parse_layout, rules_text
 from pase_mtf.operations.registry import rule_of
@@ -158,7 +159,7 @@ class Program:
 
     def _call(self, given: Mapping[str, str], reads: Reads | None) -> BuiltGraph:
         result = None
-        with capture_graph() as captured, placeholder_masters(), quick_scopes(), uncollected():
+        with capture_graph() as captured, placeholder_masters(), shared_scalars(), quick_scopes(), uncollected():
             result = self._build_graph(**given)
         if captured.found:
             with contextlib.nullcontext() if reads is None else reads.paused():

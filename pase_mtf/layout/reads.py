@@ -9,7 +9,10 @@ note what was asked. Two layouts with the same answers to what was asked have th
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
+import sys
+import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +23,9 @@ __all__ = ["Reads", "watched"]
 
 _ops = mtf.ops
 _MESH, _RULES = "mesh_shape", "layout"
+# The module of Mesh-TF whose attention cuts its inputs as the layout says; programs without attention never load it.
+_ATTENTION = "mesh_tensorflow.transformer.attention"
+_RESHAPE = "maybe_reshape_attention_input_for_2d_sharding"
 # What Python itself asks of an object, whatever the program does.
 _UNSEEN = {"__new__", "__init__", "__class__", "__getattribute__", "__init_subclass__", "__subclasshook__", "__dir__",
            "__setattr__", "__delattr__", "__doc__", "__sizeof__", "__getstate__", "__bool__"}
@@ -45,7 +51,8 @@ class Reads:
 
     def ask(self, kind: str, about: Hashable) -> None:
         """Notes a question: "text" or "given" about one of the arguments, "axis" or "parts" about the name of a dim,
-        "name" or "size" about the number of an axis of the mesh, "axes" about how many there are."""
+        "name" or "size" about the number of an axis of the mesh, "axes" about how many there are, "attention" about
+        the inputs of an attention (see `_attention_shapes`)."""
         if not self._paused:
             self.answers[kind, about] = _answer(kind, about, *self._layout)
 
@@ -78,11 +85,35 @@ def _answer(kind: str, about: Any, mesh: MeshShape, rules: Mapping[str, str], te
     if kind == "axis":  # of a dim: which one, and its size
         axis = rules.get(about)
         return None if axis is None else (mesh.names.index(axis), dict(mesh.axes)[axis])
+    if kind == "attention":
+        return _attention_shapes(*about, *texts)
     if kind == "parts":  # into how many a dim goes, on whichever axis
         return dict(mesh.axes)[rules[about]] if about in rules else 1
     if about >= len(mesh.axes):
         return None
     return mesh.axes[about][kind == "size"]
+
+
+@functools.lru_cache(maxsize=4096)
+def _attention_shapes(reshape: Callable[..., Any], inputs: tuple[tuple[mtf.Dimension, ...] | None, ...],
+                      kept: tuple[mtf.Dimension, ...], mesh_shape: str, rules: str) -> Hashable:
+    """What Mesh-TF's attention makes of its inputs under a layout: it cuts a dim of them further where an axis of the
+    mesh is left. It looks at all axes and rules for that, and nearly always leaves them as they are.
+
+    Args:
+      reshape: Mesh-TF's own function.
+      inputs: the dims of queries, keys, values, bias.
+      kept: dims that are not to be cut.
+      mesh_shape, rules: the layout.
+    """
+    mesh = mtf.Mesh(mtf.Graph(), "attention")
+    tensors = [None if dims is None else mtf.zeros(mesh, mtf.Shape(dims)) for dims in inputs]
+    context = types.SimpleNamespace(model=types.SimpleNamespace(mesh_shape=mesh_shape, layout=rules))
+    try:
+        made = reshape(context, *tensors, list(kept))
+    except Exception as error:  # what it refuses under one layout it may take under another
+        return type(error).__name__
+    return tuple(None if tensor is None else tuple(tensor.shape.dims) for tensor in made)
 
 
 def _noting(base: type, ask: Callable[[Any], None]) -> dict[str, Any]:
@@ -214,13 +245,31 @@ def _parse(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]:
     return parse
 
 
+def _are_of(reads: Reads, layout: Any, mesh_shape: Any) -> bool:
+    """Whether these are the layout and the mesh shape that the program was given, as text or as Mesh-TF reads them."""
+    return isinstance(layout, (_Text, _Rules)) and isinstance(mesh_shape, (_Text, _MeshOfAxes)) and (
+        layout.reads is reads is mesh_shape.reads and getattr(layout, "argument", _RULES) == _RULES
+        and getattr(mesh_shape, "argument", _MESH) == _MESH)
+
+
+def _attention(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of Mesh-TF's attention, what it makes of its inputs, not all that it looks at for that."""
+    def reshape(context: Any, q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, bias: mtf.Tensor | None,
+                unsplittable_dims: list[mtf.Dimension]) -> Any:
+        model = getattr(context, "model", None)
+        if not _are_of(reads, getattr(model, "layout", None), getattr(model, "mesh_shape", None)):
+            return original(context, q, k, v, bias, unsplittable_dims)
+        inputs = tuple(None if tensor is None else tuple(tensor.shape.dims) for tensor in (q, k, v, bias))
+        reads.ask("attention", (original, inputs, tuple(unsplittable_dims)))
+        with reads.paused():
+            return original(context, q, k, v, bias, unsplittable_dims)
+    return reshape
+
+
 def _parts(reads: Reads, original: Callable[..., int]) -> Callable[..., int]:
     """Of `tensor_dim_to_mesh_dim_size`, which looks for an axis and tells its size only."""
     def parts(layout: Any, mesh_shape: Any, tensor_dim: mtf.Dimension) -> int:
-        ours = isinstance(layout, (_Text, _Rules)) and isinstance(mesh_shape, (_Text, _MeshOfAxes)) and (
-            layout.reads is reads is mesh_shape.reads and getattr(layout, "argument", _RULES) == _RULES
-            and getattr(mesh_shape, "argument", _MESH) == _MESH)
-        if not ours:
+        if not _are_of(reads, layout, mesh_shape):
             return original(layout, mesh_shape, tensor_dim)
         reads.ask("parts", tensor_dim.name)
         with reads.paused():
@@ -301,6 +350,7 @@ def watched(mesh: MeshShape, rules: Mapping[str, str], texts: tuple[str, str]) -
         given[argument] = noted = _Text(text)
         noted.reads, noted.argument = reads, argument
     impl = placement_mesh_impl.PlacementMeshImpl
+    attention = sys.modules.get(_ATTENTION)
     with contextlib.ExitStack() as stack:
         for place, name, replacement in (
                 (_ops, "_parse_string_to_list_of_pairs", _parse(reads, _ops._parse_string_to_list_of_pairs)),
@@ -308,6 +358,7 @@ def watched(mesh: MeshShape, rules: Mapping[str, str], texts: tuple[str, str]) -
                   for place in (_ops, mtf)),
                 (mtf.Shape, "__init__", _new_shape(mtf.Shape.__init__)),
                 (mtf.LayoutRules, "__init__", _new_rules(mtf.LayoutRules.__init__)),
+                *([(attention, _RESHAPE, _attention(reads, getattr(attention, _RESHAPE)))] if attention else []),
                 # It counts its devices.
                 (impl, "__init__", _unnoted(reads, impl.__init__)),
                 *((re, name, _in_patterns(name)) for name in ("search", "match", "fullmatch", "split", "findall",
