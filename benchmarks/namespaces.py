@@ -67,6 +67,10 @@ class Hosts:
         """Takes the cable of a host out of the hub: nothing that it sends arrives, and nobody tells it so."""
         _run("ip", "-n", self._hub, "link", "set", f"port{host}", "nomaster")
 
+    def mend(self, host: int) -> None:
+        """Puts the cable of a host back."""
+        _run("ip", "-n", self._hub, "link", "set", f"port{host}", "master", "hub")
+
     def limit(self, rate: float) -> None:
         """Holds every link to so many bytes/s, in either direction: what a host sends, and what is sent to it."""
         burst = int(max(_SEGMENT, rate * _BURST_SECONDS))

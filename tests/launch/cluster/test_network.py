@@ -7,9 +7,10 @@ import sys
 import time
 
 import pytest
-from cluster_runs import Run
+from cluster_runs import Run, metrics
 
 from benchmarks import namespaces
+from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.cluster import network as networks
 from pase_mtf.launch.cluster.network import own_network
 
@@ -52,18 +53,36 @@ def test_where_nothing_makes_one(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
 def test_two_hosts_whose_link_is_cut(preset, tmp_path):
-    """As an operator of Kubernetes starts them, with TF_CONFIG; nothing tells either that the other is out of reach."""
+    """As an operator of Kubernetes starts them, with TF_CONFIG; nothing tells either that the other is out of reach.
+    The link comes back in time for a restart, which costs no step, and is cut again when none is left."""
+    alone = tmp_path / "alone"
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100", "--steps=39",
+                 "--warmup=1", "--compare=none", "--strategy=data_parallel", f"--output_dir={alone}"]) == 0
     with namespaces.hosts(2) as hosts:
         tasks = [f"{address}:2222" for address in hosts.addresses]
         runs = [Run(preset, tmp_path / f"rank{rank}", "--steps=100000", "--cluster=tf_config", "--clients=ranks",
-                    "--strategy=data_parallel", prefix=hosts.on(rank, []), environment={"TF_CONFIG": json.dumps(
+                    "--strategy=data_parallel", "--checkpoint_every=5", "--max_restarts=1", prefix=hosts.on(rank, []),
+                    environment={"TF_CONFIG": json.dumps(
                         {"cluster": {"worker": tasks}, "task": {"type": "worker", "index": rank}})})
                 for rank in range(2)]
-        runs[0].reach(5)
+        silent = f"rank 1 ({tasks[1]}) said nothing for 10 s; "
+        runs[0].reach(15)
+        start = time.monotonic()
+        hosts.cut(1)
+        line = runs[0].process.stderr.readline()
+        while line and "starting again" not in line:
+            line = runs[0].process.stderr.readline()
+        assert time.monotonic() - start < 15
+        assert f"{silent}starting again from the checkpoint" in line
+        hosts.mend(1)
+        done = max(metrics(runs[0].folder, "data_parallel"))
+        runs[0].reach(max(40, done + 5))
         start = time.monotonic()
         hosts.cut(1)
         (code, _, err), (other_code, _, other_err) = runs[0].end(), runs[1].end()
         assert time.monotonic() - start < 25  # 15, and what the end of both takes
     assert (code, other_code) == (7, 7)
-    assert f"error: rank 1 ({tasks[1]}) said nothing for 10 s; all processes were ended" in err.splitlines()[-1]
+    assert f"error: {silent}all processes were ended, after 1 restart" in err.splitlines()[-1]
     assert "[rank 1] error: rank 0" in other_err
+    losses = metrics(runs[0].folder, "data_parallel")
+    assert {step: losses[step] for step in range(40)} == pytest.approx(metrics(alone, "data_parallel"), rel=1e-4)
