@@ -178,9 +178,10 @@ def measured(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dic
 
 
 def survey(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[str, Any]:
-    """What `benchmarks.layout_survey` says of a program; pieces that were answered before stand."""
-    before = {} if flags.again else dict(known.get("survey", {}))
-    open_pieces = [piece for piece in flags.pieces.split(",") if piece not in before]
+    """What `benchmarks.layout_survey` says of a program; pieces that were answered before stand, unless they are asked
+    for again."""
+    before = dict(known.get("survey", {}))
+    open_pieces = [piece for piece in flags.pieces.split(",") if flags.again or piece not in before]
     if open_pieces:
         made = {"commit": commit()}
         before |= {piece: found | made for piece, found in layout_survey.run(
@@ -227,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sections", default=",".join(SECTIONS))
     parser.add_argument("--programs", help="default: all that a section has")
     parser.add_argument("--pieces", default=",".join(layout_survey.PIECES), help="of the survey")
-    parser.add_argument("--again", action="store_true", help="survey programs that were answered before, too")
+    parser.add_argument("--again", action="store_true", help="survey pieces that were answered before, too")
     parser.add_argument("--process_limit", type=float, default=600, help="seconds for a program of the survey")
     parser.add_argument("--machine", default="h100", help="whose numbers predict the full sizes")
     parser.add_argument("--limit", type=float, default=120, help="seconds until auto_mtf is stopped")

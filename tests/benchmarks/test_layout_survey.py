@@ -1,9 +1,11 @@
 """The survey of all programs: what becomes of a program that hangs, what the page says, a real one."""
 
+import argparse
+
 import pytest
 from markdown_cells import row_of
 
-from benchmarks import layout_survey, survey_report
+from benchmarks import layout, layout_survey, survey_report
 
 
 def _cost(seconds, size=1e9, problem=""):
@@ -31,6 +33,19 @@ def _page(**entries):
 def test_a_program_without_an_answer_does_not_stop_the_others():
     found = layout_survey.run("one_name", ["full_8", "tiny"], "h100", 0.2)
     assert found == {piece: {"problem": "no answer after 0 s"} for piece in ("full_8", "tiny")}
+
+
+@pytest.mark.parametrize(("again", "made"), [(False, ["auto_8"]), (True, ["full_8", "auto_8"])])
+def test_what_is_surveyed_again_takes_nothing_else_away(monkeypatch, again, made):
+    asked = []
+    monkeypatch.setattr(layout_survey, "run", lambda name, pieces, machine, limit: asked.extend(pieces) or {
+        piece: {"problem": "new"} for piece in pieces})
+    flags = argparse.Namespace(again=again, pieces="full_8,auto_8", machine="h100", process_limit=1.0)
+    known = {"survey": {"full_8": {"problem": "old"}, "tiny": {"problem": "old"}}}
+    found = layout.survey("toy", known, flags)
+    assert asked == made
+    assert {piece: entry["problem"] for piece, entry in found.items()} == {
+        "tiny": "old", "full_8": "new" if again else "old", "auto_8": "new"}
 
 
 @pytest.mark.slow
