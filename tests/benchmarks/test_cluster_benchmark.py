@@ -64,6 +64,9 @@ def test_page(tmp_path):
         "3.54×", "4.50×", "360", "90", "equal"]
     assert "a link of 4 devices: 6 MB/s" in text
     assert "1.5 to 6.2 meanwhile" in text
+    assert "IndexedSlices" not in text  # 450 ms against our 400
+    ahead = dataclasses.replace(_row(), plain=[300.0])
+    assert "IndexedSlices" in document([ahead])
     assert "<svg" in (tmp_path / "cluster.svg").read_text(encoding="utf-8")
 
 
