@@ -57,15 +57,20 @@ def _weight(place: int) -> np.uint64:  # pragma: no cover (compiled)
 def _sums(bits: np.ndarray, axis: int, lines: np.ndarray, step: int) -> np.ndarray:  # pragma: no cover (compiled)
     """uint64 per listed row (axis 0) or column: the sum of every step-th entry with odd weights."""
     found = np.zeros(len(lines), np.uint64)
+    weights = np.empty(bits.shape[1 - axis], np.uint64)
+    for place in range(0, len(weights), step):
+        weights[place] = _weight(place)
     if axis == 0:
         for number in range(len(lines)):
-            for place in range(0, bits.shape[1], step):
-                found[number] += _weight(place) * bits[lines[number], place]
+            line, total = bits[lines[number]], np.uint64(0)
+            for place in range(0, len(weights), step):
+                total += weights[place] * line[place]
+            found[number] = total
     else:
-        for place in range(0, bits.shape[0], step):
-            weight = _weight(place)
+        for place in range(0, len(weights), step):
+            line, weight = bits[place], weights[place]
             for number in range(len(lines)):
-                found[number] += weight * bits[place, lines[number]]
+                found[number] += weight * line[lines[number]]
     return found
 
 
@@ -133,26 +138,53 @@ def _distinct(matrix: np.ndarray, classes: np.ndarray, axis: int
     return kept[:count], new
 
 
+# Rows and columns of a matrix that are filled in at once: they fit the cache.
+_BLOCK = (16, 256)
+
+
 @compiled
-def _gather(out: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool,
-            add: bool) -> None:  # pragma: no cover (compiled)
-    """out[r, c] = (or +=) matrix[rows[r], columns[c]], or matrix[columns[c], rows[r]]; in blocks that fit the cache."""
-    block = 32
-    for top in range(0, len(rows), block):
-        for left in range(0, len(columns), block):
-            for r in range(top, min(top + block, len(rows))):
-                for c in range(left, min(left + block, len(columns))):
-                    value = matrix[columns[c], rows[r]] if turned else matrix[rows[r], columns[c]]
-                    out[r, c] = out[r, c] + value if add else value
+def _fill(out: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool, add: bool,
+          left: int) -> None:  # pragma: no cover (compiled)
+    """out[r, left + c] = (or +=) matrix[rows[r], columns[c]], or matrix[columns[c], rows[r]]; indices without a sign,
+    which is never looked at."""
+    for r in range(len(rows)):
+        row, target = rows[r], out[r, left:left + len(columns)]
+        if not add:
+            target[:] = 0.0
+        if turned:
+            for c in range(len(columns)):
+                target[c] += matrix[columns[c], row]
+        else:
+            for c in range(len(columns)):
+                target[c] += matrix[row, columns[c]]
 
 
-def _put(out: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool, add: bool) -> None:
-    """`_gather`, or the quicker copy of everything where that is meant."""
+@compiled
+def _gather(out: np.ndarray, one: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool, other: np.ndarray,
+            other_rows: np.ndarray, other_columns: np.ndarray, other_turned: bool
+            ) -> None:  # pragma: no cover (compiled)
+    """Fills in the lines of one matrix (see `_fill`), and adds those of another unless that is empty; block by block,
+    so that each is written to memory once."""
+    height, width = _BLOCK
+    for top in range(0, len(rows), height):
+        part = out[top:top + height]
+        for left in range(0, len(columns), width):
+            _fill(part, one, rows[top:top + height], columns[left:left + width], turned, False, left)
+            if other.size:
+                _fill(part, other, other_rows[top:top + height], other_columns[left:left + width], other_turned, True,
+                      left)
+
+
+_NO_LINES, _NOTHING = np.zeros(0, np.uint64), read_only(np.zeros((0, 0)))
+
+
+def _put(out: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool) -> None:
+    """out[r, c] = matrix[rows[r], columns[c]], or matrix[columns[c], rows[r]]; the quicker copy of everything where
+    that is meant."""
     if turned or not all(len(kept) == size and np.array_equal(kept, np.arange(size))
                          for kept, size in zip((rows, columns), matrix.shape, strict=True)):
-        _gather(out, matrix, rows, columns, turned, add)
-    elif add:
-        out += matrix
+        _gather(out, matrix, rows.view(np.uint64), columns.view(np.uint64), turned, _NOTHING, _NO_LINES, _NO_LINES,
+                False)
     else:
         out[...] = matrix
 
@@ -209,7 +241,7 @@ class _Normalizer:
         number = table.matrix
         if number < len(self._given) or len(keep_rows) * len(keep_columns) < matrix.size:
             tight = self._room(len(keep_rows), len(keep_columns))
-            _put(tight, matrix, keep_rows, keep_columns, table.turned, False)
+            _put(tight, matrix, keep_rows, keep_columns, table.turned)
             number = self._added(tight)
         known = self._tightened[table] = _Table(number, self._classes.add(rows), self._classes.add(columns))
         return known
@@ -243,8 +275,8 @@ class _Normalizer:
         result = None
         if len(rows.first) * len(columns.first) <= 2 * (one.size + other.size) + 4096:
             total = self._room(len(rows.first), len(columns.first))
-            _put(total, one, rows.first, columns.first, first.turned, False)
-            _put(total, other, rows.second, columns.second, second.turned, True)
+            _gather(total, one, rows.first.view(np.uint64), columns.first.view(np.uint64), first.turned, other,
+                    rows.second.view(np.uint64), columns.second.view(np.uint64), second.turned)
             result = _Table(self._added(total), rows.number, columns.number)
         self._sums[first, second] = result
         return result
