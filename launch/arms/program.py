@@ -19,6 +19,7 @@ from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
+from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.models import Model
 from pase_mtf.models.presets import ModelConfig
 
@@ -46,6 +47,7 @@ class Program:
 
 
 @uncollected()
+@quick_scopes()
 def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str, learning_rate: float | None,
                   seed: int) -> Program:
     """Builds the training step in the current tf.Graph (which must be new, so that seeds agree).

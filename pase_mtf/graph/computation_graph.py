@@ -410,10 +410,14 @@ def _fields(cls: Any) -> dict[str, str]:
     return {field.name: field.metadata.get("key", field.name) for field in dataclasses.fields(cls)}
 
 
+_NEVER = object()
+
+
 @functools.cache
-def _optional(cls: Any) -> dict[str, Any]:
-    """Name -> default of the fields that files leave out where they have it."""
-    return {field.name: field.default for field in dataclasses.fields(cls) if field.metadata.get("optional")}
+def _written(cls: Any) -> tuple[tuple[str, str, Any], ...]:
+    """Name and key of every field of a dataclass, and the value that files leave out (_NEVER: none)."""
+    return tuple((field.name, _fields(cls)[field.name], field.default if field.metadata.get("optional") else _NEVER)
+                 for field in dataclasses.fields(cls))
 
 
 @functools.cache
@@ -438,10 +442,11 @@ def _to_plain(value: Any, known: dict[int, Any] | None = None) -> Any:
         return value
     plain = known.get(id(value))
     if plain is None:
-        plain = {key: _to_plain(getattr(value, name), known) for name, key in _fields(cls).items()}
-        for name, default in _optional(cls).items():
-            if getattr(value, name) == default:
-                del plain[name]
+        plain = {}
+        for name, key, left_out in _written(cls):
+            item = getattr(value, name)
+            if left_out is _NEVER or item != left_out:
+                plain[key] = item if type(item) in _SCALARS else _to_plain(item, known) if item != () else []
         if cls is Operand:
             known[id(value)] = plain
     return plain
