@@ -29,6 +29,7 @@ from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.frontier import FrontierPoint
+from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.timeline import Timeline
 from pase_mtf.strategy.strategy import Strategy
 
@@ -235,7 +236,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
 
 def _timelines(strategy: Strategy, arms: Sequence[Arm]) -> tuple[Timeline | None, Timeline | None]:
     """The step of the strategy as it is predicted, and as it was traced: the first arm is the strategy's."""
-    if strategy.devices > _MOST_DRAWN:
+    if strategy.devices > _MOST_DRAWN or strategy.seconds > LONGEST:
         return None, None
     return strategy.timeline(), arms[0].timeline if arms else None
 

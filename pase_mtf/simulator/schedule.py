@@ -12,12 +12,29 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pase_mtf.errors import UsageError
 from pase_mtf.search.compiled import compiled
 
-__all__ = ["PICOSECONDS", "Schedule", "Tasks", "reschedule", "schedule"]
+__all__ = ["LONGEST", "PICOSECONDS", "Schedule", "Tasks", "picoseconds", "reschedule", "schedule"]
 
 PICOSECONDS = 1e12
 """In a second."""
+LONGEST = 1000.0
+"""Seconds of a task: thousands of longer ones, one after the other, are more picoseconds than an integer holds."""
+
+
+def picoseconds(seconds: np.ndarray) -> np.ndarray:
+    """Durations of tasks, int64, of as many seconds.
+
+    Raises:
+      UsageError: one that is longer than `LONGEST`.
+    """
+    longest = float(np.max(seconds, initial=0.0))
+    if not longest <= LONGEST:
+        raise UsageError(f"a task of {longest:.3g} s: steps are simulated whose tasks take at most {LONGEST:g} s; "
+                         "correct the rates of the machine, or take strategies by the sum of costs (simulate=0)")
+    found: np.ndarray = np.rint(seconds * PICOSECONDS).astype(np.int64)
+    return found
 
 
 class Tasks(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.simulator.schedule import PICOSECONDS, Tasks
+from pase_mtf.simulator.schedule import PICOSECONDS, Tasks, picoseconds
 from pase_mtf.simulator.transfers import Transfers
 
 __all__ = ["KINDS", "Slot", "SlotBuilder", "TaskNames", "join", "order_in_slot", "transfer_slot", "waits_of_edge"]
@@ -69,7 +69,8 @@ class SlotBuilder:
     """Collects the tasks of a slot."""
 
     def __init__(self) -> None:
-        self.rows: list[tuple[int, int, int, int, int]] = []  # duration, then what it is
+        self.seconds: list[float] = []
+        self.rows: list[tuple[int, int, int, int]] = []  # what it is
         self.devices: list[tuple[int, ...]] = []
         self.resources: list[Sequence[int]] = []
         self.inner: list[tuple[int, int]] = []
@@ -77,21 +78,22 @@ class SlotBuilder:
     def add(self, seconds: float, resources: Sequence[int], devices: Sequence[int], names: tuple[int, int, int, int],
             after: Sequence[int] = ()) -> int:
         """Adds a task that waits for others of this slot; returns its number. One that takes no time needs nothing."""
-        number, duration = len(self.rows), round(seconds * PICOSECONDS)
-        self.rows.append((duration, *names))
+        number = len(self.rows)
+        self.seconds.append(seconds)
+        self.rows.append(names)
         self.devices.append(tuple(devices))
-        self.resources.append(resources if duration else ())
+        self.resources.append(resources if seconds * PICOSECONDS > 0.5 else ())
         self.inner += [(other, number) for other in after]
         return number
 
     def build(self, first: Sequence[Sequence[int]], last: Sequence[Sequence[int]]) -> Slot:
         """The slot of a layer."""
-        rows = np.array(self.rows, np.int64).reshape(-1, 5)
+        duration, rows = picoseconds(np.array(self.seconds)), np.array(self.rows, np.int64).reshape(-1, 4)
         at = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(entry) for entry in self.resources], out=at[1:])
         resource = np.fromiter(itertools.chain.from_iterable(self.resources), np.int64, int(at[-1]))
         inner = np.array(self.inner, np.int64).reshape(-1, 2).T
-        return Slot(rows[:, 0], at, resource, rows[:, 1:].T, tuple(self.devices), inner, np.array(first, np.int64),
+        return Slot(duration, at, resource, rows.T, tuple(self.devices), inner, np.array(first, np.int64),
                     np.array(last, np.int64), _NOBODY, _NOBODY, _NOBODY)
 
 
@@ -111,8 +113,7 @@ def transfer_slot(moved: Transfers, seconds: np.ndarray, ports: np.ndarray, name
       wanted: the task of the target layer that waits for what a device receives; None: none does.
     """
     sent = seconds > 0.0
-    sender, receiver, duration = (moved.sender[sent], moved.receiver[sent],
-                                  np.rint(seconds[sent] * PICOSECONDS).astype(np.int64))
+    sender, receiver, duration = moved.sender[sent], moved.receiver[sent], picoseconds(seconds[sent])
     own = np.arange(len(sender))
     needs = np.where(duration > 0, ports.shape[1], 0)
     told = np.stack((*(np.full_like(own, name) for name in names), receiver))

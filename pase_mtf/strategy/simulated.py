@@ -18,6 +18,7 @@ from pase_mtf.search import Solution, solve
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import relative_gap
 from pase_mtf.simulator.mcmc import search_simulated
+from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.stages import gradient_seconds
 from pase_mtf.strategy.experts import data_parallel
@@ -67,11 +68,15 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
     Returns:
       The one whose simulated step is shortest, and what is to be said of it: "simulated" how many, "simulated_seconds"
       the step of the one that is returned, "simulated_rank" its place among them by the sum of costs, from 1, and
-      "cheapest_simulated_seconds" the step of the cheapest by that sum.
+      "cheapest_simulated_seconds" the step of the cheapest by that sum. Nothing where steps are too long to be
+      simulated.
     """
+    if found.cost > LONGEST:
+        return found, {}
     patience = _PATIENCE if time_limit is None else min(_PATIENCE, time_limit)
     others = [assignment for assignment in _promising(priced, most, patience) if assignment != found.assignment and (
-        memory_limit is None or priced.peak_memory(assignment)[0] <= memory_limit)]
+        memory_limit is None or priced.peak_memory(assignment)[0] <= memory_limit)
+        and priced.network.cost(assignment) <= LONGEST]
     candidates = [found.assignment, *sorted(dict.fromkeys(others), key=priced.network.cost)]
     simulator = Simulator(priced)
     seconds = [simulator.seconds(assignment) for assignment in candidates]

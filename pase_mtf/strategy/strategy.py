@@ -22,6 +22,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.search.frontier import FrontierPoint, frontier
+from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.timeline import Timeline
 from pase_mtf.strategy.devices import devices_text
@@ -222,8 +223,9 @@ class Strategy:
     @functools.cached_property
     def simulated_seconds(self) -> float | None:
         """How long a simulated step takes (`timeline`); None where none is simulated unless it is asked for: the
-        devices share cores (then it is `seconds`) or are too many, or the strategy was loaded without a machine."""
-        if self._priced is None or not is_simulated(self._priced.machine, self.devices):
+        devices share cores (then it is `seconds`) or are too many, the step is too long, or the strategy was loaded
+        without a machine."""
+        if self._priced is None or not is_simulated(self._priced.machine, self.devices) or self.seconds > LONGEST:
             return None
         return Simulator(self._priced).seconds(self._assignment(self._priced))
 

@@ -8,8 +8,8 @@ import pytest
 from small_graphs import perceptron
 
 from pase_mtf import models
-from pase_mtf.errors import FormatError
-from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.machine.machine import KINDS, Link, Machine
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.simulated import MOST_DEVICES
 from pase_mtf.strategy.strategy import Strategy
@@ -48,6 +48,17 @@ def test_where_the_orders_differ_both_are_told(graph, tmp_path):
     found.save(tmp_path / "strategy.json")
     assert Strategy.load(tmp_path / "strategy.json").verdict == found.verdict
     assert Strategy.load(tmp_path / "strategy.json").simulated_seconds is None
+
+
+def test_steps_that_take_too_long_are_not_simulated(graph):
+    """A machine file with a wrong rate: its costs are sums as ever."""
+    slow = dataclasses.replace(Machine.load("a100"), rates=dict.fromkeys(KINDS, 1e-3))
+    found = find_strategy(graph, devices=4, machine=slow)
+    assert found.seconds > 1e6
+    assert found.search["optimal"]
+    assert found.simulated_seconds is None
+    with pytest.raises(UsageError, match="correct the rates"):
+        found.timeline()
 
 
 def test_the_same_search_finds_the_same(graph):
