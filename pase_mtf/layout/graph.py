@@ -196,6 +196,10 @@ class GraphSearch:
         except InfeasibleError:
             return None
 
+    def unit_dims(self) -> list[str]:
+        """Names of the dims of size 1."""
+        return [name for name, sizes in self._legality.sizes.items() if set(sizes) == {1} and not name.startswith("_")]
+
     def sizes(self) -> dict[str, int]:
         """Of the search, for people."""
         networks = self.search.networks.values()

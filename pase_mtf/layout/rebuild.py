@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
@@ -251,8 +252,8 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
     """Finds the layout of a program whose graph may depend on it (microbatches, expert groups, imported slices).
 
     The layouts to compare with, data parallelism, and where these have different graphs the batch on one of two axes,
-    if that costs less than the best so far on any of the graphs at hand, are the starting points; candidates follow
-    (see above). The best of all is returned.
+    if that costs less than the best so far on any of the graphs at hand, and dims of blocks over the axes, are the
+    starting points; candidates follow (see above). The best of all is returned.
 
     Args:
       program: builds a graph for a layout.
@@ -276,12 +277,17 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
         for layout in _batch_on_one_of_two_axes(next(iter(parallel[1])), request):
             if trials.promises(layout):
                 trials.try_layout(layout)
+    for layout in _blocks_over_axes(first_graph.search.unit_dims(), first, request):
+        if request.expired() or trials.builds >= _CANDIDATES:
+            break
+        trials.try_layout(layout)
     bound = trials.try_candidates()
     usable = trials.usable()
     if not usable:
         if request.expired():
             raise InfeasibleError(f"{request.name}: no layout was found within the time limit; give more")
-        why = (first_graph.why_nothing() if len(trials.graphs) == 1 else "") or trials.why_too_large()
+        alone = len(trials.graphs) == 1 or all(graph.problem for graph in trials.graphs.values())
+        why = (first_graph.why_nothing() if alone else "") or trials.why_too_large()
         raise InfeasibleError(why or f"{request.name}: every layout found changes the graph into one that does not "
                                      "lower under it; fix the mesh shape")
     best = trials.trials[usable[0]]
@@ -312,6 +318,31 @@ def _batch_on_one_of_two_axes(batch: str, request: Request) -> list[_Strings]:
         return [_Strings(str(request.mesh), f"{batch}:{axis}") for axis, size in request.mesh.axes if size > 1]
     return [_Strings(f"rows:{rows};cols:{request.devices // rows}", f"{batch}:rows")
             for rows in range(2, request.devices) if request.devices % rows == 0]
+
+
+def _blocks_over_axes(units: Sequence[str], first: BuiltGraph, request: Request) -> list[_Strings]:
+    """Starting points: a dim that the program looks at, of size 1 where it is not split, may be of as many blocks as
+    there are devices for them. No graph at hand has a layout that splits it.
+
+    Args:
+      units: dims of size 1 in the first graph.
+      first: the graph of no layout.
+      request: what the caller asks for.
+    """
+    if first.reads is None:
+        return []
+    looked_at = {about for kind, about in first.reads.answers if kind in ("axis", "parts")}
+    everything = ("text", "layout") in first.reads.answers
+    dims = [dim for dim in units if everything or dim in looked_at]
+    meshes = [request.mesh] if request.mesh else [
+        MeshShape((("rows", rows), ("cols", request.devices // rows))) if rows < request.devices
+        else MeshShape((("rows", rows),)) for rows in range(2, request.devices + 1) if request.devices % rows == 0]
+    found: list[_Strings] = []
+    for mesh in sorted(meshes, key=lambda mesh: len(mesh.axes)):
+        axes = [axis for axis, size in mesh.axes if size > 1]
+        for chosen in itertools.combinations(dims, min(len(axes), len(dims))):
+            found.append(_Strings.of(mesh, dict(zip(chosen, axes, strict=False))))
+    return found if dims else []
 
 
 def _alternatives(trials: _Trials, shown: set[_Strings]) -> tuple[LayoutCost, ...]:

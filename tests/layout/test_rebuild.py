@@ -215,6 +215,42 @@ def test_a_fixed_dim_may_be_missing_from_another_graph():
         find_layout(build_graph, 4, machine=FLAT, fixed={"gruops": None})
 
 
+def _blocks(mesh_shape, layout, *, by_text):
+    """A field in as many blocks as the layout has devices for; a stencil on every one of them."""
+    mesh = parse_mesh_shape(mesh_shape)
+    if by_text:
+        sizes, rules = dict(mesh.axes), dict(rule.split(":") for rule in layout.split(";") if rule)
+        parts = [sizes.get(rules.get(name), 1) for name in ("x_block", "y_block")]
+    else:
+        parts = [mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, mtf.Dimension(name, 1))
+                 for name in ("x_block", "y_block")]
+    dims = mtf.Shape([mtf.Dimension(*dim) for dim in (
+        ("x_block", parts[0]), ("y_block", parts[1]), ("x", 48 // parts[0]), ("y", 48 // parts[1]))])
+    graph = mtf.Graph()
+    field = mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.ones(dims.to_integer_list), dims)
+    smooth = mtf.slicewise(lambda x: tf.nn.softmax(tf.nn.softmax(tf.nn.softmax(x))), [field], dims, field.dtype,
+                           splittable_dims=dims.dims[:2])
+    return graph, [mtf.reduce_sum(smooth)]
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+@pytest.mark.parametrize(("mesh_shape", "devices"), [(None, 4), (None, 6), ("a:2;b:3", None)])
+def test_blocks_are_as_many_as_there_are_devices(by_text, mesh_shape, devices):
+    """In the graph of no layout there is one block, which nothing splits."""
+    count = devices or 6
+    found = find_layout(lambda mesh_shape, layout: _blocks(mesh_shape, layout, by_text=by_text), devices, machine=FLAT,
+                        mesh_shape=mesh_shape, compare=[(f"a:{count}", "")])
+    whole, = found.compared
+    assert found.seconds < 0.5 * whole.seconds  # two dims over two axes, or one over all
+    assert "_block:" in found.layout_rules
+
+
+def test_what_is_fixed_and_lowers_on_no_graph_is_why():
+    with pytest.raises(InfeasibleError, match=r"fixed \(y:a\) does not lower.*dim y"):
+        find_layout(lambda mesh_shape, layout: _blocks(mesh_shape, layout, by_text=True), machine=FLAT,
+                    mesh_shape="a:5", fixed={"y": "a"})
+
+
 def test_slices_are_laid_out_as_the_layout_says():
     """Without being told one, the layout of imported slices is found."""
     def build_graph(mesh_shape, layout):
