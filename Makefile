@@ -56,8 +56,12 @@ lint: $(ENVIRONMENT)
 benchmark: $(COMPILED)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+# Every test has a sandbox of its own; what one of them compiles is kept for all, where all may write.
+bazel: export NUMBA_CACHE_DIR := $(CURDIR)/.venv/bazel-kernels
 bazel: $(ENVIRONMENT)
-	@bazel test //... $(ARGS)
+	@mkdir -p $(NUMBA_CACHE_DIR)
+	@$(BIN)/python -m pase_mtf.strategy.compile
+	@bazel test //... --test_env=NUMBA_CACHE_DIR --sandbox_writable_path=$(NUMBA_CACHE_DIR) $(ARGS)
 
 environment: $(COMPILED)
 

@@ -53,7 +53,7 @@ def _keep_safely(dispatcher: Any) -> Any:
     file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if type(file) is IndexDataCacheFile:
         file.__class__ = _SafeCacheFile
-        file._source_stamp = (file._source_stamp, _newest(Path(__file__).parents[1]))
+        file._source_stamp = (file._source_stamp, _newest(Path(__file__).resolve().parents[1]))
     return dispatcher
 
 
@@ -71,7 +71,8 @@ def compiled(function: Callable[..., Any] | None = None, *, fastmath: bool | Col
     """Decorator: compiles a function on its first call.
 
     The compiled code is kept beside the module, or in the user's cache directory where that cannot be written
-    (NUMBA_CACHE_DIR names another). Where neither can, it is compiled anew in every process instead of failing.
+    (NUMBA_CACHE_DIR names another). Where neither can, it is compiled anew in every process instead of failing. A
+    module that is imported by a link finds what is kept for the file itself.
 
     Args:
       function: what to compile.
@@ -82,6 +83,7 @@ def compiled(function: Callable[..., Any] | None = None, *, fastmath: bool | Col
     options = {"fastmath": fastmath, "inline": "always" if inline else "never"}
 
     def compile_(inner: Callable[..., Any]) -> Callable[..., Any]:
+        inner.__code__ = inner.__code__.replace(co_filename=os.path.realpath(inner.__code__.co_filename))
         try:
             return cast(Callable[..., Any], _keep_safely(njit(cache=True, **options)(inner)))
         except RuntimeError as error:

@@ -1,6 +1,8 @@
 """What is kept of compiled code."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +49,19 @@ def test_any_module_that_changed_counts(tmp_path):
     compiled._newest.cache_clear()
     os.utime(tmp_path / "inner" / "b.py", ns=(1, 10**9 + 1))
     assert compiled._newest(tmp_path) == 10**9 + 1
+
+
+def test_a_link_to_a_module_finds_what_is_kept_for_it(tmp_path):
+    """So do the tests under Bazel, each of which sees the modules through links of its own."""
+    module = "from pase_mtf.search.compiled import compiled\n@compiled\ndef twice(number):\n    return 2 * number\n"
+    script = "import linked; linked.twice(3); print(sum(linked.twice.stats.cache_hits.values()))"
+    (tmp_path / "module.py").write_text(module)
+    printed = []
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "linked.py").symlink_to(tmp_path / "module.py")
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
+                             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept"),
+                                  "PYTHONPATH": os.pathsep.join([str(tmp_path / folder), *filter(None, sys.path)])})
+        printed.append(run.stdout.strip())
+    assert printed == ["0", "1"]
