@@ -39,6 +39,9 @@ from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["Arm", "Recipe", "build_arm", "build_arms", "lower_stock_data_parallel", "rows_of"]
 
+_AGREES_WITHIN = 600.0
+"""Seconds between the first rank that has lowered a program and the last. A rank that is lost is found by the launcher;
+one that is not may have less of a processor for itself."""
 _CLOSES_WITHIN = 5.0
 """Seconds: an arm may be closed because something went wrong, and the others may not hear any more."""
 
@@ -122,7 +125,7 @@ class Arm:
         self._graph.finalize()
         self._session = tf.Session(devices.target, graph=self._graph, config=session_config(devices))
         if agreement:
-            agreement.check(self._session)
+            agreement.check(self._session, _AGREES_WITHIN)
         with self._graph.as_default():
             self._fill(passing, to_slices, initialize, checkpoint, cast)
         self.build_seconds = time.perf_counter() - start

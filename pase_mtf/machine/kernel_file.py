@@ -47,7 +47,7 @@ def read_entry(data: Any) -> tuple[Kernel, Timing]:
             raise FormatError(f"tensors that there are not in {shortened(kernel, quoted=False)}; leave it out")
         # What it computes and moves is asked for at every price: it must not fail then.
         hash(kernel)
-        if not (kernel.flops <= _MOST_WORK and kernel.nbytes <= _MOST_WORK):
+        if not (kernel.flops <= _MOST_WORK and kernel.nbytes <= _MOST_WORK and kernel.width >= 0):
             raise FormatError(f"work that nobody does in {shortened(kernel, quoted=False)}; leave it out")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"no time of a kernel: {shortened(data)}; leave it out") from error

@@ -7,6 +7,7 @@ import pytest
 
 from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.machine.kernel_file import line_of, read_entry
 from pase_mtf.machine.kernel_table import is_table, load_tables, save_tables, table_for
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
@@ -100,6 +101,14 @@ def test_changed_files_are_refused_in_one_line(path, where, value):
         load_tables(path)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(path))
+
+
+@pytest.mark.parametrize("equation", ["[[[[", "ab,bzq->az", "", 5])
+def test_products_of_something_else(equation):
+    data = json.loads(line_of(_PRODUCT, Timing(5e-5)))
+    data["kernel"]["attributes"]["equation"] = equation
+    with pytest.raises(FormatError, match="leave it out"):
+        read_entry(data)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "NaN", "\0"])
