@@ -7,6 +7,8 @@ from markdown_cells import rows
 
 from benchmarks import (
     accuracy,
+    cluster,
+    cluster_page,
     faults,
     fuzz,
     layout_report,
@@ -28,6 +30,8 @@ def _read(path):
 @pytest.mark.parametrize(("page", "measured", "document"), [
     ("benchmarks/accuracy.md", "benchmarks/accuracy.json", lambda path: accuracy.document(_read(path))),
     ("benchmarks/batches.md", "benchmarks/batches.json", lambda path: compact_table(list(Rows(str(path))))),
+    ("benchmarks/cluster.md", "benchmarks/cluster.json",
+     lambda path: cluster_page.document(list(cluster.Rows(str(path.with_suffix("")))))),
     ("benchmarks/faults.md", "benchmarks/faults.json", lambda path: faults.document(_read(path))),
     ("benchmarks/fuzz.md", "benchmarks/fuzz.json", lambda path: fuzz.document(_read(path))),
     ("benchmarks/layout.md", "benchmarks/layout.json", lambda path: layout_report.document(_read(path))),
