@@ -68,7 +68,7 @@ def test_the_kernels_of_a_layout_are_those_of_the_graph_that_runs(layout):
 
 
 def test_by_the_machine_at_hand_and_by_a_file(cache_dir, timed_kernels, tmp_path):
-    here = find_layout(build, 4, prices="measured", compare=["all:4;io:all"])
+    here = find_layout(build, 4, prices="measured", measure_seconds=600, compare=["all:4;io:all"])
     report = here.search["kernels"]
     assert report["of_strategy"] == report["measured_of_strategy"] > 10
     assert here.search["gap"] >= 0.0
@@ -94,13 +94,13 @@ def test_by_the_machine_at_hand_and_by_a_file(cache_dir, timed_kernels, tmp_path
 
 @pytest.mark.slow
 def test_the_best_of_all_layouts_or_a_gap_to_it(cache_dir, timed_kernels):
-    found = find_layout(build, 4, prices="measured")
+    found = find_layout(build, 4, prices="measured", measure_seconds=600)
     times = load_times(kernels_path(4))
     every = [";".join(["rows:4", *(f"{dim}:rows" for dim in dims)]) for count in range(3)
              for dims in itertools.combinations(("batch", "io", "hidden"), count)]
     every += [f"rows:2;cols:2;{one}:rows;{other}:cols" for one, other in itertools.permutations(
         ("batch", "io", "hidden"), 2)]
-    costs = find_layout(build, 4, prices="measured", compare=every).compared
+    costs = find_layout(build, 4, prices="measured", measure_seconds=600, compare=every).compared
     lowering = [cost.seconds for cost in costs if not cost.problem]
     assert len(lowering) > 8
     assert found.seconds <= min(lowering) * (1 + found.search["gap"]) * (1 + 1e-3)
@@ -113,7 +113,7 @@ def test_the_best_of_all_layouts_or_a_gap_to_it(cache_dir, timed_kernels):
 
 
 def test_within_memory_and_what_is_fixed(cache_dir, timed_kernels):
-    found = find_layout(build, 4, prices="measured", fixed={"hidden": None}, mesh_shape="all:4")
+    found = find_layout(build, 4, prices="measured", measure_seconds=600, fixed={"hidden": None}, mesh_shape="all:4")
     assert "hidden" not in found.layout_rules
     with pytest.raises(InfeasibleError, match="the least that any layout needs"):
         find_layout(build, 4, prices="measured", memory_limit=1000)
