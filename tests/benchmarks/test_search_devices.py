@@ -31,3 +31,12 @@ def test_the_page_compares_with_the_next_power_of_two():
                           ["model", "4", "6", "8"], ["alexnet", "20.0 ms", "10.0 ms (0.25), not proven", "40.0 ms"]]
     assert "1.50 times as long as for the next power of two (alexnet on 6)" in text
     assert "2 of 3 optima are proven" in text
+
+
+def test_powers_of_two_alone_are_compared_with_nothing():
+    text = search_devices.document({
+        "facts": {"machine": "Chip", "versions": "Python", "commit": "abc"}, "machine": "h100",
+        "rows": [{"model": "alexnet", "devices": 8, "rounds": 1, "build_seconds": 1.0, "search_seconds": 0.5,
+                  "optimal": True}]})
+    assert "1.00 s" in text
+    assert "The most" not in text
