@@ -90,8 +90,9 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model):
         written = tf.train.load_checkpoint(str(prefix))
         assert set(written.get_variable_to_shape_map()) == {*values, "global_step"}
         assert written.get_tensor("global_step") == STEPS
-        for name, value in values.items():
-            np.testing.assert_array_equal(written.get_tensor(name), value, err_msg=name)
+        for name, value in values.items():  # of a part that several devices hold each rank may write its own copy
+            np.testing.assert_allclose(written.get_tensor(name), value, rtol=1e-5 if board else 0.0,
+                                       atol=1e-6 if board else 0.0, err_msg=name)
         if board:
             assert 1 < len(list(prefix.parent.glob("model.data-*"))) <= len(devices.tasks)
         return found, values, nodes
