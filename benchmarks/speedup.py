@@ -36,6 +36,8 @@ __all__ = ["document", "main", "measure", "planned"]
 
 FOLDER = ROOT / "docs" / "benchmarks"
 _README_DEVICES = 8
+_LONGEST = 900.0
+"""Seconds that a run of MirroredStrategy may take."""
 
 
 def planned(names: Sequence[str], meshes: Sequence[int], batches: Sequence[int | None]) -> list[tuple[str, int, int]]:
@@ -74,8 +76,16 @@ def measure(name: str, devices: int, batch: int, arms: Sequence[str], steps: int
     left_out: dict[str, str] = {}
     mirrors = MIRRORED in arms and name in distribute.MODELS
     if mirrors and batch % devices:
-        left_out[MIRRORED], mirrors = f"a batch of {batch} does not split over {devices} devices", False
-    plain = _mirrored(name, devices, batch, steps, warmup) if mirrors else []
+        left_out[MIRRORED] = f"a batch of {batch} does not split over {devices} devices"
+
+    def mirrored() -> list[float]:
+        try:
+            return _mirrored(name, devices, batch, steps, warmup) if mirrors and MIRRORED not in left_out else []
+        except subprocess.TimeoutExpired as late:
+            left_out[MIRRORED] = f"its replicas wait for each other, after {late.timeout:.0f} s still"
+            return []
+
+    plain = mirrored()
     while True:
         compare = ",".join(arm for arm in arms if arm not in left_out and arm != MIRRORED)
         try:
@@ -91,7 +101,7 @@ def measure(name: str, devices: int, batch: int, arms: Sequence[str], steps: int
         # Where this machine put its temporary files is nobody's business.
         summary["facts"].pop("output", None)
         summary["facts"]["data"] = summary["facts"]["data"].replace(folder + os.sep, "")
-        plain += _mirrored(name, devices, batch, steps, warmup) if mirrors else []
+        plain += mirrored()
         return Row(summary, data, commit(), left_out, plain or None)
 
 
@@ -100,9 +110,10 @@ def _mirrored(name: str, devices: int, batch: int, steps: int, warmup: int) -> l
 
     Raises:
       RuntimeError: it failed; holds what it said.
+      subprocess.TimeoutExpired: it does not end.
     """
     done = subprocess.run(distribute.command(name, "mirrored", devices, batch, steps, warmup), cwd=ROOT,
-                          capture_output=True, text=True, check=False)
+                          capture_output=True, text=True, check=False, timeout=_LONGEST)
     if done.returncode:
         raise RuntimeError(f"MirroredStrategy of {name}: {done.stderr.strip()[-500:]}")
     return [1e3 * seconds for seconds in distribute.steps_of(done.stdout)["seconds"]]

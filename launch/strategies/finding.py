@@ -119,8 +119,9 @@ def _price_alike(strategies: dict[str, Strategy], main: ArmName, prices: Measure
     """Prices all arms by the same kernel times: those of later ones were measured after the first were priced."""
     for name, strategy in strategies.items():
         strategies[name] = prices.again(strategy)
-    best = min(strategies.values(), key=lambda strategy: strategy.seconds)
-    if main.method == "search" and best.seconds < strategies[main.name].seconds:
+    seconds = {name: prices.wary_seconds(strategy.configurations) for name, strategy in strategies.items()}
+    best = strategies[min(seconds, key=seconds.__getitem__)]
+    if main.method == "search" and min(seconds.values()) < seconds[main.name]:
         strategies[main.name] = prices.again(strategies[main.name], best.configurations)
 
 

@@ -82,16 +82,21 @@ class KernelTimes:
         smaller = self._sizes.get(_without_sizes(kernel))
         return max(self._rates.seconds(kernel), smaller.bound(kernel) if smaller else 0.0)
 
-    def estimate(self, kernel: Kernel) -> float:
+    def estimate(self, kernel: Kernel, share: float = 0.5) -> float:
         """Seconds of a kernel: measured, else by the efficiency of its operation: as many times what its arithmetic and
         traffic take at the best rates as the kernels of that operation take in the median (of all operations, where
-        none of its own was measured); and no less than the same kernel takes on smaller tensors."""
+        none of its own was measured); and no less than the same kernel takes on smaller tensors.
+
+        Args:
+          kernel: which.
+          share: of the kernels of that operation, that do not take more: half of them for the median.
+        """
         found = self._timings.get(kernel)
         if found is not None:
             return found.seconds
         factors = self._rates.factors
-        return max(self.bound(kernel),
-                   self._rates.seconds(kernel) * factors.get(kernel.operation, factors.get("", 1.0)))
+        known = factors.get(kernel.operation) or factors.get("") or (1.0,)
+        return max(self.bound(kernel), self._rates.seconds(kernel) * known[int(share * len(known))])
 
     @functools.cached_property
     def _rates(self) -> _Rates:
@@ -170,12 +175,12 @@ class _Reached:
 class _Rates:
     """What was reached: FLOP/s by family, which is easy for wide kernels; bytes/s by operation, and over all that copy
     (""), which is easy for those that are small enough for the caches; the shortest kernel; how far the others are from
-    the best rates, per operation and over all ("")."""
+    the best rates, per operation and over all (""), from the nearest to the farthest."""
 
     flops: Mapping[str, _Reached]
     nbytes: Mapping[str, _Reached]
     least: float
-    factors: Mapping[str, float]
+    factors: Mapping[str, Sequence[float]]
 
     @classmethod
     def of(cls, timings: Mapping[Kernel, Timing]) -> _Rates:
@@ -193,8 +198,7 @@ class _Rates:
         for kernel, timing in timings.items():
             for name in (kernel.operation, ""):
                 times.setdefault(name, []).append(timing.seconds / best.seconds(kernel))
-        return dataclasses.replace(best, factors={
-            name: sorted(found)[len(found) // 2] for name, found in times.items()})
+        return dataclasses.replace(best, factors={name: sorted(found) for name, found in times.items()})
 
     def seconds(self, kernel: Kernel) -> float:
         """What a kernel takes at the best rates of those that have it no easier; 0 where nothing was measured."""

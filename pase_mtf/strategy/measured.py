@@ -44,6 +44,9 @@ _PATIENCE = 3
 """Rounds in a row that did not find what estimates promised: of many strategies some are always estimated too low."""
 _FIRST_TIME = 0.5
 """Of the kernels of the first strategy that is looked at: where more are unknown, nobody measured this program here."""
+_WARY = 0.75
+"""Of the kernels of an operation, that take no longer than one is taken to that was not measured, where strategies are
+weighed against others: by medians, that one is taken of which most is estimated too low."""
 _SEARCH_SECONDS = 2.0
 """Of one search, where less is left."""
 
@@ -138,6 +141,15 @@ class MeasuredPrices:
         if "gap" in told and not told["optimal"] and bound > 0.0:
             told["gap"] = max(0.0, priced.network.cost(assignment) / bound - 1.0)
         return price_assignment(strategy.name, priced, assignment, told)
+
+    def wary_seconds(self, configurations: Sequence[Configuration]) -> float:
+        """A step of a strategy in which what was not measured takes longer than it is estimated to."""
+        self._known.look(configurations)
+        times = self._meter.times
+        unknown = [(kernel, count) for kernel, count in self._known.kernels(configurations).items()
+                   if kernel not in times]
+        return self._cost(configurations) + sum(
+            count * (times.estimate(kernel, _WARY) - times.estimate(kernel)) for kernel, count in unknown)
 
     def improve(self, start: Sequence[Configuration], name: str, *, seconds: float = math.inf, seed: int = 0,
                 ) -> Strategy:
@@ -268,7 +280,7 @@ class MeasuredPrices:
         for configurations in candidates:
             priced, assignment = with_configurations(base, configurations)
             fits = not costs or memory_limit is None or priced.peak_memory(assignment)[0] <= memory_limit
-            costs.append(priced.network.cost(assignment) if fits else math.inf)
+            costs.append(self.wary_seconds(configurations) if fits else math.inf)
         return candidates[costs.index(min(costs))]
 
     @property

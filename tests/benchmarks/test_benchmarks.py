@@ -1,4 +1,5 @@
 import os
+import subprocess
 
 import pytest
 from markdown_cells import row_of, rows
@@ -152,6 +153,20 @@ def test_agreement():
 
 def test_points_leave_out_what_was_not_measured_on_its_own(summary):
     assert points(summary) == {"search": (90, 100), "data_parallel": (360, 350)}
+
+
+def test_replicas_that_wait_for_each_other_for_ever_are_left_out(summary, monkeypatch):
+    def wait(*row):
+        raise subprocess.TimeoutExpired("distribute", 900.0)
+
+    monkeypatch.setattr(speedup, "_mirrored", wait)
+    monkeypatch.setattr(speedup, "prepare_data", lambda name, folder: ([], "synthetic"))
+    monkeypatch.setattr(speedup, "run_launcher", lambda flags, allowed: {
+        **summary, "facts": {**summary["facts"], "data": "synthetic"}})
+    row = speedup.measure("alexnet", 8, 64, ["search", "mirrored"], 15, 2, "folder")
+    assert row.mirrored is None
+    assert row.left_out == {"mirrored": "its replicas wait for each other, after 900 s still"}
+    assert row.holds(["search"])
 
 
 def test_replace_block(tmp_path):

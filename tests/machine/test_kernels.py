@@ -73,6 +73,7 @@ def test_bounds_and_estimates_of_what_was_not_measured():
     assert times.bound(_elementwise("Mul", 10000)) == pytest.approx(16e-6)  # no less than of 4000 elements
     assert times.bound(_elementwise("Mul", 10)) == pytest.approx(1e-6)  # nothing was shorter
     assert times.estimate(_elementwise("Mul", 20000)) == pytest.approx(80e-6)  # four times as long, in the median
+    assert times.estimate(_elementwise("Mul", 20000), 0.0) == pytest.approx(20e-6)  # as the best of them
     assert times.bound(_elementwise("Tanh", 10000)) == pytest.approx(10e-6)  # no kernel of its own
     assert times.scaled(2.0).bound(_elementwise("Mul", 20000)) == pytest.approx(40e-6)
     assert KernelTimes().bound(_elementwise("Mul", 10000)) == 0.0

@@ -130,6 +130,20 @@ def test_without_a_proof_a_strategy_of_measured_kernels(graph, everything):
     assert found.seconds <= min(seconds.values()) * (1 + found.search["gap"]) * (1 + 1e-9)
 
 
+def test_what_was_not_measured_counts_for_more_than_its_estimate(graph, everything):
+    """Of many strategies that one seems cheapest of which most is estimated too low."""
+    offered = [enumerate_configurations(layer, _DEVICES) for layer in graph.layers]
+    by_hand = data_parallel(graph, _DEVICES)
+    for limit, some in ((math.inf, False), (12, True)):
+        prices = MeasuredPrices(graph, _Source(graph), _Meter(8 + limit))
+        found = prices.evaluate(by_hand, "data parallel")
+        assert prices.wary_seconds(by_hand) == pytest.approx(found.seconds)  # all of it is known
+        told = [(prices.evaluate(configurations, "one").seconds, prices.wary_seconds(configurations))
+                for configurations in itertools.islice(itertools.product(*offered), 60)]
+        assert all(wary >= seconds * (1 - 1e-9) for seconds, wary in told)
+        assert any(wary > 1.01 * seconds for seconds, wary in told) is some
+
+
 class _Traps(_Source):
     """Whatever people would not write is a thousand times as dear as it seems."""
 

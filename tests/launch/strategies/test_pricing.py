@@ -110,6 +110,9 @@ def test_all_arms_share_the_seconds_for_measuring(monkeypatch, arms):
         def again(self, strategy):
             return strategy
 
+        def wary_seconds(self, configurations):
+            return 1.0
+
     plan = resolve(Options(model="alexnet", devices="cpu", prices="measured", measure_seconds=60,
                            compare="data_parallel,random:1,search" if arms > 1 else "none"))
     find_strategies(plan, perceptron((32, 64, 64, 16), batch=64), Machine.load("h100"), Prices())
