@@ -52,8 +52,6 @@ def _strategy(name: str, devices: int) -> Any:
     from pase_mtf.runtime import operation_threads
     # As our sessions are set up: the devices of one process share its cores.
     tf.config.threading.set_intra_op_parallelism_threads(operation_threads(devices))
-    # Each replica waits for the others in a thread: with one per core, as is the default, some never begin.
-    tf.config.threading.set_inter_op_parallelism_threads(2 * devices)
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
                                                [tf.config.LogicalDeviceConfiguration()] * devices)
     return tf.distribute.MirroredStrategy([f"/cpu:{number}" for number in range(devices)])
