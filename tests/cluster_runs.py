@@ -8,10 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pase_mtf.launch.cluster.launcher import local_addresses
+from pase_mtf.launch.cluster.server import check_servers, start_server
+from pase_mtf.runtime import Devices
+
 _MARK = "PASE_MTF_TEST_RUN"
+
+
+def two_servers() -> Iterator[Devices]:
+    """Four devices of two servers, which live as long as this process does."""
+    devices = Devices.over_tasks(4, "cpu", local_addresses(2))
+    servers = [start_server(devices, rank) for rank in range(2)]
+    check_servers(devices.tasks)
+    yield devices
+    assert len(servers) == 2
 
 
 def processes(mark: str, what: str = "") -> list[int]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pase_mtf.errors import FormatError, MismatchError, shortened
-from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
+from pase_mtf.launch.cluster.membership import Membership, started_by_launcher
 from pase_mtf.launch.console import exit_code_of
 from pase_mtf.launch.data import Data, StepBatch, open_data
 from pase_mtf.launch.options import ResolvedOptions
@@ -134,16 +134,8 @@ class _Feed:
 
 def main() -> int:
     """Follows until the launcher lets go; returns an exit code only where it cannot."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    # Not through Python's end, nor TensorFlow's: both wait for threads that serve.
-    end_with_launcher(lambda: os._exit(0))
-    membership = Membership.of_environment()
-    if membership is None:
-        print("error: a follower is started by the launcher; python -m pase_mtf.launch --cluster=local:4 "
-              "--clients=ranks", file=sys.stderr)
-        return 2
-    return exit_code_of(lambda: _join(membership))
+    membership = started_by_launcher("follower", "python -m pase_mtf.launch --cluster=local:4 --clients=ranks")
+    return 2 if membership is None else exit_code_of(lambda: _join(membership))
 
 
 def _join(membership: Membership) -> int:

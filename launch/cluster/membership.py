@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["Membership", "end_with_launcher"]
+__all__ = ["Membership", "end_with_launcher", "started_by_launcher"]
 
 _VARIABLE = "PASE_MTF_CLUSTER"
 _PR_SET_PDEATHSIG = 1
@@ -63,3 +63,21 @@ def end_with_launcher(end: Callable[[], object]) -> None:
             pass
         end()
     threading.Thread(target=wait, daemon=True, name="end with launcher").start()
+
+
+def started_by_launcher(what: str, command: str) -> Membership | None:
+    """Makes this process end when its launcher lets go of it, and at no signal that a scheduler sends to all processes
+    of a job; returns what the launcher told it. None, and a line on the standard error: no launcher started it.
+
+    Args:
+      what: this process is, for people.
+      command: that starts such processes.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # Not through Python's end, nor TensorFlow's: both wait for threads that serve.
+    end_with_launcher(lambda: os._exit(0))
+    membership = Membership.of_environment()
+    if membership is None:
+        print(f"error: a {what} is started by the launcher; {command}", file=sys.stderr)
+    return membership

@@ -1,14 +1,13 @@
 """Links between processes: which there are, and that they are measured through servers, here of this process."""
 
 import pytest
+from cluster_runs import two_servers
 
 from pase_mtf.calibration import calibrate, load
 from pase_mtf.calibration.cache import PROCESSES, cache_path, fingerprint
 from pase_mtf.calibration.calibrate import calibrate_processes
 from pase_mtf.calibration.links import between_processes, measure_links, neighbours
 from pase_mtf.calibration.load import load_machine
-from pase_mtf.launch.cluster.launcher import local_addresses
-from pase_mtf.launch.cluster.server import check_servers, start_server
 from pase_mtf.machine.kernels import Timing
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.runtime import Devices
@@ -42,12 +41,7 @@ def test_every_device_sends_to_one_and_hears_of_one():
 
 @pytest.fixture(scope="module")
 def served():
-    """Four devices of two servers, which live as long as this process does."""
-    devices = Devices.over_tasks(4, "cpu", local_addresses(2))
-    servers = [start_server(devices, rank) for rank in range(2)]
-    check_servers(devices.tasks)
-    yield devices
-    assert len(servers) == 2
+    yield from two_servers()
 
 
 def test_links_are_measured_through_servers(served):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cluster_runs import two_servers
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import ClusterError
@@ -19,12 +20,7 @@ from pase_mtf.strategy.strategy import evaluate_strategy
 
 @pytest.fixture(scope="module")
 def served():
-    """Four devices of two servers, which live as long as this process does."""
-    devices = Devices.over_tasks(4, "cpu", local_addresses(2))
-    servers = [start_server(devices, rank) for rank in range(2)]
-    check_servers(devices.tasks)
-    yield devices
-    assert len(servers) == 2
+    yield from two_servers()
 
 
 def _program():
