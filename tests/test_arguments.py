@@ -34,6 +34,7 @@ _RIGHT = {
     ("evaluate_strategy", "devices"): (int, np.int64), ("evaluate_strategy", "machine"): (type(None),),
     ("evaluate_strategy", "search"): (type(None), dict), ("evaluate_strategy", "name"): (str,),
     ("export_graph", "name"): (str,), ("export_graph", "meta"): (type(None), dict),
+    ("export_graph", "alike"): (type(None),),
     ("lower", "step"): (type(None),), ("lower", "rank"): (type(None),),
     ("register_operation", "kind"): (type(None),), ("register_operation", "flops"): (type(None),),
     ("register_operation", "contracted"): (type(None),), ("register_operation", "lower"): (type(None),),

@@ -14,6 +14,7 @@ from pase_mtf.export.phases import FORWARD, phases_of
 from pase_mtf.export.recomputed import Recomputed, recomputed
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
+from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operations
 from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.nodes import Nodes
@@ -22,7 +23,8 @@ __all__ = ["export_graph"]
 
 
 @checked_arguments
-def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] | None = None) -> ComputationGraph:
+def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] | None = None,
+                 alike: Alike | None = None) -> ComputationGraph:
     """Exports a Mesh-TensorFlow graph: its layers with their dims, operations and variables, and the edges.
 
     Every operation of the graph lands in exactly one layer, forward, gradient and optimizer operations alike. The
@@ -33,6 +35,7 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] 
         `mtf.Lowering` (which may rewrite it).
       name: for people: tables and plots show it.
       meta: anything JSON can hold that should travel with the graph (batch, preset, ...).
+      alike: numbers of operations that are alike, for who needs them for something else as well.
 
     Returns:
       The computation graph. Where it rests on something that the Mesh-TensorFlow graph does not tell (how often a loop
@@ -40,7 +43,7 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] 
     """
     with uncollected():
         flow = Flow(graph)
-        facts = read_operations(graph, flow)
+        facts = read_operations(graph, flow, alike)
         phases = phases_of(graph, facts)
         exporter = _Exporter(graph, facts, phases, flow)
         return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),

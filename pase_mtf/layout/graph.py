@@ -66,7 +66,7 @@ class GraphSearch:
         self.request = request
         self.variables = {variable.name: tuple(variable.shape.dimension_names) for variable in graph.all_variables}
         request.say(f"export of {len(graph.operations):,} operations")
-        self.exported = exported or export_graph(graph, name=request.name)
+        self.exported = exported or export_graph(graph, name=request.name, alike=request.memo.alike)
         self.export_seconds = time.perf_counter() - start
         self._random = list(_random_operations(graph.operations))
         start = time.perf_counter()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pase_mtf.compat import mtf, tf
@@ -52,14 +53,17 @@ class BuiltGraph:
             if not isinstance(tensor, mtf.Tensor) or tensor.graph is not self.graph:
                 raise UsageError(f"output {number} is {shortened(tensor)}, no tensor of this graph; give mtf.Tensors")
 
-    def structure(self) -> Hashable:
-        """Equal for graphs of the same operations on the same tensors, whatever they are called."""
-        return _structure(self.graph.operations, {})
+    def has_structure_of(self, other: BuiltGraph) -> bool:
+        """Whether the other graph has the same operations on the same tensors, whatever they are called.
+
+        Two graphs that differ nearly always do so at once, in what they import: they are not read any further.
+        """
+        one, two = (_structure(built.graph.operations, {}) for built in (self, other))
+        return all(entry == beside for entry, beside in itertools.zip_longest(one, two))
 
 
-def _structure(operations: Iterable[mtf.Operation], number: dict[mtf.Tensor, int]) -> Hashable:
-    """See BuiltGraph.structure; bodies of loops count."""
-    entries: list[Hashable] = []
+def _structure(operations: Iterable[mtf.Operation], number: dict[mtf.Tensor, int]) -> Iterator[Hashable]:
+    """What operations do to which tensors, one after another; a loop is followed by its body, and an end."""
     for operation in operations:
         settings = tuple([(key, tuple(value.dims) if isinstance(value, mtf.Shape) else value)
                           for key, value in vars(operation).items() if isinstance(value, _SETTINGS) and key != "_name"])
@@ -67,13 +71,15 @@ def _structure(operations: Iterable[mtf.Operation], number: dict[mtf.Tensor, int
         # A loop's variables have no operation in it.
         inputs = tuple([number.setdefault(tensor, len(number)) for tensor in operation.inputs])
         outputs = operation.outputs
-        entries.append((type(operation), settings, inputs,
-                        tuple([(tuple(tensor.shape.dims), tensor.dtype) for tensor in outputs]),
-                        slices and (len(slices.tensor_list), tuple(slices.slice_shape)),
-                        _structure(rule_of(operation).body(operation), number)))
+        yield (type(operation), settings, inputs,
+               tuple([(tuple(tensor.shape.dims), tensor.dtype) for tensor in outputs]),
+               slices and (len(slices.tensor_list), tuple(slices.slice_shape)))
+        body = rule_of(operation).body(operation)
+        if body:
+            yield from _structure(body, number)
+            yield None
         for tensor in outputs:
             number.setdefault(tensor, len(number))
-    return tuple(entries)
 
 
 class Program:

@@ -140,7 +140,7 @@ class _Trials:
 
     Attributes:
       trials: what was tried.
-      graphs: structure -> the first graph of it.
+      graphs: the first graph of every structure.
       builds: how often the program was called.
     """
 
@@ -148,7 +148,7 @@ class _Trials:
         self.program, self.request = program, request
         self.trials: dict[_Strings, _Trial] = {}
         graph = _SearchedGraph(first, request, first=True)
-        self.graphs: dict[Hashable, _SearchedGraph] = {first.structure(): graph}
+        self.graphs = [graph]
         self._built = [_Build(first, graph, None)]
         self.builds = 1
 
@@ -171,10 +171,10 @@ class _Trials:
             what = " ".join(str(error).split())[:300]
             what = what if isinstance(error, PaseError) else f"{type(error).__name__}: {what}"
             raise InfeasibleError(f"the program refuses it ({what})") from error
-        structure = built.structure()
-        if structure not in self.graphs:
-            self.graphs[structure] = _SearchedGraph(built, self.request, first=False)
-        graph = self.graphs[structure]
+        graph = next((graph for graph in self.graphs if graph.built.has_structure_of(built)), None)
+        if graph is None:
+            graph = _SearchedGraph(built, self.request, first=False)
+            self.graphs.append(graph)
         build = _Build(built, graph, None if graph.built is built
                        else Verifier(built.graph, built.outputs, self.request.memo))
         self._built.append(build)
@@ -224,12 +224,12 @@ class _Trials:
     def promises(self, layout: _Strings) -> bool:
         """Whether a layout costs less than the best one on any of the graphs at hand."""
         best = self.best() * (1 - 1e-9)
-        return any(graph.search.seconds_of(*layout.parsed()) < best for graph in self.graphs.values())
+        return any(graph.search.seconds_of(*layout.parsed()) < best for graph in self.graphs)
 
     def cheapest_candidate(self, limit: float) -> tuple[float, _Strings] | None:
         """The cheapest layout of any graph that was not tried, if it costs less than the limit there."""
         tried = {layout.effect() for layout in self.trials}
-        return min((candidate for graph in self.graphs.values() for candidate in graph.candidates(tried, limit)),
+        return min((candidate for graph in self.graphs for candidate in graph.candidates(tried, limit)),
                    key=lambda candidate: candidate[0], default=None)
 
     def try_candidates(self) -> float:
@@ -240,7 +240,7 @@ class _Trials:
             best = self.best()
             # Of equals the first is as good.
             candidate = self.cheapest_candidate(best * (1 - 1e-9))
-            missing = min(graph.bound() for graph in self.graphs.values())
+            missing = min(graph.bound() for graph in self.graphs)
             if candidate is None:
                 return min(best, missing)
             if self.builds >= last or len(self.trials) >= most or self.request.expired():
@@ -264,7 +264,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
       InfeasibleError: no layout lowers.
     """
     trials = _Trials(program, first, request)
-    (first_graph,) = trials.graphs.values()
+    (first_graph,) = trials.graphs
     compared = [_Strings.of(*layout) for layout in request.compare]
     parallel = first_graph.search.data_parallel()
     data_parallel = None if parallel is None else _Strings.of(*parallel)
@@ -286,7 +286,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
     if not usable:
         if request.expired():
             raise InfeasibleError(f"{request.name}: no layout was found within the time limit; give more")
-        alone = len(trials.graphs) == 1 or all(graph.problem for graph in trials.graphs.values())
+        alone = len(trials.graphs) == 1 or all(graph.problem for graph in trials.graphs)
         why = (first_graph.why_nothing() if alone else "") or trials.why_too_large()
         raise InfeasibleError(why or f"{request.name}: every layout found changes the graph into one that does not "
                                      "lower under it; fix the mesh shape")
@@ -350,7 +350,7 @@ def _alternatives(trials: _Trials, shown: set[_Strings]) -> tuple[LayoutCost, ..
     usable = trials.usable()
     others = [trials.trials[layout].cost for layout in usable if layout not in shown]
     if len(trials.graphs) == 1:
-        (graph,) = trials.graphs.values()
+        (graph,) = trials.graphs
         known = {layout.effect() for layout in usable}
         more = (graph.search.judge("", candidate.mesh, candidate.rules)
                 for candidate in graph.search.candidates(1 + trials.request.alternatives)

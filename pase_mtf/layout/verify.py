@@ -19,7 +19,7 @@ from pase_mtf.compat import func_graph, mtf, tf
 from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.shapes import ShapeMeshImpl, ShapeVariable, Slices
 from pase_mtf.layout.space import MeshShape
-from pase_mtf.operations.alike import lowering_key
+from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.registry import rule_of
 
 __all__ = ["Memo", "Verifier"]
@@ -82,17 +82,20 @@ class Memo:
     Attributes:
       made: (number that operations which lower alike have in common, axes of their dims, state of their inputs) -> what
         lowering one of them made.
+      alike: these numbers.
+      names: number -> the names of the dims of such operations.
     """
 
     def __init__(self) -> None:
         self.made: dict[Hashable, _Made] = {}
-        self._numbers: dict[Hashable, int] = {}
+        self.alike = Alike()
+        self.names: dict[int, tuple[str, ...]] = {}
 
     def number(self, operation: mtf.Operation) -> int | None:
         """A number that the operations which lower alike have in common; None where it has to be lowered every time."""
         if isinstance(operation, _ALWAYS) or type(operation).lower.__module__ != _ops.__name__:
             return None
-        return self._numbers.setdefault(lowering_key(operation), len(self._numbers))
+        return self.alike.lowering(operation)
 
 
 class _PendingSum(mtf.ops.LazyAllreduceSum):
@@ -336,9 +339,14 @@ class Verifier:
         """What is the same of an operation under all layouts."""
         found = self._reads.get(operation)
         if found is None:
-            inputs, outputs = tuple(operation.inputs), tuple(operation.outputs)
-            names = dict.fromkeys(name for tensor in (*inputs, *outputs) for name in tensor.shape.dimension_names)
-            found = self._reads[operation] = _Read(self.memo.number(operation), tuple(names), inputs, outputs,
+            number, inputs, outputs = self.memo.number(operation), tuple(operation.inputs), tuple(operation.outputs)
+            names = None if number is None else self.memo.names.get(number)
+            if names is None:
+                names = tuple(dict.fromkeys(
+                    dim.name for tensor in (*inputs, *outputs) for dim in tensor.shape.dims))
+                if number is not None:
+                    self.memo.names[number] = names
+            found = self._reads[operation] = _Read(number, names, inputs, outputs,
                                                    tuple(rule_of(operation).reads(operation)))
         return found
 

@@ -53,17 +53,28 @@ def lowering_key(operation: mtf.Operation) -> Hashable:
 
 
 class Alike:
-    """Numbers for the operations of one graph: those that are alike have one number."""
+    """Numbers for the operations of one graph or of several: those that are alike have one number.
+
+    An operation is looked at once: it may not change afterwards.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
+        self._known: dict[mtf.Operation, int] = {}
+
+    def lowering(self, operation: mtf.Operation) -> int:
+        """The number that stands for the operation's `lowering_key`."""
+        number = self._known.get(operation)
+        if number is None:
+            number = self._known[operation] = self._numbers.setdefault(lowering_key(operation), len(self._numbers))
+        return number
 
     def number(self, operation: mtf.Operation) -> int | None:
         """The number of an operation. None of one that has to be looked at by itself: of a class that is not
         Mesh-TF's own, or that reads what is no input of it."""
         if isinstance(operation, _BY_THEMSELVES) or type(operation).__module__ != _ops.__name__:
             return None
-        return self._numbers.setdefault(lowering_key(operation), len(self._numbers))
+        return self.lowering(operation)
 
 
 def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:

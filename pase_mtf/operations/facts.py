@@ -101,16 +101,17 @@ class OperationFacts:
         return self.rule.sum_is_pending(self.operation)
 
 
-def read_operations(graph: mtf.Graph, flow: Flow | None = None) -> list[OperationFacts]:
+def read_operations(graph: mtf.Graph, flow: Flow | None = None, alike: Alike | None = None) -> list[OperationFacts]:
     """Reads every operation of a graph, in its order, those in a loop before the loop.
 
     Args:
       graph: of Mesh-TF.
       flow: of the graph, if it is at hand.
+      alike: numbers of its operations, if some are at hand.
     """
     flow = flow or Flow(graph)
     operations = all_operations(graph)
-    reader = _Reader(flow)
+    reader = _Reader(flow, alike or Alike())
     return [reader.read(operation, index, is_needed) for index, (operation, is_needed)
             in enumerate(zip(operations, needed_for_updates(operations), strict=True))]
 
@@ -118,11 +119,10 @@ def read_operations(graph: mtf.Graph, flow: Flow | None = None) -> list[Operatio
 class _Reader:
     """Reads operations; what was found out for one is known for the next."""
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
+    def __init__(self, flow: Flow, alike: Alike) -> None:
+        self._flow, self._alike = flow, alike
         self._traced: dict[Hashable, Nodes] = {}
         self._iterations: dict[mtf.Operation, int | None] = {}  # of loops
-        self._alike = Alike()
         # By the number that operations which are alike have in common.
         self._known: dict[int, tuple[OperationFacts, _Common]] = {}
 

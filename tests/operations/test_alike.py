@@ -11,8 +11,9 @@ from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.layout import costs
 from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape
+from pase_mtf.layout.verify import Memo, Verifier
 from pase_mtf.machine.machine import Machine
-from pase_mtf.operations import facts
+from pase_mtf.operations import alike, facts
 from pase_mtf.operations.alike import Alike
 
 BATCH, WIDTH, HIDDEN = dim("batch", 16), dim("width", 16), dim("hidden", 32)
@@ -62,11 +63,26 @@ def test_operations_that_differ_are_told_apart():
                 *(mtf.shift(x, offset, WIDTH, wrap=True) for offset in (1, 2)),
                 *(mtf.slicewise(tf.tanh, [x], splittable_dims=[name]) for name in (BATCH, WIDTH))]
         again = [mtf.relu(b.input("z", [BATCH, WIDTH])), mtf.shift(x, 2, WIDTH, wrap=True)]
-        alike = Alike()
-        numbers = [alike.number(tensor.operation) for tensor in made]
+        known = Alike()
+        numbers = [known.number(tensor.operation) for tensor in made]
         assert None not in numbers
         assert len(set(numbers)) == len(numbers)
-        assert [alike.number(tensor.operation) for tensor in again] == [numbers[0], numbers[6]]
+        assert [known.number(tensor.operation) for tensor in again] == [numbers[0], numbers[6]]
+
+
+def test_an_operation_of_several_graphs_is_looked_at_once(monkeypatch):
+    looked_at = []
+    monkeypatch.setattr(alike, "lowering_key",
+                        lambda operation, key=alike.lowering_key: looked_at.append(operation) or key(operation))
+    memo, graphs = Memo(), [stack(2), stack(4)]
+    numbers = memo.alike
+    for graph in graphs:
+        export_graph(graph, alike=numbers)
+        assert Verifier(graph, memo=memo).problem(MeshShape((("all", 2),)), {"batch": "all"}) is None
+    assert len(looked_at) == len(set(looked_at))
+    found = [{numbers.lowering(operation) for operation in graph.operations if type(operation).__name__ != "Assign"}
+             for graph in graphs]
+    assert found[0] <= found[1]
 
 
 @pytest.mark.parametrize("name", NETS)
