@@ -149,8 +149,11 @@ class Layout:
         problems += [f"{entry.name}: needs {bytes_text(entry.memory_bytes)} per device, {self.machine_name} holds "
                      f"{bytes_text(self.device_bytes)}"
                      for entry in entries if not entry.problem and entry.memory_bytes > self.device_bytes]
-        replicated = (["note: no dim is split: every device does all of the work, which is faster here than what "
-                       "splitting it would send"] if self.devices > 1 and not self.best.layout_rules else [])
+        replicated = []
+        if self.devices > 1 and not self.best.layout_rules:
+            why = ("which is faster here than what splitting it would send" if self.search["optimal"]
+                   else "and nobody has looked yet at all layouts that could be faster; give it more time")
+            replicated = [f"note: no dim is split: every device does all of the work, {why}"]
         return "\n".join([text, self.best.memory_text(self.device_bytes), *problems, *self.notes, *replicated])
 
     def explain(self, dim: str) -> str:

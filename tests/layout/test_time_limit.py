@@ -49,6 +49,10 @@ def test_without_time_a_gap_is_said():
     assert not found.search["optimal"]
     assert math.isfinite(found.search["gap"])
     assert "above the optimum" in str(found)
+    # Not looked for is not slower.
+    assert "no dim is split" in str(found)
+    assert "which is faster" not in str(found)
+    assert "give it more time" in str(found)
 
 
 def test_with_time_nothing_changes():
