@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from pase_mtf.search import Solution, solve
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import relative_gap
 from pase_mtf.simulator.mcmc import search_simulated
+from pase_mtf.simulator.overlap import fitted_overlap
 from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.stages import gradient_seconds
@@ -31,8 +32,11 @@ MOST_DEVICES = 64
 simulated unless it is asked for."""
 _PATIENCE = 10.0
 """Seconds of looking for the next cheapest: in a large network there may be fewer by then than were asked for."""
-_HIDDEN = (0.5, 0.8, 0.95)
-"""What fraction of gradients' all-reduces the backward pass may hide: the cheapest under each is simulated, too."""
+_OVERLAPS = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""What fraction of gradients' all-reduces the backward pass might hide: the cheapest under each is simulated, so that
+the fraction is learned from steps that differ in it."""
+_FITS = 3
+"""How often, at most, it is learned anew after the cheapest under the last one was simulated, too."""
 _MOST, _CONFIGURATIONS = 10, 30_000
 """How many of the cheapest are simulated unless more are asked for, and over how many configurations of all layers they
 may be looked for: every further one takes about as long as the first, and a search should not take many times as long
@@ -55,8 +59,8 @@ def worth_simulating(priced: PricedNetwork) -> int:
 def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
                        memory_limit: float | None, time_limit: float | None = None,
                        ) -> tuple[Solution, dict[str, Any]]:
-    """Simulates the cheapest strategies by the sum of costs, those that are cheapest where the backward pass hides some
-    of the gradients' all-reduces, and data parallelism.
+    """Simulates the cheapest strategies by the sum of costs, data parallelism, and those that are cheapest where the
+    backward pass hides some of the gradients' all-reduces: how much of them it does is learned from all these steps.
 
     Args:
       priced: the network.
@@ -67,22 +71,21 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
 
     Returns:
       The one whose simulated step is shortest, and what is to be said of it: "simulated" how many, "simulated_seconds"
-      the step of the one that is returned, "simulated_rank" its place among them by the sum of costs, from 1, and
-      "cheapest_simulated_seconds" the step of the cheapest by that sum. Nothing where steps are too long to be
+      the step of the one that is returned, "simulated_rank" its place among them by the sum of costs, from 1,
+      "cheapest_simulated_seconds" the step of the cheapest by that sum, and, where devices do not share cores,
+      "overlap", the fraction of gradients' all-reduces that these steps hide. Nothing where steps are too long to be
       simulated.
     """
     if found.cost > LONGEST:
         return found, {}
-    patience = _PATIENCE if time_limit is None else min(_PATIENCE, time_limit)
-    others = [assignment for assignment in _promising(priced, most, patience) if assignment != found.assignment and (
-        memory_limit is None or priced.peak_memory(assignment)[0] <= memory_limit)
-        and priced.network.cost(assignment) <= LONGEST]
-    candidates = [found.assignment, *sorted(dict.fromkeys(others), key=priced.network.cost)]
-    simulator = Simulator(priced)
-    seconds = [simulator.seconds(assignment) for assignment in candidates]
+    judge = _Judge(priced, found.assignment, memory_limit,
+                   _PATIENCE if time_limit is None else min(_PATIENCE, time_limit))
+    judge.add_cheapest(most)
+    overlap = None if priced.machine.shared_cores else judge.learn_overlap()
+    candidates, seconds = judge.ordered()
     best = min(range(len(candidates)), key=lambda number: (seconds[number], number))
     told = {"simulated": len(candidates), "simulated_seconds": seconds[best], "simulated_rank": best + 1,
-            "cheapest_simulated_seconds": seconds[0]}
+            "cheapest_simulated_seconds": seconds[0], **({} if overlap is None else {"overlap": overlap})}
     if not best:
         return found, told
     cost = priced.network.cost(candidates[best])
@@ -125,21 +128,73 @@ def walk_simulated(priced: PricedNetwork, *, initial: Sequence[int] | None = Non
              "first_simulated_seconds": found.first_seconds})
 
 
-def _promising(priced: PricedNetwork, most: int, patience: float) -> Iterator[tuple[int, ...]]:
-    """The assignments to simulate; some may come twice."""
-    if most > 1:
-        with contextlib.suppress(InfeasibleError):  # none in time; one is at hand
-            found = solve(priced.network, "k_best", k=most, time_limit=patience).statistics["strategies"]
-            yield from (assignment for _, assignment in found)
-    with contextlib.suppress(InfeasibleError, UsageError):  # the batch does not split so, or not as it is offered
-        parallel = data_parallel(priced.graph, priced.devices)
-        yield tuple(priced.index(layer, configuration) for layer, configuration in enumerate(parallel))
-    if priced.machine.shared_cores:
-        return  # nothing is hidden
-    hidden = gradient_seconds(priced)
-    for fraction in _HIDDEN:
+class _Judge:
+    """Simulates strategies of one network, each once."""
+
+    def __init__(self, priced: PricedNetwork, first: tuple[int, ...], memory_limit: float | None,
+                 patience: float) -> None:
+        """Has simulated the first.
+
+        Args:
+          priced: the network.
+          first: the cheapest that fits the memory.
+          memory_limit: bytes per device; what needs more is left out.
+          patience: seconds for every search.
+        """
+        self._priced, self._memory_limit, self._patience = priced, memory_limit, patience
+        self._simulator = Simulator(priced)
+        self._seconds = {first: self._simulator.seconds(first)}
+
+    def add(self, assignment: tuple[int, ...]) -> bool:
+        """Simulates a strategy; returns whether that told anything: it is another one, fits, and is not too slow."""
+        if assignment in self._seconds or self._priced.network.cost(assignment) > LONGEST or (
+                self._memory_limit is not None and self._priced.peak_memory(assignment)[0] > self._memory_limit):
+            return False
+        self._seconds[assignment] = self._simulator.seconds(assignment)
+        return True
+
+    def add_cheapest(self, most: int) -> None:
+        """Simulates so many of the cheapest, and data parallelism."""
+        if most > 1:
+            with contextlib.suppress(InfeasibleError):  # none in time; one is at hand
+                found = solve(self._priced.network, "k_best", k=most, time_limit=self._patience)
+                for _, assignment in found.statistics["strategies"]:
+                    self.add(assignment)
+        with contextlib.suppress(InfeasibleError, UsageError):  # the batch does not split so, or not as it is offered
+            parallel = data_parallel(self._priced.graph, self._priced.devices)
+            self.add(tuple(self._priced.index(layer, configuration) for layer, configuration in enumerate(parallel)))
+
+    def learn_overlap(self) -> float:
+        """Simulates the cheapest strategies under several overlaps, and under that which all simulated steps tell, as
+        long as that is another one; returns the overlap."""
+        hideable = gradient_seconds(self._priced)
+        for overlap in _OVERLAPS:
+            self._add_cheapest_under(overlap, hideable)
+        overlap = self._overlap(hideable)
+        for _ in range(_FITS):
+            if not self._add_cheapest_under(overlap, hideable):
+                break
+            overlap = self._overlap(hideable)
+        return overlap
+
+    def _add_cheapest_under(self, overlap: float, hideable: list[np.ndarray]) -> bool:
         with contextlib.suppress(InfeasibleError):  # none in time
-            yield solve(_hiding(priced, hidden, fraction), "exact", certificate=False, time_limit=patience).assignment
+            network = _hiding(self._priced, hideable, overlap)
+            return self.add(solve(network, "exact", certificate=False, time_limit=self._patience).assignment)
+        return False
+
+    def _overlap(self, hideable: list[np.ndarray]) -> float:
+        """Of all that were simulated."""
+        sums = [self._priced.network.cost(assignment) for assignment in self._seconds]
+        hidden = [sum(float(vector[choice]) for vector, choice in zip(hideable, assignment, strict=True))
+                  for assignment in self._seconds]
+        return fitted_overlap(sums, hidden, [*self._seconds.values()])
+
+    def ordered(self) -> tuple[list[tuple[int, ...]], list[float]]:
+        """All that were simulated, by the sum of costs behind the first, and their seconds."""
+        first, *others = self._seconds
+        assignments = [first, *sorted(others, key=self._priced.network.cost)]
+        return assignments, [self._seconds[assignment] for assignment in assignments]
 
 
 def _hiding(priced: PricedNetwork, seconds: list[np.ndarray], fraction: float) -> CostNetwork:

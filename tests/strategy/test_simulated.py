@@ -10,6 +10,7 @@ from small_graphs import perceptron
 from pase_mtf import models
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.machine import KINDS, Link, Machine
+from pase_mtf.simulator.overlap import fitted_overlap
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.simulated import MOST_DEVICES
 from pase_mtf.strategy.strategy import Strategy
@@ -93,7 +94,9 @@ def test_a_chain_walks_on_simulated_steps(graph):
 @pytest.mark.parametrize("wrong", [
     {"simulated": 2}, {"simulated": True, "simulated_seconds": 1.0}, {"simulated": 2, "simulated_seconds": "1"},
     {"simulated": 2, "simulated_seconds": 1.0, "simulated_rank": 2}, {"simulated_seconds": 1.0},
-    {"simulated": 2, "simulated_seconds": 1.0, "simulated_rank": 0, "cheapest_simulated_seconds": 1.0}])
+    {"simulated": 2, "simulated_seconds": 1.0, "simulated_rank": 0, "cheapest_simulated_seconds": 1.0},
+    {"overlap": 0.5}, {"simulated": 2, "simulated_seconds": 1.0, "overlap": 1.5},
+    {"simulated": 2, "simulated_seconds": 1.0, "overlap": True}])
 def test_what_a_file_says_of_simulated_steps_is_checked(wrong, tmp_path):
     path = tmp_path / "strategy.json"
     find_strategy(perceptron(), 4, SLOW_LINKS, simulate=0).save(path)
@@ -102,3 +105,17 @@ def test_what_a_file_says_of_simulated_steps_is_checked(wrong, tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(FormatError, match="simulated steps"):
         Strategy.load(path)
+
+
+def test_the_overlap_is_learned_from_simulated_steps(graph):
+    """One that all steps agree on is found; the search's own lies between nothing and all, and both are told."""
+    sums, hideable = [4.0, 6.0, 5.0], [1.0, 4.0, 0.0]
+    assert fitted_overlap(sums, hideable, [3.25, 3.0, 5.0]) == pytest.approx(0.75)
+    assert fitted_overlap(sums, hideable, [1.0, 1.0, 1.0]) == 1.0  # more is hidden than gradients
+    assert fitted_overlap(sums, hideable, [9.0, 9.0, 9.0]) == 0.0  # links are contended for
+    assert fitted_overlap(sums, [0.0] * 3, sums) == fitted_overlap([0.0], [0.0], [0.0]) == 0.0
+    found = find_strategy(graph, 4, SLOW_LINKS)
+    assert 0.0 < found.search["overlap"] < 1.0
+    assert f"; {100 * found.search['overlap']:.0f} % of what gradients' all-reduces take is hidden" in found.verdict
+    alone = dataclasses.replace(SLOW_LINKS, links=(Link(256, 1e15, 0.0),))
+    assert find_strategy(graph, 4, alone).search["overlap"] != found.search["overlap"]
