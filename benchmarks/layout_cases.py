@@ -17,8 +17,8 @@ from pase_mtf.layout.layout import Layout
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.runtime import Devices, session_config
 
-__all__ = ["builder", "by_hand", "find", "first_loss", "losses", "lower_stock", "measure", "predicted_cost",
-           "slow_machine", "stock_arm"]
+__all__ = ["builder", "by_hand", "find", "first_loss", "for_one_device", "losses", "lower_stock", "measure",
+           "predicted_cost", "slow_machine", "stock_arm"]
 
 _BY_HAND = {
     # Batch on one axis; heads, the feed-forward's hidden dim and the vocabulary on the other; experts with the batch.
@@ -162,10 +162,17 @@ def _batches(name: str, size: str) -> Any:
         return programs.build(name, size).batches()
 
 
+def for_one_device(name: str, mesh_shape: str | None, rules: str | None) -> tuple[str | None, str | None]:
+    """For which layout a program is built, so that one device runs the graph of a layout.
+
+    That layout itself; but what the U-Nets import is laid out already, and has to be whole on one device.
+    """
+    return (None, None) if name in ("unet_2d", "unet_3d") else (mesh_shape, rules)
+
+
 def first_loss(name: str, size: str, mesh_shape: str, rules: str, devices: Devices) -> float:
     """The first loss of the graph that is built for a layout, on one device."""
-    # What the U-Net imports is laid out already.
-    built = (None, None) if name in ("unet_2d", "unet_3d") else (mesh_shape, rules)
+    built = for_one_device(name, mesh_shape, rules)
     arm = Arm("one device", lambda: programs.build(name, size, *built), lambda program: lower_stock(program, "", ""),
               devices)
     try:

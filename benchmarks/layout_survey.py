@@ -154,18 +154,18 @@ def _tiny(name: str) -> dict[str, Any]:
         exported = export_graph(programs.build(name, "reduced", *built).graph, name=name)
     strategy = find_strategy(exported, count, machine, simulate=0)
 
-    def losses(lowering: Callable[[Any], Any], values: Mapping[str, Any] | None = None,
-               seed: int = 1) -> tuple[list[float], dict[str, Any]]:
-        return layout_cases.losses(lambda: programs.build(name, "reduced", *built, seed=seed), lowering, STEPS, devices,
-                                   values)
+    def losses(lowering: Callable[[Any], Any], values: Mapping[str, Any] | None = None, seed: int = 1,
+               layout: tuple[str | None, str | None] = built) -> tuple[list[float], dict[str, Any]]:
+        return layout_cases.losses(lambda: programs.build(name, "reduced", *layout, seed=seed), lowering, STEPS,
+                                   devices, values)
 
     # A program that puts blocks together may run under its own layout only.
-    alone = ("", "")
+    alone, single = ("", ""), layout_cases.for_one_device(name, *built)
     try:
-        one, values = losses(lambda program: layout_cases.lower_stock(program, *alone))
+        one, values = losses(lambda program: layout_cases.lower_stock(program, *alone), layout=single)
     except ValueError:
         alone = programs.own_layout(name, count) or alone
-        one, values = losses(lambda program: layout_cases.lower_stock(program, *alone))
+        one, values = losses(lambda program: layout_cases.lower_stock(program, *alone), layout=single)
     result: dict[str, Any] = {"mesh_shape": built[0], "rules": built[1], "devices": count, "one_device": one,
                               "beside": ";".join(alone)}
     arms = {"stock": lambda program: layout_cases.lower_stock(program, *built),
@@ -177,7 +177,7 @@ def _tiny(name: str) -> dict[str, Any]:
         except Exception as error:  # whatever a lowering raises is the result
             result[arm] = {"problem": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
     if any(result[arm].get("difference", 0.0) > _EQUAL for arm in arms):
-        other, _ = losses(lambda program: layout_cases.lower_stock(program, *alone), values, 2)
+        other, _ = losses(lambda program: layout_cases.lower_stock(program, *alone), values, 2, single)
         result["other_noise"] = _difference(other, one)
     return result
 
