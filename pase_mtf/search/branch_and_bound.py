@@ -22,10 +22,11 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.depth_first import descend, descent_bytes
 from pase_mtf.search.elimination import Plan, eliminate
-from pase_mtf.search.messages import PassState, message_passes, promising, prune
+from pase_mtf.search.messages import message_passes
 from pase_mtf.search.neighbourhood import improve
-from pase_mtf.search.packed import Packed, Reduction, lift, quantum, reduce, simple_bound
+from pase_mtf.search.packed import Packed, Potentials, Reduction, lift, quantum, reduce, simple_bound
 from pase_mtf.search.part import Part, entries_left
+from pase_mtf.search.pass_state import PassState, promising, prune
 from pase_mtf.search.pulls import EXACTLY
 from pase_mtf.search.registry import Progress, relative_gap
 from pase_mtf.search.waiting import Waiting
@@ -75,7 +76,7 @@ class Minimiser:
       bound: proven lower bound.
       proven: whether the search has ended with a proof.
       statistics: counts.
-      potentials: float64 [packed.potentials], those that prove `cost` by themselves; None if it took more.
+      potentials: those that prove `cost` by themselves; None if it took more.
     """
 
     def __init__(self, packed: Packed, *, budget: Budget | None = None, gap: float = 0.0, cutoff: float = np.inf,
@@ -107,10 +108,10 @@ class Minimiser:
         self._gap, self._progress = gap, progress
         self._unit = quantum(packed, self._budget) if unit is None else unit
         self._scale = 0.0
-        self.potentials: np.ndarray | None = None
+        self.potentials: Potentials | None = None
         self._start = time.perf_counter()
         self._most_read = float(_FIRST_DESCENT)
-        self._root_messages = np.zeros(self.root.potentials)
+        self._root_messages = Potentials.none(self.root)
         # Where configuration i of vertex v of the input stands among the root's.
         self._place: np.ndarray | None = None  # where nothing was removed, it stands where it stood
         self._offset = packed.first
@@ -205,7 +206,7 @@ class Minimiser:
             part = self._part(bound, active)
             passes = 1  # the first pass finds the scale of costs
             while True:
-                before = int(part.state.active.sum())
+                before = int(part.domains().sum())
                 self._pass(part, passes)
                 self._report(min(part.bound, others))
                 if self.cost - part.bound <= self._target():
@@ -245,7 +246,9 @@ class Minimiser:
 
     def _part(self, bound: float, active: np.ndarray | None) -> Part:
         if active is None:
-            return Part.of(self.root, self._root_messages, bound, self._room * (1 - _WAITING))
+            part = Part.of(self.root, self._root_messages, bound, self._room * (1 - _WAITING))
+            self._root_messages = part.state.potentials  # as they will be when it is left
+            return part
         room = self._room * (1 - _WAITING)
         p, messages, *_ = reduce(self.root, active, self._root_messages, budget=Budget(self._budget.deadline, room))
         return Part.of(p, messages, bound, room - p.bytes)
@@ -271,13 +274,13 @@ class Minimiser:
     def _keep_potentials(self, part: Part) -> None:
         """Keeps the potentials of the whole network if they prove the cost by themselves."""
         if part.p is self.root and part.steps is EXACTLY and self.cost - part.bound <= self.slack / 2:
-            self.potentials = lift(self._packed, self._active, np.zeros(self._packed.potentials),
-                                   self._reduction._replace(messages=part.state.messages))
+            self.potentials = lift(self._packed, self._active, Potentials.none(self._packed),
+                                   self._reduction._replace(messages=part.state.potentials))
 
     def _look_for_better(self, p: Packed, state: PassState) -> None:
         """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
         them."""
-        few = promising(p.first, state.active, state.reduced_costs, _PROMISING)
+        few = promising(p, state, _PROMISING)
         try:
             part = reduce(p, few).network
         except InfeasibleError:  # of these few no assignment is finite: that says nothing of the others
@@ -306,7 +309,7 @@ class Minimiser:
             return False
         part.descended = part.stalled
         room = self._room * (1 - _WAITING)
-        if not part.state.active.all() and not part.reduce(self._budget, room):
+        if part.domains().sum() < len(part.p.unary) and not part.reduce(self._budget, room):
             return False
         entries = 2 * entries_left(part.p, part.p.domains)
         # Room for one way down at least, once, for the sake of the assignment that it finds.
@@ -327,7 +330,7 @@ class Minimiser:
     def _halves(self, part: Part, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """Cuts the domain of one vertex: the one that makes the largest tables. The first half holds the more
         promising configurations. Both as active configurations of the root."""
-        p, active = part.p, part.state.active
+        p, active, costs = part.p, part.state.flags(part.p), part.state.costs(part.p)
         v = plan.widest(part.domains())
         owner = np.repeat(np.arange(p.vertices), p.domains)
         place = self._places(self._offset[owner] + p.original)
@@ -335,7 +338,7 @@ class Minimiser:
         first[place[active]] = True
         second = first.copy()
         own = np.flatnonzero(active[p.first[v]:p.first[v + 1]]) + p.first[v]
-        own = own[np.argsort(part.state.reduced_costs[own], kind="stable")]
+        own = own[np.argsort(costs[own], kind="stable")]
         half = max(1, len(own) // 2)
         first[place[own[half:]]] = False
         second[place[own[:half]]] = False

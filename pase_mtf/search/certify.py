@@ -11,8 +11,9 @@ from pase_mtf.search.budget import Budget
 from pase_mtf.search.certificate import Certificate, Potential
 from pase_mtf.search.elimination import plan_elimination
 from pase_mtf.search.messages import message_passes
-from pase_mtf.search.packed import Packed, lift, reduce
+from pase_mtf.search.packed import Packed, Potentials, lift, reduce
 from pase_mtf.search.part import Part
+from pase_mtf.search.pass_state import count_below
 from pase_mtf.search.pulls import EXACTLY
 
 __all__ = ["certify", "potentials_of"]
@@ -36,7 +37,7 @@ class _Cut(NamedTuple):
     vertex: int
     part: tuple[int, ...]
     parts: tuple[np.ndarray, np.ndarray]
-    messages: np.ndarray
+    messages: Potentials
 
 
 def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certificate | None:
@@ -51,7 +52,7 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certif
     # Cuts and proofs by number; the two parts of a cut come after it, and are put together from the last on.
     found: list[Certificate | _Cut] = []
     parts: list[tuple[int, int]] = []
-    todo = [(np.ones(len(packed.unary), bool), np.zeros(packed.potentials), -1)]
+    todo = [(np.ones(len(packed.unary), bool), Potentials.none(packed), -1)]
     room = budget.memory - packed.bytes
     while todo:
         active, messages, above = todo.pop()
@@ -60,7 +61,7 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certif
         except (TimeoutError, MemoryError):
             return None
         # What a proof holds, or a cut that waits.
-        room -= 8 * packed.potentials + (2 * len(packed.unary) if isinstance(step, _Cut) else 0)
+        room -= 16 * packed.potentials + (2 * len(packed.unary) if isinstance(step, _Cut) else 0)
         if room < 0:
             return None
         if above >= 0:
@@ -79,20 +80,20 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certif
     return proofs[0]
 
 
-def potentials_of(packed: Packed, messages: np.ndarray) -> tuple[Potential, ...]:
+def potentials_of(packed: Packed, messages: Potentials) -> tuple[Potential, ...]:
     """The messages of a packed network, edge by edge."""
     domains, classes, places, extents = (packed.domains.tolist(), packed.classes_at.tolist(),
-                                         packed.potentials_at.tolist(), packed.extents.tolist())
+                                         messages.at.tolist(), packed.extents.tolist())
 
     def end(side: int, e: int, v: int) -> tuple[np.ndarray, np.ndarray]:
         """The classes of the configurations of one end, and the potentials of its classes."""
         begin, place = classes[side][e], places[side][e]
-        return packed.classes[begin:begin + domains[v]], messages[place:place + extents[side][e]]
+        return packed.classes[begin:begin + domains[v]], messages.values[place:place + extents[side][e]]
     return tuple(Potential(source, target, *end(0, e, source), *end(1, e, target))
                  for e, (source, target) in enumerate(packed.pairs))
 
 
-def _prove(packed: Packed, active: np.ndarray, messages: np.ndarray, cost: float, slack: float, budget: Budget
+def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float, slack: float, budget: Budget
            ) -> Certificate | _Cut:
     """A proof for the active part of a network, or the cut that it takes."""
     try:
@@ -111,8 +112,7 @@ def _prove(packed: Packed, active: np.ndarray, messages: np.ndarray, cost: float
         passes += chunk
         # By the reduced costs of the last pass, not by what could be pruned at any time: the checker sees the
         # potentials as they are in the end.
-        undecided = state.reduced_costs < cost - slack - bound
-        domains = np.add.reduceat(undecided, p.first[:-1], dtype=np.int64)
+        domains = count_below(p, state, cost - slack - bound)
         pairs = p.ends[:, (domains > 1)[p.ends].all(axis=0)].T
         plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=_MOST_OPERATIONS)
         done = cost - bound <= slack / 2 or plan.complete
@@ -124,11 +124,11 @@ def _prove(packed: Packed, active: np.ndarray, messages: np.ndarray, cost: float
             break
         if stalled or done:
             part.steps, at_once = EXACTLY, 1 if done else _PASSES_AT_ONCE
-    messages = lift(packed, active, messages, reduction)
+    messages = lift(packed, active, messages, reduction._replace(messages=state.potentials))
     if done:
         return Certificate(potentials_of(packed, messages))
     v = plan.widest(domains)
-    rank = np.argsort(state.reduced_costs[p.first[v]:p.first[v + 1]], kind="stable")
+    rank = np.argsort(state.costs(p)[p.first[v]:p.first[v + 1]], kind="stable")
     chosen = p.original[p.first[v] + rank[:max(1, min(int(domains[v]), len(rank)) // 2)]]
     inside = np.zeros(int(packed.first[v + 1] - packed.first[v]), bool)
     inside[chosen] = True

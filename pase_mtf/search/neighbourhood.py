@@ -63,11 +63,13 @@ def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no 
     """Gives every vertex the best configuration for its neighbours', until nothing improves. Returns the cost."""
     first, unary = p.first, p.unary
     vertices = len(first) - 1
+    fresh = np.zeros(vertices, np.bool_)  # has the best for its neighbours as they are
     for _ in range(sweeps):
         changed = False
         for v in range(vertices):
-            if first[v + 1] - first[v] == 1:
+            if fresh[v] or first[v + 1] - first[v] == 1:
                 continue
+            fresh[v] = True
             theta = unary[first[v]:first[v + 1]].copy()
             for side in range(2):
                 lines(p, v, side, choice, theta)
@@ -78,6 +80,9 @@ def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no 
             if best != choice[v]:
                 choice[v] = best
                 changed = True
+                for side in range(2):
+                    for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
+                        fresh[p.ends[1 - side, p.adjacent[side, position]]] = False
         if not changed:
             break
     return total_cost(p, choice)

@@ -13,7 +13,7 @@ from pase_mtf.search.budget import Budget
 from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.network import CostNetwork
 
-__all__ = ["Packed", "Reduction", "active_domains", "lift", "pack", "quantum", "reduce", "simple_bound"]
+__all__ = ["Packed", "Potentials", "Reduction", "lift", "pack", "quantum", "reduce", "simple_bound"]
 
 
 class Packed(NamedTuple):
@@ -86,6 +86,29 @@ class Packed(NamedTuple):
                 float(abs(self.constant) + np.abs(unary).sum() + np.abs(between).sum()))
 
 
+class Potentials(NamedTuple):
+    """What is taken from the edges of a network and given to their ends.
+
+    Attributes:
+      values: float64.
+      at: int64 [2, edges], where those of the classes of an end begin in `values`; ends may share them.
+    """
+
+    values: np.ndarray
+    at: np.ndarray
+
+    @classmethod
+    def none(cls, p: Packed) -> Potentials:
+        """Those that are all 0."""
+        return cls(np.zeros(int(p.extents.max(initial=0))), np.zeros_like(p.potentials_at))
+
+    def laid_out(self, p: Packed) -> np.ndarray:
+        """float64 [p.potentials]: a copy, each where p.potentials_at says."""
+        sizes, at = p.extents.T.ravel(), self.at.T.ravel()
+        found: np.ndarray = self.values[np.arange(p.potentials) + np.repeat(at - p.potentials_at.T.ravel(), sizes)]
+        return found
+
+
 def _assemble(first: np.ndarray, unary: np.ndarray, original: np.ndarray, values: np.ndarray, matrix: np.ndarray,
               ends: np.ndarray, extents: np.ndarray, classes: np.ndarray, classes_at: np.ndarray,
               constant: float, extremes: tuple[float, float]) -> Packed:
@@ -121,17 +144,6 @@ def pack(network: CostNetwork) -> Packed:
         arrays.ends,
         np.ascontiguousarray(arrays.shapes[arrays.edge_matrix].T), arrays.classes,
         arrays.classes_at[arrays.edge_classes], 0.0, network.extremes)
-
-
-@compiled
-def active_domains(first: np.ndarray, active: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
-    """Active configurations per vertex."""
-    found = np.zeros(len(first) - 1, np.int64)
-    for v in range(len(found)):
-        for position in range(first[v], first[v + 1]):
-            if active[position]:
-                found[v] += 1
-    return found
 
 
 def simple_bound(p: Packed) -> float:
@@ -324,12 +336,12 @@ class Reduction(NamedTuple):
     """
 
     network: Packed
-    messages: np.ndarray
+    messages: Potentials
     edges: np.ndarray
     classes: np.ndarray
 
 
-def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = None, *,
+def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = None, *,
            keep_large: bool = False, budget: Budget | None = None) -> Reduction:
     """Removes inactive configurations, and those that can then have no finite cost. Vertices that have one
     configuration left are folded into their neighbours.
@@ -348,7 +360,7 @@ def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = Non
     """
     budget = budget or Budget(memory=math.inf)
     if messages is None:
-        messages = np.zeros(packed.potentials)
+        messages = Potentials.none(packed)
     forbidden = packed.most == np.inf
     if keep_large and len(packed.values) > _LARGE and not forbidden and active.all():
         return Reduction(packed, messages, np.arange(len(packed.matrix)), np.zeros(0, np.int64))
@@ -384,11 +396,12 @@ def reduce(packed: Packed, active: np.ndarray, messages: np.ndarray | None = Non
     network = _assemble(first, unary, packed.original[kept], values, matrix, ends, extents, classes, classes_at,
                         constant, (float(min(least, unary.min(initial=np.inf))),
                                    float(max(most, unary.max(initial=-np.inf)))))
-    from_where = np.repeat(packed.potentials_at[:, left].T.ravel(), extents.T.ravel())
-    return Reduction(network, messages[from_where + old_class], left, old_class)
+    from_where = np.repeat(messages.at[:, left].T.ravel(), extents.T.ravel())
+    return Reduction(network, Potentials(messages.values[from_where + old_class], network.potentials_at), left,
+                     old_class)
 
 
-def lift(packed: Packed, active: np.ndarray, messages: np.ndarray, reduction: Reduction) -> np.ndarray:
+def lift(packed: Packed, active: np.ndarray, messages: Potentials, reduction: Reduction) -> Potentials:
     """The potentials of a reduced network as potentials of the larger one, with the same bound for
     active configurations.
 
@@ -397,11 +410,10 @@ def lift(packed: Packed, active: np.ndarray, messages: np.ndarray, reduction: Re
       reduction: the result, with its potentials as they are now.
     """
     if reduction.network is packed:
-        return reduction.messages.copy()
-    full = messages.copy()
-    sizes = reduction.network.extents.T.ravel()
-    begin = np.repeat(packed.potentials_at[:, reduction.edges].T.ravel(), sizes)
-    full[begin + reduction.classes] = reduction.messages
+        return reduction.messages
+    full = messages.laid_out(packed)
+    begin = np.repeat(packed.potentials_at[:, reduction.edges].T.ravel(), reduction.network.extents.T.ravel())
+    full[begin + reduction.classes] = reduction.messages.laid_out(reduction.network)
     kept = np.zeros(len(packed.matrix), bool)
     kept[reduction.edges] = True
     for e in np.flatnonzero(~kept).tolist():  # one end is decided: the other takes the whole cost
@@ -414,7 +426,7 @@ def lift(packed: Packed, active: np.ndarray, messages: np.ndarray, reduction: Re
         own, other = packed.potentials_at[side, e], packed.potentials_at[1 - side, e]
         full[own:own + packed.extents[side, e]] = 0.0
         full[other:other + len(line)] = np.where(np.isfinite(line), line, 0.0)
-    return full
+    return Potentials(full, packed.potentials_at)
 
 
 @compiled

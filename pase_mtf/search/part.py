@@ -9,10 +9,10 @@ import numpy as np
 
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.elimination import Plan, plan_elimination
-from pase_mtf.search.messages import PassState
-from pase_mtf.search.packed import Packed, active_domains, reduce
+from pase_mtf.search.packed import Packed, Potentials, reduce
+from pase_mtf.search.pass_state import PassState, active_domains
 from pase_mtf.search.pulls import EXACTLY, Steps, grain, in_steps, step_of
-from pase_mtf.search.repeats import vertex_kinds
+from pase_mtf.search.repeats import share_all, vertex_kinds
 
 __all__ = ["Part", "entries_left"]
 
@@ -66,14 +66,14 @@ class Part:
     patience: int = 0
 
     @classmethod
-    def of(cls, p: Packed, messages: np.ndarray, bound: float, room: float) -> Part:
+    def of(cls, p: Packed, messages: Potentials, bound: float, room: float) -> Part:
         """The whole of a network, with so many bytes of room for a copy of its matrices."""
         return cls(p, PassState.start(p, messages), bound, _counted(p, room), _work(p),
                    not (p.domains == 1)[p.ends].any())
 
     def domains(self) -> np.ndarray:
         """Active configurations per vertex."""
-        return active_domains(self.p.first, self.state.active)
+        return active_domains(self.p.first, self.state.active, self.state.active_at)
 
     def elimination(self, domains: np.ndarray, anew: bool) -> Plan:
         """How to eliminate what is undecided; found anew if asked to."""
@@ -103,21 +103,21 @@ class Part:
 
     def worth_reducing(self, domains: np.ndarray, affordable: bool) -> bool:
         """Whether to go on with the active configurations alone, where elimination comes next or not."""
-        everything = bool(self.state.active.all())
+        everything = int(domains.sum()) == len(self.p.unary)
         return (affordable and not (self.folded and everything)) or (
             not everything and _worth_reducing(self.p, domains))
 
     def reduce(self, budget: Budget, room: float) -> bool:
         """Goes on with the active configurations alone if they and what there is now fit so many bytes."""
         self.steps = EXACTLY  # may be large: let go of it before the next is made
-        active = self.state.active
+        active = self.state.flags(self.p)
         try:
-            self.p, messages, *_ = reduce(self.p, active, self.state.messages,
-                                          budget=Budget(budget.deadline, room - self.p.bytes))
+            p, messages, *_ = reduce(self.p, active, self.state.potentials,
+                                     budget=Budget(budget.deadline, room - self.p.bytes))
         except MemoryError:
             return False
-        self.state = PassState(messages, np.ones(len(self.p.unary), bool), self.state.reduced_costs[active],
-                               self.state.bounds, self.state.best, np.zeros(0, np.int64))
+        self.state = PassState.start(p, messages, self.state.costs(self.p)[active], self.state.bounds)
+        self.p = p
         self.folded, self.work = True, _work(self.p)
         self.steps = _counted(self.p, room - self.p.bytes)
         return True
@@ -127,6 +127,7 @@ class Part:
         found = grain(self.p, self.steps, gap)
         if found and not len(self.state.kinds):
             self.state = self.state._replace(kinds=vertex_kinds(self.p))
+            share_all(self.p, self.state)
         return found
 
     def look_now(self) -> bool:

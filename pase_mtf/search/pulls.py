@@ -191,4 +191,4 @@ def grain(p: Packed, steps: Steps, gap: float) -> float:
         return 0.0
     if not gap < math.inf:
         gap = _FIRST_GAP * float(np.minimum.reduceat(p.unary, p.first[:-1]).sum())
-    return 2.0 ** math.floor(math.log2(gap / len(p.matrix))) if gap > 0 else 0.0
+    return 2.0 ** math.floor(math.log2(gap / (2 * len(p.matrix)))) if gap > 0 else 0.0

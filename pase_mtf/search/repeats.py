@@ -1,8 +1,8 @@
-"""Visits of vertices that are alike: where layers repeat, what one visit came to is copied instead of computed anew.
+"""Visits of vertices that are alike, and pulls of edges that are: where layers repeat, they are made once.
 
 A visit (see messages.py) depends on the costs and the edges of a vertex, on the potentials that it finds there, and on
-what is active at it and behind it. Costs and edges stay: which vertices have the same is found once. The rest is
-compared visit by visit, with those of the same sweep.
+what is active at it and behind it. Costs and edges stay: which vertices have the same is found once. What is equal of
+the rest is in one place (see pass_state.py): to compare it is to compare places, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -13,37 +13,87 @@ import numpy as np
 
 from pase_mtf.search.compiled import compiled
 from pase_mtf.search.packed import Packed
+from pase_mtf.search.pass_state import PassState
 
-__all__ = ["Visits", "copy_visit", "no_visits", "vertex_kinds", "visited_alike"]
+__all__ = ["Seen", "copy_visit", "forget", "nothing_seen", "pulled_alike", "share_all", "share_flags",
+           "share_messages", "undo", "vertex_kinds", "visited_alike"]
 
 # Entries by which arrays are told apart before they are compared as a whole.
 _SAMPLE = 32
 
 
-class Visits(NamedTuple):
-    """What is remembered of the visits of one sweep.
+class Seen(NamedTuple):
+    """What one sweep has seen, by hash tables of a power of two of places, -1 where they are
+    empty.
 
     Attributes:
-      kinds: int64 [vertices], see `vertex_kinds`; empty: nothing is remembered.
-      table: int64 [a power of two, at least twice the vertices], a hash table of those visited; -1 where it is empty.
-      messages: float64 [potentials]; on the edges ahead of a vertex in the table, what the visit began with.
-      active: bool [configurations], of a vertex in the table what was active when it was visited.
+      kinds: int64 [vertices], see `vertex_kinds`; empty: nobody looks which visits are alike.
+      visits: int64, the vertices visited.
+      pulls: int64, the edges pulled.
+      messages: int64, the ends of edges (2 * edge + side) that have the potentials of their own.
+      flags: int64, the vertices that have active flags of their own.
+      latest: int64 [edges], for the edges ahead of the first vertex of every kind: the edge whose potentials were the
+        last that were sent along an edge like it; -1: none.
+      messages_at, active_at, reduced_at, bounds: those of the state before the sweep.
     """
 
     kinds: np.ndarray
-    table: np.ndarray
+    visits: np.ndarray
+    pulls: np.ndarray
     messages: np.ndarray
-    active: np.ndarray
+    flags: np.ndarray
+    latest: np.ndarray
+    messages_at: np.ndarray
+    active_at: np.ndarray
+    reduced_at: np.ndarray
+    bounds: np.ndarray
 
 
 @compiled
-def no_visits(p: Packed, kinds: np.ndarray) -> Visits:  # pragma: no cover (compiled)
-    """Room for those of a sweep. Memory that is never written to costs nothing."""
+def _table(count: int) -> np.ndarray:  # pragma: no cover (compiled)
     places = 2
-    while places < 2 * len(kinds):
+    while places < 2 * count:
         places *= 2
-    some = min(len(kinds), 1)
-    return Visits(kinds, np.full(places, -1), np.empty(some * p.potentials), np.empty(some * len(p.unary), np.bool_))
+    return np.full(places, -1)
+
+
+@compiled
+def nothing_seen(p: Packed, kinds: np.ndarray) -> Seen:  # pragma: no cover (compiled)
+    """Room for what a sweep sees."""
+    vertices, edges = len(p.first) - 1, len(p.matrix)
+    return Seen(kinds, _table(vertices), _table(edges), _table(2 * edges), _table(vertices), np.full(edges, -1),
+                np.empty((2, edges), np.int64), np.empty(vertices, np.int64), np.empty(vertices, np.int64),
+                np.empty(vertices))
+
+
+@compiled
+def forget(seen: Seen, state: PassState) -> None:  # pragma: no cover (compiled)
+    """Before a sweep: nothing is seen."""
+    seen.visits[:] = -1
+    seen.pulls[:] = -1
+    seen.messages[:] = -1
+    seen.flags[:] = -1
+    seen.latest[:] = -1
+    seen.messages_at[:] = state.messages_at
+    seen.active_at[:] = state.active_at
+    seen.reduced_at[:] = state.reduced_at
+    seen.bounds[:] = state.bounds
+
+
+@compiled
+def undo(seen: Seen, state: PassState) -> None:  # pragma: no cover (compiled)
+    """Leaves the state as it was before a sweep that has not come to its end."""
+    state.messages_at[:] = seen.messages_at
+    state.active_at[:] = seen.active_at
+    state.reduced_at[:] = seen.reduced_at
+    state.bounds[:] = seen.bounds
+
+
+@compiled
+def _stirred(found: np.uint64, number: int) -> np.uint64:  # pragma: no cover (compiled)
+    """A hash, and now of this number too."""
+    found = (found ^ np.uint64(number)) * np.uint64(0x9E3779B97F4A7C15)
+    return found ^ (found >> np.uint64(29))
 
 
 @compiled
@@ -117,75 +167,139 @@ def vertex_kinds(p: Packed) -> np.ndarray:  # pragma: no cover (compiled)
 
 
 @compiled
-def _same_visit(p: Packed, visits: Visits, messages: np.ndarray, active: np.ndarray, v: int, u: int, behind: int,
-                exactly: bool) -> bool:  # pragma: no cover (compiled)
-    """Whether vertex v is found as u was."""
-    if visits.kinds[v] != visits.kinds[u]:
-        return False
-    for side in range(2):
-        far = 1 - side
-        for number in range(p.adjacent_at[side, v + 1] - p.adjacent_at[side, v]):
-            e = p.adjacent[side, p.adjacent_at[side, v] + number]
-            f = p.adjacent[side, p.adjacent_at[side, u] + number]
-            if side == behind:
-                mine, other, size = p.potentials_at[far, e], p.potentials_at[far, f], p.extents[far, e]
-                if not _equal(messages[mine:mine + size], messages[other:other + size]):
-                    return False
-                x, y = p.ends[far, e], p.ends[far, f]
-                if not exactly and not _equal(active[p.first[x]:p.first[x + 1]], active[p.first[y]:p.first[y + 1]]):
-                    return False
-            else:
-                mine, other, size = p.potentials_at[side, e], p.potentials_at[side, f], p.extents[side, e]
-                if not _equal(messages[mine:mine + size], visits.messages[other:other + size]):
-                    return False
-    return exactly or _equal(active[p.first[v]:p.first[v + 1]], visits.active[p.first[u]:p.first[u + 1]])
+def share_messages(p: Packed, state: PassState, seen: Seen, e: int, side: int) -> None:  # pragma: no cover (compiled)
+    """Points an end of an edge to equal potentials that this sweep has seen before."""
+    begin, size = state.messages_at[side, e], p.extents[side, e]
+    mixed = _mixed(np.uint64(size), state.messages[begin:begin + size].view(np.uint64))
+    mask = len(seen.messages) - 1
+    place = np.int64(mixed >> np.uint64(20)) & mask
+    while seen.messages[place] >= 0:
+        end, f = seen.messages[place] & 1, seen.messages[place] >> 1
+        other = state.messages_at[end, f]
+        if p.extents[end, f] == size and (other == begin or _equal(
+                state.messages[begin:begin + size], state.messages[other:other + size])):
+            state.messages_at[side, e] = other
+            return
+        place = (place + 1) & mask
+    seen.messages[place] = 2 * e + side
 
 
 @compiled
-def visited_alike(p: Packed, visits: Visits, messages: np.ndarray, active: np.ndarray, v: int, behind: int,
-                  exactly: bool) -> np.int64:  # pragma: no cover (compiled)
-    """A vertex that this sweep found as it now finds v, or -1; then v is remembered.
-
-    Args:
-      p: the network.
-      visits: of this sweep.
-      messages, active: as they are now.
-      v: the vertex.
-      behind: the side at which it stands on the edges that the sweep comes from.
-      exactly: what is active does not matter.
-    """
-    bits, mixed = messages.view(np.uint64), np.uint64(visits.kinds[v])
-    for side in range(2):
-        for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
-            e, end = p.adjacent[side, position], 1 - side if side == behind else side
-            begin = p.potentials_at[end, e]
-            mixed = _mixed(mixed, bits[begin:begin + p.extents[end, e]])
-    mask = len(visits.table) - 1
+def share_flags(p: Packed, state: PassState, seen: Seen, v: int) -> None:  # pragma: no cover (compiled)
+    """Points a vertex to equal active flags that this sweep has seen before."""
+    begin, size = state.active_at[v], p.first[v + 1] - p.first[v]
+    if begin == 0:
+        return
+    mixed = np.uint64(size)
+    for k in range(size):  # few are told apart by a sample
+        mixed = (mixed ^ np.uint64(state.active[begin + k])) * np.uint64(0x9E3779B97F4A7C15)
+    mask = len(seen.flags) - 1
     place = np.int64(mixed >> np.uint64(20)) & mask
-    while visits.table[place] >= 0:
-        if _same_visit(p, visits, messages, active, v, visits.table[place], behind, exactly):
-            return np.int64(visits.table[place])
+    while seen.flags[place] >= 0:
+        u = seen.flags[place]
+        other = state.active_at[u]
+        if p.first[u + 1] - p.first[u] == size and _equal(
+                state.active[begin:begin + size], state.active[other:other + size]):
+            state.active_at[v] = other
+            return
         place = (place + 1) & mask
-    visits.table[place] = v
-    for position in range(p.adjacent_at[1 - behind, v], p.adjacent_at[1 - behind, v + 1]):
-        e = p.adjacent[1 - behind, position]
-        begin, end = p.potentials_at[1 - behind, e], p.potentials_at[1 - behind, e] + p.extents[1 - behind, e]
-        visits.messages[begin:end] = messages[begin:end]
-    visits.active[p.first[v]:p.first[v + 1]] = active[p.first[v]:p.first[v + 1]]
+    seen.flags[place] = v
+
+
+@compiled
+def share_all(p: Packed, state: PassState) -> None:  # pragma: no cover (compiled)
+    """Points whatever is equal to the same place."""
+    seen = nothing_seen(p, state.kinds)
+    for e in range(len(p.matrix)):
+        for side in range(2):
+            share_messages(p, state, seen, e, side)
+    for v in range(len(p.first) - 1):
+        share_flags(p, state, seen, v)
+
+
+@compiled
+def pulled_alike(p: Packed, state: PassState, seen: Seen, e: int, side: int, exactly: bool
+                 ) -> np.int64:  # pragma: no cover (compiled)
+    """An edge that this sweep has pulled as it would now pull e to this side, or -1; then e is remembered. With
+    `exactly`, what is active does not matter."""
+    far = 1 - side
+    at, v = state.messages_at[far, e], p.ends[far, e]
+    flags = 0 if exactly else state.active_at[v]
+    mask = len(seen.pulls) - 1
+    place = np.int64(_stirred(_stirred(_stirred(np.uint64(p.matrix[e]), at), flags), p.extents[far, e])
+                     >> np.uint64(20)) & mask
+    while seen.pulls[place] >= 0:
+        f = seen.pulls[place]
+        if (p.matrix[f] == p.matrix[e] and p.extents[0, f] == p.extents[0, e] and p.extents[1, f] == p.extents[1, e]
+                and state.messages_at[far, f] == at and (exactly or state.active_at[p.ends[far, f]] == flags)
+                and (flags == 0 or _same_end(p, e, f, far))):
+            return np.int64(f)
+        place = (place + 1) & mask
+    seen.pulls[place] = e
     return np.int64(-1)
 
 
 @compiled
-def copy_visit(p: Packed, messages: np.ndarray, active: np.ndarray, reduced_costs: np.ndarray, v: int, u: np.int64,
-               exactly: bool) -> None:  # pragma: no cover (compiled)
+def _same_visit(p: Packed, state: PassState, seen: Seen, v: int, u: int, behind: int, exactly: bool
+                ) -> bool:  # pragma: no cover (compiled)
+    """Whether vertex v is found as u was."""
+    if seen.kinds[v] != seen.kinds[u] or not (exactly or seen.active_at[v] == seen.active_at[u]):
+        return False
+    far, ahead = 1 - behind, 1 - behind
+    for number in range(p.adjacent_at[behind, v + 1] - p.adjacent_at[behind, v]):
+        e = p.adjacent[behind, p.adjacent_at[behind, v] + number]
+        f = p.adjacent[behind, p.adjacent_at[behind, u] + number]
+        if state.messages_at[far, e] != state.messages_at[far, f]:
+            return False
+        if not exactly and state.active_at[p.ends[far, e]] != state.active_at[p.ends[far, f]]:
+            return False
+    for number in range(p.adjacent_at[ahead, v + 1] - p.adjacent_at[ahead, v]):
+        e = p.adjacent[ahead, p.adjacent_at[ahead, v] + number]
+        f = p.adjacent[ahead, p.adjacent_at[ahead, u] + number]
+        if seen.messages_at[ahead, e] != seen.messages_at[ahead, f]:
+            return False
+    return True
+
+
+@compiled
+def visited_alike(p: Packed, state: PassState, seen: Seen, v: int, behind: int, exactly: bool
+                  ) -> np.int64:  # pragma: no cover (compiled)
+    """A vertex that this sweep found as it now finds v, or -1; then v is remembered.
+
+    Args:
+      p: the network.
+      state: as it is now.
+      seen: in this sweep.
+      v: the vertex.
+      behind: the side at which it stands on the edges that the sweep comes from.
+      exactly: what is active does not matter.
+    """
+    mixed = np.uint64(seen.kinds[v])
+    if not exactly:
+        mixed = _stirred(mixed, state.active_at[v])
+    for side in range(2):
+        end = 1 - behind  # of edges behind the other one, of those ahead its own
+        for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
+            mixed = _stirred(mixed, state.messages_at[end, p.adjacent[side, position]])
+    mask = len(seen.visits) - 1
+    place = np.int64(mixed >> np.uint64(20)) & mask
+    while seen.visits[place] >= 0:
+        if _same_visit(p, state, seen, v, seen.visits[place], behind, exactly):
+            return np.int64(seen.visits[place])
+        place = (place + 1) & mask
+    seen.visits[place] = v
+    return np.int64(-1)
+
+
+@compiled
+def copy_visit(p: Packed, state: PassState, v: int, u: np.int64, exactly: bool
+               ) -> None:  # pragma: no cover (compiled)
     """Makes of vertex v what the visit of u in this sweep made of that: nothing else has changed it since. Exact visits
     leave what is active alone."""
     for side in range(2):
         for number in range(p.adjacent_at[side, v + 1] - p.adjacent_at[side, v]):
-            mine = p.potentials_at[side, p.adjacent[side, p.adjacent_at[side, v] + number]]
-            e = p.adjacent[side, p.adjacent_at[side, u] + number]
-            other = p.potentials_at[side, e]
-            messages[mine:mine + p.extents[side, e]] = messages[other:other + p.extents[side, e]]
+            e = p.adjacent[side, p.adjacent_at[side, v] + number]
+            state.messages_at[side, e] = state.messages_at[side, p.adjacent[side, p.adjacent_at[side, u] + number]]
     if not exactly:
-        active[p.first[v]:p.first[v + 1]] = active[p.first[u]:p.first[u + 1]]
-    reduced_costs[p.first[v]:p.first[v + 1]] = reduced_costs[p.first[u]:p.first[u + 1]]
+        state.active_at[v] = state.active_at[u]
+    state.reduced_at[v] = state.reduced_at[u]

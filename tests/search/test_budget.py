@@ -14,9 +14,10 @@ from pase_mtf.search import waiting as waiting_parts
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.elimination import plan_elimination
-from pase_mtf.search.messages import PassState, message_passes
+from pase_mtf.search.messages import message_passes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
-from pase_mtf.search.packed import pack, reduce
+from pase_mtf.search.packed import Potentials, pack, reduce
+from pase_mtf.search.pass_state import PassState
 from pase_mtf.search.pulls import EXACTLY
 
 
@@ -76,7 +77,7 @@ def test_a_pass_stops_in_the_middle():
     network = dense(1)
     best = solve(network).cost
     p = reduce(pack(network.normalized()), np.ones(sum(network.sizes), bool)).network
-    state = PassState.start(p, np.zeros(p.potentials))
+    state = PassState.start(p, Potentials.none(p))
     nothing = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, 5, 0.0)
     assert nothing.bound == -np.inf
     assert nothing.passes == 0

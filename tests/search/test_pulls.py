@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from pase_mtf.search import check_certificate, part, pulls, solve
-from pase_mtf.search.messages import PassState, message_passes
+from pase_mtf.search.messages import message_passes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
-from pase_mtf.search.packed import pack
+from pase_mtf.search.packed import Potentials, pack
+from pase_mtf.search.pass_state import PassState, active_domains, count_below, promising, prune
 from pase_mtf.search.pulls import EXACTLY, grain, in_steps, step_of
 from pase_mtf.search.repeats import vertex_kinds
 
@@ -40,13 +41,16 @@ def _apart(p):
 
 @pytest.mark.parametrize("sweeps", [0, 2])
 @pytest.mark.parametrize("rough", [False, True])
-@pytest.mark.parametrize("step", [0.0, 2.0 ** -4])
+@pytest.mark.parametrize("step", [0.0, 2.0 ** -5])
 @pytest.mark.parametrize("seed", range(6))
 def test_sharing_changes_nothing(seed, rough, step, sweeps):
-    """Bit for bit, exactly and in steps, pruning as it goes; of edges, and where no choice is made of whole visits."""
+    """Bit for bit, exactly and in steps, pruning as it goes: with one matrix for all edges that are alike or one for
+    each, and copied visits or none, where potentials are not rounded to what was sent along others."""
     found = []
     for p in (pack(_blocks(seed, 30).normalized()), _apart(pack(_blocks(seed, 30).normalized()))):
-        state = PassState.start(p, np.zeros(p.potentials))._replace(kinds=vertex_kinds(p))
+        state = PassState.start(p, Potentials.none(p))
+        if not step or sweeps:
+            state = state._replace(kinds=vertex_kinds(p))
         matrices = in_steps(p, 2.0 ** -14) if rough else EXACTLY
         best, bounds, pulled = np.inf, [], 0
         for _ in range(4):
@@ -54,15 +58,64 @@ def test_sharing_changes_nothing(seed, rough, step, sweeps):
             best = min(best, result.cost)
             bounds.append(result.bound)
             pulled += result.pulled
-        found.append((bounds, best, state, pulled))
-    (bounds, best, state, shared), (others, other_best, other, all_of_them) = found
+        found.append((bounds, best, pulled, state.potentials.laid_out(p), state.flags(p), state.costs(p), state.bounds,
+                      state.best))
+    (bounds, best, shared, *arrays), (others, other_best, all_of_them, *other_arrays) = found
     assert bounds == others
     assert best == other_best
-    for name in ("messages", "active", "reduced_costs", "bounds", "best"):
-        np.testing.assert_array_equal(getattr(state, name), getattr(other, name))
+    for one, other in zip(arrays, other_arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
     assert shared <= all_of_them
-    if step:  # everything but the ends repeats
-        assert shared < 0.5 * all_of_them
+
+
+def _bound_of(p, potentials, active):
+    """The sum of the least of what is left at every vertex and edge, over active configurations, added up anew; nothing
+    is left below 0 at an edge."""
+    total, theta = p.constant, p.unary.copy()
+    for e, (u, v) in enumerate(p.pairs):
+        height, width = p.extents[:, e]
+        left = p.values[p.matrix[e]:p.matrix[e] + height * width].reshape(height, width)
+        for side, layer in enumerate((u, v)):
+            given = potentials[p.potentials_at[side, e]:][:p.extents[side, e]]
+            own = slice(p.first[layer], p.first[layer + 1])
+            classes = p.classes[p.classes_at[side, e]:][:own.stop - own.start]
+            theta[own] += given[classes]
+            left = left - (given[:, None] if side == 0 else given)
+            left = left[np.unique(classes[active[own]])] if side == 0 else left[:, np.unique(classes[active[own]])]
+        assert left.min() > -1e-9
+        total += left.min()
+    return total + np.minimum.reduceat(np.where(active, theta, np.inf), p.first[:-1]).sum()
+
+
+@pytest.mark.parametrize("rough", [False, True])
+@pytest.mark.parametrize("step", [2.0 ** -4, 2.0 ** -7])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_repeats_is_visited_once_and_bounds_the_rest(seed, step, rough):
+    """Pointing to the potentials and reduced costs of others, every vertex and edge has numbers that are right for it:
+    they add up to the bound, as far as they are rounded."""
+    network, pulled = _blocks(seed, 30), []
+    optimum = solve(network, "pase").cost
+    for p in (pack(network.normalized()), _apart(pack(network.normalized()))):
+        state = PassState.start(p, Potentials.none(p))._replace(kinds=vertex_kinds(p))
+        matrices, read = in_steps(p, 2.0 ** -14) if rough else EXACTLY, 0
+        for _ in range(4):
+            result = message_passes(p, matrices, state, optimum, 1e-9, -np.inf, 1, np.inf, step, 0)
+            if rough:
+                prune(p, state, optimum + 1e-9, True)
+            read += result.pulled
+            active, costs = state.flags(p), state.costs(p)
+            assert _bound_of(p, state.potentials.laid_out(p), active) >= result.bound - 4 * step * len(p.matrix)
+            assert result.bound <= optimum + 1e-9
+            domains = active_domains(p.first, state.active, state.active_at)
+            np.testing.assert_array_equal(domains, np.add.reduceat(active, p.first[:-1], dtype=int))
+            np.testing.assert_array_equal(count_below(p, state, 0.5), np.add.reduceat(
+                costs < 0.5, p.first[:-1], dtype=int))
+            few, order = promising(p, state, 5), np.where(active, costs, np.inf)
+            for begin, end in zip(p.first[:-1], p.first[1:], strict=True):
+                assert few[begin:end].sum() == 5
+                assert np.sort(order[begin:end])[4] == order[begin:end][few[begin:end]].max()
+        pulled.append(read)
+    assert pulled[0] < 0.5 * pulled[1]  # everything but the ends repeats
 
 
 @pytest.mark.parametrize("kind", ["float", "integer"])
@@ -94,7 +147,7 @@ def test_rounded_potentials_never_bound_from_above(rough, step):
         network = _blocks(seed, 2, 6)
         p = pack(network.normalized())
         steps = in_steps(p, step_of(p)) if rough else EXACTLY
-        found = message_passes(p, steps, PassState.start(p, np.zeros(p.potentials)), np.inf, 0.0, -np.inf, 3, np.inf,
+        found = message_passes(p, steps, PassState.start(p, Potentials.none(p)), np.inf, 0.0, -np.inf, 3, np.inf,
                                step)
         assert found.bound <= solve(network, method="pase").cost * (1 + 1e-13), seed
 
@@ -137,5 +190,5 @@ def test_grain():
     for gap in (1.0, 1e-9):
         step = grain(p, rough, gap)
         assert step == 2.0 ** np.round(np.log2(step))
-        assert gap / 2 < step * len(p.matrix) <= gap
+        assert gap / 4 < step * len(p.matrix) <= gap / 2
     assert 0.0 < grain(p, rough, np.inf) < p.unary.max()

@@ -82,9 +82,9 @@ print(json.dumps([before, kernels()]))
 # Compiled with checks of every index, an access beyond an array is an IndexError; without, a crash later, or garbage.
 CHECKED = """
 import numpy as np
-from pase_mtf.search.packed import active_domains
+from pase_mtf.search.pass_state import active_domains
 try:
-    active_domains(np.array([0, 4]), np.ones(3, bool))
+    active_domains(np.array([0, 4]), np.ones(3, bool), np.zeros(2, np.int64))
 except IndexError:
     print("checked")
 """
