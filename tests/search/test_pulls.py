@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pase_mtf.search import check_certificate, part, pulls, solve
+from pase_mtf.search import check_certificate, packed, part, pulls, solve
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import Potentials, pack
@@ -127,6 +127,7 @@ def test_the_optimum_of_what_repeats(seed, kind, monkeypatch):
     def noted(*arguments):
         steps.append(grain(*arguments))
         return steps[-1]
+    monkeypatch.setattr(packed, "_LARGE", 0)
     monkeypatch.setattr(part, "_LARGE", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
     monkeypatch.setattr(pulls, "_REPETITIVE", 2)
