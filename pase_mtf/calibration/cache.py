@@ -82,7 +82,7 @@ def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) ->
             **({PROCESSES: list(over.hosts)} if over else {})}
 
 
-_KERNEL_VERSION = 2
+_KERNEL_VERSION = 3
 """Of the way of timing kernels; times of another version are not read."""
 
 

@@ -4,6 +4,10 @@ Many kernels stand in one graph and are run one after the other in one session. 
 every device, one after the other there; so the devices keep each other from the cores and the caches as they do in a
 training step. What starting and ending a run takes is measured in the same session, and taken off.
 
+Of a kernel that follows another TensorFlow's executor knows at once that it is next. In a training step many nodes are
+ready beside each other and go from thread to thread, which takes longer than the work of a small one. What that takes
+is measured in every session, too, by one tiny kernel: many of them in a row, and as many beside each other.
+
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
 for longer: then all of it is timed again.
@@ -48,8 +52,13 @@ _PROBES = (
     Kernel("Mul", (Block("float32", (1 << 20,)),) * 2, (Block("float32", (1 << 20,)),)))
 """One that is bound by arithmetic, and one by memory."""
 _IDLE = Kernel("NoOp", (), ())
+_TINY = Kernel("AddV2", (Block("float32", (16,)),) * 2, (Block("float32", (16,)),))
+_IN_A_ROW, _BESIDE = Kernel("InARow", (), ()), Kernel("Beside", (), ())
+_TINY_REPEATS = 16  # on every device, of either
 _undisturbed_seconds: dict[tuple[Devices, Kernel], float] = {}
 """What they took at best in this process."""
+_handing_seconds: dict[Devices, list[float]] = {}
+"""What it took to hand a node from thread to thread, of every session of this process."""
 
 
 class KernelTimer:
@@ -197,19 +206,28 @@ class Nodes:
         block = Block("float32", (1,))
         return self.group([self.group([self.read(device, block, 0)], device) for device in self._devices])
 
-    def kernel(self, kernel: Kernel, repeats: int) -> str:
-        """A kernel so many times on every device, one after the other there; a node that waits for all of them.
+    def kernel(self, kernel: Kernel, repeats: int, beside: bool = False) -> str:
+        """A kernel so many times on every device; a node that waits for all of them.
+
+        Args:
+          kernel: which.
+          repeats: how often.
+          beside: all of them are ready at once; else those of a device follow each other.
 
         Raises:
           ValueError: TensorFlow has no such node.
         """
-        ends = []
+        ends = list[str]()
         for number, device in enumerate(self._devices):
             inputs, before = self._inputs(kernel, number), list[str]()
             for _ in range(repeats):
                 name = f"n{len(self.definition.node)}"
                 self.definition.node.append(node_of(kernel, name, [*inputs, *(f"^{node}" for node in before)], device))
-                before = [name, *self._read_elsewhere(kernel, name, number)]
+                made = [name, *self._read_elsewhere(kernel, name, number)]
+                if beside:
+                    ends += made
+                else:
+                    before = made
             ends += before
         return self.group(ends)
 
@@ -305,6 +323,8 @@ class _Bench:
         """A session in which each call times every kernel, whose runs nothing has been taken off, and an idle run."""
         nodes = Nodes(self._devices)
         names = {kernel: nodes.kernel(kernel, self._repeats(kernel)) for kernel in kernels}
+        for kernel, beside in self._handing():
+            names[kernel] = nodes.kernel(_TINY, _TINY_REPEATS, beside)
         names[_IDLE], fill_name = nodes.idle(), nodes.group(nodes.fills)
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(nodes.definition, name="")
@@ -324,15 +344,31 @@ class _Bench:
         return self.of_one(found)
 
     def of_one(self, looked: Mapping[Kernel, Timing]) -> dict[Kernel, Timing]:
-        """What one run of each kernel took, by what `opened` tells."""
-        start = looked[_IDLE].seconds
-        return {kernel: self._of_one(timing, self._repeats(kernel), start) for kernel, timing in looked.items()
-                if kernel != _IDLE}
+        """What one run of each kernel takes in a step, by what `opened` tells."""
+        start, handing = looked[_IDLE].seconds, self._handing_seconds(looked)
+        return {kernel: self._of_one(timing, self._repeats(kernel), start, handing) for kernel, timing in looked.items()
+                if kernel not in (_IDLE, _IN_A_ROW, _BESIDE)}
 
-    def _of_one(self, timing: Timing, repeats: int, start: float) -> Timing:
-        """What one run of a kernel took, by what a run of all of them took, and one of none."""
-        count = repeats * (self._devices.count if self._shared else 1)
-        return dataclasses.replace(timing, seconds=max((timing.seconds - start) / count, _LEAST_SECONDS))
+    def _of_one(self, timing: Timing, repeats: int, start: float, handing: float) -> Timing:
+        """What one run of a kernel takes, by what a run of all of them took, and one of none."""
+        each = (timing.seconds - start) / self._runs(repeats)
+        return dataclasses.replace(timing, seconds=max(each, _LEAST_SECONDS) + handing)
+
+    def _runs(self, repeats: int) -> int:
+        """How many kernels a run waits for, one after the other."""
+        return repeats * (self._devices.count if self._shared else 1)
+
+    def _handing(self) -> Sequence[tuple[Kernel, bool]]:
+        """What tells how long it takes to hand a node from thread to thread; of GPUs, which compute meanwhile, none."""
+        return () if self._devices.kind == "gpu" else ((_IN_A_ROW, False), (_BESIDE, True))
+
+    def _handing_seconds(self, looked: Mapping[Kernel, Timing]) -> float:
+        """What it takes: the median of all sessions of this process so far, for it differs from one to the next."""
+        if not self._handing():
+            return 0.0
+        known = _handing_seconds.setdefault(self._devices, [])
+        known.append((looked[_BESIDE].seconds - looked[_IN_A_ROW].seconds) / self._runs(_TINY_REPEATS))
+        return max(0.0, float(np.median(known)))
 
     def _repeats(self, kernel: Kernel) -> int:
         """How often a kernel is emitted on every device: more often where it takes little. GPUs differ by orders of

@@ -59,6 +59,25 @@ def test_what_is_too_large_or_too_late_is_not_timed():
     assert list(timer.time([_ADD], seconds=0.0)) == []
 
 
+def test_a_kernel_is_handed_from_thread_to_thread(monkeypatch):
+    monkeypatch.setattr(timing, "_handing_seconds", {})
+    bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
+    nodes, kernels = 2 * timing._TINY_REPEATS, 2 * bench._repeats(_ADD)
+
+    def looked(handing):
+        return {_ADD: Timing(1e-4 + kernels * 5e-6), timing._IDLE: Timing(1e-4), timing._IN_A_ROW: Timing(2e-4),
+                timing._BESIDE: Timing(2e-4 + nodes * handing)}
+
+    first = bench.of_one(looked(3e-6))
+    assert set(first) == {_ADD}
+    assert first[_ADD].seconds == pytest.approx(5e-6 + 3e-6)
+    assert bench.of_one(looked(9e-6))[_ADD].seconds == pytest.approx(5e-6 + 6e-6)  # the median of both sessions
+    monkeypatch.setattr(timing, "_handing_seconds", {})
+    assert bench.of_one(looked(-3e-6))[_ADD].seconds == pytest.approx(5e-6)  # less than none it is not
+    alone = {_ADD: Timing(1e-4 + gpus._repeats(_ADD) * 5e-6), timing._IDLE: Timing(1e-4)}
+    assert gpus.of_one(alone)[_ADD].seconds == pytest.approx(5e-6)
+
+
 @pytest.mark.parametrize("name", ["1080ti", "2080ti", "a100", "h200"])
 def test_how_often_a_gpu_repeats_a_kernel_follows_its_speed(name):
     machine = Machine.load(name)
