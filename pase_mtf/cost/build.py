@@ -11,6 +11,7 @@ import numpy as np
 from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.memory import fullest_moment, layer_memory, recomputed_memory
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
+from pase_mtf.cost.pending import pending_seconds
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import OperationSignature, layer_signatures
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions, positions_of
@@ -198,11 +199,19 @@ class _Builder:
         free = self._model == "pase" and edge.phase != "forward"
         if free:
             source_dims = target_dims = ()
-        source = self._sharding(tables[edge.source], positions_of(source_dims, positions[edge.source]))
+        held = positions_of(source_dims, positions[edge.source])
+        parts = self._columns_of_parts(edge, positions[edge.source])
+        source = self._sharding(tables[edge.source], (*held, *parts))
         target = self._sharding(tables[edge.target], positions_of(target_dims, positions[edge.target]))
         matrix = (np.zeros((len(source.devices), len(target.devices))) if free
                   else self._matrix(source, target, edge))
         return NetworkEdge(edge.source, edge.target, matrix, source.index, target.index)
+
+    def _columns_of_parts(self, edge: Edge, position: dict[str, int]) -> tuple[int, ...]:
+        """The columns of the dims whose split makes the tensor partial sums, where edges pay for these."""
+        if self._model != "seconds" or not self._reshardings.sums_on_edges:
+            return ()
+        return tuple(sorted({column for column in positions_of(edge.pending, position) if column >= 0}))
 
     def _sharding(self, table: ConfigurationTable, positions: tuple[int, ...]) -> DistinctShardings:
         key = id(table), positions
@@ -221,6 +230,8 @@ class _Builder:
             return self._matrices[key]
         if edge.trips != 1:
             matrix = edge.trips * self._matrix(source, target, dataclasses.replace(edge, trips=1))
+        elif source.shards.shape[1] > len(edge.shape):
+            matrix = pending_seconds(source, target, edge.shape, edge.itemsize, self._reshardings)
         elif self._model == "seconds":
             matrix = self._reshardings.seconds(source, target, edge.shape, edge.itemsize)
         else:

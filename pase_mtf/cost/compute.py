@@ -83,7 +83,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             result[PHASES.index(entry.phase)] += times * devices * row
             result[_OVERHEAD] += times * devices * (entry.nodes * machine.overhead)
     for entry, times in operations.items():
-        for columns, tensors in entry.sums:
+        for (columns, tensors), _ in entry.sums_within(on_edges=reshardings.sums_on_edges):
             result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(columns, tensors, table, reshardings)
         if entry.move:
             result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, reshardings)

@@ -39,6 +39,12 @@ class Reshardings:
         self._elements = CriticalPaths(np.ones(1, np.int64), np.ones(1), np.zeros(1))
         self._copies = _Copies()
 
+    @property
+    def sums_on_edges(self) -> bool:
+        """Whether partial sums that another layer needs are summed on the way there. Where devices share their memory
+        whole blocks are summed where they are made, as Mesh-TF itself does everywhere."""
+        return not (self.machine.shared_cores or self.stock)
+
     def seconds(self, source: DistinctShardings, target: DistinctShardings, shape: Sequence[int],
                 itemsize: int) -> np.ndarray:
         """Seconds to move a tensor between two shardings, for every pair of them.
@@ -64,7 +70,19 @@ class Reshardings:
         if self.machine.shared_cores:
             copies = self._copies.of(_sharded(source), _sharded(target))
             return _shared_memory_seconds(*copies, nbytes, itemsize, self.machine)
-        return self._seconds.costs(_sharded(source), _sharded(target), nbytes)
+        return self.critical_path_seconds(_sharded(source), _sharded(target), nbytes)
+
+    def critical_path_seconds(self, source: Sharded, target: Sharded, nbytes: float) -> np.ndarray:
+        """Seconds of the critical-path device, on devices of their own.
+
+        Args:
+          source, target: R and C shardings.
+          nbytes: of the unsplit tensor.
+
+        Returns:
+          float64 [R, C].
+        """
+        return self._seconds.costs(source, target, nbytes)
 
     def elements(self, source: DistinctShardings, target: DistinctShardings, shape: Sequence[int]) -> np.ndarray:
         """The most elements that a device needs of the target sharding and does not hold, for every pair: the paper's

@@ -32,6 +32,9 @@ MULTIPLYING = (*PRODUCTS, "convolution", FILTER_GRADIENT)
 TensorBytes = tuple[tuple[int, ...], float]
 """A tensor: the columns of the dims that may be split, and its unsplit bytes."""
 
+PartialSums = tuple[tuple[int, ...], tuple[TensorBytes, ...]]
+"""What an all-reduce sums: the columns of the dims whose split leaves partial sums, and outputs of an operation."""
+
 
 class OperationSignature(NamedTuple):
     """What the cost of an operation depends on.
@@ -43,6 +46,7 @@ class OperationSignature(NamedTuple):
       inputs, outputs: its tensors.
       sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
       gradients: for every entry of `sums`, whether it is of gradients of weights: only the update waits for them.
+      handed_on: for every entry of `sums`, whether its sums go over an edge as they are.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
@@ -57,7 +61,7 @@ class OperationSignature(NamedTuple):
     dims: tuple[int, ...]
     inputs: tuple[TensorBytes, ...]
     outputs: tuple[TensorBytes, ...]
-    sums: tuple[tuple[tuple[int, ...], tuple[TensorBytes, ...]], ...]
+    sums: tuple[PartialSums, ...]
     transposed: tuple[TensorBytes, ...]
     move: Move | None = None
     weights: tuple[int, ...] = ()
@@ -66,6 +70,16 @@ class OperationSignature(NamedTuple):
     narrow: bool = False
     trips: int = 1
     gradients: tuple[bool, ...] = ()
+    handed_on: tuple[bool, ...] = ()
+
+    def sums_within(self, *, on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
+        """Those of `sums` that the layer pays for, and whether they are of gradients of weights.
+
+        Args:
+          on_edges: edges pay for what is handed on.
+        """
+        each = zip(self.sums, self.gradients, self.handed_on, strict=True)
+        return tuple((entry, gradient) for entry, gradient, elsewhere in each if not (on_edges and elsewhere))
 
 
 def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
@@ -142,6 +156,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         traffic=operation.traffic, trips=operation.trips,
         gradients=tuple(operation.phase == "backward" and all(variables[one.dims, one.shape] for one in outputs)
                         for _, outputs in operation.sums),
+        handed_on=operation.sums_handed_on,
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
 
 

@@ -161,7 +161,7 @@ class _Exporter:
             if key not in self._content:
                 self._content[key] = self._read_content(group, fact, fact.reads)
             content = self._content[key]
-        sums = tuple([self._sums.get(tensor, ()) for tensor in fact.operation.outputs])
+        sums = tuple([self._sums.due.get(tensor, ()) for tensor in fact.operation.outputs])
         nodes = fact.nodes if runs else Nodes()
         again = self._recomputed.get(fact.index, _NEVER_AGAIN)
         return LayerOperation(
@@ -170,7 +170,9 @@ class _Exporter:
             inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            block=again.block, unread=again.unread, moments=again.moments)
+            block=again.block, unread=again.unread, moments=again.moments,
+            handed_on=tuple([number for number, tensor in enumerate(fact.operation.outputs)
+                             if tensor in self._sums.handed_on]))
 
     def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
         inputs = tuple(self._operand(group, tensor) for tensor in reads)
@@ -187,7 +189,7 @@ class _Exporter:
             for inside, output in self._flow.parts[fact.operation].accumulators:
                 maker = self._flow.home(inside).operation
                 group = self._group_of[id(maker)]
-                operand, sums = self._operand(group, output), self._sums.get(output, ())
+                operand, sums = self._operand(group, output), self._sums.due.get(output, ())
                 adding = LayerOperation(
                     index=fact.index, name=fact.name, type=type(fact.operation).__name__,
                     phase=self._phases[self._index_of[id(maker)]], kind="pointwise", flops=float(output.size),
@@ -231,7 +233,8 @@ class _Exporter:
                 found[key] = Edge(
                     source=source, target=group, tensor=tensor.name, phase=phase,
                     shape=tuple(tensor.shape.to_integer_list), itemsize=tensor.dtype.size,
-                    source_dims=self._operand(source, tensor).dims, target_dims=names, trips=trips)
+                    source_dims=self._operand(source, tensor).dims, target_dims=names, trips=trips,
+                    pending=self._sums.due[tensor] if tensor in self._sums.handed_on else ())
 
         for fact in self._facts:
             if fact.index in self._unused:

@@ -14,85 +14,14 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from typing_extensions import NotRequired, TypedDict
-
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.garbage import uncollected
+from pase_mtf.graph.fields import GraphFields
 
 __all__ = ["ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
 
 _T = TypeVar("_T")
-
-
-class _OperandFields(TypedDict):
-    dims: list[str]
-    shape: list[int]
-    itemsize: int
-
-
-class _OperationFields(TypedDict):
-    index: int
-    name: str
-    type: str
-    phase: str
-    kind: str
-    flops: float
-    dims: list[str]
-    inputs: list[_OperandFields]
-    outputs: list[_OperandFields]
-    reduced: list[str]
-    shift: list[str | int]
-    nodes: int
-    traffic: float
-    rows: float
-    role: str
-    partial_sums: list[list[str]]
-    trips: NotRequired[int]
-    block: NotRequired[int]
-    unread: NotRequired[list[int]]
-    moments: NotRequired[list[list[int]]]
-
-
-class _VariableFields(TypedDict):
-    name: str
-    operand: _OperandFields
-    trainable: bool
-
-
-class _LayerFields(TypedDict):
-    name: str
-    kind: str
-    dims: dict[str, int]
-    splittable: list[str]
-    operations: list[_OperationFields]
-    variables: list[_VariableFields]
-    aliases: dict[str, str]
-
-
-class _EdgeFields(TypedDict):
-    source: int
-    target: int
-    tensor: str
-    phase: str
-    shape: list[int]
-    itemsize: int
-    source_dims: list[str]
-    target_dims: list[str]
-    trips: NotRequired[int]
-
-
-class _GraphFields(TypedDict):
-    """What a file holds; see ComputationGraph."""
-
-    format: str
-    version: int
-    hash: str
-    name: str
-    layers: list[_LayerFields]
-    edges: list[_EdgeFields]
-    operations: int
-    meta: dict[str, Any]
 
 
 FORMAT = "pase_mtf.graph"
@@ -151,6 +80,8 @@ class LayerOperation:
       unread: of such an operation, the numbers of the outputs that no operation of the backward pass reads.
       moments: of such an operation in the backward pass, for every output the moments in which a device holds it; they
         are numbered from 1 over the graph. Empty where it holds none of them in any.
+      handed_on: the numbers of the outputs whose partial sums go as they are over the one edge that takes them
+        (`Edge.pending`). No part of the graph's hash.
     """
 
     index: int
@@ -173,6 +104,7 @@ class LayerOperation:
     block: int = dataclasses.field(default=0, metadata={"optional": True, "hashed": False})
     unread: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     moments: tuple[tuple[int, ...], ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    handed_on: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
@@ -180,7 +112,22 @@ class LayerOperation:
         if self.partial_sums:
             each = zip(self.partial_sums, self.outputs, strict=True)
             return tuple((dims, (output,)) for dims, output in each if dims)
-        return ((self.reduced, self.outputs),) if self.reduced else ()
+        return tuple((self.reduced, outputs) for outputs in self._outputs_handed_on.values()) if self.reduced else ()
+
+    @property
+    def sums_handed_on(self) -> tuple[bool, ...]:
+        """Of every entry of `sums`, whether it is handed on."""
+        if self.partial_sums:
+            return tuple(number in self.handed_on for number, dims in enumerate(self.partial_sums) if dims)
+        return tuple(self._outputs_handed_on) if self.reduced else ()
+
+    @property
+    def _outputs_handed_on(self) -> dict[bool, tuple[Operand, ...]]:
+        """Whether they are handed on -> the outputs, where there are such."""
+        found: dict[bool, tuple[Operand, ...]] = {}
+        for number, output in enumerate(self.outputs):
+            found[number in self.handed_on] = (*found.get(number in self.handed_on, ()), output)
+        return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -233,6 +180,8 @@ class Edge:
         that side never splits it). They differ where a rename stands between the two.
       trips: how often a step moves it: what goes from layer to layer in a loop moves in every iteration, what is read
         from outside of the loop once. Files leave it out where it is 1.
+      pending: the dims of the source layer whose split makes it partial sums, which nobody but the target needs: they
+        are summed on the way. No part of the graph's hash.
     """
 
     source: int
@@ -244,6 +193,7 @@ class Edge:
     source_dims: tuple[str, ...]
     target_dims: tuple[str, ...]
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
+    pending: tuple[str, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +258,7 @@ class ComputationGraph:
         if data["version"] < VERSION:
             raise FormatError(f"{path}: {FORMAT} version {data['version']}, written by an earlier version of this "
                               "program; export the graph again")
-        check_schema(path, data, _GraphFields)
+        check_schema(path, data, GraphFields)
         # Of what was read, not of what is made of it: half the time of a large graph.
         if _hash(data) != data["hash"]:
             raise FormatError(
@@ -361,6 +311,8 @@ def _problem(graph: ComputationGraph) -> str:
             return f"an edge from layer {shortened(edge.source)} to {shortened(edge.target)} of {len(names)}"
         if edge.trips < 0:
             return f"tensor {shortened(edge.tensor)} moves {shortened(edge.trips)} times"
+        if len({*edge.pending, *edge.source_dims}) < len(edge.pending) + len(set(edge.source_dims)):
+            return f"tensor {shortened(edge.tensor)} of dims {shortened(edge.source_dims)} is summed over one of them"
         operands.update(dict.fromkeys(Operand(dims, edge.shape, edge.itemsize)
                                       for dims in (edge.source_dims, edge.target_dims)))
     for operand in operands:
@@ -384,6 +336,8 @@ def _problem_of_operation(operation: LayerOperation) -> str:
         return f"{name} has {len(operation.outputs)} outputs and sums of {len(operation.partial_sums)}"
     if operation.moments and len(operation.moments) != len(operation.outputs):
         return f"{name} has {len(operation.outputs)} outputs and moments of {len(operation.moments)}"
+    if not set(operation.handed_on) <= set(range(len(operation.outputs))):
+        return f"{name} hands on outputs {shortened(operation.handed_on)} of {len(operation.outputs)}"
     return ""
 
 
@@ -394,10 +348,12 @@ def _is_size(extents: Sequence[int]) -> bool:
 
 def _hash(data: dict[str, Any]) -> str:
     """Of what `_to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
-    unhashed = _unhashed(LayerOperation)
-    layers = [{**layer, "operations": [{name: value for name, value in operation.items() if name not in unhashed}
-                                       for operation in layer["operations"]]} for layer in data["layers"]]
-    counts = {"layers": layers, "edges": data["edges"], "operations": data["operations"]}
+    def hashed(entries: list[dict[str, Any]], unhashed: frozenset[str]) -> list[dict[str, Any]]:
+        return [{name: value for name, value in entry.items() if name not in unhashed} for entry in entries]
+
+    layers = [{**layer, "operations": hashed(layer["operations"], _unhashed(LayerOperation))}
+              for layer in data["layers"]]
+    counts = {"layers": layers, "edges": hashed(data["edges"], _unhashed(Edge)), "operations": data["operations"]}
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -479,7 +435,7 @@ def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
         **{name_of[key]: value for key, value in data.items()},
         **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
-        "unread": tuple(data.get("unread", ())),
+        "unread": tuple(data.get("unread", ())), "handed_on": tuple(data.get("handed_on", ())),
         "moments": tuple(_once(moments, known) for moments in data.get("moments", ())),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})

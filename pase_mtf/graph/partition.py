@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["Partition", "Piece", "cover", "groups", "nearest", "of_mesh", "translate", "volume", "whole"]
+__all__ = ["Partition", "Piece", "cover", "groups", "nearest", "of_mesh", "scattered", "scattered_sum", "translate",
+           "volume", "whole", "with_parts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Piece:
     parts: tuple[int, ...]
     begin: tuple[int, ...]
     size: tuple[int, ...]
+
+    def without(self, dims: int) -> Piece:
+        """The piece without its last dims."""
+        left = len(self.parts) - dims
+        return Piece(self.parts[:left], self.begin[:left], self.size[:left])
 
 
 def whole(device: int, rank: int) -> Partition:
@@ -150,6 +156,55 @@ def volume(source: Partition, target: Partition, shape: tuple[int, ...]) -> int:
                 if source.devices[owner] != device:
                     total += math.prod(piece.size)
     return total
+
+
+def with_parts(partition: Partition, axes: Sequence[tuple[int, int]]) -> Partition:
+    """The partition of the parts of a sum: which of them a position holds is told by dims behind those of the tensor.
+
+    Args:
+      partition: of the tensor.
+      axes: (size, stride) of the mesh axes over which the parts are to be summed.
+    """
+    return Partition(partition.devices, (*partition.cuts, *sorted(axes, key=lambda axis: -axis[1])))
+
+
+def scattered_sum(source: Partition, target: Partition, shape: Sequence[int]) -> Partition | None:
+    """Where parts of a sum are summed on their way to another partition: a reduce-scatter, after which those that hold
+    a block of the target together give each other what they have of it.
+
+    Args:
+      source: of the parts.
+      target: where the sum is wanted.
+      shape: the unsplit shape of the tensor.
+
+    Returns:
+      A partition finer than the target, or it itself, in which every position has a block of its own. None where an
+      all-reduce comes first: a block of the target is no smaller than one of the source, the target is on fewer
+      devices, or no dim divides so far.
+    """
+    if len(target.devices) < len(source.devices) or (
+            math.prod(target.block_shape(shape)) >= math.prod(source.block_shape(shape))):
+        return None
+    return scattered(target, tuple(shape))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def scattered(partition: Partition, shape: tuple[int, ...]) -> Partition | None:
+    """The partition cut further, until every position has a block of its own; None where no dim divides so far."""
+    cuts, outer = list(partition.cuts), len(partition.devices)
+    for parts, stride in [*sorted((cut for cut in cuts if cut[0] > 1), key=lambda cut: -cut[1]), (1, 1)]:
+        if outer % (parts * stride):
+            return None
+        copies = outer // (parts * stride)
+        if copies > 1:
+            # A whole dim, the first so that what is cut lies together; else one that is cut just outside of the copies.
+            dim = next((dim for dim, (count, inner) in enumerate(cuts) if shape[dim] % (count * copies) == 0 and (
+                count == 1 or inner == outer)), None)
+            if dim is None:
+                return None
+            cuts[dim] = cuts[dim][0] * copies, parts * stride
+        outer = stride
+    return Partition(partition.devices, tuple(cuts))
 
 
 def _atoms(old: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[list[int]], list[list[int]]] | None:

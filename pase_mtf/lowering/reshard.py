@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import tf
-from pase_mtf.graph.partition import Partition, Piece, cover, groups, nearest, volume
+from pase_mtf.graph.partition import Partition, Piece, cover, nearest, scattered_sum, with_parts
 from pase_mtf.lowering.emit import Emitter
 
 __all__ = ["ALL_REDUCE", "RESHARDING", "all_reduce", "assemble", "move", "reduce_and_move"]
@@ -242,15 +242,10 @@ def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], d
     return result
 
 
-def _scatter_volume(source: Partition, size: int, target: Partition, shape: tuple[int, ...]) -> int:
-    """Elements that travel if every block of the target is summed on one of its devices and then copied."""
-    elements = math.prod(target.block_shape(shape))
-    return sum((size - 1 + len(positions) - 1) * elements for positions in target.holders.values())
-
-
 def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Sequence[tuple[int, int]],
                     target: Partition, shape: Sequence[int], emitter: Emitter) -> list[tf.Tensor] | None:
-    """Sums over mesh axes and moves the sum, as a reduce-scatter: only the pieces that a device needs are summed there.
+    """Sums over mesh axes and moves the sum, as a reduce-scatter: every device sums one piece of what is needed, and
+    gives it to the others that need it.
 
     Args:
       tensors: a partial sum per position of `source`.
@@ -261,38 +256,28 @@ def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Seque
       emitter: emits the nodes.
 
     Returns:
-      The block at every position of `target`; or None where an all-reduce, followed by a `move`, moves less.
+      The block at every position of `target`; or None where an all-reduce, followed by a `move`, is as good.
     """
     shape = tuple(shape)
-    size = math.prod(count for count, _ in axes)
-    block = math.prod(source.block_shape(shape))
-    if emitter.shared:
-        # Nothing travels: sum whole blocks once, and cut the sums.
+    # Where memory is shared nothing travels: whole blocks are summed once, and the sums are cut.
+    sums = None if emitter.shared else scattered_sum(source, target, shape)
+    if sums is None:
         return None
-    full = 2 * (size - 1) * block * (len(source.devices) // size) + volume(source, target, shape)
-    direct = _scatter_volume(source, size, target, shape)
-    # At equal volume the all-reduce spreads a large tensor over all links.
-    if direct > full or (direct == full and block >= _SMALL):
-        return None
-    group_of = {position: group for group in groups(len(source.devices), axes) for position in group}
-    cutter = _Cutter(tensors, source, shape, emitter)
-    orders = []
-    for parts, positions in target.holders.items():
-        counts, pieces = cover(source, target, shape, parts)
-        device = target.devices[emitter.turn(positions)]
-        found = []
-        for piece in pieces:
-            group = group_of[nearest(source.holders[piece.parts], source.devices, device)]
-            found += [(position, piece) for position in group]
-            for position in group:
-                cutter.want(position, piece)
-        orders.append((positions, device, counts, found))
-    result: list[tf.Tensor | None] = [None] * len(target.devices)
-    delivered = _deliver([_Order(device, found) for _, device, _, found in orders], source, cutter, emitter)
-    for (positions, device, counts, _), parts_of in zip(orders, delivered, strict=True):
-        name = emitter.devices[device]
+    held = with_parts(source, axes)
+    sizes = [count for count, _ in held.cuts[len(shape):]]
+    needed = Partition(sums.devices, (*sums.cuts, *[(1, 1)] * len(axes)))
+    cutter, orders, counts_of = _Cutter(tensors, source, shape, emitter), [], []
+    for position, device in enumerate(sums.devices):
+        counts, pieces = cover(held, needed, (*shape, *sizes), needed.parts(position))
+        found = [(nearest(held.holders[piece.parts], source.devices, device), piece.without(len(sizes)))
+                 for piece in pieces]
+        for holder, piece in found:
+            cutter.want(holder, piece)
+        orders.append(_Order(device, found))
+        counts_of.append(counts[:len(shape)])
+    size, result = math.prod(sizes), []
+    for order, counts, parts_of in zip(orders, counts_of, _deliver(orders, source, cutter, emitter), strict=True):
+        name = emitter.devices[order.device]
         cells = [emitter.combine(name, parts_of[begin:begin + size], "SUM") for begin in range(0, len(parts_of), size)]
-        total = assemble(cells, counts, name, emitter)
-        for position in positions:
-            result[position] = emitter.exchange.bring(emitter.devices[target.devices[position]], total)
-    return result
+        result.append(assemble(cells, counts, name, emitter))
+    return move(result, sums, target, shape, emitter)

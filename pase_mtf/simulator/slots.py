@@ -66,7 +66,12 @@ class Slot(NamedTuple):
 
 
 class SlotBuilder:
-    """Collects the tasks of a slot."""
+    """Collects the tasks of a slot.
+
+    Attributes:
+      seconds, rows, devices, resources: of each.
+      inner: (before, after) among them.
+    """
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -95,6 +100,12 @@ class SlotBuilder:
         inner = np.array(self.inner, np.int64).reshape(-1, 2).T
         return Slot(duration, at, resource, rows.T, tuple(self.devices), inner, np.array(first, np.int64),
                     np.array(last, np.int64), _NOBODY, _NOBODY, _NOBODY)
+
+    def build_edge(self, begins: Sequence[tuple[int, int]], ends: Sequence[tuple[int, int]],
+                   direct: Sequence[tuple[int, int]]) -> Slot:
+        """The slot of an edge; arguments as of `Slot`, in pairs."""
+        pairs = [np.array(found, np.int64).reshape(-1, 2).T for found in (begins, ends, direct)]
+        return self.build((), ())._replace(begins=pairs[0], ends=pairs[1], direct=pairs[2])
 
 
 _NOBODY = np.zeros((2, 0), np.int64)

@@ -170,7 +170,7 @@ def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTa
     float64 [K]."""
     seconds: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
     for entry, times in counted(signature).items():
-        for (columns, outputs), gradient in zip(entry.sums, entry.gradients, strict=True):
+        for (columns, outputs), gradient in entry.sums_within(on_edges=not machine.shared_cores):
             nbytes = sum((size * table.share(held) for held, size in outputs), np.zeros(len(table.devices)))
             taken = allreduce_seconds(nbytes, group_sizes(table, columns, machine), table.devices, machine)
             key = gradient, tuple(sorted(set(columns)))

@@ -9,16 +9,20 @@ the devices share cores everything takes the cores, one after the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from pase_mtf.cost.build import PricedNetwork
+from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.signature import PHASES
+from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.computation_graph import Edge
-from pase_mtf.graph.partition import Partition
+from pase_mtf.graph.partition import Partition, groups, scattered_sum, with_parts
 from pase_mtf.simulator.slots import KINDS, Slot, SlotBuilder, transfer_slot
 from pase_mtf.simulator.stages import LayerStages, Stages, first_operations
+from pase_mtf.simulator.summing import SummingTasks
 from pase_mtf.simulator.transfers import Transfers, link_level, transfers
 
 __all__ = ["Step"]
@@ -98,7 +102,7 @@ class Step:
             # Only the update waits for gradients.
             waits = [[] for _ in devices]
             for kind, sums in ((_SUM, stage.sums), (_GRADIENT, stage.gradients)):
-                for group, seconds in ((group, seconds) for groups, seconds in sums for group in groups):
+                for group, seconds in ((group, seconds) for members, seconds in sums for group in members):
                     before = kernels if kind == _GRADIENT else done
                     number = slot.add(seconds, self._ports_of_group(group), group, (kind, phase, layer, -1),
                                       [before[device] for device in group])
@@ -136,22 +140,65 @@ class Step:
     def _edge_slot(self, number: int, edge: Edge, source_choice: int, target_choice: int) -> Slot:
         phase, reads = PHASES.index(edge.phase), self._reads(edge)
         source, target = self._layer(edge.source, source_choice), self._layer(edge.target, target_choice)
-        moved = self._transfers(edge, source_choice, target_choice)
+        parts = self._parts(edge, source_choice)
+        if parts:
+            return self._summing_slot(edge, source_choice, target_choice, parts).build(
+                None if reads is None else target.first[reads].tolist())
+        moved = self._moves(*self._ends_of(edge, source_choice, target_choice), edge.shape)
         seconds = self._seconds(moved, edge, self._priced.edge_cost(number, source_choice, target_choice))
-        first = 0 if self._machine.shared_cores else self._priced.devices * (1 + 2 * moved.level)
-        ports = (np.zeros((len(seconds), 1), np.int64) if self._machine.shared_cores else np.stack(
-            (first + moved.sender, first + self._priced.devices + moved.receiver), axis=1))
-        return transfer_slot(moved, seconds, ports, (_TRANSFER, phase, edge.target), source.last[phase],
-                             None if reads is None else target.first[reads])
+        return transfer_slot(moved, seconds, self._ports_of_transfers(moved), (_TRANSFER, phase, edge.target),
+                             source.last[phase], None if reads is None else target.first[reads])
 
-    def _transfers(self, edge: Edge, source_choice: int, target_choice: int) -> Transfers:
-        configurations = self._priced.configurations
-        source, target = (
-            configurations[layer][choice].placed(self._graph.layers[layer], dims) for layer, choice, dims in (
-                (edge.source, source_choice, edge.source_dims), (edge.target, target_choice, edge.target_dims)))
-        key = source, target, edge.shape
+    def _ports_of_transfers(self, moved: Transfers) -> np.ndarray:
+        """What each needs all of at once, int64 [N, ...]."""
+        if self._machine.shared_cores:
+            return np.zeros((len(moved.sender), 1), np.int64)
+        first = self._priced.devices * (1 + 2 * moved.level)
+        return np.stack((first + moved.sender, first + self._priced.devices + moved.receiver), axis=1)
+
+    def _parts(self, edge: Edge, source_choice: int) -> tuple[tuple[int, int], ...]:
+        """(size, stride) of what leaves the tensor of an edge as partial sums that are summed on the way."""
+        if self._machine.shared_cores or not edge.pending:
+            return ()
+        held = self._priced.configurations[edge.source][source_choice].placed(
+            self._graph.layers[edge.source], tuple(dict.fromkeys(edge.pending)))
+        return tuple(cut for cut in held.cuts if cut[0] > 1)
+
+    def _summing_slot(self, edge: Edge, source_choice: int, target_choice: int,
+                      parts: tuple[tuple[int, int], ...]) -> SummingTasks:
+        """A reduce-scatter, or an all-reduce and a move: what the lowering makes of them."""
+        source, target = self._ends_of(edge, source_choice, target_choice)
+        phase = PHASES.index(edge.phase)
+        tasks = SummingTasks(self._layer(edge.source, source_choice).last[phase].tolist(), (phase, edge.target))
+        sums = scattered_sum(source, target, edge.shape)
+        if sums is None:
+            table = ConfigurationTable(np.array([len(source.devices)]), *np.array([parts], np.int64).transpose(2, 0, 1))
+            nbytes = np.array([math.prod(source.block_shape(edge.shape)) * edge.itemsize])
+            seconds = edge.trips * float(allreduce_seconds(
+                nbytes, group_sizes(table, range(len(parts)), self._machine), table.devices, self._machine)[0])
+            for group in groups(len(source.devices), parts):
+                tasks.reduce(_SUM, group, seconds, self._ports_of_group(group))
+            exchanges = [(_TRANSFER, self._moves(source, target, edge.shape))]
+        else:
+            held = with_parts(source, parts)
+            shape = (*edge.shape, *(count for count, _ in held.cuts[len(edge.shape):]))
+            needed = Partition(sums.devices, (*sums.cuts, *[(1, 1)] * len(parts)))
+            exchanges = [(_SUM, self._moves(held, needed, shape)), (_SUM, self._moves(sums, target, edge.shape))]
+        for kind, moved in exchanges:
+            tasks.send(kind, moved, self._seconds(moved, edge, 0.0), self._ports_of_transfers(moved))
+        return tasks
+
+    def _ends_of(self, edge: Edge, source_choice: int, target_choice: int) -> tuple[Partition, Partition]:
+        """How its tensor is held at either end."""
+        source, target = (self._priced.configurations[layer][choice].placed(self._graph.layers[layer], dims)
+                          for layer, choice, dims in ((edge.source, source_choice, edge.source_dims),
+                                                      (edge.target, target_choice, edge.target_dims)))
+        return source, target
+
+    def _moves(self, source: Partition, target: Partition, shape: tuple[int, ...]) -> Transfers:
+        key = source, target, shape
         if key not in self._moved:
-            self._moved[key] = transfers(source, target, edge.shape, self._machine.links)
+            self._moved[key] = transfers(source, target, shape, self._machine.links)
         return self._moved[key]
 
     def _seconds(self, moved: Transfers, edge: Edge, cost: float) -> np.ndarray:

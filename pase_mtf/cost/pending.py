@@ -1,0 +1,95 @@
+"""What it costs that partial sums are summed on the way to the layer that needs them: a reduce-scatter, as lowered.
+
+What devices hold in part is a tensor of more dims: behind its own, a dim for each of those whose split leaves partial
+sums, of as many elements as there are parts. To sum is to need all of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
+from pase_mtf.cost.dim_relations import Sharded
+from pase_mtf.cost.resharding import Reshardings
+from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
+from pase_mtf.graph.partition import Partition, scattered
+
+__all__ = ["pending_seconds"]
+
+
+def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int], itemsize: int,
+                    reshardings: Reshardings) -> np.ndarray:
+    """Seconds to sum a tensor that is held in part, and to move it, on devices of their own.
+
+    Args:
+      source: R shardings where the parts are made: of the tensor's T dims, then of those whose split leaves the parts.
+      target: C shardings of the sum where it is used, of T dims.
+      shape: unsplit size of the tensor's dims.
+      itemsize: bytes per element.
+      reshardings: of a machine whose devices are their own.
+
+    Returns:
+      float64 [R, C]. Where a device needs less than it holds a part of, that of a reduce-scatter
+      (`graph.partition.scattered_sum` tells when); else that of an all-reduce and a move. Where nothing is held in
+      part, that of the move.
+    """
+    rank, nbytes = len(shape), float(math.prod(shape) * itemsize)
+    whole = DistinctShardings(source.devices, source.shards[:, :rank], source.strides[:, :rank], source.index)
+    seconds = reshardings.seconds(whole, target, shape, itemsize)
+    parts = source.shards[:, rank:].prod(axis=1)
+    seconds += _allreduced(source, rank, nbytes, reshardings)[:, None]
+    blocks, wanted = whole.shards.prod(axis=1), target.shards.prod(axis=1)
+    pieces = [scattered(Partition(tuple(range(devices)), cuts), tuple(shape)) for devices, cuts in zip(
+        target.devices.tolist(), _cuts(target), strict=True)]
+    able = np.array([piece is not None for piece in pieces], bool)
+    here = (parts > 1)[:, None] & able & (wanted > blocks[:, None]) & (target.devices >= source.devices[:, None])
+    columns = np.flatnonzero(here.any(axis=0))
+    if len(columns):
+        held = [(pieces[column] or Partition((), ())).cuts for column in columns]
+        gathered = np.array([_gathered(reshardings, int(target.devices[column]), cuts, wanted_cuts, nbytes)
+                             for column, cuts, wanted_cuts in zip(columns, held, _cuts(target, columns), strict=True)])
+        for count in np.unique(parts[here.any(axis=1)]).tolist():
+            rows = np.flatnonzero((parts == count) & here.any(axis=1))
+            needed = _sharded(target.devices[columns], held, source.shards.shape[1])
+            scatter = reshardings.critical_path_seconds(
+                Sharded(source.devices[rows], source.shards[rows], source.strides[rows]), needed, nbytes * count)
+            place = np.ix_(rows, columns)
+            seconds[place] = np.where(here[place], scatter + gathered, seconds[place])
+    return seconds
+
+
+def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings: Reshardings) -> np.ndarray:
+    """Seconds of the all-reduces where the parts are made, float64 [R]."""
+    table = ConfigurationTable(source.devices, source.shards, source.strides)
+    groups = group_sizes(table, range(rank, source.shards.shape[1]), reshardings.machine)
+    return allreduce_seconds(nbytes / source.shards[:, :rank].prod(axis=1), groups, source.devices,
+                             reshardings.machine)
+
+
+def _gathered(reshardings: Reshardings, devices: int, pieces: tuple[tuple[int, int], ...],
+              wanted: tuple[tuple[int, int], ...], nbytes: float) -> float:
+    """Seconds in which those that need a block give each other their pieces of it."""
+    if pieces == wanted:
+        return 0.0
+    number = np.array([devices])
+    found = reshardings.critical_path_seconds(_sharded(number, [pieces], len(pieces)),
+                                              _sharded(number, [wanted], len(wanted)), nbytes)
+    return float(found[0, 0])
+
+
+def _cuts(shardings: DistinctShardings, rows: Sequence[int] | np.ndarray | None = None,
+          ) -> list[tuple[tuple[int, int], ...]]:
+    """(shards, stride) per dim of shardings: of all, or of some."""
+    rows = range(len(shardings.devices)) if rows is None else rows
+    return [tuple(zip(shardings.shards[row].tolist(), shardings.strides[row].tolist(), strict=True)) for row in rows]
+
+
+def _sharded(devices: np.ndarray, cuts: Sequence[tuple[tuple[int, int], ...]], width: int) -> Sharded:
+    """Shardings of tensors of so many dims, of which those that have no cuts are whole."""
+    both = np.ones((2, len(cuts), width), np.int64)
+    for row, entries in enumerate(cuts):
+        both[:, row, :len(entries)] = np.array(entries, np.int64).reshape(-1, 2).T
+    return Sharded(devices, both[0], both[1])
