@@ -136,8 +136,7 @@ class CostNetwork:
             where = f"layer {layer}"
             if not len(vector):
                 raise UsageError(f"{where}: cost vector of shape {vector.shape}; every layer needs a configuration")
-            _check_costs(vector, where)
-            if vector.min() == math.inf:
+            if _least_cost(vector, where) == math.inf:
                 raise InfeasibleError(f"{where}: every configuration is infinite; allow at least one")
         self._validate_edges()
 
@@ -153,8 +152,7 @@ class CostNetwork:
                     raise UsageError(f"{where}: no layer {end}; layers are 0 to {len(self.vectors) - 1}")
             costs = matrices[matrix]
             if matrix not in checked_matrices:
-                _check_costs(costs, where)
-                if costs.size and costs.min() == math.inf:
+                if _least_cost(costs, where) == math.inf and costs.size:
                     raise InfeasibleError(f"{where}: every pair of configurations is infinite; allow at least one")
                 checked_matrices.add(matrix)
             for name, vector, end, bound in (("rows", rows, source, costs.shape[0]),
@@ -224,13 +222,16 @@ class CostNetwork:
         return network
 
 
-def _check_costs(array: np.ndarray, where: str) -> None:
-    if array.size and not array.min() > -math.inf:  # NaN propagates through min
+def _least_cost(array: np.ndarray, where: str) -> float:
+    """The least of some costs (+inf of none), each of which has to be one that can be added up."""
+    least, most = float(array.min(initial=math.inf)), float(array.max(initial=-math.inf))
+    if -_MOST_COST <= least and most <= _MOST_COST:  # NaN propagates through both
+        return least
+    if not least > -math.inf:
         wrong = "NaN" if np.isnan(array).any() else "-inf"
         raise UsageError(f"{where}: a cost is {wrong}; costs are numbers, or +inf for what is forbidden")
-    if array.size:
-        most = array.max()
-        most = max(-array.min(), most if most < math.inf else array.max(where=array < math.inf, initial=0.0))
-        if most > _MOST_COST:
-            raise UsageError(f"{where}: a cost of {most:.4g}: costs that large add up to more than a float64 holds; "
-                             f"count in a larger unit (at most {_MOST_COST:.0e} each), and forbid with +inf")
+    largest = max(-least, array.max(where=array < math.inf, initial=0.0))
+    if largest > _MOST_COST:
+        raise UsageError(f"{where}: a cost of {largest:.4g}: costs that large add up to more than a float64 holds; "
+                         f"count in a larger unit (at most {_MOST_COST:.0e} each), and forbid with +inf")
+    return least

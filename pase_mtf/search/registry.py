@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -129,10 +130,11 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     return dataclasses.replace(solution, seconds=time.perf_counter() - start)
 
 
-def _options(function: Callable[..., Solution]) -> set[str] | None:
+@functools.cache
+def _options(function: Callable[..., Solution]) -> frozenset[str] | None:
     """The options a search takes; None if it takes any."""
     import inspect
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    return frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
