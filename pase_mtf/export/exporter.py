@@ -100,6 +100,23 @@ class _Exporter:
                                   lambda operation: self._group_of.get(id(operation)), self._split_names,
                                   {output: inside for parts in flow.parts.values()
                                    for inside, output in parts.accumulators})
+        self._handed_on = self._taken_by_one_edge()
+
+    def _taken_by_one_edge(self) -> frozenset[mtf.Tensor]:
+        """Those of the pending sums that nobody reads but one other layer, as often as they are made."""
+        loops = {id(fact.operation): fact.loops for fact in self._facts}
+        kept = {tensor for loop in self._running_loops() for variable in self._flow.parts[loop.operation].variables
+                for tensor in (variable.start, variable.next)}
+        readers: dict[mtf.Tensor, set[tuple[int, tuple[mtf.Operation, ...]]]] = {
+            tensor: set() for tensor in self._sums.pending - kept if tensor.size > 1}
+        for fact in self._facts:
+            if fact.index not in self._unused:
+                for group, tensor in self._reads(fact):
+                    for read in {tensor, self._flow.home(tensor)} & readers.keys():
+                        readers[read].add((group, fact.loops))
+        return frozenset(tensor for tensor, found in readers.items() if len(found) == 1 and all(
+            group != self._group_of[id(tensor.operation)] and around == loops[id(tensor.operation)]
+            for group, around in found))
 
     def _split_names(self, group: int, names: Iterable[str]) -> tuple[str, ...]:
         """Those of the names that the layer can split, by the names that it gives them."""
@@ -172,7 +189,7 @@ class _Exporter:
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
             block=again.block, unread=again.unread, moments=again.moments,
             handed_on=tuple([number for number, tensor in enumerate(fact.operation.outputs)
-                             if tensor in self._sums.handed_on]))
+                             if tensor in self._handed_on]))
 
     def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
         inputs = tuple(self._operand(group, tensor) for tensor in reads)
@@ -234,7 +251,7 @@ class _Exporter:
                     source=source, target=group, tensor=tensor.name, phase=phase,
                     shape=tuple(tensor.shape.to_integer_list), itemsize=tensor.dtype.size,
                     source_dims=self._operand(source, tensor).dims, target_dims=names, trips=trips,
-                    pending=self._sums.due[tensor] if tensor in self._sums.handed_on else ())
+                    pending=self._sums.due[tensor] if tensor in self._handed_on else ())
 
         for fact in self._facts:
             if fact.index in self._unused:

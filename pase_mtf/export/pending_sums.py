@@ -17,11 +17,11 @@ class PendingSums(NamedTuple):
 
     Attributes:
       due: of the tensors that are summed, wherever.
-      handed_on: those of them that go to the one layer that needs them as they are, and are summed on the way there.
+      pending: those of them that may leave the layer that makes them as they are, to be summed on the way.
     """
 
     due: dict[mtf.Tensor, tuple[str, ...]]
-    handed_on: frozenset[mtf.Tensor]
+    pending: frozenset[mtf.Tensor]
 
 
 def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operation], int | None],
@@ -69,25 +69,12 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
             due[output] = pending[inside]
             if consumers[inside] == 1:
                 del due[inside]
-    passed_on = (tensor for tensor in pending.keys() & due.keys() - set(accumulated.values())
-                 if not _splits_parts(tensor, due[tensor], layer_of(tensor.operation), dims_in))
-    return PendingSums(due, _handed_on(facts, layer_of, passed_on))
+    return PendingSums(due, frozenset(
+        tensor for tensor in pending.keys() & due.keys() - set(accumulated.values())
+        if not _splits_parts(tensor, due[tensor], layer_of(tensor.operation), dims_in)))
 
 
 def _splits_parts(tensor: mtf.Tensor, dims: Iterable[str], layer: int | None,
                   dims_in: Callable[[int, Iterable[str]], tuple[str, ...]]) -> bool:
     """Whether a dim whose split leaves partial sums is one of the tensor's, too, as after a rename."""
     return layer is not None and bool(set(dims) & set(dims_in(layer, (dim.name for dim in tensor.shape.dims))))
-
-
-def _handed_on(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operation], int | None],
-               pending: Iterable[mtf.Tensor]) -> frozenset[mtf.Tensor]:
-    """Those of some pending sums that one layer reads, as often as they are made, and that is not their own."""
-    made = {tensor: (layer_of(fact.operation), fact.loops) for fact in facts for tensor in fact.operation.outputs}
-    readers: dict[mtf.Tensor, set[tuple[int | None, tuple[mtf.Operation, ...]]]] = {tensor: set() for tensor in pending}
-    for fact in facts:
-        for tensor in fact.reads:
-            if tensor in readers:
-                readers[tensor].add((layer_of(fact.operation), fact.loops))
-    return frozenset(tensor for tensor, found in readers.items() if tensor in made and len(found) == 1 and all(
-        layer is not None and layer != made[tensor][0] and loops == made[tensor][1] for layer, loops in found))

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -311,6 +312,8 @@ def _problem(graph: ComputationGraph) -> str:
             return f"an edge from layer {shortened(edge.source)} to {shortened(edge.target)} of {len(names)}"
         if edge.trips < 0:
             return f"tensor {shortened(edge.tensor)} moves {shortened(edge.trips)} times"
+        if not set(edge.pending) <= set(graph.layers[edge.source].splittable):
+            return f"tensor {shortened(edge.tensor)} is summed over {shortened(edge.pending)}, which are not split"
         if len({*edge.pending, *edge.source_dims}) < len(edge.pending) + len(set(edge.source_dims)):
             return f"tensor {shortened(edge.tensor)} of dims {shortened(edge.source_dims)} is summed over one of them"
         operands.update(dict.fromkeys(Operand(dims, edge.shape, edge.itemsize)
@@ -321,6 +324,13 @@ def _problem(graph: ComputationGraph) -> str:
         split = list(filter(None, operand.dims))
         if len(set(split)) < len(split):
             return f"a tensor of dims {shortened(operand.dims)}, one of them twice"
+    handed_on = Counter((number, operation.partial_sums[output] if operation.partial_sums else operation.reduced)
+                        for number, layer in enumerate(graph.layers) for operation in layer.operations
+                        for output in operation.handed_on)
+    taken = Counter((edge.source, edge.pending) for edge in graph.edges if edge.pending)
+    for number, dims in (handed_on - taken) + (taken - handed_on):
+        return (f"layer {shortened(names[number])} hands on {handed_on[number, dims]} sums over {shortened(dims)}, and "
+                f"edges take {taken[number, dims]}")
     return ""
 
 

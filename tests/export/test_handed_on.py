@@ -1,0 +1,87 @@
+"""Sums that go to another layer as they are: exactly one edge takes each, and sums it."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import FormatError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
+
+BATCH, INPUTS, HIDDEN, OUT = (mtf.Dimension(name, 16) for name in ("batch", "inputs", "hidden", "out"))
+
+
+def _perceptron(mesh):
+    x = mtf.import_tf_tensor(mesh, tf.zeros([16, 16]), mtf.Shape([BATCH, INPUTS]))
+    weights = [mtf.get_variable(mesh, name, mtf.Shape(dims))
+               for name, dims in (("first", [INPUTS, HIDDEN]), ("second", [HIDDEN, OUT]))]
+    y = mtf.einsum([mtf.relu(mtf.einsum([x, weights[0]], [BATCH, HIDDEN])), weights[1]], [BATCH, OUT])
+    return weights, mtf.gradients([mtf.reduce_mean(mtf.square(y))], weights)
+
+
+def _clipped(mesh):
+    """By the norm of all gradients: a sum of one element goes from layer to layer, over no edge."""
+    weights, gradients = _perceptron(mesh)
+    squares = [mtf.reduce_sum(mtf.square(gradient)) for gradient in gradients]
+    norm = mtf.sqrt(squares[0] + squares[1])
+    for weight, gradient in zip(weights, gradients, strict=True):
+        mtf.assign(weight.operation, gradient / norm)
+
+
+def _grouped(mesh):
+    """One assignment for the variables of all layers."""
+    weights, gradients = _perceptron(mesh)
+    mesh.graph.combine_assignments([mtf.assign(weight.operation, gradient)
+                                    for weight, gradient in zip(weights, gradients, strict=True)])
+
+
+def _looped(mesh):
+    """A loop starts with what another layer reads, too."""
+    x = mtf.import_tf_tensor(mesh, tf.zeros([16, 16]), mtf.Shape([BATCH, INPUTS]))
+    again = mtf.Dimension("again", 16)
+    first, inside, last = (mtf.get_variable(mesh, name, mtf.Shape(dims)) for name, dims in (
+        ("first", [INPUTS, HIDDEN]), ("inside", [HIDDEN, again]), ("last", [HIDDEN, OUT])))
+    z = mtf.einsum([x, first], [BATCH, HIDDEN])
+    _, state = mtf.while_loop(
+        lambda count, state: mtf.less(count, 5),
+        lambda count, state: (count + 1, mtf.relu(mtf.rename_dimension(
+            mtf.einsum([state, inside], [BATCH, again]), "again", "hidden"))),
+        [mtf.constant(mesh, 0, mtf.Shape([]), tf.int32), z])
+    mtf.reduce_mean(mtf.einsum([z, last], [BATCH, OUT])) + mtf.reduce_mean(state)
+
+
+def _exported(program):
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        program(mtf.Mesh(graph, "mesh"))
+        return export_graph(graph)
+
+
+@pytest.mark.parametrize("program", [_clipped, _grouped, _looped])
+def test_one_edge_takes_each(program):
+    graph = _exported(program)
+    handed_on = Counter((number, dims) for number, layer in enumerate(graph.layers) for operation in layer.operations
+                        for (dims, _), on in zip(operation.sums, operation.sums_handed_on, strict=True) if on)
+    assert handed_on == Counter((edge.source, edge.pending) for edge in graph.edges if edge.pending)
+    assert all(count == 1 for count in Counter(
+        (edge.source, edge.tensor) for edge in graph.edges if edge.pending).values())
+
+
+def test_what_is_read_at_home_or_twice_is_summed_there():
+    for program, tensors in ((_clipped, {"reduce:0", "reduce_1:0"}), (_looped, {"einsum:0"})):
+        assert not tensors & {edge.tensor for edge in _exported(program).edges if edge.pending}
+
+
+@pytest.mark.parametrize("pending", [[], ["nope"], [""], ["batch", "out"]])
+def test_a_file_in_which_a_sum_is_nobodys_is_refused(tmp_path, pending):
+    path = tmp_path / "graph.json"
+    _exported(_grouped).save(path)
+    data = json.loads(path.read_text())
+    edges = [edge for edge in data["edges"] if edge.get("pending")]
+    assert edges
+    edges[0]["pending"] = pending
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="sum"):
+        ComputationGraph.load(path)
