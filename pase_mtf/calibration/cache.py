@@ -19,11 +19,11 @@ from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import Devices, cores, gpu_names, operation_threads, processor_name
 
-__all__ = ["BACKENDS", "PROCESSES", "VERSION", "cache_path", "check_request", "fingerprint", "fingerprint_of_kernels",
-           "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes", "read_cached", "tensorflow_build",
-           "tensorflow_version", "write_cached"]
+__all__ = ["BACKENDS", "KERNEL_VERSION", "PROCESSES", "VERSION", "cache_path", "check_request", "fingerprint",
+           "fingerprint_of_kernels", "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes", "read_cached",
+           "tensorflow_build", "tensorflow_version", "write_cached"]
 
-VERSION = 18
+VERSION = 19
 """Of the way of measuring; cached numbers of another version are measured again."""
 
 PROCESSES = "processes on"
@@ -82,14 +82,14 @@ def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) ->
             **({PROCESSES: list(over.hosts)} if over else {})}
 
 
-_KERNEL_VERSION = 3
+KERNEL_VERSION = 3
 """Of the way of timing kernels; times of another version are not read."""
 
 
 def fingerprint_of_kernels(devices: int, kind: str = "cpu") -> dict[str, Any]:
     """What the time of a kernel depends on besides itself: the machine, how many share its cores, and whose code it is:
     builds of one version of TensorFlow, with oneDNN or without it, have kernels of their own."""
-    return {**fingerprint(devices, kind), "version": _KERNEL_VERSION, "build": tensorflow_build(),
+    return {**fingerprint(devices, kind), "version": KERNEL_VERSION, "build": tensorflow_build(),
             "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").strip().lower() not in ("0", "false"),
             "gpus": gpu_names()[:devices] if kind == "gpu" else []}  # of every kind: a schema asks for it
 

@@ -57,7 +57,7 @@ _IN_A_ROW, _BESIDE = Kernel("InARow", (), ()), Kernel("Beside", (), ())
 _TINY_REPEATS = 16  # on every device, of either
 _undisturbed_seconds: dict[tuple[Devices, Kernel], float] = {}
 """What they took at best in this process."""
-_handing_seconds: dict[Devices, list[float]] = {}
+_handings: dict[Devices, list[float]] = {}
 """What it took to hand a node from thread to thread, of every session of this process."""
 
 
@@ -341,7 +341,10 @@ class _Bench:
                 for kernel, timing in look().items():
                     if kernel not in found or timing.seconds < found[kernel].seconds:
                         found[kernel] = timing
-        return self.of_one(found)
+        timings = self.of_one(found)
+        if self._handing():
+            _handings.setdefault(self._devices, []).append(self._handing_seconds(found))
+        return timings
 
     def of_one(self, looked: Mapping[Kernel, Timing]) -> dict[Kernel, Timing]:
         """What one run of each kernel takes in a step, by what `opened` tells."""
@@ -359,16 +362,17 @@ class _Bench:
         return repeats * (self._devices.count if self._shared else 1)
 
     def _handing(self) -> Sequence[tuple[Kernel, bool]]:
-        """What tells how long it takes to hand a node from thread to thread; of GPUs, which compute meanwhile, none."""
-        return () if self._devices.kind == "gpu" else ((_IN_A_ROW, False), (_BESIDE, True))
+        """What tells how long it takes to hand a node from thread to thread. Of GPUs nothing: they compute meanwhile.
+        Nor of several processes: to start a run of these takes as long as handing over hundreds of nodes."""
+        return ((_IN_A_ROW, False), (_BESIDE, True)) if self._shared else ()
 
     def _handing_seconds(self, looked: Mapping[Kernel, Timing]) -> float:
-        """What it takes: the median of all sessions of this process so far, for it differs from one to the next."""
+        """What it takes: the median of this and the sessions of this process in which kernels were measured, for it
+        differs from one to the next."""
         if not self._handing():
             return 0.0
-        known = _handing_seconds.setdefault(self._devices, [])
-        known.append((looked[_BESIDE].seconds - looked[_IN_A_ROW].seconds) / self._runs(_TINY_REPEATS))
-        return max(0.0, float(np.median(known)))
+        now = (looked[_BESIDE].seconds - looked[_IN_A_ROW].seconds) / self._runs(_TINY_REPEATS)
+        return max(0.0, float(np.median([*_handings.get(self._devices, ()), now])))
 
     def _repeats(self, kernel: Kernel) -> int:
         """How often a kernel is emitted on every device: more often where it takes little. GPUs differ by orders of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pase_mtf.calibration.cache import check_request
+from pase_mtf.calibration.cache import KERNEL_VERSION, check_request
 from pase_mtf.machine.kernel_table import table_for
 from pase_mtf.machine.kernels import Kernel
 
@@ -41,6 +41,10 @@ class SavedKernels:
         check_request(devices, "cpu")
         self.times, self.devices = table_for(path, devices), devices
         self.notes: list[str] = []
+        if self.times.on["version"] != KERNEL_VERSION:
+            self.notes.append(f"{path}: its kernels were timed in another way (version {self.times.on['version']}, "
+                              f"today's is {KERNEL_VERSION}): predictions may be off; measure them again there "
+                              "(python -m pase_mtf.calibration --save)")
         self.failed: dict[Kernel, str] = {}
 
     @property

@@ -60,7 +60,7 @@ def test_what_is_too_large_or_too_late_is_not_timed():
 
 
 def test_a_kernel_is_handed_from_thread_to_thread(monkeypatch):
-    monkeypatch.setattr(timing, "_handing_seconds", {})
+    monkeypatch.setattr(timing, "_handings", {})
     bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
     nodes, kernels = 2 * timing._TINY_REPEATS, 2 * bench._repeats(_ADD)
 
@@ -71,8 +71,9 @@ def test_a_kernel_is_handed_from_thread_to_thread(monkeypatch):
     first = bench.of_one(looked(3e-6))
     assert set(first) == {_ADD}
     assert first[_ADD].seconds == pytest.approx(5e-6 + 3e-6)
+    monkeypatch.setattr(timing, "_handings", {Devices.first(2, "cpu"): [3e-6]})
     assert bench.of_one(looked(9e-6))[_ADD].seconds == pytest.approx(5e-6 + 6e-6)  # the median of both sessions
-    monkeypatch.setattr(timing, "_handing_seconds", {})
+    monkeypatch.setattr(timing, "_handings", {})
     assert bench.of_one(looked(-3e-6))[_ADD].seconds == pytest.approx(5e-6)  # less than none it is not
     alone = {_ADD: Timing(1e-4 + gpus._repeats(_ADD) * 5e-6), timing._IDLE: Timing(1e-4)}
     assert gpus.of_one(alone)[_ADD].seconds == pytest.approx(5e-6)
