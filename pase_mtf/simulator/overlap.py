@@ -9,7 +9,7 @@ import numpy as np
 __all__ = ["fitted_overlap"]
 
 
-def fitted_overlap(sums: Sequence[float], hideable: Sequence[float], simulated: Sequence[float]) -> float:
+def fitted_overlap(sums: Sequence[float], hideable: Sequence[float], simulated: Sequence[float]) -> float | None:
     """Fits `simulated = sum - overlap * hideable` over some strategies, by least squares of relative errors.
 
     Args:
@@ -18,12 +18,12 @@ def fitted_overlap(sums: Sequence[float], hideable: Sequence[float], simulated: 
       simulated: seconds of a step of each, as it was simulated; of 0 s they tell nothing.
 
     Returns:
-      From 0 to 1; 0 where there is nothing to hide.
+      From 0 to 1; None where there is nothing to hide.
     """
     steps = np.asarray(simulated)
     taken = steps > 0.0
     fractions, excess = (np.asarray(seconds)[taken] / steps[taken] for seconds in (hideable, np.subtract(sums, steps)))
     if not fractions.any():
-        return 0.0
+        return None
     (overlap,), *_ = np.linalg.lstsq(fractions[:, None], excess, rcond=None)
     return float(np.clip(overlap, 0.0, 1.0))

@@ -23,8 +23,8 @@ class TaskNames(NamedTuple):
     Attributes:
       kind: index into `KINDS`.
       phase: index into `PHASES`.
-      layer: whose it is; of a transfer the layer that it goes to.
-      receiver: of a transfer; else -1.
+      layer: whose it is; of what an edge sends the layer that it goes to.
+      receiver: of what one device sends to another; else -1.
     """
 
     kind: np.ndarray
@@ -39,7 +39,7 @@ class Slot(NamedTuple):
     Attributes:
       duration, resource_at, resource: as of `Tasks`.
       names: int64 [4, N], the rows of `TaskNames`.
-      devices: per task, which do it: of an all-reduce its group, of a transfer the sender.
+      devices: per task, which do it: of an all-reduce its group, of what one device sends to another the sender.
       inner: int64 [2, M], (before, after) among its own.
       first, last: of a layer, per phase and device the task that begins and the one that ends it: int64 [3, devices].
       begins, ends, direct: of an edge: int64 [2, M] each: (task of the source layer, own), (own, task of the target

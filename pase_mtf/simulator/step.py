@@ -4,7 +4,8 @@ A device has a stream for its kernels, and per level of the links a port that se
 between two devices takes the port of either, an all-reduce those of all of its group: whoever shares a link waits for
 it. Within a layer a phase is one task of kernels per device, then its all-reduces, then what moves in it. Those of
 weights' gradients wait for the kernels only, and only the update waits for them: they overlap the backward pass. Where
-the devices share cores everything takes the cores, one after the other.
+the devices share cores everything takes the cores, one after the other. A sum that one other layer alone needs is made
+on the edge to it: the devices send each other pieces, as its all-reduce.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ class Slice(NamedTuple):
     Attributes:
       kind: one of `simulator.step.KINDS`.
       phase: "forward", "backward" or "update".
-      layer: name of the layer; of a transfer, of the layer that it goes to.
-      device: which does it; of a transfer the sender. Each device of an all-reduce has a slice of its own.
-      receiver: of a transfer, the device it goes to; else the same as `device`.
+      layer: name of the layer; of what is sent between layers, of the layer that it goes to.
+      device: which does it; of what one device sends to another the sender. Each device of an all-reduce that is one
+        task has a slice of its own.
+      receiver: the device that something is sent to; else the same as `device`.
       begin, end: seconds from the start of the step.
     """
 

@@ -67,12 +67,13 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
       found: the cheapest assignment that fits the memory.
       most: how many to simulate of the first kind; fewer where they are not found in ten seconds.
       memory_limit: bytes per device; what needs more is left out.
-      time_limit: seconds that each of the searches for them may take, where that is less than ten.
+      time_limit: seconds that the search for these may take, and those for the others together, where that is less
+        than ten.
 
     Returns:
       The one whose simulated step is shortest, and what is to be said of it: "simulated" how many, "simulated_seconds"
       the step of the one that is returned, "simulated_rank" its place among them by the sum of costs, from 1,
-      "cheapest_simulated_seconds" the step of the cheapest by that sum, and, where devices do not share cores,
+      "cheapest_simulated_seconds" the step of the cheapest by that sum, and, where there is something to hide,
       "overlap", the fraction of gradients' all-reduces that these steps hide. Nothing where steps are too long to be
       simulated.
     """
@@ -139,7 +140,7 @@ class _Judge:
           priced: the network.
           first: the cheapest that fits the memory.
           memory_limit: bytes per device; what needs more is left out.
-          patience: seconds for every search.
+          patience: seconds for the search for the cheapest, and for all searches from which the overlap is learned.
         """
         self._priced, self._memory_limit, self._patience = priced, memory_limit, patience
         self._simulator = Simulator(priced)
@@ -164,26 +165,29 @@ class _Judge:
             parallel = data_parallel(self._priced.graph, self._priced.devices)
             self.add(tuple(self._priced.index(layer, configuration) for layer, configuration in enumerate(parallel)))
 
-    def learn_overlap(self) -> float:
+    def learn_overlap(self) -> float | None:
         """Simulates the cheapest strategies under several overlaps, and under that which all simulated steps tell, as
-        long as that is another one; returns the overlap."""
-        hideable = gradient_seconds(self._priced)
-        for overlap in _OVERLAPS:
-            self._add_cheapest_under(overlap, hideable)
+        long as that is another one, a few times; returns the overlap, None where there is nothing to hide."""
+        hideable, end = gradient_seconds(self._priced), time.perf_counter() + self._patience
+        for fraction in _OVERLAPS:
+            self._add_cheapest_under(fraction, hideable, end)
         overlap = self._overlap(hideable)
         for _ in range(_FITS):
-            if not self._add_cheapest_under(overlap, hideable):
+            if overlap is None or not self._add_cheapest_under(overlap, hideable, end):
                 break
             overlap = self._overlap(hideable)
         return overlap
 
-    def _add_cheapest_under(self, overlap: float, hideable: list[np.ndarray]) -> bool:
+    def _add_cheapest_under(self, overlap: float, hideable: list[np.ndarray], end: float) -> bool:
+        left = end - time.perf_counter()
+        if left <= 0.0:
+            return False
         with contextlib.suppress(InfeasibleError):  # none in time
             network = _hiding(self._priced, hideable, overlap)
-            return self.add(solve(network, "exact", certificate=False, time_limit=self._patience).assignment)
+            return self.add(solve(network, "exact", certificate=False, time_limit=left).assignment)
         return False
 
-    def _overlap(self, hideable: list[np.ndarray]) -> float:
+    def _overlap(self, hideable: list[np.ndarray]) -> float | None:
         """Of all that were simulated."""
         sums = [self._priced.network.cost(assignment) for assignment in self._seconds]
         hidden = [sum(float(vector[choice]) for vector, choice in zip(hideable, assignment, strict=True))
