@@ -225,7 +225,7 @@ class CostNetwork:
 def _least_cost(array: np.ndarray, where: str) -> float:
     """The least of some costs (+inf of none), each of which has to be one that can be added up."""
     least, most = float(array.min(initial=math.inf)), float(array.max(initial=-math.inf))
-    if -_MOST_COST <= least and most <= _MOST_COST:  # NaN propagates through both
+    if least >= -_MOST_COST and most <= _MOST_COST:  # NaN propagates through both
         return least
     if not least > -math.inf:
         wrong = "NaN" if np.isnan(array).any() else "-inf"

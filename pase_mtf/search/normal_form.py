@@ -179,8 +179,8 @@ _NO_LINES, _NOTHING = np.zeros(0, np.uint64), read_only(np.zeros((0, 0)))
 
 
 def _put(out: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool) -> None:
-    """out[r, c] = matrix[rows[r], columns[c]], or matrix[columns[c], rows[r]], of lines that ascend; the quicker copy of
-    everything where that is meant."""
+    """out[r, c] = matrix[rows[r], columns[c]], or matrix[columns[c], rows[r]], of lines that ascend: of everything, by
+    the quicker copy."""
     if turned or out.shape != matrix.shape:
         _gather(out, matrix, rows.view(np.uint64), columns.view(np.uint64), turned, _NOTHING, _NO_LINES, _NO_LINES,
                 False)

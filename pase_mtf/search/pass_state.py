@@ -52,7 +52,10 @@ class PassState(NamedTuple):
     @classmethod
     def start(cls, p: Packed, messages: Potentials, costs: np.ndarray | None = None,
               bounds: np.ndarray | None = None) -> PassState:
-        """Everything active, nothing known but the messages; and, if given, reduced costs and their bounds."""
+        """Everything active, nothing known but the messages; and, if given, reduced costs and their bounds.
+
+        The messages lie in one half, as `messages.laid_out` and `reduce` leave them: the first pass writes the other.
+        """
         configurations, widest = len(p.unary), int(p.domains.max(initial=0))
         room = np.empty(2 * p.potentials)  # memory that is never written to costs nothing
         room[:len(messages.values)] = messages.values
