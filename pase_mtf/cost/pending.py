@@ -42,13 +42,14 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     parts = source.shards[:, rank:].prod(axis=1)
     seconds += _allreduced(source, rank, nbytes, reshardings)[:, None]
     blocks, wanted = whole.shards.prod(axis=1), target.shards.prod(axis=1)
-    pieces = [scattered(Partition(tuple(range(devices)), cuts), tuple(shape)) for devices, cuts in zip(
-        target.devices.tolist(), _cuts(target), strict=True)]
-    able = np.array([piece is not None for piece in pieces], bool)
+    pieces = {column: piece.cuts for column, (devices, cuts) in enumerate(zip(
+        target.devices.tolist(), _cuts(target), strict=True))
+        if (piece := scattered(Partition(tuple(range(devices)), cuts), tuple(shape))) is not None}
+    able = np.array([column in pieces for column in range(len(target.devices))], bool)
     here = (parts > 1)[:, None] & able & (wanted > blocks[:, None]) & (target.devices >= source.devices[:, None])
     columns = np.flatnonzero(here.any(axis=0))
     if len(columns):
-        held = [(pieces[column] or Partition((), ())).cuts for column in columns]
+        held = [pieces[column] for column in columns.tolist()]
         gathered = np.array([_gathered(reshardings, int(target.devices[column]), cuts, wanted_cuts, nbytes)
                              for column, cuts, wanted_cuts in zip(columns, held, _cuts(target, columns), strict=True)])
         for count in np.unique(parts[here.any(axis=1)]).tolist():

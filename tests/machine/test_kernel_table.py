@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from pase_mtf.calibration.cache import fingerprint_of_kernels
+from pase_mtf.calibration.cache import KERNEL_VERSION, fingerprint_of_kernels
+from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.kernel_file import line_of, read_entry
 from pase_mtf.machine.kernel_table import is_table, load_tables, save_tables, table_for
@@ -40,6 +41,15 @@ def test_what_is_saved_is_read_again(path):
     assert sum("Einsum(float32[2,3], float32[3,5]) -> float32[2,5]" in line for line in lines) == 2
     with pytest.raises(UsageError, match="holds kernels of 4 and of 8 devices, not of 16"):
         table_for(path, 16)
+
+
+def test_kernels_that_were_timed_in_another_way_are_told(tmp_path):
+    for version in (KERNEL_VERSION, KERNEL_VERSION - 1):
+        file = tmp_path / f"{version}.json"
+        save_tables(file, [_of(8, version=version)])
+        notes = SavedKernels(file, 8).notes
+        assert [f"version {version}" in note and str(file) in note for note in notes] == [True] * (
+            version != KERNEL_VERSION)
 
 
 def test_gpus_are_not_priced(tmp_path):
