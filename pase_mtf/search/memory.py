@@ -153,6 +153,10 @@ class _Search:
             if candidate.memory <= self.limit and candidate.cost < (self.best.cost if self.best else math.inf):
                 self.best = candidate
 
+    def within_gap(self, bound: float) -> bool:
+        """Whether a best that nothing below this bound can beat is good enough for the caller."""
+        return self.best is not None and self.gap > 0 and relative_gap(self.best.cost, bound) <= self.gap
+
     @property
     def target(self) -> float:
         """Assignments that are not cheaper than the best by more than this do not matter."""
@@ -208,7 +212,7 @@ class _Search:
             if point is None:
                 break
             self.offer(point)
-            if self.best is not None and bound >= self.best.cost - self.target:
+            if self.best is not None and (bound >= self.best.cost - self.target or self.within_gap(bound)):
                 break
             if light is not None and heavy is not None:
                 line = light.cost + now * (light.memory - self.limit)
@@ -264,7 +268,7 @@ class _Search:
             if pruned and not heap:
                 break
             others = min(math.inf if pruned else bound, heap[0].bound if heap else math.inf)
-            if self.best is not None and self.gap and relative_gap(self.best.cost, others) <= self.gap:
+            if self.within_gap(others):
                 return others, False
             if self.budget.over or len(heap) * (node.bits.nbytes + _BYTES_PER_NODE) > room:
                 return others, False

@@ -107,6 +107,22 @@ def test_generous_limit_changes_nothing():
     assert solution.cost == free.cost
 
 
+@pytest.mark.parametrize("name", ["alexnet_32", "transformer_8"])
+def test_ends_at_the_gap_asked_for(name):
+    """Also while the multiplier is looked for, which is most of the work where a few per mille are enough."""
+    network = CostNetwork.load(INSTANCES / f"{name}.npz")
+    usage = bytes_of(network, 1)
+    limit = (memory.least_memory(network, usage)[0] + needed(usage, solve(network).assignment)) / 2
+    exact = memory.minimise_within(network, usage, limit, time_limit=600)
+    near = memory.minimise_within(network, usage, limit, time_limit=600, gap=0.2)
+    assert exact.optimal
+    assert near.gap <= 0.2
+    assert near.lower_bound <= exact.cost * (1 + 1e-10)
+    assert needed(usage, near.assignment) <= limit
+    assert exact.cost * (1 - 1e-10) <= near.cost <= exact.cost * 1.2 * (1 + 1e-10)
+    assert near.statistics["solves"] <= 2
+
+
 @pytest.mark.parametrize("name", ["alexnet_8", "alexnet_32", "rnnlm_8"])
 def test_frontier(name, tmp_path):
     network = CostNetwork.load(INSTANCES / f"{name}.npz")
