@@ -20,6 +20,9 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 
 if TYPE_CHECKING:
+    from pase_mtf.epochs.curve import EpochCurve
+    from pase_mtf.epochs.projection import project_training
+    from pase_mtf.epochs.step_times import StepTimes
     from pase_mtf.export.exporter import export_graph
     from pase_mtf.layout.capture import capture_graph, swap_lowering
     from pase_mtf.layout.find import find_layout
@@ -33,15 +36,16 @@ if TYPE_CHECKING:
 
 _import_hook.register()
 
-__all__ = ["ComputationGraph", "Configuration", "CostNetwork", "Layout", "Machine", "PaseError", "Solution", "Strategy",
-           "capture_graph", "evaluate_strategy", "export_graph", "find_layout", "find_strategy", "lower",
-           "one_layer", "register_operation", "solve", "swap_lowering"]
+__all__ = ["ComputationGraph", "Configuration", "CostNetwork", "EpochCurve", "Layout", "Machine", "PaseError",
+           "Solution", "StepTimes", "Strategy", "capture_graph", "evaluate_strategy", "export_graph", "find_layout",
+           "find_strategy", "lower", "one_layer", "project_training", "register_operation", "solve", "swap_lowering"]
 
 _LATER = {"export_graph": "export.exporter", "lower": "lowering.lowering", "Layout": "layout.layout",
           "find_layout": "layout.find", "capture_graph": "layout.capture", "swap_lowering": "layout.capture",
           "register_operation": "operations.registry", "CostNetwork": "search.network",
           "Strategy": "strategy.strategy", "find_strategy": "strategy.find",
-          "evaluate_strategy": "strategy.strategy", "Solution": "search", "solve": "search"}
+          "evaluate_strategy": "strategy.strategy", "Solution": "search", "solve": "search",
+          "EpochCurve": "epochs.curve", "StepTimes": "epochs.step_times", "project_training": "epochs.projection"}
 
 
 def __getattr__(name: str) -> Any:

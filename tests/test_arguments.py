@@ -11,6 +11,7 @@ from small_graphs import perceptron
 import pase_mtf
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, tf
+from pase_mtf.epochs.curve import Run
 from pase_mtf.errors import UsageError
 
 # Of these nothing is right anywhere but where `_RIGHT` says so.
@@ -41,6 +42,8 @@ _RIGHT = {
     # Its machine and its method are looked up when the program comes to mtf.Lowering.
     ("swap_lowering", "strategy"): (type(None),), ("swap_lowering", "devices"): (type(None), str),
     ("swap_lowering", "machine"): (type(None), str), ("swap_lowering", "method"): (str,),
+    ("project_training", "extrapolate"): (bool,), ("project_training", "devices"): (tuple,),
+    ("project_training", "ways"): (tuple,),
     ("solve", "method"): (), ("solve", "time_limit"): (type(None), int, float, np.int64),
     ("solve", "gap"): (int, float, np.int64), ("solve", "progress"): (type(None), bool)}
 
@@ -76,11 +79,15 @@ def calls():
                                    {"operation_class": type("Own", (mtf.Operation,), {}), "splittable": []}),
             "one_layer": (_entered(pase_mtf.one_layer), {"graph": program}),
             "swap_lowering": (_entered(pase_mtf.swap_lowering), {"machine": "h100"}),
+            "project_training": (pase_mtf.project_training, {
+                "curve": pase_mtf.EpochCurve((Run(8, 2.0),)), "steps": pase_mtf.StepTimes(8, {(1, 1): 0.5}),
+                "devices": (1,)}),
             "solve": (pase_mtf.solve, {"network": None})}
 
 
 @pytest.mark.parametrize("name", ["find_layout", "find_strategy", "evaluate_strategy", "export_graph", "lower",
-                                  "register_operation", "one_layer", "swap_lowering", "solve"])
+                                  "register_operation", "one_layer", "swap_lowering", "project_training",
+                                  "solve"])
 def test_wrong_types_end_in_one_line(calls, name):
     call, right = calls[name]
     for argument, parameter in inspect.signature(getattr(pase_mtf, name)).parameters.items():

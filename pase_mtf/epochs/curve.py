@@ -1,0 +1,185 @@
+"""How many epochs training takes to its target, by the global batch: measured runs, and what lies between them.
+
+In a file a curve is a CSV with a row per run: `batch,epochs`, and where they are known `seed` and `reached` (0: the
+target was not reached, and `epochs` is how many it takes at least). Other columns, and lines that begin with #, are
+for people and programs that know them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import dataclasses
+import math
+import os
+import statistics
+from collections.abc import Sequence
+
+from pase_mtf.errors import DataError, UsageError, shortened
+
+__all__ = ["EpochCurve", "Epochs", "Run", "lines_of"]
+
+_TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+      batch: examples per step, over all workers.
+      epochs: passes over the training data until the target was reached.
+      reached: whether it was; if not, it takes at least `epochs`.
+      seed: of the run.
+    """
+
+    batch: int
+    epochs: float
+    reached: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or not (math.isfinite(self.epochs) and self.epochs > 0.0):
+            raise UsageError(f"batch={shortened(self.batch)}, epochs={shortened(self.epochs)}: give a batch of at "
+                             "least 1 and epochs above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+    """What a curve says of one batch.
+
+    Attributes:
+      median: over the runs of a batch; between two batches a straight line over logarithms of both.
+      low, high: the least and the most of the runs, in the same way.
+      at_least: the target was not reached by half of the runs (of either neighbour): the truth is not below.
+      source: "measured", "interpolated" or "extrapolated".
+    """
+
+    median: float
+    low: float
+    high: float
+    at_least: bool = False
+    source: str = "measured"
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochCurve:
+    """Epochs to the target by global batch.
+
+    Attributes:
+      runs: at least one of each batch.
+      name: for tables and pictures.
+    """
+
+    runs: tuple[Run, ...]
+    name: str = "curve"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.runs, tuple) or not self.runs or not all(isinstance(run, Run) for run in self.runs):
+            raise UsageError(f"runs={shortened(self.runs)}: give a tuple of at least one Run")
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batches that were measured, ascending."""
+        return tuple(sorted({run.batch for run in self.runs}))
+
+    def scaled(self, factor: float) -> EpochCurve:
+        """The same curve of a model whose batches are so many times as large (rounded to whole examples).
+
+        Raises:
+          UsageError: a factor that is not above 0, or that makes two batches one.
+        """
+        if not (math.isfinite(factor) and factor > 0.0):
+            raise UsageError(f"a factor of {shortened(factor)} for batches: give one above 0")
+        runs = tuple(dataclasses.replace(run, batch=max(1, round(run.batch * factor))) for run in self.runs)
+        found = EpochCurve(runs, self.name)
+        if len(found.batches) < len(self.batches):
+            raise UsageError(f"a factor of {factor:g} makes batches of {self.name} equal; give a larger one")
+        return found
+
+    def at(self, batch: float, *, extrapolate: bool = False) -> Epochs | None:
+        """What a batch takes; None where it lies outside of what was measured.
+
+        Args:
+          batch: examples per step, over all workers.
+          extrapolate: outside of the batches measured, go on with the slope of the outermost two.
+        """
+        batches = self.batches
+        place = bisect.bisect_left(batches, batch)
+        if place < len(batches) and batches[place] == batch:
+            return self._measured(batches[place])
+        inside = 0 < place < len(batches)
+        if not inside and not (extrapolate and len(batches) > 1):
+            return None
+        place = min(max(place, 1), len(batches) - 1)
+        left, right = batches[place - 1], batches[place]
+        share = math.log(batch / left) / math.log(right / left)
+        below, above = self._measured(left), self._measured(right)
+        median, low, high = (math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in (
+            (below.median, above.median), (below.low, above.low), (below.high, above.high)))
+        return Epochs(median, low, high, below.at_least or above.at_least,
+                      "interpolated" if inside else "extrapolated")
+
+    def _measured(self, batch: int) -> Epochs:
+        # A run that did not reach the target takes longer than any that did.
+        runs = sorted((run for run in self.runs if run.batch == batch), key=lambda run: (not run.reached, run.epochs))
+        epochs = [run.epochs for run in runs]
+        middle = runs[(len(runs) - 1) // 2:len(runs) // 2 + 1]
+        return Epochs(statistics.mean(run.epochs for run in middle), min(epochs), max(epochs),
+                      not middle[-1].reached)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> EpochCurve:
+        """Reads a CSV.
+
+        Raises:
+          DataError: it cannot be read, or a row is none; names the line.
+        """
+        numbered = lines_of(path)
+        reader = csv.reader(line for _, line in numbered)
+        head = [name.strip() for name in next(reader, [])]
+        for name in ("batch", "epochs"):
+            if head.count(name) != 1:
+                raise DataError(f"{path}: {'no' if name not in head else 'more than one'} column {name!r} in its first "
+                                "line; write batch,epochs (and seed, reached where they are known)")
+        runs: dict[tuple[int, int], Run] = {}
+        for (number, _), row in zip(numbered[1:], reader, strict=False):
+            if len(row) != len(head):
+                raise DataError(f"{path}: line {number} has {len(row)} values, the first line names {len(head)}; mend "
+                                "the line")
+            values = dict(zip(head, (value.strip() for value in row), strict=True))
+            try:
+                run = Run(int(values["batch"]), float(values["epochs"]), _truth(values.get("reached", "1")),
+                          int(values.get("seed", number)))
+            except (ValueError, KeyError, UsageError) as error:
+                raise DataError(f"{path}: line {number}: {shortened(','.join(row))} is no run; write a whole batch of "
+                                "at least 1, epochs above 0, and 0 or 1 for reached") from error
+            if runs.setdefault((run.batch, run.seed), run) is not run:
+                raise DataError(f"{path}: line {number}: batch {run.batch} with seed {run.seed} stands there twice; "
+                                "leave one out")
+        if not runs:
+            raise DataError(f"{path}: holds no runs; write at least one line such as 32,4.5 below batch,epochs")
+        return cls(tuple(runs.values()), os.path.splitext(os.path.basename(os.fspath(path)))[0])
+
+
+def _truth(text: str) -> bool:
+    return _TRUTHS[text.lower()]
+
+
+def lines_of(path: str | os.PathLike[str]) -> Sequence[tuple[int, str]]:
+    """The lines of a CSV that are neither empty nor remarks, with their numbers.
+
+    Raises:
+      DataError: it cannot be read, is not UTF-8, or has no lines.
+    """
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            found = [(number, line) for number, line in enumerate(file, 1)
+                     if line.strip() and not line.lstrip().startswith("#")]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; give a CSV file") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text; give a CSV file") from error
+    if not found:
+        raise DataError(f"{path}: empty; write a first line with the names of the columns, and values below it")
+    return found

@@ -1,0 +1,254 @@
+"""Epochs to a target, measured: trainings with every batch and seed until the loss of held-out examples is low enough.
+
+All runs see the same stream of examples, cut into batches of their size. Large batches are pieces whose gradients are
+summed (`training`), so that one device is enough. A run that is done is a row of a CSV: interrupted, the same command
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pase_mtf.errors import DataError, FormatError, UsageError, nearest, shortened
+from pase_mtf.files import write_atomically
+from pase_mtf.launch.data import Batch, Data, Source
+
+if TYPE_CHECKING:
+    from pase_mtf.epochs.training import Trainer
+    from pase_mtf.models.presets import ModelConfig
+
+__all__ = ["RULES", "Measured", "RunFile", "Settings", "measure", "pieces_of", "split"]
+
+FORMAT = "pase_mtf.epochs"
+VERSION = 1
+RULES = {"linear": 1.0, "sqrt": 0.5, "constant": 0.0}
+"""How the learning rate grows with the batch -> the power of the batch that it is proportional to."""
+_SPLIT_SEED = 0
+_LOOKS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all runs of a curve have in common.
+
+    Attributes:
+      model: of the registry.
+      sizes: of the model, `dataclasses.asdict` of its configuration (less the seed).
+      data: what it trains on, in a line.
+      examples: to train on: an epoch.
+      held_out: other examples, whose loss is looked at ten times an epoch (at most once a step).
+      target: the mean loss of these, in nats, that ends a run.
+      rate: learning rate of the batch `rate_batch`.
+      rate_batch: in examples.
+      rule: one of `RULES`: the rate of other batches.
+      warmup: epochs over which the rate rises from 0.
+      cap: epochs after which a run ends without its target.
+      piece: most examples whose gradients are computed at once.
+    """
+
+    model: str
+    sizes: dict[str, Any]
+    data: str
+    examples: int
+    held_out: int
+    target: float
+    rate: float
+    rate_batch: int
+    rule: str
+    warmup: float
+    cap: float
+    piece: int
+
+    def check(self) -> None:
+        """Refuses what makes no sense (UsageError)."""
+        if self.rule not in RULES:
+            raise UsageError(f"--rule={self.rule}: unknown; {nearest(self.rule, RULES)}")
+        for name in ("examples", "held_out", "target", "rate", "rate_batch", "cap", "piece"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name}={getattr(self, name)}: give a number above 0")
+        if not self.warmup >= 0:
+            raise UsageError(f"warmup={self.warmup}: give epochs, or 0 for none")
+        if self.sizes["optimizer"] not in ("sgd", "adam"):
+            raise UsageError(f"optimizer={self.sizes['optimizer']}: has no rate to scale with the batch; take sgd or "
+                             "adam")
+        if self.sizes["dropout"]:
+            raise UsageError(f"dropout={self.sizes['dropout']}: held-out examples are looked at without; take a preset "
+                             "with dropout 0")
+
+    def rate_of(self, batch: int, seen: int) -> float:
+        """The learning rate of a step, after so many examples (those of the step among them)."""
+        full = self.rate * (batch / self.rate_batch) ** RULES[self.rule]
+        warm = self.warmup * self.examples
+        return full * min(1.0, seen / warm) if warm else full
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A row of the CSV.
+
+    Attributes:
+      batch, seed, epochs, reached: as of `curve.Run`; of a run whose loss is no number any more, `epochs` is the cap.
+      loss: of the held-out examples when it ended, in nats.
+      steps: of the optimizer.
+      rate: the learning rate after the warm-up.
+      cpu_seconds: of the process.
+    """
+
+    batch: int
+    seed: int
+    epochs: float
+    reached: int
+    loss: float
+    steps: int
+    rate: float
+    cpu_seconds: float
+
+
+class RunFile:
+    """The CSV of a curve: its settings in the first line, then a row per run."""
+
+    def __init__(self, path: str, settings: Settings):
+        """Reads what has been measured.
+
+        Args:
+          path: of the CSV; made when the first run is added.
+          settings: of all runs.
+
+        Raises:
+          FormatError: the file is something else.
+          UsageError: its runs have other settings; names the first that differs.
+        """
+        self.path = path
+        self._head = json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(settings)})
+        self.rows: dict[tuple[int, int], Measured] = {}
+        if os.path.exists(path):
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            with open(self.path, encoding="utf-8", newline="") as file:
+                first, *rest = file.read().splitlines()
+            kept = json.loads(first.removeprefix("# "))
+            types = {field.name: int if field.type == "int" else float for field in dataclasses.fields(Measured)}
+            rows = [Measured(**{name: types[name](value) for name, value in row.items()})
+                    for row in csv.DictReader(rest)]
+            if kept["format"] != FORMAT or kept["version"] != VERSION:
+                raise ValueError(kept["format"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"{self.path}: not a CSV that this command wrote ({shortened(error)}); choose another "
+                              "name") from error
+        wanted = json.loads(self._head)
+        for name, value in wanted.items():
+            if kept.get(name) != value:
+                raise UsageError(f"{self.path}: its runs have {name}={shortened(kept.get(name))}, not "
+                                 f"{shortened(value)}; choose another name, or give the same")
+        self.rows = {(row.batch, row.seed): row for row in rows}
+
+    def add(self, row: Measured) -> None:
+        """Adds a run, and writes the file whole, with what another process has added meanwhile."""
+        if os.path.exists(self.path):
+            self._read()
+        self.rows[row.batch, row.seed] = row
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Measured)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(self.rows[key]) for key in sorted(self.rows))
+        write_atomically(self.path, f"# {self._head}\n{text.getvalue()}")
+
+
+def pieces_of(batch: int, most: int) -> tuple[int, int]:
+    """(examples of a piece, pieces of a batch): the largest pieces of at most so many that make the batch."""
+    piece = max(number for number in range(1, min(batch, most) + 1) if batch % number == 0)
+    return piece, batch // piece
+
+
+def split(source: Source, examples: int, held_out: int) -> tuple[Source, Source]:
+    """(what is trained on, what is held out): different examples, the same whatever the seed of a run.
+
+    Raises:
+      DataError: there are not so many.
+    """
+    if examples + held_out > source.examples:
+        raise DataError(f"{source.description}: {source.examples:,} examples, and {examples:,} to train on and "
+                        f"{held_out:,} held out are asked for; ask for fewer")
+    order = np.random.default_rng(_SPLIT_SEED).permutation(source.examples)
+
+    def part(numbers: np.ndarray) -> Source:
+        return dataclasses.replace(source, examples=len(numbers), load=lambda chosen: source.load(numbers[chosen]))
+    return part(order[held_out:held_out + examples]), part(order[:held_out])
+
+
+def measure(settings: Settings, source: Source, config: ModelConfig, file: RunFile, batches: Sequence[int],
+            seeds: Sequence[int], *, threads: int = 1,
+            tell: Callable[[int, int, float, float], object] = lambda *_: None) -> Iterator[Measured]:
+    """Measures the runs that the file does not hold yet, and adds each.
+
+    Args:
+      settings: of all runs, checked.
+      source: all examples.
+      config: the model's sizes.
+      file: what is known.
+      batches, seeds: a run of each pair.
+      threads: that TensorFlow computes with.
+      tell: called with batch, seed, epochs and loss whenever the held-out examples were looked at.
+
+    Yields:
+      each run that was added.
+    """
+    train, held = split(source, settings.examples, settings.held_out)
+    for seed in seeds:  # seed by seed: interrupted, there is something of every batch
+        for batch in batches:
+            if (batch, seed) not in file.rows:
+                row = _measure(settings, train, held, config, batch, seed, threads, tell)
+                file.add(row)
+                yield row
+
+
+def _measure(settings: Settings, train: Source, held: Source, config: ModelConfig, batch: int, seed: int, threads: int,
+             tell: Callable[[int, int, float, float], object]) -> Measured:
+    from pase_mtf import models
+    from pase_mtf.epochs.training import Trainer  # brings TensorFlow
+    start = time.process_time()
+    piece, count = pieces_of(batch, settings.piece)
+    stream = Data(train, piece, seed).batches()
+    with Trainer(models.get(settings.model), config, piece, seed, threads) as trainer:
+        epochs, loss, steps = _train(settings, trainer, stream, batch, count, list(_pieces(held, piece)),
+                                     lambda epochs, loss: tell(batch, seed, epochs, loss))
+    reached = loss <= settings.target
+    return Measured(batch, seed, epochs if math.isfinite(loss) else settings.cap, int(reached), loss, steps,
+                    settings.rate_of(batch, 2 ** 62), round(time.process_time() - start, 2))
+
+
+def _train(settings: Settings, trainer: Trainer, stream: Iterator[Batch], batch: int, count: int,
+           held: Iterable[Batch], tell: Callable[[float, float], object]) -> tuple[float, float, int]:
+    """(epochs, held-out loss, steps) at the end of a run."""
+    look = max(1, settings.examples // (_LOOKS * batch))
+    epochs, loss, steps = 0.0, math.inf, 0
+    while epochs < settings.cap and (loss > settings.target):
+        steps += 1
+        trained = trainer.step(stream, count, settings.rate_of(batch, steps * batch))
+        epochs = steps * batch / settings.examples
+        if not math.isfinite(trained):
+            return epochs, math.nan, steps
+        if steps % look == 0 or epochs >= settings.cap:
+            loss = trainer.loss(held)
+            tell(epochs, loss)
+            if not math.isfinite(loss):
+                return epochs, math.nan, steps
+    return epochs, loss, steps
+
+
+def _pieces(held: Source, piece: int) -> Iterator[Batch]:
+    """All held-out examples but those that fill no piece."""
+    for start in range(0, held.examples - piece + 1, piece):
+        yield held.load(np.arange(start, start + piece))

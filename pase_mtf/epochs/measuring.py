@@ -1,0 +1,72 @@
+"""`python -m pase_mtf.epochs measure`: what its flags ask for, its progress, and its table."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+
+from tabulate import tabulate
+from tqdm import tqdm
+
+from pase_mtf import models
+from pase_mtf.epochs.curve import EpochCurve
+from pase_mtf.epochs.measure import RunFile, Settings, measure
+from pase_mtf.epochs.options import new_file
+from pase_mtf.errors import UsageError
+from pase_mtf.launch.data import open_data
+from pase_mtf.models.presets import load_config
+
+__all__ = ["curve_table", "run"]
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Measures what is asked for and not known yet, and prints the curve; returns the exit code.
+
+    Raises:
+      PaseError: what a user can cause.
+    """
+    config = load_config(flags.model, flags.preset, optimizer=flags.optimizer)
+    sizes = dataclasses.asdict(config)
+    sizes.pop("seed")
+    data = open_data(flags.data, models.get(flags.model), config, 1, 0)
+    settings = Settings(
+        flags.model, sizes, data.describe(), flags.examples, flags.held_out, flags.target,
+        flags.learning_rate or config.learning_rate, flags.rate_batch or config.batch, flags.rule, flags.warmup,
+        flags.cap, flags.piece)
+    settings.check()
+    new_file("output", flags.output, overwrite=True)
+    file = RunFile(flags.output, settings)
+    todo = [(batch, seed) for batch in flags.batches for seed in flags.seeds if (batch, seed) not in file.rows]
+    if len(todo) < len(flags.batches) * len(flags.seeds):
+        print(f"{len(file.rows)} runs are in {flags.output} already; {len(todo)} to go", file=sys.stderr)
+    with tqdm(total=len(todo), unit="run", file=sys.stderr, dynamic_ncols=True, disable=None) as bar:
+        def tell(batch: int, seed: int, epochs: float, loss: float) -> None:
+            bar.set_postfix_str(f"batch {batch}, seed {seed}: {epochs:.2f} epochs, held-out loss {loss:.3f}")
+        try:
+            for _ in measure(settings, data.source, config, file, flags.batches, flags.seeds, threads=flags.threads,
+                             tell=tell):
+                bar.update()
+        except KeyboardInterrupt:
+            if file.rows:
+                raise KeyboardInterrupt(f"{len(file.rows)} runs are kept in {flags.output}") from None
+            raise
+    if not file.rows:
+        raise UsageError("no runs; name --batches and --seeds")
+    print(f"{data.describe()}\nheld-out loss {flags.target:g} of {flags.model}, epochs of {flags.examples:,} examples")
+    print(curve_table(EpochCurve.load(flags.output)))
+    return 0
+
+
+def curve_table(curve: EpochCurve) -> str:
+    """Epochs by batch, with their spread over the runs."""
+    rows = []
+    for batch in curve.batches:
+        mine = [run for run in curve.runs if run.batch == batch]
+        epochs, missed = curve.at(batch), sum(not run.reached for run in mine)
+        assert epochs is not None
+        rows.append([batch, f"{'over ' if epochs.at_least else ''}{epochs.median:.2f}",
+                     f"{epochs.low:.2f} to {epochs.high:.2f}", f"{len(mine)} ({missed} not reached)" if missed
+                     else len(mine)])
+    return tabulate(rows, ["batch", "epochs", "spread", "runs"], disable_numparse=True,
+                    colalign=("right", "right", "left", "left"))

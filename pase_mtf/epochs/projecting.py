@@ -1,0 +1,111 @@
+"""`python -m pase_mtf.epochs project`: what its flags ask for, and where the answer goes."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+
+from tqdm import tqdm
+
+from pase_mtf.epochs.curve import EpochCurve
+from pase_mtf.epochs.options import new_file
+from pase_mtf.epochs.projection import Projection, project_training
+from pase_mtf.epochs.report import projection_text
+from pase_mtf.epochs.step_times import StepTimes
+from pase_mtf.errors import UsageError, nearest
+from pase_mtf.files import write_atomically
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import Machine
+from pase_mtf.models.presets import load_config
+
+__all__ = ["graph_exporter", "picture_of", "run"]
+
+FORMAT = "pase_mtf.projection"
+VERSION = 1
+_PICTURES = ("pdf", "png", "svg")
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Projects what is asked for, prints it and writes the files; returns the exit code.
+
+    Raises:
+      PaseError: what a user can cause.
+    """
+    for name in ("json", "plot", "save_steps"):
+        new_file(name, getattr(flags, name), flags.overwrite)
+    if flags.plot is not None:
+        _check_picture(flags.plot)
+    curve = EpochCurve.load(flags.curve)
+    if flags.batch_scale != 1.0:
+        curve = curve.scaled(flags.batch_scale)
+    projection = project_training(curve, _steps(flags), flags.devices, flags.ways, extrapolate=flags.extrapolate)
+    if flags.save_steps is not None:
+        projection.steps.save(flags.save_steps)
+    if flags.json is not None:
+        write_atomically(flags.json, json.dumps(
+            {"format": FORMAT, "version": VERSION, **projection.to_json(flags.examples)}, indent=1) + "\n")
+    if flags.plot is not None:
+        write_atomically(flags.plot, picture_of(projection, flags.plot))
+    print(projection_text(projection, flags.examples))
+    return 0
+
+
+def _check_picture(path: str) -> None:
+    kind = os.path.splitext(path)[1].removeprefix(".")
+    if kind not in _PICTURES:
+        raise UsageError(f"--plot={path}: unknown kind of picture {kind!r}; {nearest(kind, _PICTURES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib; pip install 'pase_mtf[launch]', or leave --plot out")
+
+
+def picture_of(projection: Projection, path: str) -> bytes:
+    """The picture as the bytes of a file of that name; the same for the same numbers."""
+    import matplotlib
+
+    from pase_mtf.epochs.picture import projection_figure
+    drawn, kind = io.BytesIO(), os.path.splitext(path)[1].removeprefix(".")
+    with matplotlib.rc_context({"svg.hashsalt": "pase_mtf"}):
+        projection_figure(projection).savefig(drawn, format=kind,
+                                              metadata={"Date": None} if kind == "svg" else None)
+    return drawn.getvalue()
+
+
+def _steps(flags: argparse.Namespace) -> StepTimes:
+    if flags.steps is not None:
+        for name, given in (("model", flags.model), ("save_steps", flags.save_steps)):
+            if given is not None:
+                raise UsageError(f"--{name} and --steps: step times are predicted or given, not both; leave one out")
+        return StepTimes.load(flags.steps, flags.worker_batch)
+    if flags.model is None:
+        raise UsageError("no step times; give a file of them with --steps, or predict them with --model")
+    machine = Machine.load(flags.machine)
+    config = load_config(flags.model, flags.preset)
+    from pase_mtf.epochs.predict import predict_steps  # loads numba
+    mixes = [(number // ways, ways) for number in flags.devices for ways in {1, *flags.ways} if number % ways == 0]
+    with tqdm(total=len(mixes), desc="pricing", file=sys.stderr, disable=None) as bar:
+        def tell(text: str) -> None:
+            bar.set_postfix_str(text)
+            bar.update()
+        return predict_steps(graph_exporter(flags.model, flags.preset), flags.worker_batch or config.batch, mixes,
+                             machine, tell)
+
+
+def graph_exporter(model: str, preset: str) -> Callable[[int], ComputationGraph]:
+    """batch -> the graph of a model's training step, exported once for every batch."""
+    @functools.cache
+    def export(batch: int) -> ComputationGraph:
+        from pase_mtf import models
+        from pase_mtf.compat import tf
+        from pase_mtf.export.exporter import export_graph
+        from pase_mtf.launch.arms.program import build_program, variables_by_name
+        config = load_config(model, preset, batch=batch)
+        with tf.Graph().as_default(), variables_by_name():
+            program = build_program(models.get(model), config, batch, config.optimizer, config.learning_rate, 0)
+            return export_graph(program.graph, name=f"{model}-{preset}")
+    return export

@@ -1,0 +1,97 @@
+"""A projection for people: a table, and what it comes to in a few lines."""
+
+from __future__ import annotations
+
+from tabulate import tabulate
+
+from pase_mtf.epochs.curve import Epochs
+from pase_mtf.epochs.projection import Mix, Point, Projection, Ratio
+
+__all__ = ["projection_rows", "projection_text", "ratio_text", "summary_lines"]
+
+HEAD = ("devices", "best mix", "batch", "epochs", "ms a step", "data parallel: epochs", "ms a step", "ahead", "spread")
+"""Titles of the columns of `projection_rows`."""
+
+
+def epochs_text(epochs: Epochs) -> str:
+    """A number of epochs, with ~ where it was extrapolated and > where the target was not reached."""
+    return f"{'~' if epochs.source == 'extrapolated' else ''}{'> ' if epochs.at_least else ''}{epochs.median:.2f}"
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """How many times as fast, with the side on which the truth may lie where a target was not reached."""
+    if ratio.at_least and ratio.at_most:
+        return "unknown"
+    return f"{'> ' if ratio.at_least else '< ' if ratio.at_most else ''}{ratio.value:.2f}"
+
+
+def _mix_text(mix: Mix) -> str:
+    return f"{mix.workers} x {mix.ways}" + ("" if mix.ways > 1 else " (data parallel)")
+
+
+def projection_rows(projection: Projection) -> list[list[str]]:
+    """A row per number of devices, under `HEAD`."""
+    return [_row(point) for point in projection.points]
+
+
+def _row(point: Point) -> list[str]:
+    best, alone, gain = point.best, point.data_parallel, point.gain
+    theirs = [epochs_text(alone.epochs), f"{1e3 * alone.step.seconds:.2f}"] if alone else ["unknown", ""]
+    if best is None:
+        return [str(point.devices), "unknown", "", "", "", *theirs, "", ""]
+    return [str(point.devices), _mix_text(best), str(best.batch), epochs_text(best.epochs),
+            f"{1e3 * best.step.seconds:.2f}", *theirs, ratio_text(gain) if gain else "",
+            f"{gain.low:.2f} to {gain.high:.2f}" if gain else ""]
+
+
+def summary_lines(projection: Projection, examples: int | None = None) -> list[str]:
+    """What a projection comes to, and what it rests on.
+
+    Args:
+      projection: of a range of devices.
+      examples: of an epoch: then the shortest training is told in hours.
+    """
+    lines, known = [], [point for point in projection.points if point.gain is not None]
+    if (start := projection.hybrid_from) is not None:
+        lines.append(f"hybrid is ahead of data parallelism alone from {start} devices on")
+    elif known:
+        lines.append(f"hybrid is not ahead of data parallelism alone on {known[-1].devices} devices")
+    alone, best, gain = projection.best_alone, projection.best_of_all, projection.gain_at_scale
+    if alone and best and best.best and gain:
+        lines.append(f"at scale: data parallelism alone is done first on {alone.devices} devices; "
+                     f"{_mix_text(best.best)} on {best.devices} is done {ratio_text(gain)} times as fast")
+    if examples is not None and best and best.best:
+        lines.append(f"the shortest training: {best.best.seconds_per_example * examples / 3600:.3g} hours on "
+                     f"{best.devices} devices")
+    return lines + _notes(projection)
+
+
+def _notes(projection: Projection) -> list[str]:
+    """What is assumed, and what is not known."""
+    notes, mixes = [], [mix for point in projection.points for mix in point.mixes]
+    unknown = {reason: point.devices for point in reversed(projection.points) for reason in point.unknown.values()}
+    batches = projection.curve.batches
+    if outside := [devices for reason, devices in unknown.items() if reason.startswith("batch")]:
+        notes.append(f"note: epochs are known of batches {batches[0]} to {batches[-1]}; mixes outside, from "
+                     f"{min(outside)} devices on, are left out (--extrapolate)")
+    if missing := [f"{reason} ({devices} devices)" for reason, devices in unknown.items()
+                   if not reason.startswith("batch")]:
+        notes.append(f"note: {missing[0]}" + (f", and {len(missing) - 1} more mixes are not known"
+                                              if len(missing) > 1 else ""))
+    if any(mix.epochs.source == "extrapolated" for mix in mixes):
+        notes.append(f"note: ~ goes beyond the batches {batches[0]} to {batches[-1]} that were measured, with the "
+                     "slope of the outermost two")
+    if any(mix.epochs.at_least for mix in mixes):
+        notes.append("note: > the target was not reached by half of the runs; it takes at least that")
+    if sources := {mix.step.source for mix in mixes} - {"given"}:
+        notes.append(f"note: some steps are {' and '.join(sorted(sources))} from those that are given")
+    return notes
+
+
+def projection_text(projection: Projection, examples: int | None = None) -> str:
+    """The table, and below it what it comes to."""
+    table = tabulate(projection_rows(projection), HEAD, disable_numparse=True,
+                     colalign=("right", "left", *["right"] * 7))
+    return "\n".join([f"epochs: {projection.curve.name}; steps: {projection.steps.source}, "
+                      f"{projection.steps.worker_batch} examples to a worker", "", table, "",
+                      *summary_lines(projection, examples)])

@@ -1,0 +1,115 @@
+"""Training with batches of any size on one device: the gradients of the pieces of a batch are summed before the
+optimizer sees them, so that memory stays that of one piece.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.launch.data import Batch
+from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
+from pase_mtf.models import Model
+from pase_mtf.models.presets import ModelConfig
+
+__all__ = ["Trainer"]
+
+_DEVICE = "/device:CPU:0"
+_OPTIMIZERS = {"sgd": mtf.optimize.SgdOptimizer, "adam": mtf.optimize.AdamWeightDecayOptimizer}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A lowered program: what a piece is fed into and what comes of it, and the update that sums are fed into."""
+
+    features: dict[str, tf.Tensor]
+    loss: tf.Tensor
+    gradients: list[tf.Tensor]
+    rate: tf.Tensor
+    sums: list[tf.Tensor]
+    update: tf.Operation
+    start: tf.Operation
+
+
+class Trainer:
+    """A model whose batch is one or more pieces. A context: on its end the session is closed."""
+
+    def __init__(self, model: Model[Any], config: ModelConfig, piece: int, seed: int, threads: int = 1):
+        """Builds and lowers the program for one device, and sets the initial values.
+
+        Args:
+          model: whose loss is minimised.
+          config: its sizes, and its optimizer ("sgd" or "adam").
+          piece: examples whose gradients are computed at once.
+          seed: of the initial values.
+          threads: that TensorFlow computes with.
+        """
+        with tf.Graph().as_default() as graph:
+            tf.set_random_seed(seed)
+            self._step = _lowered(model, config, piece)
+        graph.finalize()
+        self._session = tf.Session(graph=graph, config=tf.ConfigProto(
+            device_count={"GPU": 0}, intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads))
+        self._session.run(self._step.start)
+
+    def step(self, pieces: Iterator[Batch], count: int, rate: float) -> float:
+        """One step of the optimizer; returns the mean loss of its batch, in nats.
+
+        Args:
+          pieces: of which the batch takes the next.
+          count: how many make a batch.
+          rate: the learning rate.
+        """
+        total: list[np.ndarray] = []
+        for number in range(count):
+            found = self._session.run([self._step.loss, *self._step.gradients], self._fed(next(pieces)))
+            total = found if number == 0 else [mine + more for mine, more in zip(total, found, strict=True)]
+        loss, *gradients = (values / count for values in total)
+        self._session.run(self._step.update, {**dict(zip(self._step.sums, gradients, strict=True)),
+                                              self._step.rate: rate})
+        return float(loss)
+
+    def loss(self, pieces: Iterable[Batch]) -> float:
+        """The mean loss over these pieces, in nats; nothing is learned from them."""
+        losses = [float(self._session.run(self._step.loss, self._fed(piece))) for piece in pieces]
+        return sum(losses) / len(losses)
+
+    def _fed(self, piece: Batch) -> dict[tf.Tensor, np.ndarray]:
+        return {self._step.features[name]: values for name, values in piece.items()}
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._session.close()
+
+
+def _lowered(model: Model[Any], config: ModelConfig, piece: int) -> _Step:
+    """The program in the current tf.Graph."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer([_DEVICE]))
+
+    def fed(name: str, shape: mtf.Shape, dtype: tf.DType) -> tuple[tf.Tensor, mtf.Tensor]:
+        placeholder = tf.placeholder(dtype, shape.to_integer_list, name=name)
+        return placeholder, mtf.import_tf_tensor(mesh, placeholder, shape)
+
+    features = {name: fed(name, shape, dtype) for name, (shape, dtype) in model.features(config, piece).items()}
+    loss = model.loss(mesh, {name: imported for name, (_, imported) in features.items()}, config)
+    variables = graph.trainable_variables
+    gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
+    rate, imported_rate = fed("rate", mtf.Shape([]), tf.float32)
+    sums = [fed(f"sum{number}", gradient.shape, gradient.dtype) for number, gradient in enumerate(gradients)]
+    updates = _OPTIMIZERS[config.optimizer](imported_rate).apply_grads([imported for _, imported in sums], variables)
+    # Ours and not mtf.Lowering: variables are read once a step, and updates follow that read.
+    lowering = PlanLowering(graph, uniform_plan(graph, "all:1", "", [_DEVICE]), [_DEVICE])
+    exported = [lowering.export_to_tf_tensor(tensor) for tensor in (loss, *gradients)]
+    update = tf.group([lowering.lowered_operation(operation) for operation in updates])
+    initialize = tf.global_variables_initializer()
+    with tf.control_dependencies([initialize]):
+        start = lowering.copy_masters_to_slices()
+    return _Step({name: placeholder for name, (placeholder, _) in features.items()}, exported[0], exported[1:], rate,
+                 [placeholder for placeholder, _ in sums], update, tf.group(initialize, start))

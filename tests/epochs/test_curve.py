@@ -1,0 +1,88 @@
+"""Curves of epochs by batch: what is read, what lies between, what is refused."""
+
+import math
+
+import pytest
+
+from pase_mtf.epochs.curve import EpochCurve, Run
+from pase_mtf.errors import DataError, UsageError
+
+
+def _file(tmp_path, text):
+    path = tmp_path / "curve.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_median_and_spread_of_what_was_measured(tmp_path):
+    curve = EpochCurve.load(_file(
+        tmp_path, "# by hand\nseed,batch,epochs,note\n0,32,4,a\n\n1,32,6,b\n2,32,5,c\n0,64,8,\n"))
+    assert curve.name == "curve"
+    assert curve.batches == (32, 64)
+    found = curve.at(32)
+    assert (found.median, found.low, found.high, found.at_least, found.source) == (5, 4, 6, False, "measured")
+
+
+def test_between_two_batches_logarithms_lie_on_a_line():
+    curve = EpochCurve((Run(16, 2.0), Run(64, 8.0)))
+    found = curve.at(32)
+    assert found.median == pytest.approx(4.0)  # halfway between 16 and 64, halfway between 2 and 8
+    assert found.source == "interpolated"
+
+
+def test_nothing_is_said_of_batches_outside_unless_asked_for():
+    curve = EpochCurve((Run(16, 2.0), Run(64, 8.0)))
+    assert curve.at(128) is None
+    assert curve.at(8) is None
+    found = curve.at(128, extrapolate=True)
+    assert (found.median, found.source) == (pytest.approx(16.0), "extrapolated")
+    assert curve.at(8, extrapolate=True).median == pytest.approx(1.0)
+    assert EpochCurve((Run(16, 2.0),)).at(32, extrapolate=True) is None
+
+
+def test_a_run_that_missed_its_target_takes_longer_than_any_that_reached_it():
+    runs = (Run(8, 3.0, seed=0), Run(8, 2.0, reached=False, seed=1), Run(8, 4.0, seed=2))
+    found = EpochCurve(runs).at(8)
+    assert (found.median, found.at_least) == (4.0, False)  # 3, 4, and one of more
+    runs += (Run(8, 2.0, reached=False, seed=3), Run(8, 2.0, reached=False, seed=4))
+    found = EpochCurve((*runs, Run(32, 5.0))).at(8)
+    assert found.at_least
+    assert EpochCurve((*runs, Run(32, 5.0))).at(16).at_least
+
+
+def test_batches_of_a_larger_model():
+    curve = EpochCurve((Run(16, 2.0), Run(32, 3.0))).scaled(4)
+    assert curve.batches == (64, 128)
+    with pytest.raises(UsageError, match="makes batches of curve equal"):
+        curve.scaled(0.001)
+    with pytest.raises(UsageError, match="above 0"):
+        curve.scaled(math.nan)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "empty"), ("batch,seed\n1,2\n", "no column 'epochs'"), ("batch,epochs,batch\n1,2,3\n", "more than one column"),
+    ("batch,epochs\n", "holds no runs"), ("batch,epochs\n32\n", "line 2 has 1 values"),
+    ("batch,epochs\n32,4\nx,5\n", "line 3: 'x,5' is no run"), ("batch,epochs\n0,4\n", "line 2"),
+    ("batch,epochs\n32,nan\n", "line 2"), ("batch,epochs\n32,-1\n", "line 2"), ("batch,epochs\n2.5,1\n", "line 2"),
+    ("batch,epochs,reached\n32,4,maybe\n", "line 2"), ("batch,epochs,seed\n32,4,0\n32,5,0\n", "line 3.*twice")])
+def test_what_is_no_curve_is_told_with_its_line(tmp_path, text, message):
+    with pytest.raises(DataError, match=message) as caught:
+        EpochCurve.load(_file(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(DataError, match="cannot read"):
+        EpochCurve.load(tmp_path / "none.csv")
+    path = tmp_path / "bytes.csv"
+    path.write_bytes(b"batch,epochs\n\xff\xfe,3\n")
+    with pytest.raises(DataError, match="not UTF-8"):
+        EpochCurve.load(path)
+
+
+def test_runs_that_make_no_sense():
+    for runs in ((), [Run(1, 1.0)], (1,)):
+        with pytest.raises(UsageError):
+            EpochCurve(runs)
+    with pytest.raises(UsageError, match="above 0"):
+        Run(1, math.inf)

@@ -1,0 +1,159 @@
+"""Epochs measured: gradients of pieces add up, settings are kept, runs go on where they were."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from pase_mtf import models
+from pase_mtf.epochs.__main__ import main
+from pase_mtf.epochs.curve import EpochCurve
+from pase_mtf.epochs.measure import Measured, RunFile, Settings, pieces_of, split
+from pase_mtf.epochs.training import Trainer
+from pase_mtf.errors import DataError, FormatError, UsageError
+from pase_mtf.launch.data import open_data
+from pase_mtf.models.presets import load_config
+
+_SETTINGS = Settings("alexnet", {"optimizer": "sgd", "dropout": 0.0}, "made up", examples=64, held_out=16, target=1.0,
+                     rate=0.1, rate_batch=8, rule="sqrt", warmup=0.5, cap=2.0, piece=8)
+
+
+@pytest.fixture(scope="module")
+def preset(tmp_path_factory):
+    """A file with sizes of alexnet: one convolution, one narrow layer."""
+    path = tmp_path_factory.mktemp("presets") / "micro.json"
+    path.write_text(json.dumps({
+        "preset": "tiny", "image": 12, "fully_connected": [16], "batch": 8, "learning_rate": 0.05,
+        "convolutions": [{"channels": 4, "kernel": 3, "stride": 2, "pool": 2}]}))
+    return str(path)
+
+
+def _measure(preset, path, *flags):
+    return main(["measure", "--model=alexnet", f"--preset={preset}", f"--output={path}", "--target=1.8", "--cap=6",
+                 "--batches=4,16", "--seeds=0,1", "--examples=256", "--held_out=64", "--piece=8", *flags])
+
+
+def _cut(batches, piece):
+    """The pieces of batches of 16."""
+    return ({name: values[start:start + piece] for name, values in batch.items()}
+            for batch in batches for start in range(0, 16, piece))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_pieces_train_as_their_batch_does(preset, optimizer):
+    config = load_config("alexnet", preset, optimizer=optimizer)
+    model = models.get("alexnet")
+    whole = open_data(None, model, config, 16, 0)
+    batches = whole.batches()
+    held = [next(batches)]
+    steps = [next(batches) for _ in range(3)]
+    losses = {}
+    for piece in (16, 4):
+        with Trainer(model, config, piece, seed=3) as trainer:
+            cut = _cut(steps, piece)
+            losses[piece] = [*(trainer.step(cut, 16 // piece, 0.05) for _ in steps), trainer.loss(_cut(held, piece))]
+    np.testing.assert_allclose(losses[4], losses[16], rtol=2e-5)
+    assert len(set(losses[16])) == 4
+
+
+def test_a_measurement_from_end_to_end(preset, tmp_path, capsys):
+    path = tmp_path / "curve.csv"
+    assert _measure(preset, path, "--seeds=0") == 0
+    curve = EpochCurve.load(path)
+    assert curve.batches == (4, 16)
+    assert all(run.reached and 0 < run.epochs < 6 for run in curve.runs)
+    assert "batch" in capsys.readouterr().out
+    first = path.read_text()
+    assert _measure(preset, path) == 0  # goes on: what was there stays, to the digit
+    assert "2 runs are in" in capsys.readouterr().err
+    assert set(first.splitlines()) <= set(path.read_text().splitlines())
+    assert len(EpochCurve.load(path).runs) == 4
+
+    steps, plot, answer = tmp_path / "steps.csv", tmp_path / "plot.svg", tmp_path / "answer.json"
+    steps.write_text("workers,ways,seconds\n1,1,0.1\n4,1,0.1\n1,2,0.06\n")
+    flags = [f"--curve={path}", f"--steps={steps}", "--worker_batch=4", "--devices=1-4", "--ways=1,2",
+             f"--plot={plot}", f"--json={answer}"]
+    assert main(["project", *flags]) == 0
+    assert "data parallelism alone" in capsys.readouterr().out
+    assert [point["devices"] for point in json.loads(answer.read_text())["points"]] == [1, 2, 3, 4]
+    assert plot.read_text().lstrip().startswith("<?xml")
+    assert main(["project", *flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1  # they exist
+    drawn = plot.read_bytes()
+    assert main(["project", *flags, "--overwrite"]) == 0
+    assert plot.read_bytes() == drawn
+
+
+def test_other_settings_are_refused(preset, tmp_path, capsys):
+    path = tmp_path / "curve.csv"
+    assert _measure(preset, path, "--seeds=0", "--batches=16") == 0
+    before = path.read_text()
+    capsys.readouterr()
+    assert _measure(preset, path, "--target=1.7") == 2
+    error = capsys.readouterr().err
+    assert "its runs have target=1.8, not 1.7" in error
+    assert error.count("\n") == 1
+    assert path.read_text() == before
+
+
+def test_a_run_that_does_not_reach_its_target_says_so(preset, tmp_path):
+    path = tmp_path / "curve.csv"
+    assert _measure(preset, path, "--target=0.0001", "--cap=0.5", "--seeds=0", "--batches=16") == 0
+    run, = EpochCurve.load(path).runs
+    assert not run.reached
+    assert run.epochs == 0.5
+    diverged = tmp_path / "diverged.csv"
+    assert _measure(preset, diverged, "--learning_rate=1e9", "--warmup=0", "--seeds=0", "--batches=16") == 0
+    run, = EpochCurve.load(diverged).runs
+    assert not run.reached
+    assert run.epochs == 6
+
+
+def test_rates_follow_their_rule():
+    assert _SETTINGS.rate_of(32, 10 ** 6) == pytest.approx(0.2)
+    assert _SETTINGS.rate_of(32, 16) == pytest.approx(0.1)  # half of the warm-up
+    assert dataclasses.replace(_SETTINGS, rule="linear", warmup=0.0).rate_of(32, 1) == pytest.approx(0.4)
+    assert dataclasses.replace(_SETTINGS, rule="constant").rate_of(32, 10 ** 6) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"rule": "linar"}, "did you mean 'linear'"), ({"target": 0.0}, "target=0.0"), ({"warmup": -1.0}, "warmup"),
+    ({"sizes": {"optimizer": "adafactor", "dropout": 0.0}}, "take sgd or adam"),
+    ({"sizes": {"optimizer": "sgd", "dropout": 0.1}}, "dropout")])
+def test_settings_that_make_no_sense(changes, message):
+    with pytest.raises(UsageError, match=message):
+        dataclasses.replace(_SETTINGS, **changes).check()
+
+
+def test_pieces_divide_the_batch():
+    assert pieces_of(512, 64) == (64, 8)
+    assert pieces_of(48, 32) == (24, 2)
+    assert pieces_of(7, 4) == (1, 7)
+
+
+def test_what_is_held_out_is_not_trained_on():
+    config = load_config("alexnet", "tiny")
+    source = open_data(None, models.get("alexnet"), config, 1, 0).source
+    train, held = split(source, 40, 20)
+    images = [set(map(bytes, part.load(np.arange(part.examples))["images"])) for part in (train, held)]
+    assert not images[0] & images[1]
+    with pytest.raises(DataError, match="ask for fewer"):
+        split(source, source.examples, 1)
+
+
+def test_what_another_process_added_stays(tmp_path):
+    path = str(tmp_path / "curve.csv")
+    files = [RunFile(path, _SETTINGS) for _ in range(2)]
+    for seed, file in enumerate(files):
+        file.add(Measured(8, seed, 1.5, 1, 0.9, 12, 0.1, 3.25))
+    assert sorted(RunFile(path, _SETTINGS).rows) == [(8, 0), (8, 1)]
+
+
+@pytest.mark.parametrize("text", ["", "batch,epochs\n1,2\n", "# {}\n", '# {"format": "x", "version": 1}\n'])
+def test_what_is_no_file_of_runs_is_left_alone(tmp_path, text):
+    path = tmp_path / "curve.csv"
+    path.write_text(text)
+    with pytest.raises(FormatError, match="choose another name"):
+        RunFile(str(path), _SETTINGS)
+    assert path.read_text() == text

@@ -1,0 +1,116 @@
+"""Projections against Pal et al.'s formulas, by hand."""
+
+import pytest
+
+from pase_mtf import EpochCurve, StepTimes, project_training
+from pase_mtf.epochs.curve import Run
+from pase_mtf.epochs.report import projection_text, ratio_text
+from pase_mtf.errors import UsageError
+
+# Two devices to a worker take a step in 1 / 1.4 of the time; 2, 4, 8 workers are as efficient as 1, 0.9, 0.8, 0.7.
+_SU_2 = 1.4
+_SE = {1: 1.0, 2: 0.9, 4: 0.8, 8: 0.7}
+_EPOCHS = {1: 4.0, 2: 4.0, 4: 5.0, 8: 9.0}  # by workers of 32 examples
+
+
+def _curve(epochs=None):
+    return EpochCurve(tuple(Run(32 * workers, value) for workers, value in (epochs or _EPOCHS).items()))
+
+
+def _steps():
+    return StepTimes(32, {**{(workers, 1): 0.1 / scaling for workers, scaling in _SE.items()}, (1, 2): 0.1 / _SU_2})
+
+
+def test_speedups_are_those_of_the_formulas():
+    projection = project_training(_curve(), _steps(), [1, 2, 4, 8], [1, 2])
+    one = projection.points[0].data_parallel
+    for point in projection.points:
+        alone = point.data_parallel
+        devices = point.devices
+        speedup = _SE[devices] * devices * _EPOCHS[1] / _EPOCHS[devices]  # SE_N * N * E_1 / E_N
+        assert alone.ahead_of(one).value == pytest.approx(speedup)
+        if devices > 1:
+            workers = devices // 2
+            hybrid = next(mix for mix in point.mixes if mix.ways == 2)
+            speedup = _SU_2 * _SE[workers] * workers * _EPOCHS[1] / _EPOCHS[workers]  # SU_M * SE_N * N * E_1 / E_N
+            assert hybrid.ahead_of(one).value == pytest.approx(speedup)
+            # Hybrid is ahead once SU_M exceeds M * (SE_MN / SE_N) * (E_N / E_MN), here with M*N devices in all.
+            threshold = 2 * (_SE[devices] / _SE[workers]) * (_EPOCHS[workers] / _EPOCHS[devices])
+            assert point.hybrid == (threshold < _SU_2)
+            assert (point.best.ways == 2) == (threshold < _SU_2)
+
+
+def test_the_number_of_devices_from_which_hybrid_is_ahead():
+    # On 4: 1.4 < 2 * (0.8 / 0.9) * (4 / 5) = 1.42; on 8: 1.4 > 2 * (0.7 / 0.8) * (5 / 9) = 0.97.
+    projection = project_training(_curve(), _steps(), [8, 1, 2, 4], [1, 2])
+    assert [point.hybrid for point in projection.points] == [False, False, False, True]
+    assert projection.hybrid_from == 8
+    point = projection.points[-1]
+    assert point.gain.value == pytest.approx(1.4 / (2 * (0.7 / 0.8) * (5 / 9)))
+    assert project_training(_curve(), _steps(), [1, 2, 4], [1, 2]).hybrid_from is None
+
+
+def test_a_hybrid_that_falls_behind_again_is_not_ahead_from_there_on():
+    # Ahead on 4 devices, behind on 8, where data parallelism takes no more epochs than the hybrid does.
+    projection = project_training(_curve({1: 4.0, 2: 4.0, 4: 9.0, 8: 9.0}), _steps(), [2, 4, 8], [1, 2])
+    assert [point.hybrid for point in projection.points] == [False, True, False]
+    assert projection.hybrid_from is None
+
+
+def test_at_scale_both_have_their_own_best_number_of_devices():
+    projection = project_training(_curve(), _steps(), [1, 2, 4, 8], [1, 2])
+    # Alone: 1, 1.8, 2.56, 2.49 times as fast as one; hybrid on 8: 1.4 * 0.8 * 4 * 4 / 5 = 3.58.
+    assert projection.best_alone.devices == 4
+    assert projection.best_of_all.devices == 8
+    assert projection.gain_at_scale.value == pytest.approx(3.584 / 2.56)
+
+
+def test_spread_is_that_of_the_worst_and_the_best_runs():
+    curve = EpochCurve((Run(32, 3.0, seed=0), Run(32, 4.0, seed=1), Run(32, 5.0, seed=2),
+                        Run(64, 6.0, seed=0), Run(64, 8.0, seed=1), Run(64, 9.0, seed=2)))
+    gain = project_training(curve, _steps(), [2], [1, 2]).points[0].gain
+    ratio = (0.1 / 0.9 / 2) / (0.1 / 1.4)  # of seconds an example: two workers of one, and one worker of two
+    assert gain.value == pytest.approx(ratio * 8 / 4)
+    assert (gain.low, gain.high) == (pytest.approx(ratio * 6 / 5), pytest.approx(ratio * 9 / 3))
+
+
+def test_what_never_reached_its_target_is_a_bound():
+    curve = EpochCurve((Run(32, 4.0), Run(64, 4.0, reached=False)))
+    point = project_training(curve, _steps(), [2], [1, 2]).points[0]
+    assert point.best.ways == 2  # though its rival would be done first, if it were done
+    assert point.gain.at_least
+    assert ratio_text(point.gain).startswith("> ")
+    assert point.hybrid
+
+
+def test_batches_beyond_the_curve_are_left_out_and_said():
+    projection = project_training(_curve({1: 4.0, 2: 4.0}), _steps(), [4], [1, 2])
+    point = projection.points[0]
+    assert list(point.unknown) == [1]
+    assert point.gain is None
+    assert point.best.ways == 2
+    assert "mixes outside, from 4 devices on, are left out (--extrapolate)" in projection_text(projection)
+    bold = project_training(_curve({1: 4.0, 2: 8.0}), _steps(), [4], [1, 2], extrapolate=True)
+    assert bold.points[0].data_parallel.epochs.median == pytest.approx(16.0)
+    assert "~16.00" in projection_text(bold)
+
+
+def test_steps_that_are_not_known_are_said():
+    projection = project_training(_curve(), StepTimes(32, {(1, 1): 0.1}), [2], [1, 2])
+    assert projection.points[0].best is None
+    text = projection_text(projection)
+    assert "no step of 2 workers with 1 devices each" in text
+    assert "unknown" in text
+
+
+def test_json_holds_all_mixes():
+    data = project_training(_curve(), _steps(), [1, 2], [1, 2]).to_json(examples=3600 * 32)
+    assert [point["devices"] for point in data["points"]] == [1, 2]
+    assert [mix["ways"] for mix in data["points"][1]["mixes"]] == [1, 2]
+    assert data["points"][0]["mixes"][0]["hours"] == pytest.approx(0.1 * 4.0)
+
+
+def test_numbers_that_are_none():
+    for arguments in ([0], [], [1.5]):
+        with pytest.raises(UsageError):
+            project_training(_curve(), _steps(), arguments)

@@ -1,0 +1,68 @@
+"""Step times: given, between, composed; their files."""
+
+import pytest
+
+from pase_mtf.epochs.step_times import StepTimes
+from pase_mtf.errors import DataError, FormatError, PaseError, UsageError
+
+_STEPS = {(1, 1): 0.8, (4, 1): 1.0, (16, 1): 2.0, (1, 2): 0.5}
+
+
+def test_given_between_and_composed():
+    steps = StepTimes(32, _STEPS)
+    assert (steps.at(4, 1).seconds, steps.at(4, 1).source) == (1.0, "given")
+    assert steps.at(8, 1).seconds == pytest.approx(2 ** 0.5)
+    assert steps.at(8, 1).source == "interpolated"
+    # SU_2 = 0.8 / 0.5, SE_4 = 0.8 / 1.0: 0.8 / (SU_2 * SE_4)
+    assert steps.at(4, 2).seconds == pytest.approx(0.8 / (1.6 * 0.8))
+    assert steps.at(4, 2).source == "composed"
+    assert steps.at(8, 2).seconds == pytest.approx(0.5 * 2 ** 0.5 / 0.8)
+
+
+def test_nothing_is_made_up():
+    steps = StepTimes(32, _STEPS)
+    assert steps.at(32, 1) is None  # more workers than were given
+    assert steps.at(32, 2) is None
+    assert steps.at(4, 8) is None
+
+
+def test_files_give_back_what_was_written(tmp_path):
+    path = tmp_path / "steps.json"
+    steps = StepTimes(32, _STEPS, "measured here")
+    steps.save(path)
+    assert StepTimes.load(path) == steps
+    assert StepTimes.load(path, 32) == steps
+    with pytest.raises(UsageError, match="holds steps of 32 examples"):
+        StepTimes.load(path, 64)
+    table = tmp_path / "steps.csv"
+    table.write_text("ways,seconds,workers\n" + "".join(f"{m},{s},{n}\n" for (n, m), s in _STEPS.items()))
+    assert StepTimes.load(table, 32).seconds == _STEPS
+    with pytest.raises(UsageError, match="--worker_batch"):
+        StepTimes.load(table)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "empty"), ("workers,seconds\n1,2\n", "write workers,ways,seconds"), ("workers,ways,seconds\n", "no steps"),
+    ("workers,ways,seconds\n1,1\n", "line 2"), ("workers,ways,seconds\n1,1,0\n", "line 2"),
+    ("workers,ways,seconds\n1,1,inf\n", "line 2"), ("workers,ways,seconds\n0,1,1\n", "line 2"),
+    ("workers,ways,seconds\n1,1,1\n1,1,2\n", "line 3.*twice")])
+def test_what_is_no_table(tmp_path, text, message):
+    path = tmp_path / "steps.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        StepTimes.load(path, 8)
+
+
+@pytest.mark.parametrize("text", [
+    "{}", "[", '{"format": "pase_mtf.step_times", "version": 1}',
+    '{"format": "pase_mtf.step_times", "version": 1, "worker_batch": 0, "source": "", "steps": []}',
+    '{"format": "pase_mtf.step_times", "version": 1, "worker_batch": 8, "source": "", "steps": [{"workers": 1}]}',
+    '{"format": "pase_mtf.step_times", "version": 1, "worker_batch": 8, "source": "", "steps":'
+    ' [{"workers": 1, "ways": 0, "seconds": 1.0}]}'])
+def test_what_is_no_file_of_ours(tmp_path, text):
+    path = tmp_path / "steps.json"
+    path.write_text(text)
+    with pytest.raises(PaseError) as caught:
+        StepTimes.load(path)
+    assert isinstance(caught.value, (FormatError, UsageError))
+    assert "\n" not in str(caught.value)
