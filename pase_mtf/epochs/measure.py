@@ -139,7 +139,8 @@ class RunFile:
             with open(self.path, encoding="utf-8", newline="") as file:
                 first, *rest = file.read().splitlines()
             kept = json.loads(first.removeprefix("# "))
-            types = {field.name: int if field.type == "int" else float for field in dataclasses.fields(Measured)}
+            types: dict[str, Any] = {field.name: int if field.type == "int" else float
+                                     for field in dataclasses.fields(Measured)}
             rows = [Measured(**{name: types[name](value) for name, value in row.items()})
                     for row in csv.DictReader(rest)]
             if kept["format"] != FORMAT or kept["version"] != VERSION:
