@@ -14,12 +14,12 @@ decides. What is handed in is checked before it is used, so that damage ends in 
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import heapq
 import math
 from typing import Any
 
+import more_itertools
 import numpy as np
 
 from pase_mtf.search.checked_bounds import (
@@ -28,7 +28,7 @@ from pase_mtf.search.checked_bounds import (
     FlatNetwork,
     add_potentials,
     at_layers,
-    at_pair,
+    at_pairs,
     exclude,
     open_table,
     reparametrised,
@@ -42,6 +42,8 @@ __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
 # What the checker is willing to do by itself: sums of table entries, and rounds of leaving configurations out.
 _MOST_SUMS = 1 << 22
 _MOST_ROUNDS = 30
+# Pairs of equal costs that are looked at side by side.
+_AT_ONCE = 64
 # Of the sum of the absolute values of a solution's parts: what a bound may fall short of its cost.
 _TOLERANCE = 1e-12
 # Integers that add up to less are told apart exactly.
@@ -133,26 +135,25 @@ def _halves_of(flat: FlatNetwork, numbers: np.ndarray) -> list[tuple[np.ndarray,
 
 def _at_pairs(network: CheckedNetwork, given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
               least_only: bool) -> list[float]:
-    """`at_pair` for every pair; of pairs with equal costs, potentials and neighbours (repeated layers) once."""
-    known: dict[tuple[object, ...], tuple[float, tuple[np.ndarray, np.ndarray]]] = {}
-    repeated = collections.Counter(map(id, network.tables))
-    least = []
-    for table, amounts, nearby, rises in zip(network.tables, *(_halves_of(network.flat, numbers)
-                                                               for numbers in (given, near, beyond)), strict=True):
-        key: tuple[object, ...] = ()
-        if repeated[id(table)] > 1:
-            matters = [numbers >= 0 for numbers in nearby] if least_only else nearby
-            key = id(table), *(numbers.tobytes() for numbers in (*amounts, *matters))
-        if key in known:
-            found, like = known[key]
-            for own, other in zip(rises, like, strict=True):
-                own[:] = other
-        else:
-            found = at_pair(table, amounts, nearby, rises, least_only)
-            if key:
-                known[key] = found, rises
-        least.append(found)
-    return least
+    """`at_pairs` for all of them: those with equal costs together, and of those with equal costs, potentials and
+    neighbours (repeated layers) one."""
+    alike: dict[int, dict[tuple[bytes, ...], list[int]]] = {}
+    for e, (table, amounts, nearby) in enumerate(zip(network.tables, *(_halves_of(network.flat, numbers)
+                                                                       for numbers in (given, near)), strict=True)):
+        matters = [numbers >= 0 for numbers in nearby] if least_only else nearby
+        key = tuple(numbers.tobytes() for numbers in (*amounts, *matters))
+        alike.setdefault(id(table), {}).setdefault(key, []).append(e)
+    least, slots, parts = np.empty(len(network.tables)), network.flat.slots, _halves_of(network.flat, beyond)
+    for groups in alike.values():
+        for some in more_itertools.chunked(groups.values(), _AT_ONCE):
+            firsts = [same[0] for same in some]
+            found = at_pairs(network.tables[firsts[0]], slots[:, firsts].T.copy(), given, near, beyond, least_only)
+            for same, lowest in zip(some, found, strict=True):
+                least[same] = lowest
+                for e in same[1:]:
+                    for own, other in zip(parts[e], parts[same[0]], strict=True):
+                        own[:] = other
+    return least.tolist()
 
 
 def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: list[float]

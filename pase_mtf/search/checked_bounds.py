@@ -12,7 +12,7 @@ import numpy as np
 
 from pase_mtf.search.compiled import compiled
 
-__all__ = ["HUGE", "MOST", "FlatNetwork", "add_down", "add_potentials", "add_table", "at_layers", "at_pair", "exclude",
+__all__ = ["HUGE", "MOST", "FlatNetwork", "add_down", "add_potentials", "add_table", "at_layers", "at_pairs", "exclude",
            "open_table", "reparametrised"]
 
 HUGE = 1e300
@@ -61,16 +61,35 @@ def add_down(one: np.ndarray, other: np.ndarray) -> np.ndarray:  # pragma: no co
 
 
 @compiled
+def _turned(matrix: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """The transposed matrix, copied in blocks that fit a cache whichever way they are read."""
+    height, width = matrix.shape
+    found, block = np.empty((width, height)), 32
+    for top in range(0, height, block):
+        for left in range(0, width, block):
+            for c in range(left, min(left + block, width)):
+                for r in range(top, min(top + block, height)):
+                    found[c, r] = matrix[r, c]
+    return found
+
+
+@compiled
+def _add_rows(total: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray
+              ) -> None:  # pragma: no cover (compiled)
+    for r in range(len(rows)):
+        costs, sums = matrix[rows[r]], total[r]
+        for c in range(len(columns)):
+            sums[c] = _down(sums[c] + min(costs[columns[c]], HUGE))
+
+
+@compiled
 def add_table(total: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool
               ) -> None:  # pragma: no cover (compiled)
-    """Adds matrix[rows, columns], or with `turned` matrix[columns, rows], rounded down; in blocks that fit a cache."""
-    block = 32  # what fits a cache, whichever way it is read
-    for top in range(0, len(rows), block):
-        for left in range(0, len(columns), block):
-            for r in range(top, min(top + block, len(rows))):
-                for c in range(left, min(left + block, len(columns))):
-                    cost = matrix[columns[c], rows[r]] if turned else matrix[rows[r], columns[c]]
-                    total[r, c] = _down(total[r, c] + min(cost, HUGE))
+    """Adds matrix[rows, columns], or with `turned` matrix[columns, rows], rounded down."""
+    if turned:
+        _add_rows(total, _turned(matrix), rows, columns)
+    else:
+        _add_rows(total, matrix, rows, columns)
 
 
 @compiled
@@ -147,58 +166,99 @@ def at_layers(flat: FlatNetwork, theta: np.ndarray, active: np.ndarray, reduced:
     return least
 
 
-@compiled(fastmath={"nnan", "nsz"})
-def _left(costs: np.ndarray, amount: float, given: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """At most what is left of these costs of one group of side 0, without its potential and those of side 1."""
-    for c in range(len(out)):
-        out[c] = _down(_down(min(costs[c], HUGE) - amount) - given[c])
+@compiled
+def _under(least: float) -> float:  # pragma: no cover (compiled)
+    """At most every true difference of numbers whose least rounded difference this is: rounding keeps their order, so
+    none of them can be below a float64 that is below that. What is forbidden stays HUGE, whatever was subtracted."""
+    return _down(min(least, 0.5 * HUGE))
 
 
 @compiled(fastmath={"nnan", "nsz"})
-def at_pair(table: np.ndarray, given: tuple[np.ndarray, np.ndarray], near: tuple[np.ndarray, np.ndarray],
-            beyond: tuple[np.ndarray, np.ndarray], least_only: bool) -> float:  # pragma: no cover (compiled)
-    """The least that is left on a pair, over its active groups.
+def _least(line: np.ndarray) -> float:  # pragma: no cover (compiled)
+    """The least of some numbers (they are overwritten): one half beside the other, again and again, which a processor
+    does several at a time."""
+    size = len(line)
+    while size > 1:
+        half = (size + 1) // 2
+        low, high = line[:size - half], line[half:size]
+        for c in range(len(high)):
+            low[c] = min(low[c], high[c])
+        size = half
+    return line[0] if size else np.inf
+
+
+@compiled(fastmath={"nnan", "nsz"})
+def _least_sums(costs: np.ndarray, amount: float, sums: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Lowers each of the sums to its cost and the amount."""
+    for c in range(len(sums)):
+        sums[c] = min(sums[c], costs[c] + amount)
+
+
+@compiled(fastmath={"nnan", "nsz"})
+def _look_ahead(costs: np.ndarray, own: float, ahead: np.ndarray, raised: np.ndarray, line: np.ndarray
+                ) -> float:  # pragma: no cover (compiled)
+    """Lowers `raised` to these costs of one group and `own`. The least sum of a cost and what is ahead of it."""
+    for c in range(len(line)):
+        raised[c] = min(raised[c], costs[c] + own)
+        line[c] = costs[c] + ahead[c]
+    return _least(line)
+
+
+# Rows and columns of a table that are looked at for one pair after another, while they are in a cache.
+_TILE = (32, 1024)
+
+
+@compiled
+def at_pairs(table: np.ndarray, slots: np.ndarray, given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
+             least_only: bool) -> np.ndarray:  # pragma: no cover (compiled)
+    """The least that is left on each of some pairs of equal costs, over its active groups. What is the same for all
+    entries of a row or a column is subtracted from the least of them.
 
     Args:
-      table: float64 [groups of side 0, of side 1], what the pair costs.
-      given, near: of the groups of either side; see `at_layers`.
+      table: float64 [groups of side 0, of side 1], what each of the pairs costs.
+      slots: int64 [pairs, 2], where numbers per group of the two sides begin.
+      given, near: per slot, the potentials, and see `at_layers`.
       beyond: filled in: by how much that rises with this group, at least, what the layer at the other end then costs
         above its least included.
       least_only: leave `beyond` as it is.
     """
-    others = np.flatnonzero(near[1] >= 0)
-    taken, ahead, whole = given[1][others], near[1][others], len(others) == len(near[1])
-    costs, line = np.empty(len(others)), np.empty(len(others))
-    least, back = np.inf, np.full(len(others), np.inf)
-    for group in range(len(near[0])):
-        if near[0][group] < 0:
-            continue
-        if whole:
-            _left(table[group], given[0][group], taken, line)
-        else:
-            for c in range(len(others)):
-                costs[c] = table[group, others[c]]
-            _left(costs, given[0][group], taken, line)
+    (height, width), pairs = table.shape, len(slots)
+    alone = np.full((pairs, width), np.inf)
+    raised, ahead, line = alone.copy(), alone.copy(), np.empty(width)
+    for k in range(pairs):
+        for c in range(width):
+            if near[slots[k, 1] + c] >= 0:
+                ahead[k, c] = _down(near[slots[k, 1] + c] - given[slots[k, 1] + c])
+        if not least_only:
+            beyond[slots[k, 0]:slots[k, 0] + height] = np.inf
+    for top in range(0, height, _TILE[0]):
+        for left in range(0, width, _TILE[1]):
+            right = min(left + _TILE[1], width)
+            for k in range(pairs):
+                for r in range(top, min(top + _TILE[0], height)):
+                    slot = slots[k, 0] + r
+                    if near[slot] < 0:
+                        continue
+                    costs = table[r, left:right]
+                    _least_sums(costs, -given[slot], alone[k, left:right])
+                    if not least_only:
+                        own = _down(near[slot] - given[slot])
+                        beyond[slot] = min(beyond[slot], _look_ahead(
+                            costs, own, ahead[k, left:right], raised[k, left:right], line[:right - left]))
+    least = np.full(pairs, np.inf)
+    for k in range(pairs):
+        one, other = slots[k]
+        for c in range(width):
+            if near[other + c] >= 0:
+                least[k] = min(least[k], _down(_under(alone[k, c]) - given[other + c]))
         if least_only:
-            for c in range(len(others)):
-                back[c] = min(back[c], line[c])
             continue
-        own, lowest, with_ahead = near[0][group], np.inf, np.inf
-        for c in range(len(others)):
-            lowest = min(lowest, line[c])
-            with_ahead = min(with_ahead, line[c] + ahead[c])
-            back[c] = min(back[c], line[c] + own)
-        least = min(least, lowest)
-        beyond[0][group] = with_ahead
-    if least_only:
-        for c in range(len(others)):
-            least = min(least, back[c])
-        return least
-    for group in range(len(near[0])):
-        if near[0][group] >= 0:
-            beyond[0][group] = max(0.0, _down(_down(beyond[0][group]) - least))
-    for c in range(len(others)):
-        beyond[1][others[c]] = max(0.0, _down(_down(back[c]) - least))
+        for slot in range(one, one + height):
+            if near[slot] >= 0:
+                beyond[slot] = max(0.0, _down(_down(_under(beyond[slot]) - given[slot]) - least[k]))
+        for c in range(width):
+            if near[other + c] >= 0:
+                beyond[other + c] = max(0.0, _down(_down(_under(raised[k, c]) - given[other + c]) - least[k]))
     return least
 
 
@@ -225,10 +285,7 @@ def exclude(flat: FlatNetwork, reduced: np.ndarray, beyond: np.ndarray, above: f
 def open_table(table: np.ndarray, given: tuple[np.ndarray, np.ndarray], rows: np.ndarray, columns: np.ndarray,
                least: float, out: np.ndarray) -> None:  # pragma: no cover (compiled)
     """By how much what is left on a pair exceeds its least, at least, for these groups of either side."""
-    costs, taken = np.empty(len(columns)), given[1][columns]
     for r in range(len(rows)):
         for c in range(len(columns)):
-            costs[c] = table[rows[r], columns[c]]
-        _left(costs, given[0][rows[r]], taken, out[r])
-        for c in range(len(columns)):
-            out[r, c] = max(0.0, _down(out[r, c] - least))
+            left = _down(_down(min(table[rows[r], columns[c]], HUGE) - given[0][rows[r]]) - given[1][columns[c]])
+            out[r, c] = max(0.0, _down(left - least))
