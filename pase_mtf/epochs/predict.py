@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from pase_mtf.cost.build import build_network
 from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import InfeasibleError, PaseError
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -11,7 +12,6 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import batch_dim
 from pase_mtf.strategy.find import find_strategy
-from pase_mtf.strategy.strategy import evaluate_strategy
 
 __all__ = ["predict_steps", "with_workers"]
 
@@ -66,11 +66,13 @@ def predict_steps(graph_of: Callable[[int], ComputationGraph], worker_batch: int
             if ways not in found:
                 found[ways] = find_strategy(graph_of(worker_batch), ways, machine, simulate=0).configurations
             graph = graph_of(workers * worker_batch)
-            strategy = evaluate_strategy(graph, with_workers(graph, found[ways], workers), workers * ways, machine)
+            # The configurations of this strategy alone are priced: others take most of the time that pricing takes.
+            only = [(configuration,) for configuration in with_workers(graph, found[ways], workers)]
+            priced = build_network(graph, machine, workers * ways, only)
         except InfeasibleError as error:
             problem = error
             continue
-        seconds[workers, ways] = strategy.seconds
+        seconds[workers, ways] = priced.breakdown([0] * len(only)).total
     if not seconds:
         raise problem or InfeasibleError("no mix of workers and devices to price; name numbers of devices")
     return StepTimes(worker_batch, seconds, f"predicted for {machine.name}")
