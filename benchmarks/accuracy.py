@@ -149,7 +149,7 @@ def _measured(name: str, devices: int, flags: argparse.Namespace, folder: str) -
     # Random strategies make strange sums: losses that drift apart say nothing about the time of a step.
     summary = run_launcher([
         f"--model={name}", "--preset=tiny", f"--mesh={devices}", "--devices=cpu", f"--steps={flags.steps}",
-        f"--warmup={flags.warmup}", f"--prices={flags.prices}", *data_flags, "--measure_seconds=3600",
+        f"--warmup={flags.warmup}", f"--prices={flags.prices}", "--notrial", *data_flags, "--measure_seconds=3600",
         f"--compare=data_parallel,expert,search,random:{flags.random},changed:{flags.changed}"], limit=3600,
         allowed=(LOSSES_DISAGREE,))
     facts = {key: summary["facts"][key] for key in ("devices", "versions", "machine")}

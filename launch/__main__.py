@@ -74,6 +74,8 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
     from pase_mtf.launch.strategies.layout_file import layout_of_run
     from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
+    from pase_mtf.launch.strategies.trying import choose_by_steps
+    from pase_mtf.strategy.judged_text import trial_text
 
     options = plan.options
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
@@ -120,6 +122,13 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
             tell_run(board, plan, data)
         arms = build_arms(plan, graph, strategies, trained, board)
         fed = dataclasses.replace(data, rows=rows_of(arms))
+        if tried := choose_by_steps(plan, arm_names, strategies, arms, fed, prices):
+            strategies, same, arms = tried
+            print(f"trial: {trial_text(strategies['search'].search)}")
+            before, chosen = chosen, strategies[options.arms[0].name]
+            chosen.save(files.path("strategy.json"))
+            if chosen.configurations != before.configurations:
+                files.write("layout.txt", layout := layout_of_run(plan, graph, machine, chosen, prices))
         keeper = Keeper(files.path("checkpoint"), arms[0], fed, graph.hash, first_step=plan.first_step,
                         every=options.checkpoint_every)
         judge = Judge(plan, strategies, arms, data, board)

@@ -74,6 +74,7 @@ class Options:
     machine: str = "local"
     prices: str | None = None
     measure_seconds: int = 60
+    trial: bool = True
     recalibrate: bool = False
     memory_limit: str = "device"
     optimizer: str | None = None
@@ -364,6 +365,8 @@ def _flag_values() -> flags.FlagValues:
     text("prices", "How the machine at hand is priced: measured (the kernels of the strategies themselves, timed when "
          "they are needed and kept; the default for CPUs of one process) or roofline (by its rates and links).")
     number("measure_seconds", "With measured prices: how long a run may measure kernels, for all its strategies.")
+    switch("trial", "With measured prices: of the arms whose steps are predicted to take about as long as that of the "
+           "search, a few steps of each decide which strategy the search takes.")
     switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")
     text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
          "or none.")

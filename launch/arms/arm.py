@@ -123,25 +123,34 @@ class Arm:
             agreement = lowering.agreement() if board and isinstance(lowering, PlanLowering) else None
         self.nodes = len(self._graph.get_operations())
         self._graph.finalize()
-        self._session = tf.Session(devices.target, graph=self._graph, config=session_config(devices))
+        self._open = functools.partial(tf.Session, devices.target, graph=self._graph, config=session_config(devices))
+        self._begin = functools.partial(self._fill, passing, to_slices, initialize, checkpoint, cast)
+        self._session = self._open()
         if agreement:
             agreement.check(self._session, _AGREES_WITHIN)
-        with self._graph.as_default():
-            self._fill(passing, to_slices, initialize, checkpoint, cast)
+        self._begin()
         self.build_seconds = time.perf_counter() - start
+
+    def restart(self) -> None:
+        """Goes back to where it began, whatever steps it has done since; not where every process has a graph."""
+        self._session.close()
+        self._session = self._open()  # in which random numbers begin anew, too
+        self._begin()
 
     def _fill(self, passing: PassingMasters | None, to_slices: tf.Operation | None, initialize: tf.Operation,
               checkpoint: CheckpointInfo | None, cast: bool) -> None:
         """Gives all variables their first values."""
-        if passing and checkpoint:
-            restore(checkpoint, functools.partial(passing.fill, self._run))
-        elif passing:
-            passing.fill(self._run, None)
-        else:
-            self._run(initialize)
-            if checkpoint:
-                restore(checkpoint, functools.partial(load_values, self._run, self._masters) if cast else self._load)
-            self._run(to_slices)
+        with self._graph.as_default():
+            if passing and checkpoint:
+                restore(checkpoint, functools.partial(passing.fill, self._run))
+            elif passing:
+                passing.fill(self._run, None)
+            else:
+                self._run(initialize)
+                if checkpoint:
+                    load = functools.partial(load_values, self._run, self._masters) if cast else self._load
+                    restore(checkpoint, load)
+                self._run(to_slices)
 
     @property
     def steps_done(self) -> int:

@@ -21,7 +21,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.devices import devices_text
-from pase_mtf.strategy.judged_text import judged_text
+from pase_mtf.strategy.judged_text import judged_text, trial_text
 from pase_mtf.strategy.kernels_text import kernels_text
 from pase_mtf.strategy.strategy import Strategy
 
@@ -89,6 +89,8 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
         proof += f"\nsteps: {judged}"
     if kernels := kernels_text(found):
         proof += f"\nprices: {kernels}"
+    if trial := trial_text(found):
+        proof += f"\ntrial: {trial}"
     parts = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in strategy.parts.items())
     return (f"search: {len(graph.layers)} layers, {len(graph.edges)} edges, {found.get('configurations', 0)} "
             f"configurations, {found.get('seconds', 0.0):.2f} s, {proof}\n"

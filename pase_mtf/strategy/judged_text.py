@@ -1,14 +1,52 @@
-"""What a strategy that was chosen by simulated steps says of them, for people."""
+"""What a strategy that was chosen by steps, simulated ones or such as were tried, says of them, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
-__all__ = ["is_judged", "judged_text"]
+__all__ = ["is_judged", "is_trial", "judged_text", "trial_text"]
 
 _SECONDS = ("simulated_seconds", "cheapest_simulated_seconds", "shortest_simulated_seconds", "first_simulated_seconds")
 _NUMBERS = (*_SECONDS, "overlap")
+
+
+class Trial(TypedDict):
+    """Steps that were tried to choose between strategies of nearly the same predicted time.
+
+    Attributes:
+      milliseconds: arm -> median of its steps, and half the distance of the quartiles.
+      steps: how many of each, at most.
+      taken: the arm whose strategy was taken.
+    """
+
+    milliseconds: dict[str, list[float]]
+    steps: int
+    taken: str
+
+
+def is_trial(found: Any) -> bool:
+    """Whether what stands in a file as the "trial" of a search is one."""
+    if not (isinstance(found, dict) and set(found) == set(Trial.__annotations__)):
+        return False
+    times = found["milliseconds"]
+    return (isinstance(times, dict) and found["taken"] in times and type(found["steps"]) is int
+            and all(isinstance(entry, list) and len(entry) == 2 and all(type(value) in (int, float) for value in entry)
+                    for entry in times.values()))
+
+
+def trial_text(search: Mapping[str, Any]) -> str:
+    """Which steps took how long when they were tried, and whose strategy was taken; empty where none were tried.
+
+    Args:
+      search: of a Strategy.
+    """
+    found = search.get("trial")
+    if not found:
+        return ""
+    times = ", ".join(f"{arm} {median:.1f} ± {spread:.1f} ms{' (taken)' * (arm == found['taken'])}"
+                      for arm, (median, spread) in found["milliseconds"].items())
+    return f"chosen by up to {found['steps']} steps of each: {times}"
 
 
 def is_judged(search: Mapping[str, Any]) -> bool:

@@ -133,9 +133,14 @@ class MeasuredPrices:
           strategy: that was found by these prices.
           configurations: of the strategy that it gives way to, where one turned out to be cheaper.
         """
-        chosen = strategy.configurations if configurations is None else configurations
+        chosen = strategy.configurations if configurations is None else tuple(configurations)
         priced, assignment = with_configurations(self._priced(bounds=False), chosen)
         told, bound = {**strategy.search, **self._report(chosen)}, strategy.search.get("lower_bound", -math.inf)
+        if chosen != strategy.configurations:
+            for name in ("simpler", "best_seconds"):
+                told.pop(name, None)
+            told.update(optimal=False, gap=math.inf, useful_devices=useful_devices(self._graph, chosen),
+                        suggested_devices=fuller_devices(self._graph, self._meter.devices, chosen))
         # What it took to find it stays.
         told["kernels"] |= {name: strategy.search["kernels"][name] for name in ("rounds", "seconds")}
         if "gap" in told and not told["optimal"] and bound > 0.0:

@@ -27,7 +27,7 @@ from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.timeline import Timeline
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.experts import BY_HAND
-from pase_mtf.strategy.judged_text import is_judged, judged_text
+from pase_mtf.strategy.judged_text import is_judged, is_trial, judged_text, trial_text
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
 from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
@@ -82,7 +82,8 @@ class Strategy:
       search: "seconds", "optimal", "gap", "lower_bound", "layers", "configurations", "build_seconds"; "assumed", where
         the graph's meta has it; "kernels", where it is priced by kernels: how many it consists of ("of_strategy",
         "measured_of_strategy"), how many the search came across ("seen", "measured"), "rounds" and "seconds" of
-        measuring, and which are "untraced"; what `simulated.shortest_simulated` tells, where steps were simulated.
+        measuring, and which are "untraced"; what `simulated.shortest_simulated` tells, where steps were simulated;
+        "trial", where steps were tried (`judged_text.Trial`).
     """
 
     name: str
@@ -137,7 +138,8 @@ class Strategy:
         prices rest on."""
         if self.name in BY_HAND or "optimal" not in self.search:
             return "written by hand" if self.name in BY_HAND else "given"
-        return "; ".join(filter(None, (self._proof(), judged_text(self.search), kernels_text(self.search))))
+        return "; ".join(filter(None, (self._proof(), judged_text(self.search), kernels_text(self.search),
+                                        trial_text(self.search))))
 
     def _proof(self) -> str:
         if self.search["optimal"]:
@@ -309,6 +311,8 @@ class Strategy:
             return f"kernels of {shortened(self.search['kernels'])}"
         if not is_judged(self.search):
             return f"simulated steps of {shortened(self.search)}"
+        if "trial" in self.search and not is_trial(self.search["trial"]):
+            return f"steps that were tried of {shortened(self.search['trial'])}"
         for name, configuration in zip(self.layer_names, self.configurations, strict=True):
             if configuration.devices > self.devices:
                 return f"layer {shortened(name)} is split over {configuration.devices} of {self.devices} devices"

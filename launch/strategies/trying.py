@@ -1,0 +1,147 @@
+"""Which of the strategies that are predicted to be about as fast is the fastest: a few steps of each tell.
+
+A search takes, of all strategies that are nearly as fast, the one whose predicted time errs most to its favour; so what
+stands beside it, and errs as it may, is often no slower. Predictions tell which strategies are worth a look, the clock
+which of these it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.console import Stage
+from pase_mtf.launch.data import Batch, Data
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.strategies.finding import duplicates
+from pase_mtf.launch.training import BLOCK, Timing, Trainable
+from pase_mtf.strategy.judged_text import Trial
+from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["Chosen", "choose_by_steps", "close_ones", "try_steps"]
+
+_WITHIN = 0.25
+"""Of a step: by so much predictions of two strategies may err against each other, three times what one errs by in the
+median (docs/benchmarks/accuracy.md)."""
+_TURNS = 4
+_SHARE = 0.2
+"""Of --measure_seconds: no further turn is begun after it."""
+
+
+class Chosen(NamedTuple):
+    """The arms of a run after steps of some were tried.
+
+    Attributes:
+      strategies: arm -> strategy.
+      same: arm -> the arm with the same strategy that is trained in its stead.
+      arms: those that are trained, as if they had not done a step.
+    """
+
+    strategies: dict[str, Strategy]
+    same: dict[str, str]
+    arms: list[Arm]
+
+
+def choose_by_steps(plan: Plan, names: Sequence[str], strategies: Mapping[str, Strategy], arms: Sequence[Arm],
+                    data: Data, prices: MeasuredPrices | None) -> Chosen | None:
+    """Tries the steps of the arms that are predicted to take about as long as that of the search, which then takes the
+    strategy of the fastest.
+
+    Args:
+      plan: of the run.
+      names: of all its arms, in the order of the table.
+      strategies: arm -> strategy; stock Mesh-TensorFlow has none.
+      arms: those that were built: one of every strategy.
+      data: whose first batches are taken.
+      prices: what the predictions were made of.
+
+    Returns:
+      None where nothing was tried: no arm searches, or predictions tell the arms apart, or are of another machine.
+    """
+    searched = next((arm.name for arm in plan.options.arms if arm.method == "search"), None)
+    if not (plan.options.trial and searched and prices and isinstance(prices.meter, KernelMeter)):
+        return None
+    close = close_ones({arm.name: strategies[arm.name].seconds for arm in arms if arm.name in strategies},
+                       duplicates(strategies).get(searched, searched))
+    tried = [arm for arm in arms if arm.name in close]
+    if len(tried) < 2:
+        return None
+    with Stage(f"trial steps of {', '.join(close)}"):
+        batches = list(itertools.islice(data.batches(plan.first_step), BLOCK))
+        found = try_steps(tried, batches, _SHARE * plan.options.measure_seconds)
+        for arm in tried:
+            arm.restart()
+    taken = min(found, key=lambda name: found[name].median)
+    best = prices.again(strategies[searched], strategies[taken].configurations)
+    trial = Trial(milliseconds={name: [round(1e3 * seconds, 2) for seconds in (timing.median, timing.spread)]
+                                for name, timing in found.items()},
+                  steps=max(timing.steps for timing in found.values()), taken=taken)
+    after = {**strategies, searched: dataclasses.replace(best, search={**best.search, "trial": trial})}
+    return _rearranged(names, strategies, after, arms)
+
+
+def close_ones(seconds: Mapping[str, float], searched: str) -> list[str]:
+    """The arms whose steps are predicted to be nearly as short as that of the searched one, which is the first.
+
+    Args:
+      seconds: arm -> predicted step.
+      searched: the arm.
+    """
+    others = [name for name, value in seconds.items()
+              if name != searched and value <= (1.0 + _WITHIN) * seconds[searched]]
+    return [searched, *others]
+
+
+def try_steps(arms: Sequence[Trainable], batches: Sequence[Batch], seconds: float,
+              clock: Callable[[], float] = time.monotonic) -> dict[str, Timing]:
+    """How long steps of some arms take: they take turns, and those that are clearly slower than another drop out.
+
+    Args:
+      arms: things with a name and `step(batch) -> (loss, seconds)`.
+      batches: of one turn.
+      seconds: after which no turn is begun, but for the first that counts.
+      clock: tells the time.
+
+    Returns:
+      arm -> what its steps took, those of the first turn left out: they are slower.
+    """
+    begin, left = clock(), list(arms)
+    walls: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    for turn in range(_TURNS + 1):
+        if len(left) < 2 or (turn > 1 and clock() - begin >= seconds):
+            break
+        first = turn % len(left)
+        for arm in (*left[first:], *left[:first]):
+            taken = [arm.step(batch)[1] for batch in (batches if turn else batches[:2])]
+            walls[arm.name] += taken if turn else []
+        if turn:
+            timings = _timings(walls)
+            limit = min(timing.upper for timing in timings.values())
+            left = [arm for arm in left if timings[arm.name].lower <= limit]
+    return _timings(walls)
+
+
+def _timings(walls: Mapping[str, Sequence[float]]) -> dict[str, Timing]:
+    return {name: timing for name, found in walls.items() if (timing := Timing.of(found))}
+
+
+def _rearranged(names: Sequence[str], before: Mapping[str, Strategy], after: dict[str, Strategy],
+                arms: Sequence[Arm]) -> Chosen:
+    """The arms that were built, under the names that their strategies have now; what none has any more is closed."""
+    same = duplicates(after)
+    built = {before[arm.name].configurations if arm.name in before else arm.name: arm for arm in arms}
+    kept = []
+    for name in names:
+        if name not in same:
+            arm = built.pop(after[name].configurations if name in after else name)
+            arm.name = name
+            kept.append(arm)
+    for arm in built.values():
+        arm.close()
+    return Chosen(after, same, kept)

@@ -1,0 +1,87 @@
+"""Steps that are tried before training, and what becomes of the arms then."""
+
+import json
+
+import pytest
+
+from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.strategies import trying
+from pase_mtf.launch.strategies.trying import close_ones, try_steps
+from pase_mtf.launch.training import BLOCK, Timing
+from pase_mtf.strategy.strategy import Strategy
+
+
+class _Arm:
+    """Takes what it is told to, and twice as long for its first steps."""
+
+    def __init__(self, name, seconds, told):
+        self.name, self._seconds, self._told, self.steps = name, seconds, told, 0
+
+    def step(self, batch):
+        self.steps += 1
+        self._told.append(self.name)
+        return 0.0, (2.0 if self.steps <= 2 else 1.0 + 0.02 * (self.steps % 3)) * self._seconds
+
+
+@pytest.mark.parametrize(("seconds", "budget", "counted"), [
+    ((1.0, 1.01), 1e9, (20, 20)),  # nearly the same: as often as there are turns
+    ((1.0, 1.5), 1e9, (BLOCK, BLOCK)),  # one turn that counts tells them apart
+    ((1.0, 1.01, 1.5), 1e9, (20, 20, BLOCK)),  # those that are left go on
+    ((1.0, 1.01), 0.0, (BLOCK, BLOCK))])  # no time: a turn all the same
+def test_arms_take_turns_until_they_are_told_apart(seconds, budget, counted):
+    told = []
+    arms = [_Arm(str(number), value, told) for number, value in enumerate(seconds)]
+    found = try_steps(arms, range(BLOCK), budget, clock=lambda: float(len(told)))
+    assert tuple(found[arm.name].steps for arm in arms) == counted
+    assert all(found[arm.name].median == pytest.approx(value, rel=0.05)
+               for arm, value in zip(arms, seconds, strict=True))
+    assert told[0] != told[2 * len(arms)]  # every turn begins with another
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [
+    ({"data_parallel": 1.5, "search": 1.0, "expert": 1.04}, ["search", "expert"]),
+    ({"search": 1.0, "expert": 0.9}, ["search", "expert"]),
+    ({"search": 1.0}, ["search"])])
+def test_what_predictions_tell_apart_is_not_tried(seconds, expected):
+    assert close_ones(seconds, "search") == expected
+
+
+def _losses(folder, arm):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["arm"] == arm]
+
+
+def test_the_search_takes_what_is_faster(launch, cache_dir, timed_kernels, monkeypatch):
+    """Under every name stands what its strategy says, and all begin as if no step had been tried."""
+    flags = ["--machine=local", "--prices=measured", "--compare=expert,search", "--measure_seconds=5", "--mesh=4",
+             "--nocheckpoint"]
+    code, folder, out, _ = launch(*flags, "--notrial", output="predicted")
+    assert code == 0
+    assert "trial" not in out
+    predicted = Strategy.load(folder / "strategy.json")
+    losses, summary = _losses(folder, "search"), json.loads((folder / "summary.json").read_text())
+    assert summary["arms"]["expert"]["same_as"] is None
+
+    closed, tried = [], try_steps
+
+    def expert_is_faster(arms, batches, seconds):
+        assert [arm.name for arm in arms] == ["search", "expert"]
+        assert set(tried(arms, batches, 0.0)) == {"search", "expert"}
+        return {"search": Timing(2.0, 1.9, 2.1, 5), "expert": Timing(1.0, 0.9, 1.1, 5)}
+    close = Arm.close
+    monkeypatch.setattr(trying, "_WITHIN", 1e3)
+    monkeypatch.setattr(trying, "try_steps", expert_is_faster)
+    monkeypatch.setattr(Arm, "close", lambda arm: (closed.append(arm.name), close(arm)))
+    code, folder, out, err = launch(*flags, output="tried")
+    assert code == 0, err
+    assert "chosen by up to 5 steps of each: search 2000.0 ± 100.0 ms, expert 1000.0 ± 100.0 ms (taken)" in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["arms"]["expert"]["same_as"] == "search"
+    assert summary["search"]["trial"]["taken"] == "expert"
+    assert summary["search"]["optimal"] is False
+    strategy = Strategy.load(folder / "strategy.json")
+    assert strategy.configurations != predicted.configurations
+    assert "expert 1000.0 ± 100.0 ms (taken)" in strategy.verdict
+    assert _losses(folder, "search") == pytest.approx(losses, rel=1e-5)
+    assert not _losses(folder, "expert")
+    assert closed == ["search", "search"]  # what lost, and in the end what was trained
