@@ -246,12 +246,12 @@ class Minimiser:
 
     def _part(self, bound: float, active: np.ndarray | None) -> Part:
         if active is None:
-            part = Part.of(self.root, self._root_messages, bound, self._room * (1 - _WAITING))
+            part = Part.of(self.root, self._root_messages, bound, self._room * (1 - _WAITING), 0)
             self._root_messages = part.state.potentials  # as they will be when it is left
             return part
         room = self._room * (1 - _WAITING)
         p, messages, *_ = reduce(self.root, active, self._root_messages, budget=Budget(self._budget.deadline, room))
-        return Part.of(p, messages, bound, room - p.bytes)
+        return Part.of(p, messages, bound, room, p.bytes)
 
     def _pass(self, part: Part, passes: int) -> None:
         """Passes messages in a part, and takes the assignments met on the way."""
@@ -316,7 +316,7 @@ class Minimiser:
         most = self._most_read if self.statistics["descents"] else max(
             self._most_read, 2.0 * entries * np.count_nonzero(part.p.domains > 1))
         if (entries > min(most / 16, _READS_PER_LOOK * self._budget.seconds)
-                or descent_bytes(part.p) > room - part.p.bytes):
+                or descent_bytes(part.p) > room - part.taken):
             self._most_read *= 4
             return False
         self.statistics["descents"] += 1

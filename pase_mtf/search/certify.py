@@ -101,7 +101,7 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
     except InfeasibleError:  # nothing finite is left: the checker finds that by pruning
         return Certificate(potentials_of(packed, messages))
     p = reduction.network
-    part = Part.of(p, reduction.messages, -np.inf, budget.memory - (0 if p is packed else p.bytes))
+    part = Part.of(p, reduction.messages, -np.inf, budget.memory, 0 if p is packed else p.bytes)
     bound, passes, at_once = -np.inf, 0, _PASSES_AT_ONCE
     while True:
         # Nothing is pruned in these passes: the checker sees all configurations, and the potentials of all.

@@ -39,6 +39,7 @@ class Part:
 
     Attributes:
       p: its network, without what has been pruned and folded away.
+      taken: bytes of it that whoever says how much room there is does not count already.
       state: of its message passing.
       bound: no assignment of it costs less.
       steps: its matrices counted in steps for quick passes, or EXACTLY.
@@ -53,6 +54,7 @@ class Part:
     """
 
     p: Packed
+    taken: int
     state: PassState
     bound: float
     steps: Steps
@@ -66,9 +68,9 @@ class Part:
     patience: int = 0
 
     @classmethod
-    def of(cls, p: Packed, messages: Potentials, bound: float, room: float) -> Part:
-        """The whole of a network, with so many bytes of room for a copy of its matrices."""
-        return cls(p, PassState.start(p, messages), bound, _counted(p, room), _work(p),
+    def of(cls, p: Packed, messages: Potentials, bound: float, room: float, taken: int) -> Part:
+        """The whole of a network, with so many bytes of room, of which it takes some itself."""
+        return cls(p, taken, PassState.start(p, messages), bound, _counted(p, room - taken), _work(p),
                    not (p.domains == 1)[p.ends].any())
 
     def domains(self) -> np.ndarray:
@@ -87,7 +89,7 @@ class Part:
         """Whether elimination is quicker than what passes, or else branching, would take, and fits so many bytes and
         seconds."""
         cheap = max(_CHEAP_OPERATIONS, 4 * entries_left(self.p, domains))
-        return (plan.complete and plan.entries <= min(_MOST_ENTRIES, (room - self.p.bytes) / _BYTES_PER_ENTRY)
+        return (plan.complete and plan.entries <= min(_MOST_ENTRIES, (room - self.taken) / _BYTES_PER_ENTRY)
                 and plan.operations <= min(cheap if self.stalled < 2 else _MOST_OPERATIONS,
                                            _OPERATIONS_PER_SECOND * seconds))
 
@@ -113,13 +115,13 @@ class Part:
         active = self.state.flags(self.p)
         try:
             p, messages, *_ = reduce(self.p, active, self.state.potentials,
-                                     budget=Budget(budget.deadline, room - self.p.bytes))
+                                     budget=Budget(budget.deadline, room - self.taken))
         except MemoryError:
             return False
         self.state = PassState.start(p, messages, self.state.costs(self.p)[active], self.state.bounds)
-        self.p = p
+        self.p, self.taken = p, p.bytes
         self.folded, self.work = True, _work(self.p)
-        self.steps = _counted(self.p, room - self.p.bytes)
+        self.steps = _counted(self.p, room - self.taken)
         return True
 
     def rounding(self, gap: float) -> float:

@@ -274,3 +274,17 @@ def test_more_strategies_than_fit():
 def test_brute_force_on_a_large_network():
     with pytest.raises(PaseError, match="about 1e1505 assignments"):
         solve(CostNetwork([np.arange(32.0)] * 1000, []), "brute_force")
+
+
+def test_a_network_counts_once_against_the_memory():
+    """A part that is not copied is no part of the room; of one that is, what takes its place has to fit beside it."""
+    costs, every = np.random.default_rng(0).random((60, 60)), np.arange(60)
+    packed = pack(CostNetwork([costs[0], costs[1]], [NetworkEdge(0, 1, costs, every, every)]).normalized())
+    few = np.zeros(120, bool)
+    few[[0, 1, 60, 61]] = True
+    for taken, fits in ((0, True), (packed.bytes, False)):
+        whole = part.Part.of(packed, Potentials.none(packed), -np.inf, packed.bytes, taken)
+        whole.state = whole.state._replace(active=few, active_at=packed.first[:-1].copy())
+        assert whole.reduce(Budget(), packed.bytes) == fits
+        assert len(whole.p.unary) == (4 if fits else 120)
+        assert whole.taken == (whole.p.bytes if fits else packed.bytes)
