@@ -24,19 +24,19 @@ from pase_mtf.launch.interrupts import Interrupts
 __all__ = ["main"]
 
 
-def _run(flags: argparse.Namespace) -> int:
+def _run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     # Here and not above: --help and a mistyped flag wait for nothing that one command needs.
     if flags.command == "measure":
         from pase_mtf.epochs.measuring import run
     else:
         from pase_mtf.epochs.projecting import run
-    return run(flags)
+    return run(flags, interrupts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
     with Interrupts() as interrupts:
-        return exit_code_of(lambda: _run(parser(__doc__).parse_args(arguments)), interrupts)
+        return exit_code_of(lambda: _run(parser(__doc__).parse_args(arguments), interrupts), interrupts)
 
 
 if __name__ == "__main__":

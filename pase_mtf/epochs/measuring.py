@@ -11,21 +11,29 @@ from tqdm import tqdm
 
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
-from pase_mtf.epochs.measure import RunFile, Settings, measure
+from pase_mtf.epochs.measure import RunFile, Settings, measure, pieces_of
 from pase_mtf.epochs.options import new_file
 from pase_mtf.errors import UsageError
+from pase_mtf.launch.console import INTERRUPTED
 from pase_mtf.launch.data import open_data
+from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.launch.plan import check_packages
 from pase_mtf.models.presets import load_config
 
 __all__ = ["curve_table", "run"]
 
 
-def run(flags: argparse.Namespace) -> int:
+def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     """Measures what is asked for and not known yet, and prints the curve; returns the exit code.
+
+    Args:
+      flags: of the command.
+      interrupts: end the run that is being made; those that were are kept.
 
     Raises:
       PaseError: what a user can cause.
     """
+    check_packages()
     config = load_config(flags.model, flags.preset, optimizer=flags.optimizer)
     sizes = dataclasses.asdict(config)
     sizes.pop("seed")
@@ -35,6 +43,8 @@ def run(flags: argparse.Namespace) -> int:
         flags.learning_rate or config.learning_rate, flags.rate_batch or config.batch, flags.rule, flags.warmup,
         flags.cap, flags.piece)
     settings.check()
+    if (largest := max(pieces_of(batch, flags.piece)[0] for batch in flags.batches)) > flags.held_out:
+        raise UsageError(f"--held_out={flags.held_out}: fewer than the {largest} examples of a piece; hold out more")
     new_file("output", flags.output, overwrite=True)
     file = RunFile(flags.output, settings)
     todo = [(batch, seed) for batch in flags.batches for seed in flags.seeds if (batch, seed) not in file.rows]
@@ -48,11 +58,11 @@ def run(flags: argparse.Namespace) -> int:
                              tell=tell):
                 bar.update()
         except KeyboardInterrupt:
-            if file.rows:
-                raise KeyboardInterrupt(f"{len(file.rows)} runs are kept in {flags.output}") from None
-            raise
-    if not file.rows:
-        raise UsageError("no runs; name --batches and --seeds")
+            if not file.rows:
+                raise
+            print(f"interrupted; {len(file.rows)} runs are kept in {flags.output}, and the same command goes on from "
+                  "there", file=sys.stderr)
+            return interrupts.exit_code or INTERRUPTED
     print(f"{data.describe()}\nheld-out loss {flags.target:g} of {flags.model}, epochs of {flags.examples:,} examples")
     print(curve_table(EpochCurve.load(flags.output)))
     return 0

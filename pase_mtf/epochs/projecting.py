@@ -21,6 +21,7 @@ from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.presets import load_config
 
@@ -31,8 +32,12 @@ VERSION = 1
 _PICTURES = ("pdf", "png", "svg")
 
 
-def run(flags: argparse.Namespace) -> int:
+def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     """Projects what is asked for, prints it and writes the files; returns the exit code.
+
+    Args:
+      flags: of the command.
+      interrupts: end it at once: nothing is written before all is known.
 
     Raises:
       PaseError: what a user can cause.

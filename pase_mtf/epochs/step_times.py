@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing_extensions import TypedDict
 
 from pase_mtf.epochs.curve import lines_of
-from pase_mtf.errors import DataError, UsageError, shortened
+from pase_mtf.errors import DataError, FormatError, UsageError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 
 __all__ = ["StepTime", "StepTimes"]
@@ -125,8 +125,11 @@ class StepTimes:
             if worker_batch not in (None, data["worker_batch"]):
                 raise UsageError(f"worker_batch={worker_batch}: {path} holds steps of {data['worker_batch']} examples "
                                  "to a worker; leave it out")
-            return cls(data["worker_batch"], {(row["workers"], row["ways"]): row["seconds"] for row in data["steps"]},
-                       data["source"])
+            seconds = {(row["workers"], row["ways"]): row["seconds"] for row in data["steps"]}
+            try:
+                return cls(data["worker_batch"], seconds, data["source"])
+            except UsageError as error:
+                raise FormatError(f"{path}: {error}") from error
         if worker_batch is None:
             raise UsageError(f"{path} does not say how many examples a worker takes; add --worker_batch")
         return cls(worker_batch, _rows(path), os.path.basename(os.fspath(path)))

@@ -110,6 +110,24 @@ def test_a_run_that_does_not_reach_its_target_says_so(preset, tmp_path):
     assert run.epochs == 6
 
 
+def test_interrupted_it_goes_on_where_it_was(preset, tmp_path, monkeypatch, capsys):
+    path, steps = tmp_path / "curve.csv", Trainer.step
+
+    def interrupted(self, pieces, count, rate):
+        if path.exists():  # a run was added
+            raise KeyboardInterrupt
+        return steps(self, pieces, count, rate)
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    assert _measure(preset, path) == 130
+    error = capsys.readouterr().err
+    assert "interrupted; 1 runs are kept" in error
+    monkeypatch.setattr(Trainer, "step", steps)
+    kept = path.read_text().splitlines()
+    assert _measure(preset, path) == 0
+    assert len(kept) == 3
+    assert kept == path.read_text().splitlines()[:3]
+
+
 def test_rates_follow_their_rule():
     assert _SETTINGS.rate_of(32, 10 ** 6) == pytest.approx(0.2)
     assert _SETTINGS.rate_of(32, 16) == pytest.approx(0.1)  # half of the warm-up

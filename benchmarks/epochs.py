@@ -1,0 +1,129 @@
+"""Time to a trained model: epochs by global batch, measured, and what they come to beside Pal et al.'s projections.
+
+    python -m benchmarks.epochs                        # everything; measuring takes most of an hour on one core
+    python -m benchmarks.epochs --sections=measure     # the curves; interrupted, the same command goes on
+    python -m benchmarks.epochs --sections=project     # the projections, minutes; then the page
+
+The curves are CSV files beside the page, docs/benchmarks/epochs.md, as `python -m pase_mtf.epochs measure` writes them;
+the step times stand in epochs.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.epochs_document import CURVES, MIXES, curves_of, document
+from benchmarks.epochs_plot import draw_page
+from benchmarks.launching import prepare_data
+from benchmarks.paper_numbers import PAL
+from benchmarks.search import FOLDER, facts
+from benchmarks.search_networks import ROOT
+from pase_mtf.compat import tf
+from pase_mtf.epochs.__main__ import main as epochs_command
+from pase_mtf.epochs.predict import predict_steps
+from pase_mtf.epochs.projecting import graph_exporter
+from pase_mtf.errors import PaseError
+from pase_mtf.files import read_json, write_atomically
+from pase_mtf.machine.machine import Machine
+from pase_mtf.models.presets import load_config
+from pase_mtf.strategy.find import find_strategy
+
+__all__ = ["FORMAT", "VERSION", "load", "main"]
+
+FORMAT = "pase_mtf.epochs_benchmark"
+VERSION = 1
+_BATCHES = "16,32,64,128,256,512,1024"
+_SEEDS = "0,1,2"
+# The sizes stand in files beside this one: the tiny presets narrowed, so that an hour of one core is enough.
+_MEASURED = {
+    "alexnet": ["--target=0.6", "--learning_rate=0.02"],
+    "transformer": ["--target=3.2", "--learning_rate=0.001", "--examples=6144", "--warmup=0.25"]}
+_MACHINES = ("h100", "1080ti")
+_PRESET = "big"
+_SECTIONS = ("measure", "project")
+
+
+def load(path: pathlib.Path) -> dict[str, Any]:
+    """What was measured and predicted (`document` tells its parts); nothing where there is no file yet.
+
+    Raises:
+      FormatError: the file is something else.
+    """
+    return read_json(path, FORMAT, VERSION) if path.exists() else {
+        "format": FORMAT, "version": VERSION, "facts": facts(), "data": {}, "steps": []}
+
+
+def _measure(output: pathlib.Path, results: dict[str, Any]) -> int:
+    """Measures the curves, each run once; returns the exit code."""
+    work = pathlib.Path("build") / "epochs"  # relative: the path stands in the file
+    work.mkdir(parents=True, exist_ok=True)
+    for model, flags in _MEASURED.items():
+        given, results["data"][model] = prepare_data(model, str(work))
+        code = epochs_command([
+            "measure", f"--model={model}", f"--preset=benchmarks/epochs_{model}.json", *given, *flags,
+            "--rate_batch=16", "--cap=40", f"--batches={_BATCHES}", f"--seeds={_SEEDS}",
+            f"--output={output / f'epochs-{model}.csv'}"])
+        if code:
+            return code
+    return 0
+
+
+def _project(results: dict[str, Any], names: Sequence[str]) -> None:
+    """Predicts the step times of every model on every machine."""
+    kept = [row for row in results["steps"] if row["model"] not in names]
+    with tqdm(total=len(names) * len(_MACHINES), desc="pricing", file=sys.stderr, disable=None) as bar:
+        for name in names:
+            graph_of, batch = graph_exporter(name, _PRESET), load_config(name, _PRESET).batch
+            for machine in _MACHINES:
+                bar.set_postfix_str(f"{name} on {machine}")
+                sheet = Machine.load(machine)
+                steps = predict_steps(graph_of, batch, MIXES, sheet)
+                alone = find_strategy(graph_of(batch), 1, sheet, simulate=0)
+                kept.append({"model": name, "machine": machine, "worker_batch": batch,
+                             "fits": alone.memory_bytes <= sheet.memory_bytes,
+                             "seconds": [[workers, ways, seconds]
+                                         for (workers, ways), seconds in sorted(steps.seconds.items())]})
+                bar.update()
+    results["steps"] = kept
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, predicts and writes the page; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sections", default=",".join(_SECTIONS), help="of these (default: %(default)s)")
+    parser.add_argument("--models", default=",".join(PAL), help="whose steps are predicted (default: %(default)s)")
+    parser.add_argument("--output", default=str(FOLDER), help="folder of the results (default: %(default)s)")
+    flags = parser.parse_args(arguments)
+    output, sections = pathlib.Path(flags.output).absolute(), flags.sections.split(",")
+    if unknown := set(sections) - {*_SECTIONS, ""}:
+        parser.error(f"unknown section {sorted(unknown)[0]!r}; choose from {', '.join(_SECTIONS)}")
+    os.chdir(ROOT)
+    path = output / "epochs.json"
+    try:
+        results = load(path)
+        if "measure" in sections and (code := _measure(output, results)):
+            return code
+        if "project" in sections:
+            _project(results, flags.models.split(","))
+        results["facts"] = facts()
+        results["facts"]["versions"] += f", TensorFlow {tf.__version__}"
+        results["curves"] = curves_of({name: output / f"epochs-{name}.csv" for name in CURVES})
+        write_atomically(path, json.dumps(results, indent=1) + "\n")
+        write_atomically(path.with_suffix(".md"), document(results))
+        draw_page(results, output)
+    except PaseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

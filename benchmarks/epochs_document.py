@@ -1,0 +1,173 @@
+"""The page of benchmarks/epochs.py: curves as they were measured, and what they come to with predicted step times."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks import markdown
+from benchmarks.paper_numbers import PAL
+from pase_mtf.epochs.curve import EpochCurve, Run
+from pase_mtf.epochs.projection import Projection, project_training
+from pase_mtf.epochs.report import HEAD, projection_rows, ratio_text
+from pase_mtf.epochs.step_times import StepTimes
+
+__all__ = ["CURVES", "MIXES", "PLACES", "curve_of", "curves_of", "document", "free_of_scaling", "projection_of"]
+
+CURVES = {"alexnet": "AlexNet on Fashion-MNIST", "transformer": "the transformer on translated messages"}
+"""The models whose epochs are measured -> what they are."""
+_STANDS_FOR = {"inception_v3": "alexnet", "gnmt": "transformer", "biglstm": "transformer"}
+PLACES = (1, 8)
+"""How many workers the smallest batch of a curve stands for: large models have larger batches that still pay."""
+_DEVICES = tuple(2 ** power for power in range(10))
+_WAYS = (1, 2, 4, 8)
+MIXES = tuple((devices // ways, ways) for devices in _DEVICES for ways in _WAYS if ways <= devices)
+"""(workers, ways) whose steps are predicted."""
+
+
+def curves_of(paths: Mapping[str, pathlib.Path]) -> dict[str, Any]:
+    """Model -> what its CSV says: the settings of its runs, and the runs.
+
+    Raises:
+      DataError: one cannot be read.
+    """
+    found = {}
+    for name, path in paths.items():
+        runs = [[run.batch, run.seed, run.epochs, int(run.reached)] for run in EpochCurve.load(path).runs]
+        with open(path, encoding="utf-8") as file:
+            found[name] = {"settings": json.loads(file.readline().removeprefix("#")), "runs": runs}
+    return found
+
+
+def curve_of(results: Mapping[str, Any], model: str) -> EpochCurve:
+    """A measured curve."""
+    return EpochCurve(tuple(Run(batch, epochs, bool(reached), seed) for batch, seed, epochs, reached
+                            in results["curves"][model]["runs"]), CURVES[model])
+
+
+def free_of_scaling(steps: StepTimes) -> StepTimes:
+    """The same where any number of workers costs no more than one (SE_N = 1)."""
+    return StepTimes(steps.worker_batch, {(workers, ways): steps.seconds[1, ways] for workers, ways in steps.seconds},
+                     f"{steps.source}, workers cost each other nothing")
+
+
+def projection_of(results: Mapping[str, Any], row: Mapping[str, Any], place: int, *, free: bool = False) -> Projection:
+    """What a row of predicted steps comes to.
+
+    Args:
+      results: with the curves.
+      row: of one model on one machine.
+      place: how many workers the smallest batch of the curve stands for.
+      free: workers cost each other nothing.
+    """
+    curve = curve_of(results, _STANDS_FOR[row["model"]])
+    steps = StepTimes(row["worker_batch"], {(workers, ways): seconds for workers, ways, seconds in row["seconds"]},
+                      f"predicted for {row['machine']}")
+    return project_training(curve.scaled(place * row["worker_batch"] / curve.batches[0]),
+                            free_of_scaling(steps) if free else steps, _DEVICES, _WAYS)
+
+
+def _curve_table(results: Mapping[str, Any], model: str) -> str:
+    curve, rows = curve_of(results, model), []
+    first = curve.at(curve.batches[0])
+    for batch in curve.batches:
+        epochs, mine = curve.at(batch), [run for run in curve.runs if run.batch == batch]
+        assert epochs is not None
+        assert first is not None
+        rows.append([batch, f"{'> ' if epochs.at_least else ''}{epochs.median:.2f}",
+                     f"{epochs.low:.2f} to {epochs.high:.2f}", f"{epochs.median / first.median:.2f}",
+                     f"{epochs.median / batch * curve.batches[0] / first.median:.3f}",
+                     f"{sum(run.reached for run in mine)} of {len(mine)}"])
+    return markdown.table(["batch", "epochs, median", "spread", "times the epochs of the smallest",
+                           "times its steps", "runs that reached it"], rows)
+
+
+def _settings_text(results: Mapping[str, Any], model: str) -> str:
+    found = results["curves"][model]["settings"]
+    sizes = found["sizes"]
+    return (f"{found['data']}; sizes in `{sizes['preset']}`. {found['examples']:,} examples are an epoch; after every "
+            f"tenth of one the loss of {found['held_out']} others is looked at, and a run ends when it is at most "
+            f"{found['target']:g} nats. {sizes['optimizer']}, learning rate {found['rate']:g} at batch "
+            f"{found['rate_batch']}, times the square root of the batch beside it (`--rule={found['rule']}`), "
+            f"rising from 0 over {found['warmup']:g} epochs; at most {found['cap']:g} epochs. A batch above "
+            f"{found['piece']} is pieces of that size, whose gradients are summed.")
+
+
+def _scale_row(results: Mapping[str, Any], row: Mapping[str, Any], place: int) -> list[str]:
+    priced, free = (projection_of(results, row, place, free=each) for each in (False, True))
+    cells = [row["model"], row["machine"] + ("" if row["fits"] else " (does not fit)"), str(place),
+             str(priced.hybrid_from or "none")]
+    for projection in (priced, free):
+        alone, best, gain = projection.best_alone, projection.best_of_all, projection.gain_at_scale
+        if alone is None or best is None or best.best is None or gain is None:
+            cells += ["", "", ""]
+        else:
+            cells += [str(alone.devices), f"{best.best.workers} x {best.best.ways}",
+                      f"{ratio_text(gain)} ({gain.low:.2f} to {gain.high:.2f})"]
+    return [*cells, f"{PAL[row['model']]:.3f}"]
+
+
+def _scale_table(results: Mapping[str, Any]) -> str:
+    head = ["model", "machine", "smallest batch is of, workers", "hybrid ahead from, devices", "alone best on",
+            "best mix", "times as fast", "SE_N = 1: alone best on", "best mix", "times as fast", "Pal et al., at least"]
+    return markdown.table(head, [_scale_row(results, row, place) for row in results["steps"] for place in PLACES],
+                          left=(0, 1))
+
+
+def _speedups(row: Mapping[str, Any]) -> list[str]:
+    known = {(workers, ways): seconds for workers, ways, seconds in row["seconds"]}
+    one = known[1, 1]
+    return [row["model"], row["machine"], str(row["worker_batch"]), f"{1e3 * one:.1f}",
+            *(f"{one / known[1, ways]:.2f}" for ways in _WAYS[1:]),
+            *(f"{one / known[workers, 1]:.2f}" if (workers, 1) in known else "" for workers in (8, 64, 256))]
+
+
+def document(results: Mapping[str, Any]) -> str:
+    """The page.
+
+    Args:
+      results: `facts`, `data` (what each curve was measured on), `curves` (of `curves_of`), and `steps`: rows of
+        `model`, `machine`, `worker_batch`, `fits` (one device holds it) and `seconds`, triples of workers, ways and
+        seconds.
+    """
+    here = results["facts"]
+    parts = [
+        "# Time to a trained model",
+        f"{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with `python -m "
+        "benchmarks.epochs`. The curves as `python -m pase_mtf.epochs project --curve=` reads them: "
+        + ", ".join(f"[epochs-{name}.csv](epochs-{name}.csv)" for name in CURVES) + ".",
+        _INTRODUCTION, "## Epochs by global batch\n\n![](epochs.svg)"]
+    for name, title in CURVES.items():
+        parts += [f"### {title[:1].upper()}{title[1:]}", _settings_text(results, name), _curve_table(results, name)]
+    parts += ["## Steps", _STEPS,
+              markdown.table(["model", "machine", "examples to a worker", "ms on one", "SU_2", "SU_4", "SU_8", "SE_8",
+                              "SE_64", "SE_256"], [_speedups(row) for row in results["steps"]], left=(0, 1)),
+              "## At scale, beside Pal et al.", _SCALE, _scale_table(results), "## What differs", _DIFFERS]
+    for row in results["steps"]:
+        if row["machine"] == results["steps"][0]["machine"]:
+            projection = projection_of(results, row, PLACES[0])
+            parts += [f"## {row['model']} on {row['machine']}\n\n![](epochs-{row['model']}.svg)",
+                      markdown.table(HEAD, projection_rows(projection), left=(1,))]
+    return "\n\n".join(parts) + "\n"
+
+
+_INTRODUCTION = (
+    "A step that is N times as large takes fewer steps of an epoch and, from some batch on, more epochs to the same "
+    "loss. So the time to a trained model is seconds of a step x steps of an epoch x epochs (Pal et al., *Optimizing "
+    "Multi-GPU Parallelization Strategies for Deep Learning Training*, IEEE Micro 2019, arXiv 1907.13257), and on many "
+    "devices it can be better to give every worker several of them, by a strategy of M devices, and to keep the batch.")
+_STEPS = (
+    "Predicted, preset `big`: the cheapest strategy of M devices at the batch of a worker, repeated by every worker, "
+    "priced on the whole machine with the all-reduces of all workers' gradients. SU_M is how many times as fast a "
+    "worker's step is on M devices; SE_N how much of a step's speed N workers of one device keep. All-reduces are "
+    "priced as if nothing hid them.")
+_SCALE = (
+    "The epochs are those of the small models: AlexNet's for inception_v3, the transformer's for gnmt and biglstm. "
+    "Their batches are small, too, so the curve is placed by workers: its smallest batch is that of so many workers of "
+    "the large model. \"Alone best on\" is the number of devices on which data parallelism alone is done first, "
+    "\"times as fast\" how much sooner the best mix on its own number of devices (up to 512) is done, with the "
+    "worst and the best of the seeds in parentheses. Under SE_N = 1 workers cost each other nothing, and "
+    "only epochs limit them.")
+_DIFFERS = ""
