@@ -25,7 +25,7 @@ def draw_page(results: Mapping[str, Any], folder: pathlib.Path) -> None:
       results: as of `epochs_document.document`.
       folder: of the page.
     """
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(14, 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(CURVES)), CURVES, strict=True):
         curve = curve_of(results, name)
         draw_curve(axes, curve)

@@ -141,6 +141,13 @@ class Projection:
                    key=_alone, default=None)
 
     @property
+    def alone_still_gains(self) -> bool:
+        """Whether data parallelism alone is done first on the most devices it is known on: more might do better."""
+        known = [point.devices for point in self.points if point.data_parallel]
+        alone = self.best_alone
+        return alone is not None and len(known) > 1 and alone.devices == known[-1]
+
+    @property
     def best_of_all(self) -> Point | None:
         """The number of devices on which any mix that reaches the target is done first; None: none is."""
         return min((point for point in self.points if (mix := point.best) and not mix.epochs.at_least),

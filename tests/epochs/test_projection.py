@@ -61,6 +61,8 @@ def test_at_scale_both_have_their_own_best_number_of_devices():
     projection = project_training(_curve(), _steps(), [1, 2, 4, 8], [1, 2])
     # Alone: 1, 1.8, 2.56, 2.49 times as fast as one; hybrid on 8: 1.4 * 0.8 * 4 * 4 / 5 = 3.58.
     assert projection.best_alone.devices == 4
+    assert not projection.alone_still_gains
+    assert project_training(_curve(), _steps(), [1, 2, 4], [1, 2]).alone_still_gains
     assert projection.best_of_all.devices == 8
     assert projection.gain_at_scale.value == pytest.approx(3.584 / 2.56)
 
