@@ -24,6 +24,12 @@ def missing() -> str:
             return f"needs {command} (Debian: iproute2)"
     if os.geteuid():
         return "needs root, to make network namespaces"
+    # Root of a container or of a sandbox may have no right to.
+    name = f"pase{os.getpid()}-try"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if tried.returncode:
+        return f"cannot make network namespaces ({' '.join(tried.stderr.split())[:100]})"
+    _run("ip", "netns", "delete", name)
     return ""
 
 
