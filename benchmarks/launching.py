@@ -68,8 +68,8 @@ def run_launcher(flags: Sequence[str], limit: float = 1800, allowed: Sequence[in
       allowed: exit codes that count as done as well (the summary says what was wrong).
 
     Returns:
-      Its summary.json, with "wall_seconds", the time of the whole process, and "losses_agree_to", the largest
-      difference between the losses of two arms at the same step, relative to the loss.
+      Its summary.json, with "wall_seconds", the time of the whole process, "losses", those of every arm, step by step,
+      and "losses_agree_to", the largest difference between two arms at the same step, relative to the loss.
 
     Raises:
       RuntimeError: it failed; holds what it said.
@@ -88,8 +88,11 @@ def run_launcher(flags: Sequence[str], limit: float = 1800, allowed: Sequence[in
             raise RuntimeError(f"launcher {' '.join(flags)} exited with {done.returncode}: "
                                f"{done.stderr.strip()[-500:]}")
         summary = read_summary(os.path.join(output, "summary.json"))
-        lines = pathlib.Path(output, "metrics.jsonl").read_text().splitlines()
-    return {**summary, "wall_seconds": wall, "losses_agree_to": losses_agree_to([json.loads(line) for line in lines])}
+        records = [json.loads(line) for line in pathlib.Path(output, "metrics.jsonl").read_text().splitlines()]
+    losses: dict[str, list[float]] = {}
+    for record in records:
+        losses.setdefault(record["arm"], []).append(record["loss"])
+    return {**summary, "wall_seconds": wall, "losses": losses, "losses_agree_to": losses_agree_to(records)}
 
 
 def losses_agree_to(records: Sequence[dict[str, Any]]) -> float | None:

@@ -26,6 +26,7 @@ from pase_mtf.launch.flag_values import (
     parse_mesh,
 )
 from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.presets import ModelConfig
 
 __all__ = [
@@ -54,7 +55,7 @@ CLIENTS = ("one", "ranks")
 _MOST = 2 ** 31 - 1
 
 # What decides the numbers of a training: a resumed run must agree with the one it resumes.
-_TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "seed")
+_TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "dtype", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Options:
     memory_limit: str = "device"
     optimizer: str | None = None
     learning_rate: float | None = None
+    dtype: str | None = None
     output_dir: str | None = None
     search_only: bool = False
     resume: str | None = None
@@ -132,6 +134,8 @@ class Options:
           UsageError: names the flag, its value and the remedy.
         """
         _ = self.model_name, self.mesh_flag, self.arms, parse_bytes(self.memory_limit)
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise UsageError(f"--dtype={self.dtype}: unknown; {nearest(self.dtype, DTYPES)}")
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
             raise UsageError(f"--optimizer={self.optimizer}: unknown; {nearest(self.optimizer, OPTIMIZERS)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
@@ -197,7 +201,8 @@ class Options:
             raise UsageError(f"--strategy=data_parallel: --batch={batch} does not split over {devices} devices; take "
                              f"--batch={near}, --mesh={largest_divisor(batch, devices)}, or --strategy=search")
         return ResolvedOptions(**{**self.to_json(), "preset": preset, "batch": batch, "optimizer": optimizer,
-                                  "learning_rate": rate, "output_dir": self.output_dir or self._new_output_dir()})
+                                  "learning_rate": rate, "dtype": config.dtype,
+                                  "output_dir": self.output_dir or self._new_output_dir()})
 
     def _new_output_dir(self) -> str:
         """A folder that does not exist, named by model, mesh and time."""
@@ -230,6 +235,7 @@ class Options:
                      "checkpoint_every")
         earlier.setdefault("memory_limit", "device")
         earlier.setdefault("measure_seconds", 60)
+        earlier.setdefault("dtype", None)
         earlier.setdefault("checkpoint_every", None)  # which runs of earlier versions did not have
         try:
             return dataclasses.replace(
@@ -255,6 +261,7 @@ class ResolvedOptions(Options):
     preset: str = ""
     batch: int = 0
     optimizer: str = ""
+    dtype: str = ""
     output_dir: str = ""
 
     @property
@@ -374,6 +381,8 @@ def _flag_values() -> flags.FlagValues:
     flags.DEFINE_float("learning_rate", None, "Default: the preset's, or for another optimizer " + ", ".join(
         f"{rate if rate else 'its own schedule'} ({name})" for name, rate in OPTIMIZERS.items()) + ".",
         flag_values=values)
+    text("dtype", f"Of activations: {', '.join(DTYPES)}; default: the preset's. With bfloat16 variables and their "
+         "updates stay float32.")
     text("output_dir", "Where the run's files go; must not exist; default outputs/<model>-<mesh>-<time>.")
     switch("search_only", "Find and print the strategy and write its files; train nothing.")
     text("resume", "Output directory of an earlier run: continue its training.")

@@ -159,7 +159,7 @@ def resolve(options: Options) -> Plan:
     devices = _devices(options)
     options = dataclasses.replace(options, prices=_prices(options, devices, kernels))
     preset = options.preset or default_preset(devices, known)
-    config = models.load_config(model, preset, batch=options.batch, seed=options.seed)
+    config = models.load_config(model, preset, batch=options.batch, dtype=options.dtype, seed=options.seed)
     resolved = options.resolved(config, preset)
     if options.data is not None:
         check_data(options.data, config)

@@ -10,7 +10,7 @@ import math
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
-from pase_mtf.models.convolutional import image_features
+from pase_mtf.models.convolutional import image_features, images
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.pooling import max_pool
 from pase_mtf.models.presets import AlexnetConfig, Convolution
@@ -41,7 +41,7 @@ def _convolve(x: mtf.Tensor, number: int, convolution: Convolution, config: Alex
 
 def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: AlexnetConfig) -> mtf.Tensor:
     """Mean cross-entropy of the labels, in nats."""
-    x = features["images"]
+    x = images(features, config)
     batch_dim = x.shape.dims[0]
     for number, convolution in enumerate(config.convolutions, 1):
         with tf.variable_scope(f"conv{number}"):

@@ -7,10 +7,11 @@ from typing import Protocol
 
 from pase_mtf.errors import UsageError, nearest, shortened
 
-__all__ = ["DTYPES", "OPTIMIZERS", "among", "check_run", "positive"]
+__all__ = ["DTYPES", "OPTIMIZERS", "among", "check_run", "kept_dtype", "positive"]
 
 OPTIMIZERS = ("adafactor", "adam", "sgd")
-DTYPES = ("float32", "float64")
+DTYPES = ("bfloat16", "float32", "float64")
+_NARROW = {"bfloat16": "float32"}
 # Mesh-TF feeds indices as 32-bit integers.
 _MOST = 2 ** 31 - 1
 
@@ -40,6 +41,19 @@ def positive(config: object, *names: str) -> None:
             raise UsageError(f"{name}={shortened(value)}: it has to be at least 1")
         if (max(value) if isinstance(value, tuple) else value) > _MOST:
             raise UsageError(f"{name}={shortened(value)}: no size may exceed {_MOST}")
+
+
+def kept_dtype(dtype: str) -> str:
+    """The type of what is kept from step to step, for a type of activations: eight bits would swallow most updates.
+
+    Args:
+      dtype: of DTYPES.
+
+    Returns:
+      The type of variables, optimizer slots, images and the loss (Micikevicius et al. 2018, "Mixed Precision Training",
+      3.1, for float16).
+    """
+    return _NARROW.get(dtype, dtype)
 
 
 def among(config: object, name: str, choices: Sequence[str]) -> None:

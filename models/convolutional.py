@@ -8,23 +8,30 @@ from collections.abc import Sequence
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import layers
 from pase_mtf.models.batch_norm import batch_norm
+from pase_mtf.models.checks import kept_dtype
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.pooling import global_average_pool, windows
 from pase_mtf.models.presets import ImageConfig
 
-__all__ = ["classify", "concatenate", "convolve", "convolve_norm", "image_features"]
+__all__ = ["classify", "concatenate", "convolve", "convolve_norm", "image_features", "images"]
 
 
 def image_features(config: ImageConfig, batch: int) -> dict[str, tuple[mtf.Shape, tf.DType]]:
     """Images with channels last, and a label for each (`Model.features`)."""
-    batch_dim = mtf.Dimension("batch", batch)
+    batch_dim, dtype = mtf.Dimension("batch", batch), tf.as_dtype(kept_dtype(config.dtype))
     found = {
         "images": (mtf.Shape([batch_dim, mtf.Dimension("height", config.image), mtf.Dimension("width", config.image),
-                              mtf.Dimension("image_channels", config.image_channels)]), tf.as_dtype(config.dtype)),
+                              mtf.Dimension("image_channels", config.image_channels)]), dtype),
         "labels": (mtf.Shape([batch_dim]), tf.int32)}
     if config.dropout:
         found["step"] = (mtf.Shape([]), tf.int32)
     return found
+
+
+def images(features: dict[str, mtf.Tensor], config: ImageConfig) -> mtf.Tensor:
+    """The images of `image_features` in the type that the model computes in."""
+    found, dtype = features["images"], tf.as_dtype(config.dtype)
+    return found if found.dtype == dtype else mtf.cast(found, dtype)
 
 
 class _Convolution(mtf.Conv2dOperation):

@@ -49,7 +49,7 @@ class AlexnetConfig:
       classes: number of labels.
       dropout: rate after each hidden fully connected layer.
       batch, optimizer, learning_rate: defaults of a run.
-      dtype: of activations and variables.
+      dtype: of activations and, but for bfloat16, variables (`pase_mtf.models.checks.kept_dtype`).
       seed: decides the initial values and the dropout masks.
     """
 
@@ -90,7 +90,7 @@ class DensenetConfig:
       classes: number of labels.
       batch, optimizer, learning_rate: defaults of a run.
       dropout: rate before the classifier.
-      dtype: of activations and variables.
+      dtype: of activations and, but for bfloat16, variables (`pase_mtf.models.checks.kept_dtype`).
       seed: decides the initial values and the dropout masks.
     """
 
@@ -140,7 +140,7 @@ class ResnetConfig:
       classes: number of labels.
       batch, optimizer, learning_rate: defaults of a run.
       dropout: rate before the classifier.
-      dtype: of activations and variables.
+      dtype: of activations and, but for bfloat16, variables (`pase_mtf.models.checks.kept_dtype`).
       seed: decides the initial values and the dropout masks.
     """
 
@@ -189,7 +189,7 @@ class InceptionConfig:
       batch, optimizer, learning_rate: defaults of a run.
       auxiliary: weight of the auxiliary classifier's loss; 0: without it.
       dropout: rate before the classifiers.
-      dtype: of activations and variables.
+      dtype: of activations and, but for bfloat16, variables (`pase_mtf.models.checks.kept_dtype`).
       seed: decides the initial values and the dropout masks.
     """
 

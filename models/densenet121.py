@@ -11,7 +11,7 @@ from __future__ import annotations
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model
 from pase_mtf.models.batch_norm import batch_norm
-from pase_mtf.models.convolutional import classify, concatenate, convolve, convolve_norm, image_features
+from pase_mtf.models.convolutional import classify, concatenate, convolve, convolve_norm, image_features, images
 from pase_mtf.models.convolutional_presets import DensenetConfig
 from pase_mtf.models.pooling import average_pool, max_pool
 
@@ -36,7 +36,7 @@ def _transition(x: mtf.Tensor, config: DensenetConfig) -> mtf.Tensor:
 def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: DensenetConfig) -> mtf.Tensor:
     """Mean cross-entropy of the labels, in nats."""
     stem = mtf.Dimension("stem", config.stem)
-    x = convolve_norm(features["images"], stem, config.stem_kernel, config, "stem", config.stem_stride)
+    x = convolve_norm(images(features, config), stem, config.stem_kernel, config, "stem", config.stem_stride)
     if config.stem_pool:
         x = max_pool(x, config.stem_pool, 2, "SAME")
     for block, count in enumerate(config.blocks, 1):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model
-from pase_mtf.models.convolutional import classify, concatenate, convolve_norm, image_features
+from pase_mtf.models.convolutional import classify, concatenate, convolve_norm, image_features, images
 from pase_mtf.models.convolutional_presets import InceptionConfig
 from pase_mtf.models.pooling import average_pool, max_pool
 
@@ -103,7 +103,7 @@ def _auxiliary(x: mtf.Tensor, features: dict[str, mtf.Tensor], config: Inception
 
 def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: InceptionConfig) -> mtf.Tensor:
     """Mean cross-entropy of the labels in nats, with `config.auxiliary` times that of the auxiliary classifier."""
-    x = _stem(features["images"], config)
+    x = _stem(images(features, config), config)
     modules: list[tuple[Callable[..., mtf.Tensor], tuple[int, ...]]] = [
         *((_module_a, (pooled,)) for pooled in config.pooled), (_module_b, ()),
         *((_module_c, (inner,)) for inner in config.inner)]

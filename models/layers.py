@@ -10,9 +10,11 @@ import zlib
 from collections.abc import Callable, Collection, Sequence
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.models.checks import kept_dtype
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["cross_entropy", "layer_norm", "local", "masked_softmax", "ones", "relu", "variable", "zeros"]
+__all__ = ["cross_entropy", "layer_norm", "local", "masked_softmax", "ones", "relu", "variable", "widened",
+           "zeros"]
 
 
 def variable(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: ModelConfig,
@@ -40,8 +42,15 @@ def variable(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: M
         drawn = tf.random.stateless_truncated_normal(shape, seed=[config.seed, key & 0x7FFFFFFF], stddev=stddev)
         return tf.cast(drawn, dtype)
 
-    return mtf.get_variable(mesh, name, mtf.Shape(list(dims)), dtype=tf.as_dtype(config.dtype),
-                            initializer=initializer)
+    kept = tf.as_dtype(kept_dtype(config.dtype))
+    return mtf.get_variable(mesh, name, mtf.Shape(list(dims)), initializer=initializer,
+                            dtype=mtf.VariableDType(kept, kept, tf.as_dtype(config.dtype)))
+
+
+def widened(x: mtf.Tensor) -> mtf.Tensor:
+    """The tensor in the type in which a loss is computed (see `kept_dtype`)."""
+    wide = tf.as_dtype(kept_dtype(x.dtype.name))
+    return x if x.dtype == wide else mtf.cast(x, wide)
 
 
 def zeros(mesh: mtf.Mesh, name: str, dims: Sequence[mtf.Dimension], config: ModelConfig) -> mtf.Tensor:
@@ -157,6 +166,7 @@ def cross_entropy(logits: mtf.Tensor, targets: mtf.Tensor, dim: mtf.Dimension,
       A scalar; 0 where all weights are 0.
     """
     with tf.variable_scope("loss"):
+        logits, weights = widened(logits), None if weights is None else widened(weights)
         reduced = logits.shape - dim
         highest = mtf.reduce_max(mtf.stop_gradient(logits), output_shape=reduced)
         powers = local(

@@ -43,7 +43,7 @@ class TransformerConfig:
       vocab: tokens of the vocabulary, which source and target share.
       dropout: rate on the embeddings and on what every sublayer adds to the residual stream.
       batch, optimizer, learning_rate: defaults of a run; the batch counts sequences.
-      dtype: of activations and variables.
+      dtype: of activations and, but for bfloat16, variables (`pase_mtf.models.checks.kept_dtype`).
       seed: decides the initial values and the dropout masks.
     """
 

@@ -22,7 +22,7 @@ class RnnlmConfig:
       vocab: tokens of the vocabulary.
       dropout: rate on the input of every layer and on the output of the last, not on the recurrence.
       batch, optimizer, learning_rate: defaults of a run; the batch counts sequences.
-      dtype: of activations and variables.
+      dtype: of activations and, but for bfloat16, variables (`pase_mtf.models.checks.kept_dtype`).
       seed: decides the initial values and the dropout masks.
     """
 
@@ -57,7 +57,7 @@ class BiglstmConfig:
       vocab: tokens of the vocabulary.
       dropout: rate on the input of every layer and on the output of the last, not on the recurrence.
       batch, optimizer, learning_rate: defaults of a run; the batch counts sequences.
-      dtype: of activations and variables.
+      dtype: of activations and, but for bfloat16, variables (`pase_mtf.models.checks.kept_dtype`).
       seed: decides the initial values and the dropout masks.
     """
 
@@ -92,7 +92,7 @@ class GnmtConfig:
       vocab: tokens of the vocabulary, which source and target share.
       dropout: rate on the input of every layer, not on the recurrence.
       batch, optimizer, learning_rate: defaults of a run; the batch counts sequences.
-      dtype: of activations and variables.
+      dtype: of activations and, but for bfloat16, variables (`pase_mtf.models.checks.kept_dtype`).
       seed: decides the initial values and the dropout masks.
     """
 

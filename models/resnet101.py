@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model
-from pase_mtf.models.convolutional import classify, convolve_norm, image_features
+from pase_mtf.models.convolutional import classify, convolve_norm, image_features, images
 from pase_mtf.models.convolutional_presets import ResnetConfig
 from pase_mtf.models.pooling import max_pool
 
@@ -30,7 +30,7 @@ def _block(x: mtf.Tensor, width: int, output: mtf.Dimension, stride: int, config
 def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: ResnetConfig) -> mtf.Tensor:
     """Mean cross-entropy of the labels, in nats."""
     stem = mtf.Dimension("stem", config.stem)
-    x = convolve_norm(features["images"], stem, config.stem_kernel, config, "stem", config.stem_stride)
+    x = convolve_norm(images(features, config), stem, config.stem_kernel, config, "stem", config.stem_stride)
     if config.stem_pool:
         x = max_pool(x, config.stem_pool, 2, "SAME")
     for stage, (count, width) in enumerate(zip(config.blocks, config.widths, strict=True), 1):

@@ -15,6 +15,7 @@ import numpy as np
 from pase_mtf.errors import DataError
 from pase_mtf.launch.data.batches import Batch, Source
 from pase_mtf.launch.data.text import read_lines
+from pase_mtf.models.checks import kept_dtype
 from pase_mtf.models.presets import ImageConfig
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _idx_source(images_path: str, labels_path: str, config: ImageConfig) -> Sour
     if images.shape[3] not in (1, 3):
         raise DataError(f"{images_path}: images with {images.shape[3]} channels; they need 1 (grey) or 3 (colour)")
     labels = _checked_labels(labels.astype(np.int32), labels_path, config)
-    shape, dtype = (config.image, config.image, config.image_channels), np.dtype(config.dtype)
+    shape, dtype = (config.image, config.image, config.image_channels), np.dtype(kept_dtype(config.dtype))
     stored = images.shape[1:]
 
     def load(numbers: np.ndarray) -> Batch:
@@ -137,7 +138,7 @@ def _folder_source(folder: str, label_path: str, config: ImageConfig) -> Source:
         if not os.path.exists(path):
             raise DataError(f"{label_path}: names {os.path.basename(path)!r}, which is not in the folder; take it off "
                             "the list or add the file")
-    shape, dtype = (config.image, config.image, config.image_channels), np.dtype(config.dtype)
+    shape, dtype = (config.image, config.image, config.image_channels), np.dtype(kept_dtype(config.dtype))
 
     def load(numbers: np.ndarray) -> Batch:
         images = []

@@ -8,6 +8,7 @@ import numpy as np
 
 from pase_mtf.launch.data.batches import Batch, Source
 from pase_mtf.launch.data.text import END, RESERVED, next_tokens, pad_pair
+from pase_mtf.models.checks import kept_dtype
 from pase_mtf.models.presets import ImageConfig, ModelConfig, TextConfig
 
 __all__ = ["synthetic_source"]
@@ -41,7 +42,7 @@ def _images(config: ImageConfig, seed: int) -> Source:
     noise = 2 * generator.standard_normal(size + _PATCHES).astype(np.float32)
     labels = generator.integers(config.classes, size=_EXAMPLES).astype(np.int32)
     cuts = generator.integers(_PATCHES, size=_EXAMPLES)
-    dtype = np.dtype(config.dtype)
+    dtype = np.dtype(kept_dtype(config.dtype))
 
     def load(numbers: np.ndarray) -> Batch:
         images = np.stack([noise[cuts[number]:cuts[number] + size].reshape(shape) for number in numbers])

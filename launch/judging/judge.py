@@ -17,11 +17,12 @@ from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Data
 from pase_mtf.launch.flag_values import parse_arms
-from pase_mtf.launch.judging.losses import FIRST, FIRST_TF32, Update, agree, first_difference, largest_update
+from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, Update, agree, first_difference, largest_update
 from pase_mtf.launch.judging.settling import STEPS, Settled, settle, slot_of
 from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import History
+from pase_mtf.models.checks import kept_dtype
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["RUN_BEFORE", "Judge", "losses_before"]
@@ -30,7 +31,7 @@ RUN_BEFORE = "the run before"
 
 # Relative, of an update: float32 sums in another order, and the maxima and ReLUs that tip over by them.
 _UPDATE = 0.02
-_UPDATE_TF32 = 0.2
+_UPDATE_NARROW = 0.2
 _FIRST_LOSS = 1e-3
 """Relative, of the loss at a checkpoint: float32 there, float64 here."""
 
@@ -62,8 +63,9 @@ class Judge:
         ours = [arm for arm in arms if arm.name in strategies]
         self._start: dict[str, np.ndarray] = dict(arms[0].values(up_to_date=False)) if len(ours) > 1 else {}
         self._settled = self._looked = False
-        rounds = plan.devices.kind == "gpu" and tf.config.experimental.tensor_float_32_execution_enabled()
-        self._first, self._update = (FIRST_TF32, _UPDATE_TF32) if rounds else (FIRST, _UPDATE)
+        rounds = plan.config.dtype == "bfloat16" or (
+            plan.devices.kind == "gpu" and tf.config.experimental.tensor_float_32_execution_enabled())
+        self._first, self._update = (FIRST_NARROW, _UPDATE_NARROW) if rounds else (FIRST, _UPDATE)
 
     def check(self, history: History) -> str | None:
         """To be called after every turn: which arm is wrong, and why; None while none is known to be."""
@@ -109,7 +111,7 @@ class Judge:
             return None
         reference, *others = ours
         expected, kinds = dict(reference.values()), slot_of(self._start)
-        precision = float(np.finfo(self._plan.config.dtype).eps)
+        precision = float(np.finfo(kept_dtype(self._plan.config.dtype)).eps)
         for arm in others:
             difference = largest_update(
                 (Update.of(name, kinds[name], self._start[name], expected[name], value)

@@ -44,8 +44,8 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
             if len(plan.devices.tasks) > 1 and not between_processes else ""),
         "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
                  f"{graph.flops / 1e9:.2f} GFLOP a step",
-        "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, seed {options.seed}, "
-                    f"{options.warmup} warm-up + {options.steps} steps",
+        "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, {options.dtype}, "
+                    f"seed {options.seed}, {options.warmup} warm-up + {options.steps} steps",
         "data": data.describe(),
         "arms": ", ".join(arm.name for arm in arms),
         "output": os.path.abspath(options.output_dir),

@@ -6,7 +6,7 @@ import pytest
 
 from pase_mtf.launch.judging import judge
 from pase_mtf.launch.judging.losses import (
-    FIRST_TF32,
+    FIRST_NARROW,
     GROSS,
     STRICT_STEPS,
     Update,
@@ -32,7 +32,7 @@ def test_names_the_first_step_and_arm():
 
 def test_strict_while_rounding_can_be_bounded_and_silent_afterwards():
     assert relative_tolerance(0) == 1e-5
-    assert relative_tolerance(1, FIRST_TF32) == 2e-2
+    assert relative_tolerance(1, FIRST_NARROW) == 2e-2
     assert relative_tolerance(STRICT_STEPS) < 1e-3
     assert relative_tolerance(STRICT_STEPS + 1) == relative_tolerance(10**6) == GROSS
     right = [1.0] * 31

@@ -1,0 +1,79 @@
+"""Activations in bfloat16: what is kept stays float32, and training is that of float32 up to eight bits."""
+
+import dataclasses
+import itertools
+import json
+
+import harness
+import micro_models
+import numpy as np
+import pytest
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.export.exporter import export_graph
+
+_PRODUCTS = ("matmul", "convolution")
+
+
+@pytest.fixture
+def config(tmp_path):
+    def load(name, dtype):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(micro_models.SIZES[name]))
+        return models.load_config(name, str(path), dtype=dtype)
+    return load
+
+
+def _trained(name, config, rule, batches, optimizer="sgd"):
+    with tf.Graph().as_default():
+        program = harness.model_program(name, config, optimizer)
+        return harness.train(program, rule(program), batches)
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_what_is_kept_is_float32_and_what_is_computed_with_is_not(name, config):
+    exported = {}
+    for dtype in ("bfloat16", "float32", "float64"):
+        with tf.Graph().as_default():
+            program = harness.model_program(name, config(name, dtype), "adam")
+            exported[dtype] = export_graph(program.graph)
+            if dtype == "bfloat16":
+                assert {variable.master_dtype for variable in program.graph.all_variables} == {tf.float32}
+                assert {variable.slice_dtype for variable in program.graph.all_variables} == {tf.float32}
+                assert {variable.activation_dtype for variable in program.graph.trainable_variables} == {tf.bfloat16}
+                assert program.loss.dtype == tf.float32
+    narrow, wide = exported["bfloat16"], exported["float32"]
+    # A wrong strategy is settled in float64, layer by layer.
+    assert [layer.name for layer in narrow.layers] == [layer.name for layer in exported["float64"].layers]
+    assert narrow.parameters == wide.parameters
+    products = [operation for layer in narrow.layers for operation in layer.operations if operation.kind in _PRODUCTS]
+    assert {operation.outputs[0].itemsize for operation in products if operation.outputs} == {2}
+
+
+@pytest.mark.parametrize("name", harness.some_slow(["transformer", "resnet101"], [
+    name for name in models.names() if name not in ("transformer", "resnet101")]))
+def test_strategies_train_as_one_device_and_as_float32(name, config):
+    narrow, wide = config(name, "bfloat16"), config(name, "float32")
+    batches = list(itertools.islice(harness.model_batches(name, wide), 3))
+    one, other = (_trained(name, narrow, rule, batches).losses for rule in (
+        harness.stock(), harness.under_strategy("random1")))
+    exact = _trained(name, wide, harness.stock(), batches).losses
+    assert not np.array_equal(one, exact)
+    np.testing.assert_allclose(other, one, rtol=1e-2)
+    np.testing.assert_allclose(one, exact, rtol=2e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer", "alexnet"])
+def test_learns_as_float32_does(name, config):
+    """Two hundred steps over eight batches that are learnt by heart."""
+    few = list(itertools.islice(harness.model_batches(name, config(name, "float32")), 8))
+    losses = {}
+    for dtype in ("bfloat16", "float32"):
+        quick = dataclasses.replace(config(name, dtype), learning_rate=0.001)
+        batches = itertools.islice(itertools.cycle(few), 200)
+        losses[dtype] = _trained(name, quick, harness.stock(), batches, "adam").losses
+    course = {dtype: values.reshape(-1, 20).mean(1) for dtype, values in losses.items()}
+    assert course["float32"][-1] < 0.5 * losses["float32"][0]
+    np.testing.assert_allclose(course["bfloat16"], course["float32"], atol=0.03 * losses["float32"][0])
