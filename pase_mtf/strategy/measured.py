@@ -99,9 +99,11 @@ class MeasuredPrices:
         # After the search: what it has not seen it estimates by what it has, and these may be far from the best.
         by_hand = self._by_hand()
         self._measure(by_hand, end)
-        # The first run on a machine has to measure, and goes on to prove; later ones want the answer at once.
+        # The first run on a machine has to measure, and goes on to prove, for no longer than it took to find something;
+        # later ones want the answer at once.
+        now = time.perf_counter()
         if complete and (prove or self._unknown > _FIRST_TIME):
-            solution, complete = self._converge(end, memory_limit)
+            solution, complete = self._converge(end if prove else min(end, now + (now - begin)), memory_limit)
         else:
             solution, complete = self._tighten(min(end, time.perf_counter() + _SEARCH_SECONDS), memory_limit), False
         bound = solution.lower_bound
@@ -230,6 +232,10 @@ class MeasuredPrices:
         while True:
             solution = self._solve(self._priced(bounds=True), memory_limit, end)
             configurations = self._configurations(solution)
+            left = max(0.0, end - time.perf_counter())
+            self._progress(f"proof: no step takes less than {1e3 * solution.lower_bound:.1f} ms, "
+                           f"{len(self._meter.times)} kernels are known" + (
+                               f", at most {left:.0f} s are left" if math.isfinite(left) else ""))
             new = self._known.look(configurations)
             kernels = list(self._known.kernels(configurations))
             missing = self._meter.missing(kernels)

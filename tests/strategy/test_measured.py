@@ -130,6 +130,30 @@ def test_without_a_proof_a_strategy_of_measured_kernels(graph, everything):
     assert found.seconds <= min(seconds.values()) * (1 + found.search["gap"]) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("prove", "expected"), [(False, 0), (True, 1)])
+def test_to_prove_takes_no_longer_than_to_find(graph, monkeypatch, prove, expected):
+    """However many seconds there are, unless a proof is what was asked for; and it says how far it is."""
+    told, now, looks = [], [0.0], []
+    monkeypatch.setattr("pase_mtf.strategy.measured.time.perf_counter", lambda: now[0])
+    meter = _Meter()
+    measure = meter.measure
+
+    def slow(kernels, *given, **more):
+        now[0] += 1.0 if not looks else 1e3  # a proof takes a thousand times as long
+        return measure(kernels, *given, **more)
+
+    def tell(text):
+        told.append(text)
+        if text.startswith("proof: "):
+            looks.append(now[0])
+    meter.measure = slow
+    found = MeasuredPrices(graph, _Source(graph), meter, tell).find(seconds=1e9, prove=prove)
+    assert found.search["optimal"] is bool(expected)
+    assert looks[0] > 0.0
+    assert all(begun <= 2 * looks[0] for begun in looks[:-1]) is not prove
+    assert "proof: no step takes less than " in "".join(told)
+
+
 def test_what_was_not_measured_counts_for_more_than_its_estimate(graph, everything):
     """Of many strategies that one seems cheapest of which most is estimated too low."""
     offered = [enumerate_configurations(layer, _DEVICES) for layer in graph.layers]
