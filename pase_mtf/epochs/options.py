@@ -112,9 +112,12 @@ def _project(flags: argparse.ArgumentParser) -> None:
                        "and reached)")
     flags.add_argument("--steps", help="CSV (columns workers,ways,seconds) or JSON of step times; default: predicted "
                        "for --model on --machine")
+    flags.add_argument("--run", action="append", default=[], help="output folder of a run of the launcher, whose step "
+                       "time was measured; one for every mix (may be repeated)")
     flags.add_argument("--model", help="whose steps are predicted")
     flags.add_argument("--preset", default="big", help="its sizes (default: %(default)s)")
-    flags.add_argument("--machine", default="h100", help="whose numbers count (default: %(default)s)")
+    flags.add_argument("--machine", default="h100", help="whose numbers count: a name, a file, or local (default: "
+                       "%(default)s)")
     flags.add_argument("--worker_batch", type=whole, help="examples of a worker per step; default: the preset's batch, "
                        "or what the JSON says")
     flags.add_argument("--devices", type=numbers, default="1,2,4,8,16,32,64", help="numbers of devices, such as "

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
+from pase_mtf.calibration.load import load_machine
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.options import new_file
 from pase_mtf.epochs.projection import Projection, project_training
@@ -22,7 +23,6 @@ from pase_mtf.errors import UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.interrupts import Interrupts
-from pase_mtf.machine.machine import Machine
 from pase_mtf.models.presets import load_config
 
 __all__ = ["graph_exporter", "picture_of", "run"]
@@ -82,14 +82,24 @@ def picture_of(projection: Projection, path: str) -> bytes:
 
 
 def _steps(flags: argparse.Namespace) -> StepTimes:
-    if flags.steps is not None:
-        for name, given in (("model", flags.model), ("save_steps", flags.save_steps)):
-            if given is not None:
-                raise UsageError(f"--{name} and --steps: step times are predicted or given, not both; leave one out")
+    sources = [name for name in ("steps", "run", "model") if getattr(flags, name)]
+    if not sources:
+        raise UsageError("no step times; give a file of them with --steps, measured ones with --run, or predict them "
+                         "with --model")
+    if len(sources) > 1:
+        raise UsageError(f"--{sources[0]} and --{sources[1]}: step times come from one place; leave one out")
+    if flags.steps:
         return StepTimes.load(flags.steps, flags.worker_batch)
-    if flags.model is None:
-        raise UsageError("no step times; give a file of them with --steps, or predict them with --model")
-    machine = Machine.load(flags.machine)
+    if flags.run:
+        if flags.worker_batch is None:
+            raise UsageError("--run: say how many examples a worker takes; add --worker_batch")
+        from pase_mtf.epochs.runs import steps_of_runs  # loads numba
+        return steps_of_runs(flags.run, flags.worker_batch)
+    return _predicted(flags)
+
+
+def _predicted(flags: argparse.Namespace) -> StepTimes:
+    machine = load_machine(flags.machine, max(flags.devices))
     config = load_config(flags.model, flags.preset)
     from pase_mtf.epochs.predict import predict_steps  # loads numba
     mixes = [(number // ways, ways) for number in flags.devices for ways in {1, *flags.ways} if number % ways == 0]

@@ -34,6 +34,8 @@ def curve(tmp_path):
     (["project", "--curve={curve}", "--model=alexnet", "--machine=h1000"], "h1000"),
     (["project", "--curve={curve}", "--model=alexnot"], "alexnot"),
     (["project", "--curve={curve}", "--model=alexnet", "--steps={curve}"], "leave one out"),
+    (["project", "--curve={curve}", "--run=nowhere"], "--worker_batch"),
+    (["project", "--curve={curve}", "--run=nowhere", "--worker_batch=8"], "nowhere"),
     (["project", "--curve={curve}", "--plot=x.gif"], "gif"),
     (["project", "--curve={curve}", "--json=no/x.json"], "no folder"),
     (["project", "--curve={curve}", "--json={curve}"], "exists"),

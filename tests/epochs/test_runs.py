@@ -1,0 +1,52 @@
+"""Step times of the launcher's own runs."""
+
+import json
+import re
+
+import pytest
+
+from pase_mtf.epochs.runs import steps_of_runs
+from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.launch.summary import summary_json
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Makes the folder of a run whose arms took so many ms."""
+    def make(name, batch, devices, **arms):
+        rows = {arm: {**dict.fromkeys((
+            "predicted_ms", "measured_ms_spread", "examples_per_second", "speedup_over_data_parallel",
+            "speedup_over_stock", "predicted_bytes", "measured_bytes", "final_loss", "measured_ms_quartiles",
+            "same_as")), "measured_ms": ms, "measured_steps": 9} for arm, ms in arms.items()}
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "summary.json").write_text(summary_json({
+            "status": "done", "model": "alexnet", "preset": "tiny", "batch": batch, "mesh": str(devices),
+            "devices": devices, "first_step": 0, "arms": rows, "left_out": {}, "disagreement": None, "note": None,
+            "search": None, "nodes": {}, "build_seconds": {}, "memory_method": "none", "facts": {}}))
+        return str(folder)
+    return make
+
+
+def test_every_run_is_a_mix(run):
+    steps = steps_of_runs([run("one", 8, 1, search=80.0), run("two", 16, 2, search=50.0, data_parallel=90.0),
+                           run("ways", 8, 2, search=60.0, data_parallel=70.0), run("both", 16, 4, search=64.0)], 8)
+    assert steps.seconds == {(1, 1): 0.08, (2, 1): 0.09, (1, 2): 0.06, (2, 2): 0.064}
+    assert steps.worker_batch == 8
+
+
+def test_runs_that_tell_no_step(run, tmp_path):
+    for folder, message in ((run("odd", 12, 2, search=1.0), "batch of 12 on 2 devices"),
+                            (run("small", 4, 2, search=1.0), "batch of 4 on 2 devices"),
+                            (run("apart", 16, 3, search=1.0), "batch of 16 on 3 devices"),
+                            (run("unmeasured", 8, 2, search=None), "arm 'search' was not measured"),
+                            (run("without", 16, 2, search=1.0), "arm 'data_parallel' was not measured")):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            steps_of_runs([folder], 8)
+    with pytest.raises(UsageError, match="measured by another run"):
+        steps_of_runs([run("a", 8, 1, search=1.0), run("b", 8, 1, search=1.0)], 8)
+    with pytest.raises(FormatError, match=r"summary\.json"):
+        steps_of_runs([str(tmp_path)], 8)
+    (tmp_path / "summary.json").write_text(json.dumps({}))
+    with pytest.raises(FormatError):
+        steps_of_runs([str(tmp_path)], 8)
