@@ -90,7 +90,10 @@ def test_machines(files, tmp_path, where, value):
     (("configurations", 0), [["batch", 10 ** 30]]), (("configurations", 0), [[["batch"], 8]]),
     (("configurations",), {}),
     (("layer_names", 0), 5), (("layer_parts", 0), 5), (("search",), 5), (("search", "optimal"), "yes"),
-    (("search", "gap"), None), (("surprise",), 1), (("graph_hash",), 5)])
+    (("search", "gap"), None), (("surprise",), 1), (("graph_hash",), 5), (("search", "trial"), []),
+    (("search", "trial"), {"milliseconds": {}, "steps": 5, "taken": []}),
+    (("search", "trial"), {"milliseconds": {"search": [10 ** 400, 1.0]}, "steps": 5, "taken": "search"}),
+    (("search", "trial"), {"milliseconds": {"search": [1.0, 1.0]}, "steps": 5, "taken": "expert"})])
 def test_strategies(files, tmp_path, where, value):
     refused(tmp_path, "strategy", changed(files["strategy"], where, value))
 

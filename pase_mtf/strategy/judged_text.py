@@ -29,9 +29,9 @@ def is_trial(found: Any) -> bool:
     """Whether what stands in a file as the "trial" of a search is one."""
     if not (isinstance(found, dict) and set(found) == set(Trial.__annotations__)):
         return False
-    times = found["milliseconds"]
-    return (isinstance(times, dict) and found["taken"] in times and type(found["steps"]) is int
-            and all(isinstance(entry, list) and len(entry) == 2 and all(type(value) in (int, float) for value in entry)
+    times, taken = found["milliseconds"], found["taken"]
+    return (isinstance(times, dict) and isinstance(taken, str) and taken in times and type(found["steps"]) is int
+            and all(isinstance(entry, list) and len(entry) == 2 and all(type(value) is float for value in entry)
                     for entry in times.values()))
 
 
