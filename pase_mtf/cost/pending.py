@@ -19,6 +19,12 @@ from pase_mtf.graph.partition import Partition, scattered
 
 __all__ = ["pending_seconds"]
 
+# Shardings that are looked at in one call.
+_AT_ONCE = 32
+
+_Cuts = tuple[tuple[int, int], ...]
+"""Shards and stride of every dim."""
+
 
 def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int], itemsize: int,
                     reshardings: Reshardings) -> np.ndarray:
@@ -37,11 +43,16 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
       part, that of the move.
     """
     rank, nbytes = len(shape), float(math.prod(shape) * itemsize)
-    whole = DistinctShardings(source.devices, source.shards[:, :rank], source.strides[:, :rank], source.index)
-    seconds = reshardings.seconds(whole, target, shape, itemsize)
+    # Many differ in nothing but the dims whose split leaves the parts.
+    own = np.column_stack((source.devices, source.shards[:, :rank], source.strides[:, :rank]))
+    _, first, like = np.unique(own, axis=0, return_index=True, return_inverse=True)
+    like = like.reshape(-1)
+    whole = DistinctShardings(source.devices[first], source.shards[first, :rank], source.strides[first, :rank],
+                              like[source.index].astype(np.int32))
+    seconds = reshardings.seconds(whole, target, shape, itemsize)[like]
     parts = source.shards[:, rank:].prod(axis=1)
     seconds += _allreduced(source, rank, nbytes, reshardings)[:, None]
-    blocks, wanted = whole.shards.prod(axis=1), target.shards.prod(axis=1)
+    blocks, wanted = source.shards[:, :rank].prod(axis=1), target.shards.prod(axis=1)
     pieces = {column: piece.cuts for column, (devices, cuts) in enumerate(zip(
         target.devices.tolist(), _cuts(target), strict=True))
         if (piece := scattered(Partition(tuple(range(devices)), cuts), tuple(shape))) is not None}
@@ -50,8 +61,7 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     columns = np.flatnonzero(here.any(axis=0))
     if len(columns):
         held = [pieces[column] for column in columns.tolist()]
-        gathered = np.array([_gathered(reshardings, int(target.devices[column]), cuts, wanted_cuts, nbytes)
-                             for column, cuts, wanted_cuts in zip(columns, held, _cuts(target, columns), strict=True)])
+        gathered = _gathered(reshardings, target.devices[columns], held, _cuts(target, columns), nbytes)
         for count in np.unique(parts[here.any(axis=1)]).tolist():
             rows = np.flatnonzero((parts == count) & here.any(axis=1))
             needed = _sharded(target.devices[columns], held, source.shards.shape[1])
@@ -70,25 +80,28 @@ def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings
                              reshardings.machine)
 
 
-def _gathered(reshardings: Reshardings, devices: int, pieces: tuple[tuple[int, int], ...],
-              wanted: tuple[tuple[int, int], ...], nbytes: float) -> float:
-    """Seconds in which those that need a block give each other their pieces of it."""
-    if pieces == wanted:
-        return 0.0
-    number = np.array([devices])
-    found = reshardings.critical_path_seconds(_sharded(number, [pieces], len(pieces)),
-                                              _sharded(number, [wanted], len(wanted)), nbytes)
-    return float(found[0, 0])
+def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Cuts], wanted: list[_Cuts], nbytes: float
+              ) -> np.ndarray:
+    """Seconds in which those that need a block give each other their pieces of it, for each of some shardings."""
+    seconds = np.zeros(len(devices))
+    for begin in range(0, len(devices), _AT_ONCE):  # each beside some others, of which nobody asks
+        some = slice(begin, begin + _AT_ONCE)
+        width = len(wanted[begin])
+        seconds[some] = reshardings.critical_path_seconds(
+            _sharded(devices[some], pieces[some], width), _sharded(devices[some], wanted[some], width),
+            nbytes).diagonal()
+    seconds[[held == needed for held, needed in zip(pieces, wanted, strict=True)]] = 0.0
+    return seconds
 
 
 def _cuts(shardings: DistinctShardings, rows: Sequence[int] | np.ndarray | None = None,
-          ) -> list[tuple[tuple[int, int], ...]]:
+          ) -> list[_Cuts]:
     """(shards, stride) per dim of shardings: of all, or of some."""
     rows = range(len(shardings.devices)) if rows is None else rows
     return [tuple(zip(shardings.shards[row].tolist(), shardings.strides[row].tolist(), strict=True)) for row in rows]
 
 
-def _sharded(devices: np.ndarray, cuts: Sequence[tuple[tuple[int, int], ...]], width: int) -> Sharded:
+def _sharded(devices: np.ndarray, cuts: Sequence[_Cuts], width: int) -> Sharded:
     """Shardings of tensors of so many dims, of which those that have no cuts are whole."""
     both = np.ones((2, len(cuts), width), np.int64)
     for row, entries in enumerate(cuts):
