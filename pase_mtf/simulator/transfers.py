@@ -15,7 +15,8 @@ __all__ = ["Transfers", "link_level", "transfers"]
 
 
 class Transfers(NamedTuple):
-    """What devices send to each other: int64 [N] each, one entry per pair of devices, by receiver.
+    """What devices send to each other: int64 [N] each, one entry per pair of devices; first every device's to the next
+    one, then to the one after that, and so on: where all send to all, nobody has to wait for another's port.
 
     Attributes:
       sender, receiver: devices; the same where nothing has to be sent.
@@ -59,6 +60,8 @@ def transfers(source: Partition, target: Partition, shape: Sequence[int], links:
                 if sender != receiver:
                     entry[0] += elements
                     entry[1] += 1
+    devices = max((*source.devices, *target.devices)) + 1
+    in_turn = sorted(found.items(), key=lambda pair: ((pair[0][0] - pair[0][1]) % devices, pair[0]))
     rows = [(sender, receiver, link_level(links, sender, receiver), elements, messages)
-            for (receiver, sender), (elements, messages) in sorted(found.items())]
+            for (receiver, sender), (elements, messages) in in_turn]
     return Transfers(*np.array(rows, np.int64).reshape(-1, 5).T)

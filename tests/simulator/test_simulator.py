@@ -199,6 +199,17 @@ def test_senders_share_their_link():
     assert all(one.end == pytest.approx(other.begin) for one, other in itertools.pairwise(sent))
 
 
+def test_where_all_send_to_all_nobody_waits_for_a_port():
+    """From rows to columns on four devices of one level: every device sends and receives all the time."""
+    graph = perceptron(widths=(64, 64, 64), training=False)
+    split = [Configuration((("batch", 4),)), Configuration((("width1", 4),))]
+    priced = build_network(graph, TWO_LEVELS, 4, [[one] for one in split])
+    sent = [one for one in Simulator(priced).timeline([0, 0]).slices if one.kind == "transfer"]
+    assert len(sent) == 4 * 3
+    assert max(one.end for one in sent) - min(one.begin for one in sent) == pytest.approx(
+        3 * max(one.end - one.begin for one in sent))
+
+
 def test_a_timeline_can_be_opened(tmp_path, graphs):
     strategy = find_strategy(graphs[1], 4, TWO_LEVELS)
     timeline = strategy.timeline()
