@@ -103,16 +103,18 @@ def planned(plan_of: Callable[[mtf.Graph], Mapping[mtf.Operation, MeshSpec]], de
     return lambda program: PlanLowering(program.graph, plan_of(program.graph), device_names(devices), **options)
 
 
-def under_strategy(choose: str | Callable[[ComputationGraph], Any], devices: int = DEVICES) -> LoweringRule:
+def under_strategy(choose: str | Callable[[ComputationGraph], Any], devices: int = DEVICES, *,
+                   sharded_updates: bool = False) -> LoweringRule:
     """Export, a strategy, our lowering: the whole way that a user goes.
 
     Args:
       choose: "random" and a number, or a method of `find_strategy`; or a function of the exported graph to a Strategy
         or to a configuration per layer.
       devices: p.
+      sharded_updates: of `export_graph`.
     """
     def rule(program: Any) -> mtf.Lowering:
-        exported = export_graph(program.graph)
+        exported = export_graph(program.graph, sharded_updates=sharded_updates)
         chosen = choose(exported) if callable(choose) else find(choose, exported, devices)
         if not isinstance(chosen, Strategy):
             chosen = evaluate_strategy(exported, chosen, devices, MACHINE)

@@ -48,7 +48,7 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
     for variable in layer.variables:
         nbytes = local(variable.operand)
         result[_WEIGHTS if variable.trainable else _SLOTS] += nbytes
-        if variable.trainable and "update" in phases:
+        if variable.trainable and ("update" in phases or variable.updated_by):
             gradient, count = _gradient_of(variable, layer)
             result[_GRADIENTS] += count * local(gradient)
     for operation in layer.operations:

@@ -104,7 +104,7 @@ def nameless(layer: Layer) -> Hashable:
     """Equal for layers that differ at most in their names, those of their operations and variables, and the moments in
     which they hold what is computed again: whatever they cost, or hold in memory all the time, is the same."""
     return (tuple(layer.dims.items()), layer.splittable, tuple(sorted(layer.aliases.items())),
-            tuple((variable.operand, variable.trainable) for variable in layer.variables),
+            tuple((variable.operand, variable.trainable, bool(variable.updated_by)) for variable in layer.variables),
             tuple(map(_content, layer.operations)))
 
 

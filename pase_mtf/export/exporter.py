@@ -19,12 +19,12 @@ from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operat
 from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.nodes import Nodes
 
-__all__ = ["export_graph"]
+__all__ = ["export_as", "export_graph"]
 
 
 @checked_arguments
 def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] | None = None,
-                 alike: Alike | None = None) -> ComputationGraph:
+                 alike: Alike | None = None, sharded_updates: bool = False) -> ComputationGraph:
     """Exports a Mesh-TensorFlow graph: its layers with their dims, operations and variables, and the edges.
 
     Every operation of the graph lands in exactly one layer, forward, gradient and optimizer operations alike. The
@@ -36,6 +36,8 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] 
       name: for people: tables and plots show it.
       meta: anything JSON can hold that should travel with the graph (batch, preset, ...).
       alike: numbers of operations that are alike, for who needs them for something else as well.
+      sharded_updates: make what the optimizer does with the weights of a layer a layer beside it, with a configuration
+        of its own: then weights that are replicated can be updated in shards, and the optimizer's slots kept so.
 
     Returns:
       The computation graph. Where it rests on something that the Mesh-TensorFlow graph does not tell (how often a loop
@@ -45,9 +47,23 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] 
         flow = Flow(graph)
         facts = read_operations(graph, flow, alike)
         phases = phases_of(graph, facts)
-        exporter = _Exporter(graph, facts, phases, flow)
+        exporter = _Exporter(graph, facts, phases, flow, sharded_updates)
         return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
                                 operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
+
+
+def export_as(graph: mtf.Graph, graph_hash: str) -> ComputationGraph:
+    """`export_graph`, with updates as layers or without: as that which has this hash; where neither has it, without.
+
+    Args:
+      graph: any mtf.Graph.
+      graph_hash: of what was exported of it.
+    """
+    found = export_graph(graph)
+    if found.hash != graph_hash:
+        beside = export_graph(graph, sharded_updates=True)
+        found = beside if beside.hash == graph_hash else found
+    return found
 
 
 def _assumed(facts: Sequence[OperationFacts]) -> dict[str, list[str]]:
@@ -73,13 +89,17 @@ _NEVER_AGAIN = Recomputed(0)
 
 class _Exporter:
 
-    def __init__(self, graph: mtf.Graph, facts: list[OperationFacts], phases: list[str], flow: Flow) -> None:
-        groups = group_operations(graph, facts, phases)
+    def __init__(self, graph: mtf.Graph, facts: list[OperationFacts], phases: list[str], flow: Flow,
+                 sharded_updates: bool) -> None:
+        groups = group_operations(graph, facts, phases, sharded_updates=sharded_updates)
         self._facts, self._phases, self._groups, self._flow = facts, phases, groups, flow
         self._group_of = {id(facts[index].operation): number
                           for number, group in enumerate(groups) for index in group.members}
         self._recomputed = recomputed(graph, facts, phases, lambda operation: self._group_of[id(operation)])
         self._index_of = {id(fact.operation): fact.index for fact in facts}
+        # Weights whose new values a layer beside their own computes -> that layer.
+        self._updated_in = {id(facts[index].operation): number for number, group in enumerate(groups)
+                            for index in group.updates}
         self._dims = [group.dims() for group in groups]
         self._splittable = [
             tuple(dim for dim, size in dims.items() if dim in group.legal and size > 1)
@@ -136,42 +156,56 @@ class _Exporter:
 
     def layers(self) -> tuple[Layer, ...]:
         """A Layer per group, with unique names."""
-        used: set[str] = set()
+        names = self._layer_names()
         result = []
         accumulated = self._accumulated()
         assignments: dict[int, set[int]] = {}
         for index, owner in self._assigned:
             assignments.setdefault(owner, set()).add(index)
         for number, group in enumerate(self._groups):
-            base = self._facts[group.anchor].name
-            name, suffix = base, 1
-            while name in used:
-                name, suffix = f"{base}_{suffix}", suffix + 1
-            used.add(name)
             splittable = self._splittable[number]
             members = sorted({*assignments.get(number, ()), *group.members})
             operations = [self._operation(number, self._facts[index]) for index in members]
             operations = sorted([*operations, *accumulated.get(number, ())], key=lambda operation: operation.index)
             result.append(Layer(
-                name=name, kind=group.kind, dims=self._dims[number], splittable=splittable,
+                name=names[number], kind=group.kind, dims=self._dims[number], splittable=splittable,
                 operations=tuple(operations),
-                variables=tuple(self._variable(number, self._facts[index].operation) for index in group.members
+                variables=tuple(self._variable(number, self._facts[index].operation, names) for index in group.members
                                 if self._facts[index].rule.is_variable),
                 aliases={other: dim for other, dim in group.aliases.items() if dim in splittable}))
         return tuple(result)
 
+    def _layer_names(self) -> list[str]:
+        """Unique names: of the operations that found the layers, or of the layers whose weights they update."""
+        used: dict[str, None] = {}
+        for group in self._groups:
+            base = self._facts[group.anchor].name
+            if group.updates:
+                owner = self._groups[self._group_of[id(self._facts[group.updates[0]].operation)]]
+                base = f"{self._facts[owner.anchor].name}/update"
+            name, suffix = base, 1
+            while name in used:
+                name, suffix = f"{base}_{suffix}", suffix + 1
+            used[name] = None
+        return list(used)
+
     def _assigned_values(self) -> dict[tuple[int, int], list[mtf.Tensor]]:
-        """(assignment, layer) -> its values for the layer's variables: a grouped Assign sets those of many layers."""
+        """(assignment, layer) -> the values that the layer has for variables: a grouped Assign sets those of many
+        layers."""
         found: dict[tuple[int, int], list[mtf.Tensor]] = {}
         for fact in self._facts:
             for variable, value in fact.assigns:
                 if id(variable) in self._group_of:
-                    found.setdefault((fact.index, self._group_of[id(variable)]), []).append(value)
+                    found.setdefault((fact.index, self._assigning(variable)), []).append(value)
         return found
+
+    def _assigning(self, variable: mtf.Variable) -> int:
+        """The layer that computes the new value of a variable."""
+        return self._updated_in.get(id(variable), self._group_of[id(variable)])
 
     def _operation(self, group: int, fact: OperationFacts) -> LayerOperation:
         runs = fact.index not in self._unused
-        if fact.assigns:  # of a grouped assignment, the values for this layer's variables
+        if fact.assigns:  # of a grouped assignment, the values that this layer has for variables
             content = self._read_content(group, fact, self._assigned.get((fact.index, group), []))
         else:
             key = self._naming[group], fact.like or fact
@@ -231,10 +265,11 @@ class _Exporter:
         name = self._groups[group].resolve(shift[0])
         return (name, shift[1]) if name in self._splittable[group] else ()
 
-    def _variable(self, group: int, variable: mtf.Variable) -> Variable:
+    def _variable(self, group: int, variable: mtf.Variable, names: Sequence[str]) -> Variable:
         # What a device keeps is of the slices' type; what the operation puts out, of the activations'.
         operand = dataclasses.replace(self._operand(group, variable.outputs[0]), itemsize=variable.slice_dtype.size)
-        return Variable(variable.name, operand, bool(variable.trainable))
+        updating = self._updated_in.get(id(variable))
+        return Variable(variable.name, operand, bool(variable.trainable), "" if updating is None else names[updating])
 
     def edges(self) -> tuple[Edge, ...]:
         """Every tensor of more than one element that crosses from one layer to another, once per way it is read."""
@@ -244,14 +279,10 @@ class _Exporter:
             source = self._group_of.get(id(self._flow.home(tensor).operation))
             if source is None or source == group or tensor.size <= 1:
                 return
-            names = self._operand(group, tensor).dims
-            key = (id(tensor), group, names)
+            key = (id(tensor), group, self._operand(group, tensor).dims)
             if key not in found:
-                found[key] = Edge(
-                    source=source, target=group, tensor=tensor.name, phase=phase,
-                    shape=tuple(tensor.shape.to_integer_list), itemsize=tensor.dtype.size,
-                    source_dims=self._operand(source, tensor).dims, target_dims=names, trips=trips,
-                    pending=self._sums.due[tensor] if tensor in self._handed_on else ())
+                found[key] = self._edge(source, group, tensor, phase, trips,
+                                        pending=self._sums.due[tensor] if tensor in self._handed_on else ())
 
         for fact in self._facts:
             if fact.index in self._unused:
@@ -266,17 +297,40 @@ class _Exporter:
                 group, phase = self._group_of[id(maker)], self._phases[self._index_of[id(maker)]]
                 add(variable.start, group, phase, loop.trips)
                 add(variable.next, group, phase, self._trips_in(loop))
-        return tuple(found.values())
+        return (*found.values(), *self._edges_of_updates())
+
+    def _edge(self, source: int, target: int, tensor: mtf.Tensor, phase: str, trips: int, **others: Any) -> Edge:
+        return Edge(**{
+            "source": source, "target": target, "tensor": tensor.name, "phase": phase, "trips": trips,
+            "shape": tuple(tensor.shape.to_integer_list), "itemsize": tensor.dtype.size,
+            "source_dims": self._operand(source, tensor).dims, "target_dims": self._operand(target, tensor).dims,
+            **others})
+
+    def _edges_of_updates(self) -> list[Edge]:
+        """Weights to the layers that compute their new values, where these are sums with the old ones; and back."""
+        found = []
+        for fact in self._facts:
+            for variable, _ in fact.assigns:
+                updating = self._updated_in.get(id(variable))
+                if updating is None:
+                    continue
+                owner = self._group_of[id(variable)]
+                old, new = (self._edge(*ends, variable.outputs[0], self._phases[fact.index], fact.trips,
+                                       itemsize=variable.slice_dtype.size)
+                            for ends in ((owner, updating), (updating, owner)))
+                found += [old] if fact.flops else []
+                found.append(dataclasses.replace(new, tensor=f"{variable.name} updated"))
+        return found
 
     def _reads(self, fact: OperationFacts) -> list[tuple[int, mtf.Tensor]]:
-        """(layer that reads it, tensor): the layer is the operation's, of an assignment its variable's.
+        """(layer that reads it, tensor): the layer is the operation's, of an assignment that which makes the new value.
 
         What a loop hands on is read by nobody before it is used.
         """
         if fact.operation in self._flow.parts:
             return []
         if fact.assigns:
-            return [(self._group_of[id(variable)], value) for variable, value in fact.assigns
+            return [(self._assigning(variable), value) for variable, value in fact.assigns
                     if id(variable) in self._group_of]
         group = self._group_of[id(fact.operation)]
         return [(group, tensor) for tensor in fact.reads]

@@ -9,6 +9,7 @@ from pase_mtf.compat import mtf
 from pase_mtf.export.groups import Group, Groups, corresponding_dims
 from pase_mtf.export.layer_marks import layer_mark
 from pase_mtf.export.phases import BACKWARD, FORWARD, forward_name
+from pase_mtf.export.update_layers import open_update_layers
 from pase_mtf.operations.facts import OperationFacts
 
 __all__ = ["group_operations"]
@@ -224,22 +225,26 @@ def _mark_of(fact: OperationFacts) -> object | None:
                 None)
 
 
-def group_operations(graph: mtf.Graph, facts: Sequence[OperationFacts], phases: Sequence[str]) -> list[Group]:
+def group_operations(graph: mtf.Graph, facts: Sequence[OperationFacts], phases: Sequence[str], *,
+                     sharded_updates: bool = False) -> list[Group]:
     """Groups the operations of a Mesh-TF graph into layers.
 
     Einsums, convolutions, poolings, reductions (with the softmax or normalisation built on them) and gathers open
     layers, those in a loop too (the loop itself holds no more than what counts its iterations); pointwise operations,
     broadcasts and renames join the layer they follow when its iteration space covers theirs. Operations that read the
     same variable belong to one layer, and so do those that the model itself holds together (`one_layer`). Gradients
-    follow their forward operation, the optimizer follows the variable.
+    follow their forward operation, the optimizer follows the variable, or is a layer beside the variable's.
 
     Args:
       graph: any mtf.Graph.
       facts: of its operations.
       phases: of its operations.
+      sharded_updates: open layers of their own for updates (`update_layers`).
     """
     grouping = _Grouping(graph, facts, phases)
     grouping.forward()
     grouping.backward()
+    if sharded_updates:
+        open_update_layers(facts, phases, grouping.groups)
     grouping.update()
     return grouping.groups.result()

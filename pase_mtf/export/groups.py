@@ -23,6 +23,7 @@ class Group:
       sizes: dim name -> every size it appears with, in the order of the iteration space.
       legal: the dims that every forward operation so far can split.
       aliases: as in `graph.Layer`.
+      updates: of a layer that computes the new values of another layer's weights, the indices of these variables.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class Group:
     sizes: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     legal: set[str] = dataclasses.field(default_factory=set)
     aliases: dict[str, str] = dataclasses.field(default_factory=dict)
+    updates: tuple[int, ...] = ()
 
     def resolve(self, name: str) -> str:
         """The layer's own name for a dim."""
@@ -118,9 +120,9 @@ class Groups:
         """The groups of those operations that are in one, in their order."""
         return [self.owner(index) for index in indices if self.has(index)]
 
-    def open(self, index: int) -> int:
-        """A new, empty group that this operation anchors."""
-        self._groups.append(Group(self._facts[index].layer, index))
+    def open(self, index: int, kind: str = "") -> int:
+        """A new, empty group that this operation anchors, of the kind that it opens unless another is given."""
+        self._groups.append(Group(kind or self._facts[index].layer, index))
         self._parent.append(len(self._groups) - 1)
         return len(self._groups) - 1
 

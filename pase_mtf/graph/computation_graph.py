@@ -133,11 +133,20 @@ class LayerOperation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable a layer owns: a weight, or an optimizer slot (not trainable)."""
+    """A variable a layer owns: a weight, or an optimizer slot (not trainable).
+
+    Attributes:
+      name: of the variable.
+      operand: as the layer sees it.
+      trainable: whether it is a weight.
+      updated_by: the name of the layer that computes its new value, where that is another than its own. Files leave
+        it out where it is empty.
+    """
 
     name: str
     operand: Operand
     trainable: bool
+    updated_by: str = dataclasses.field(default="", metadata={"optional": True})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ class Layer:
     Attributes:
       name: unique in the graph; the name of the operation that founds the layer.
       kind: "matmul", "convolution", "pool", "normalize" (reductions and what follows them: softmax, layer norm),
-        "gather", "pointwise", "loop", "other".
+        "gather", "pointwise", "loop", "update" (what computes the new values of another layer's weights), "other".
       dims: dim name -> size, in the order of the iteration space, outermost first. Where one name appears with several
         sizes, the gcd of the sizes.
       splittable: the dims that may be split: every operation of the layer supports it.
@@ -301,7 +310,10 @@ def _problem(graph: ComputationGraph) -> str:
             return f"layer {shortened(layer.name)} has dims {shortened(layer.dims)}"
         if not set(layer.splittable) <= set(layer.dims) or not set(layer.aliases.values()) <= set(layer.dims):
             return f"layer {shortened(layer.name)} splits dims that it does not have"
-        operands.update(dict.fromkeys(variable.operand for variable in layer.variables))
+        for variable in layer.variables:
+            operands[variable.operand] = None
+            if variable.updated_by and variable.updated_by not in names:
+                return f"variable {shortened(variable.name)} is updated by layer {shortened(variable.updated_by)}"
         for operation in layer.operations:
             operands.update(dict.fromkeys((*operation.inputs, *operation.outputs)))
             problem = _problem_of_operation(operation)
@@ -454,6 +466,7 @@ def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
 def _layer(data: dict[str, Any], known: dict[Any, Any]) -> Layer:
     operations = tuple(_operation(entry, known) for entry in data["operations"])
     variables = tuple(
-        Variable(entry["name"], _operand(entry["operand"], known), entry["trainable"]) for entry in data["variables"])
+        Variable(entry["name"], _operand(entry["operand"], known), entry["trainable"], entry.get("updated_by", ""))
+        for entry in data["variables"])
     return Layer(data["name"], data["kind"], dict(data["dims"]), tuple(data["splittable"]), operations, variables,
                  dict(data["aliases"]))

@@ -43,6 +43,7 @@ class _VariableFields(TypedDict):
     name: str
     operand: _OperandFields
     trainable: bool
+    updated_by: NotRequired[str]
 
 
 class _LayerFields(TypedDict):

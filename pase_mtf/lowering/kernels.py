@@ -50,6 +50,11 @@ class GraphKernels:
           computation_graph: what `export_graph` made of it.
         """
         self._layers = computation_graph.layers
+        # The names of the variables whose new values a layer computes.
+        self._updated: dict[str, set[str]] = {layer.name: set() for layer in self._layers}
+        for layer in self._layers:
+            for variable in layer.variables:
+                self._updated[variable.updated_by or layer.name].add(variable.name)
         self._graph, self._operations = graph, all_operations(graph)
         self._keys: dict[int, tuple[Hashable, tuple[str, ...]]] = {}
         self._alike: dict[int, Hashable] = {}
@@ -90,8 +95,9 @@ class GraphKernels:
             for entry in layer.operations:
                 operation = self._operations[entry.index]
                 assigned = rule_of(operation).assigns(operation)
-                keys.append((entry.phase, entry.kind, entry.trips, operation.assign_fn if assigned else _without_names(
-                    lowering_key(operation), names)))
+                keys.append((entry.phase, entry.kind, entry.trips, (operation.assign_fn, tuple(
+                    (tuple(names.setdefault(name, len(names)) for name in value.dims), value.shape, value.itemsize)
+                    for value in entry.inputs)) if assigned else _without_names(lowering_key(operation), names)))
             own = tuple((tuple(names.setdefault(name, len(names)) for name in variable.operand.dims),
                          variable.operand.shape, variable.operand.itemsize) for variable in layer.variables)
             dims = tuple((names.setdefault(name, len(names)), size) for name, size in layer.dims.items())
@@ -129,8 +135,11 @@ class GraphKernels:
         return self._found[key]
 
     def _assignments(self, layer: Layer, operation: mtf.Operation, spec: MeshSpec) -> Mapping[Kernel, int]:
-        """Of an assignment, perhaps to the variables of many layers, those to a layer's own."""
-        own = {variable.name for variable in layer.variables}
+        """Of an assignment, perhaps to the variables of many layers, those whose new values a layer computes.
+
+        What it computes elsewhere than the variable lies is a sum of its own; as many bytes as a sum in place.
+        """
+        own = self._updated[layer.name]
         parts = {name: count for axis, count in spec.axes for name in axis}
         found: collections.Counter[Kernel] = collections.Counter()
         for variable, value in rule_of(operation).assigns(operation):

@@ -7,7 +7,7 @@ tensor that another made under another layout, the tensor is moved; nothing is r
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 from pase_mtf.arguments import checked_arguments
@@ -31,6 +31,10 @@ __all__ = ["PlanLowering", "legal_spec", "lower", "plan_from_configurations", "u
 
 _ops = mtf.ops
 _Mesh: TypeAlias = MeshSpec | placement_mesh_impl.PlacementMeshImpl
+
+# What is assigned, by what was there and what is given.
+_COMBINED: dict[Callable[..., tf.Operation], Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    _ops.assign_slice: lambda _, given: given, _ops.assign_add_slice: tf.add, _ops.assign_sub_slice: tf.subtract}
 
 
 def legal_spec(spec: MeshSpec, operation: mtf.Operation) -> MeshSpec:
@@ -99,7 +103,8 @@ class PlanLowering(mtf.Lowering):
     """
 
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
-                 step: tf.Tensor | None = None, shared_memory: bool | None = None, rank: Rank | None = None):
+                 step: tf.Tensor | None = None, shared_memory: bool | None = None, rank: Rank | None = None,
+                 updates: Mapping[mtf.Variable, _Mesh] | None = None):
         """Lowers the graph.
 
         Args:
@@ -115,6 +120,7 @@ class PlanLowering(mtf.Lowering):
           shared_memory: whether the devices share one memory: then blocks and sums that several of them need are made
             once. By default: whether they all are CPUs of one process.
           rank: lower for this process's devices alone; every other process lowers the same program for its own.
+          updates: for variables whose new value is to be computed in another layout than their own, that layout.
 
         Raises:
           UsageError: an operation without a plan, or a device that is not in the list.
@@ -129,6 +135,8 @@ class PlanLowering(mtf.Lowering):
         everywhere = self._impl(MeshSpec(((frozenset(), len(devices)),), tuple(range(len(devices)))))
         self.mesh_to_impl: dict[mtf.Mesh, DeviceMeshImpl] = collections.defaultdict(lambda: everywhere)
         self._assign_impls(plan)
+        self._updating.update({variable: self._impl(legal_spec(self._spec(mesh), variable))
+                               for variable, mesh in (updates or {}).items()})
         for operation in graph.operations:
             self.lower_operation(operation)
             kind = type(operation).__name__
@@ -152,6 +160,7 @@ class PlanLowering(mtf.Lowering):
         self._stored: dict[mtf.Tensor, LaidOut] = {}
         self._impls: dict[MeshSpec, DeviceMeshImpl] = {}
         self._impl_of: dict[mtf.Operation, DeviceMeshImpl] = {}
+        self._updating: dict[mtf.Variable, DeviceMeshImpl] = {}
         self._moved: dict[Hashable, tuple[object, list[tf.Tensor]]] = {}
         self._seeds: dict[Hashable, tf.Tensor] = {}
 
@@ -163,6 +172,9 @@ class PlanLowering(mtf.Lowering):
                                  "devices are given; give more devices or another plan")
             self._impls[spec] = DeviceMeshImpl(spec, self.emitter)
         return self._impls[spec]
+
+    def _spec(self, mesh: _Mesh) -> MeshSpec:
+        return mesh if isinstance(mesh, MeshSpec) else MeshSpec.of_mesh_impl(mesh, self.emitter.devices)
 
     def _assign_impls(self, plan: Mapping[mtf.Operation, _Mesh]) -> None:
         later: list[tuple[mtf.Operation, mtf.Operation]] = []
@@ -176,8 +188,7 @@ class PlanLowering(mtf.Lowering):
             if spec is None:
                 raise UsageError(f"the plan has no mesh for operation {operation.name!r}; plan every operation of "
                                  "the graph")
-            if not isinstance(spec, MeshSpec):
-                spec = MeshSpec.of_mesh_impl(spec, self.emitter.devices)
+            spec = self._spec(spec)
             self._impl_of[operation] = self._impl(legal_spec(spec, operation))
             for inside in rule_of(operation).body(operation):
                 assign(inside, spec)
@@ -273,6 +284,32 @@ class PlanLowering(mtf.Lowering):
         self._moved[here[0], id(stored), target] = stored, result
         return result
 
+    def new_value(self, variable: mtf.Variable, value: mtf.Tensor, assign_fn: Callable[..., tf.Operation],
+                  ) -> tuple[Callable[..., tf.Operation], Sequence[tf.Tensor]]:
+        """How the slices of a variable are assigned, and to what.
+
+        Where the new value is computed in a layout of its own, a sum with the old one is made there, and the new value
+        comes back as a whole.
+
+        Args:
+          variable: one that was lowered before.
+          value: what is assigned, or added, as `assign_fn` does it.
+          assign_fn: a function from (mtf.Variable, slice variable, tf.Tensor) to a tf.Operation.
+        """
+        own, shape = self.mesh_impl(variable), variable.shape.to_integer_list
+        there, combine = self._updating.get(variable, own), _COMBINED.get(assign_fn)
+        source, target = there.partition(variable.shape), own.partition(variable.shape)
+        if source == target or combine is None:
+            return assign_fn, self.read(value, own).to_laid_out_tensor().all_slices
+        given = self.read(value, there).to_laid_out_tensor()
+        with tf.name_scope(RESHARDING):
+            old = self.move(self.variables[variable].read(), target, source, shape)
+        new = self.emitter.per_device(
+            there.devices, lambda _, old, given: combine(old, tf.cast(given, variable.slice_dtype)),
+            [old, given.all_slices])
+        with tf.name_scope(RESHARDING):
+            return _ops.assign_slice, self.move(new, source, target, shape)
+
     def move(self, tensors: Sequence[tf.Tensor], source: Partition, target: Partition, shape: Sequence[int],
              ) -> list[tf.Tensor]:
         """Blocks of a tensor of this unsplit shape moved from one partition to another."""
@@ -320,6 +357,25 @@ class PlanLowering(mtf.Lowering):
 
     def autostack(self) -> None:
         """Does nothing: the graph is not rewritten."""
+
+
+def updates_from_configurations(graph: mtf.Graph, computation_graph: ComputationGraph,
+                                configurations: Sequence[Configuration]) -> dict[mtf.Variable, MeshSpec]:
+    """Variables whose new value another layer than their own computes, and the mesh of that layer's configuration.
+
+    Args:
+      graph, computation_graph, configurations: as of `plan_from_configurations`.
+    """
+    layers = {layer.name: (layer, configuration) for layer, configuration in zip(
+        computation_graph.layers, configurations, strict=True)}
+    updated_by = {variable.name: variable.updated_by for layer in computation_graph.layers
+                  for variable in layer.variables if variable.updated_by}
+    found = {}
+    for variable in graph.all_variables:
+        if variable.name in updated_by:
+            layer, configuration = layers[updated_by[variable.name]]
+            found[variable] = MeshSpec.of_configuration(configuration, layer.aliases)
+    return found
 
 
 def plan_from_configurations(graph: mtf.Graph, computation_graph: ComputationGraph,
@@ -398,7 +454,7 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
     """Lowers a graph under a strategy, in place of `mtf.Lowering(graph, {mesh: mesh_impl})`.
 
     Args:
-      graph: the graph the strategy was found for (built by the same program).
+      graph: the graph the strategy was found for (built by the same program), with updates as layers or without.
       strategy: its `configurations`, one per layer, and the `graph_hash` of its graph.
       devices: names of the devices, at least as many as the strategy uses.
       step, rank: see PlanLowering.
@@ -407,10 +463,11 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
       MismatchError: the strategy was made for another graph.
       InfeasibleError: a configuration that a layer does not support.
     """
-    from pase_mtf.export.exporter import export_graph
-    exported = export_graph(graph)
+    from pase_mtf.export.exporter import export_as
+    exported = export_as(graph, strategy.graph_hash)
     if exported.hash != strategy.graph_hash:
         raise MismatchError(f"the strategy was found for graph {strategy.graph_hash}, this one is {exported.hash}; "
                             "search again for this model, its sizes and its optimizer")
     plan = plan_from_configurations(graph, exported, strategy.configurations, len(devices))
-    return PlanLowering(graph, plan, devices, step, rank=rank)
+    updates = updates_from_configurations(graph, exported, strategy.configurations)
+    return PlanLowering(graph, plan, devices, step, rank=rank, updates=updates)

@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
@@ -68,6 +68,10 @@ class Lowering(Protocol):
 
     def read(self, tensor: mtf.Tensor, impl: Any) -> LaidOut:
         """A tensor in the layout of a mesh implementation."""
+
+    def new_value(self, variable: mtf.Variable, value: mtf.Tensor, assign_fn: Callable[..., tf.Operation],
+                  ) -> tuple[Callable[..., tf.Operation], Sequence[tf.Tensor]]:
+        """How the slices of a variable are assigned, and to what."""
 
     def read_partition(self, tensor: mtf.Tensor, target: Partition) -> list[tf.Tensor]:
         """A tensor moved to a partition: the block at every position."""

@@ -57,8 +57,8 @@ def _lower_assign(op: mtf.ops.Assign, lowering: Lowering) -> None:
     """Every pair in the layout of its variable: there the slices are."""
     updates = []
     for variable, value in _assign_pairs(op):
-        laid_out = lowering.read(value, lowering.mesh_impl(variable)).to_laid_out_tensor()
-        updates += lowering.variables[variable].updates(op.assign_fn, laid_out.all_slices, lowering.idle_scopes)
+        assign_fn, slices = lowering.new_value(variable, value, op.assign_fn)
+        updates += lowering.variables[variable].updates(assign_fn, slices, lowering.idle_scopes)
     lowering.operations[op] = lowering.emitter.group(updates)
 
 

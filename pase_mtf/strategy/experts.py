@@ -14,9 +14,9 @@ from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["BY_HAND", "batch_dim", "configurations_of_layout", "data_parallel", "expert", "expert_devices"]
+__all__ = ["BY_HAND", "batch_dim", "configurations_of_layout", "data_parallel", "expert", "expert_devices", "zero"]
 
-BY_HAND = ("data_parallel", "expert")
+BY_HAND = ("data_parallel", "expert", "zero")
 """The strategies that are written down, not searched for."""
 
 # rows x columns of the Mesh-TensorFlow transformer's mesh, for the numbers of devices that the paper lists.
@@ -34,7 +34,10 @@ def batch_dim(graph: ComputationGraph) -> str:
       InfeasibleError: no layer has a dim that can be split.
     """
     counts: dict[str, int] = {}
-    for layer in graph.layers:
+    updating = _updating(graph)
+    for number, layer in enumerate(graph.layers):
+        if number in updating:
+            continue
         if "batch" in layer.splittable:
             return "batch"
         for name in layer.splittable[:1]:
@@ -52,7 +55,8 @@ def configurations_of_layout(graph: ComputationGraph, mesh: Sequence[tuple[str, 
       graph: the computation graph.
       mesh: (axis name, size), outermost first.
       rules: dim name -> axis name. Dims of a layer that cannot be split by its axis (not splittable, not divisible,
-        axis taken by an earlier dim of the layer) stay whole: the layer is replicated over that axis.
+        axis taken by an earlier dim of the layer) stay whole: the layer is replicated over that axis. A layer that
+        updates the weights of another is split as that one.
 
     Returns:
       A configuration per layer.
@@ -68,6 +72,49 @@ def configurations_of_layout(graph: ComputationGraph, mesh: Sequence[tuple[str, 
                        if rules.get(name) == axis and layer.dims[name] % size == 0 and name not in taken]
             axes.append((fitting[0] if fitting else "", size))
         result.append(Configuration(tuple(axes)))
+    return _updated_in_place(graph, result)
+
+
+def _updating(graph: ComputationGraph) -> dict[int, int]:
+    """Layers that compute the new values of another layer's weights -> that other layer."""
+    number = {layer.name: index for index, layer in enumerate(graph.layers)}
+    return {number[variable.updated_by]: owner for owner, layer in enumerate(graph.layers)
+            for variable in layer.variables if variable.updated_by}
+
+
+def _updated_in_place(graph: ComputationGraph, configurations: Sequence[Configuration]) -> tuple[Configuration, ...]:
+    """The configurations, with those of layers that update weights such that every device updates what it holds."""
+    result = list(configurations)
+    for number, owner in _updating(graph).items():
+        layer, split = graph.layers[number], configurations[owner]
+        result[number] = Configuration(tuple(
+            (name if name in layer.splittable and layer.dims[name] % split.parts(name) == 0 else "", parts)
+            for name, parts in split.axes))
+    return tuple(result)
+
+
+def zero(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:
+    """Data parallelism in which every device updates a part of the weights, and keeps the optimizer's slots of that
+    part alone (ZeRO, stage 1; Rajbhandari et al. 2020).
+
+    Args:
+      graph: a computation graph with updates as layers.
+      devices: p.
+
+    Raises:
+      InfeasibleError: no layer's batch divides by the number of devices, or no layer of the graph is an update.
+    """
+    result, updating = list(data_parallel(graph, devices)), _updating(graph)
+    if not updating:
+        raise InfeasibleError(f"{graph.name}: no layer of this graph updates another's weights; export it with "
+                              "sharded_updates=True (--sharded_updates of the launcher)")
+    for number in updating:
+        layer, axes, left = graph.layers[number], list[tuple[str, int]](), devices
+        for name in sorted(layer.splittable, key=lambda name: -layer.dims[name]):
+            parts = math.gcd(layer.dims[name], left)
+            axes += [(name, parts)] if parts > 1 else []
+            left //= parts
+        result[number] = Configuration((*axes, ("", left)) if left > 1 else tuple(axes))
     return tuple(result)
 
 
@@ -110,8 +157,8 @@ def expert(graph: ComputationGraph, devices: int,
                          else _transformer_mesh(devices))
         return _transformer_layout(graph, rows, columns)
     if any(name in layer.splittable for layer in graph.layers for name in _RECURRENT):
-        return _pipelines(graph, devices)
-    return _one_weird_trick(graph, devices)
+        return _updated_in_place(graph, _pipelines(graph, devices))
+    return _updated_in_place(graph, _one_weird_trick(graph, devices))
 
 
 def expert_devices(graph: ComputationGraph, devices: int) -> int:

@@ -18,7 +18,7 @@ from pase_mtf.search import Solution, methods, solve
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
 from pase_mtf.strategy.choosing import simpler, solve_within
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
-from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert
+from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert, zero
 from pase_mtf.strategy.kernels_text import untraced_text
 from pase_mtf.strategy.simulated import shortest_simulated, walk_simulated, worth_simulating
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
@@ -31,7 +31,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
                   simulate: int | None = None, prices: str = "roofline", measure_seconds: float = 60.0,
-                  **options: Any) -> Strategy:
+                  sharded_updates: bool = False, **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
     Args:
@@ -40,10 +40,11 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
       machine: a Machine, the name of one, or the path of its file; by default the devices at hand, which are measured
         once (`pase_mtf.calibration.load`). Or the path of a file of kernel times that `python -m pase_mtf.calibration
         --save` wrote where they were measured: then the strategy is the best there, and nothing is measured here.
-      method: a search method ("exact" by default), "data_parallel" or "expert".
+      method: a search method ("exact" by default), "data_parallel", "expert", or "zero": data parallelism with sharded
+        updates.
       mesh: axes (name, size) for "expert" (default: what the paper's experts used).
       idle: let layers run on fewer than p devices while the rest idle.
-      start_from: "data_parallel" or "expert": where a search that improves a strategy ("mcmc") begins.
+      start_from: "data_parallel", "expert" or "zero": where a search that improves a strategy ("mcmc") begins.
       memory_limit: bytes that a device may hold (weights, optimizer slots, gradients, kept activations, communication
         buffers), for "exact".
       simple_within: take data parallelism where it is predicted slower than what a search found by no more than this
@@ -58,9 +59,12 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         devices have cores of their own and are no more than 64; 0: the cheapest is returned.
       prices: "roofline": by the rates of the machine; "measured": by the TensorFlow kernels that strategies run on the
         CPUs at hand, each timed once, when a strategy that may be the best runs it, and kept (docs/launcher.md). For an
-        mtf.Graph, and "exact", "mcmc", "data_parallel" or "expert". The strategy's search says how many "kernels" it
+        mtf.Graph, and "exact", "mcmc" or a method written by hand. The strategy's search says how many "kernels" it
         consists of, and of how many the times are measured; those of the others are estimated.
       measure_seconds: with measured prices, how long to look and to measure.
+      sharded_updates: of an mtf.Graph, make the updates of every layer's weights a layer beside it, which may be split
+        in another way: devices that hold the same weights then need not all update all of them, nor keep all of the
+        optimizer's slots. (Of a ComputationGraph `export_graph` decides that.)
       **options: passed to the search (time_limit, gap, progress, ...).
 
     Returns:
@@ -91,17 +95,20 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
         raise UsageError(f"measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
     if prices not in PRICES:
         raise UsageError(f"prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
+    if sharded_updates and isinstance(graph, ComputationGraph):
+        raise UsageError(f"sharded_updates=True: {shortened(graph.name)} is exported already; give its mtf.Graph, or "
+                         "export_graph(..., sharded_updates=True)")
     if prices == "measured" or is_kernel_file(machine):
         refused = {"simulate": simulate, "idle": idle, **options}
         refused.pop("seed", None)
         for name in (name for name, value in refused.items() if value):
             raise UsageError(f"{name} is for roofline prices; leave it out, or take those and a data sheet")
         return _by_measured_kernels(graph, devices, machine, method, mesh, start_from, memory_limit, simple_within,
-                                    measure_seconds, options.get("seed", 0))
+                                    measure_seconds, options.get("seed", 0), sharded_updates)
     if not isinstance(graph, ComputationGraph):
         # Exporting needs TensorFlow, which a search alone does not.
         from pase_mtf.export.exporter import export_graph
-        graph = export_graph(graph)
+        graph = export_graph(graph, sharded_updates=sharded_updates)
     machine = load_machine(machine, devices)
     if method in BY_HAND:
         return evaluate_strategy(graph, _by_hand(graph, devices, method, mesh), devices, machine, name=method)
@@ -141,7 +148,7 @@ def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simu
 
 def _by_measured_kernels(graph: Any, devices: int, machine: Any, method: str, mesh: Sequence[tuple[str, int]] | None,
                          start_from: str | None, memory_limit: float | None, simple_within: float, seconds: float,
-                         seed: int) -> Strategy:
+                         seed: int, sharded_updates: bool) -> Strategy:
     """`find_strategy` by what the kernels of a program take."""
     if isinstance(graph, ComputationGraph):
         raise UsageError(f"measured prices take the program itself, an mtf.Graph; the exported {shortened(graph.name)} "
@@ -151,7 +158,7 @@ def _by_measured_kernels(graph: Any, devices: int, machine: Any, method: str, me
     tell = Telling()
     kernels = kernel_times(machine, devices, tell=tell)  # what is wrong with a file is told before TensorFlow is loaded
     from pase_mtf.export.exporter import export_graph
-    exported = export_graph(graph)
+    exported = export_graph(graph, sharded_updates=sharded_updates)
     prices = prices_by_kernels(graph, exported, kernels, tell)
     if method in BY_HAND:
         found = prices.evaluate(_by_hand(exported, devices, method, mesh), method, seconds=seconds)
@@ -183,4 +190,6 @@ def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memor
 def _by_hand(graph: ComputationGraph, devices: int, name: str,
              mesh: Sequence[tuple[str, int]] | None) -> tuple[Configuration, ...]:
     """One of `BY_HAND`, a configuration per layer."""
-    return data_parallel(graph, devices) if name == "data_parallel" else expert(graph, devices, mesh)
+    if name == "expert":
+        return expert(graph, devices, mesh)
+    return zero(graph, devices) if name == "zero" else data_parallel(graph, devices)

@@ -56,15 +56,16 @@ def test_any_plan_trains_as_one_device_does(name):
     check()
 
 
-def _check_strategy(name, seed, devices):
+def _check_strategy(name, seed, devices, *, sharded_updates=False, optimizer="adam"):
     """The whole way: export, a configuration per layer, lower."""
     def choose(graph):
         rng = np.random.default_rng(seed)
         offered = [enumerate_configurations(layer, devices, idle=True) for layer in graph.layers]
         return [choice[rng.integers(len(choice))] for choice in offered]
 
-    got = train_net(name, "adam", tf.float64, harness.under_strategy(choose, devices))
-    want = one_device(name, "adam", tf.float64)
+    got = train_net(name, optimizer, tf.float64, harness.under_strategy(
+        choose, devices, sharded_updates=sharded_updates))
+    want = one_device(name, optimizer, tf.float64)
     _same([got.losses, *got.outputs], [want.losses, *want.outputs], 1e-9)
     harness.assert_same(got.variables, want.variables)
 
@@ -74,13 +75,19 @@ def test_random_strategies_train_as_one_device_does(name):
     _check_strategy(name, seed=0, devices=4)
 
 
+@pytest.mark.parametrize(("name", "optimizer"), list(zip(NETS, ["sgd", "adam"] * len(NETS), strict=False)))
+def test_random_strategies_with_updates_of_their_own_train_as_one_device_does(name, optimizer):
+    _check_strategy(name, seed=1, devices=4, sharded_updates=True, optimizer=optimizer)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_any_strategy_trains_as_one_device_does(name):
     @settings(max_examples=6)
-    @given(seed=st.integers(0, 10**6), devices=st.sampled_from([2, 4, 8]))
-    def check(seed, devices):
-        _check_strategy(name, seed, devices)
+    @given(seed=st.integers(0, 10**6), devices=st.sampled_from([2, 4, 8]), sharded_updates=st.booleans(),
+           optimizer=st.sampled_from(["sgd", "adam"]))
+    def check(seed, devices, sharded_updates, optimizer):
+        _check_strategy(name, seed, devices, sharded_updates=sharded_updates, optimizer=optimizer)
 
     check()
 
