@@ -13,13 +13,14 @@ __all__ = ["ARM_NAMES", "MAX_DEVICES", "STOCK", "ArmName", "MeshFlag", "fitting_
            "parse_mesh"]
 
 STOCK = "stock_data_parallel"
-ARM_NAMES = ("data_parallel", "expert", "search", STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
+_TRAINED = ("data_parallel", "zero", "expert", "search")
+ARM_NAMES = (*_TRAINED, STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
 
 _RANDOM = ("random", "changed")
 _MAX_RANDOM = 64
 _BASELINES = ("mcmc", "mcmc_expert", "auto_mtf")
 """Other people's searches: compared with, never trained on their own."""
-_BY_NAME = ("data_parallel", "expert", "search", *_BASELINES)
+_BY_NAME = (*_TRAINED, *_BASELINES)
 _ORDER = ("stock", *_BY_NAME, "file", *_RANDOM)
 
 # Far beyond what one process can drive; it keeps a slip of the finger from building a graph for a million devices.
@@ -90,8 +91,8 @@ class ArmName:
 
     Attributes:
       name: in tables and files.
-      method: "stock", "data_parallel", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random", "changed"
-        (the best strategy with some layers changed at random) or "file".
+      method: "stock", "data_parallel", "zero", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random",
+        "changed" (the best strategy with some layers changed at random) or "file".
       argument: number of the random strategy, path of the strategy file, or the devices of data parallelism or of an
         expert that leaves others idle.
     """
@@ -114,7 +115,8 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
     """
     main = _parse_arm(strategy, "--strategy")
     if len(main) != 1 or main[0].method in ("stock", *_RANDOM, *_BASELINES):
-        raise UsageError(f"--strategy={strategy}: choose one of search, data_parallel, expert, or a strategy file")
+        raise UsageError(f"--strategy={strategy}: choose one of {', '.join(reversed(_TRAINED))}, or a "
+                         "strategy file")
     arms = {arm.name: arm for arm in main}
     for item in filter(None, (part.strip() for part in compare.split(","))):
         if item == "none":
@@ -168,5 +170,5 @@ def _parse_arm(item: str, flag: str) -> list[ArmName]:
         return [ArmName(STOCK, "stock")]
     if item.endswith(".json") or os.sep in item or os.path.isfile(item):
         return [ArmName(os.path.splitext(os.path.basename(item))[0] or item, "file", item)]
-    names = ARM_NAMES if flag == "--compare" else ARM_NAMES[:3]
+    names = ARM_NAMES if flag == "--compare" else _TRAINED
     raise UsageError(f"{flag}={item}: no such arm and no strategy file; {nearest(item, names)}")

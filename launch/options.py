@@ -78,6 +78,7 @@ class Options:
     trial: bool = True
     recalibrate: bool = False
     memory_limit: str = "device"
+    sharded_updates: bool = False
     optimizer: str | None = None
     learning_rate: float | None = None
     dtype: str | None = None
@@ -231,9 +232,10 @@ class Options:
                 raise UsageError(f"--{name}={getattr(self, name)}: the run in {self.resume} was trained with "
                                  f"{earlier.get(name)}; leave the flag out to continue it, or start anew")
         inherited = (*_TRAINING, "mesh", "devices", "machine", "measure_seconds", "memory_limit",
-                     "strategy", "compare", "steps", "warmup", "log_every",
+                     "sharded_updates", "strategy", "compare", "steps", "warmup", "log_every",
                      "checkpoint_every")
         earlier.setdefault("memory_limit", "device")
+        earlier.setdefault("sharded_updates", False)
         earlier.setdefault("measure_seconds", 60)
         earlier.setdefault("dtype", None)
         earlier.setdefault("checkpoint_every", None)  # which runs of earlier versions did not have
@@ -362,9 +364,10 @@ def _flag_values() -> flags.FlagValues:
     number("warmup", "Training steps before those, not timed; the first of them is traced for its memory.")
     text("data", "Files to train on: an IDX image file or folder, a folder of images with labels, a text file, or "
          "source.txt,target.txt; default: synthetic data.")
-    text("strategy", "search, data_parallel, expert, or a strategy file: what is trained, kept and resumed.")
+    text("strategy", "search, data_parallel, expert, zero, or a strategy file: what is trained, kept and resumed.")
     text("compare", "The arms to measure beside it, separated by commas: data_parallel (through stock mtf.Lowering and "
-         "through ours), expert, search, stock_data_parallel, mcmc and mcmc_expert (FlexFlow's search from data "
+         "through ours), expert, search, zero (with --sharded_updates: data parallelism in which every device updates "
+         "a part of the weights), stock_data_parallel, mcmc and mcmc_expert (FlexFlow's search from data "
          "parallelism and from the expert strategy), auto_mtf (Mesh-TF's own layout optimiser), random:N, "
          "changed:N (the searched strategy with some layers as in a random one), strategy files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
@@ -377,6 +380,8 @@ def _flag_values() -> flags.FlagValues:
     switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")
     text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
          "or none.")
+    switch("sharded_updates", "Make the update of every layer's weights a layer of its own: devices that hold the same "
+           "weights may update a part each, and keep the optimizer's slots of that part alone.")
     text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")
     flags.DEFINE_float("learning_rate", None, "Default: the preset's, or for another optimizer " + ", ".join(
         f"{rate if rate else 'its own schedule'} ({name})" for name, rate in OPTIMIZERS.items()) + ".",

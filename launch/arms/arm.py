@@ -14,7 +14,7 @@ import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
-from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms.copies import Sketch, differ, sketch, sketches_differ
@@ -400,7 +400,7 @@ def build_arm(plan: Plan, recipe: Recipe, board: Board | None = None, graph: Com
         return lower(program.graph, recipe, devices, step=program.global_step.read_value(), rank=_rank(plan.devices))
 
     def works(program: Program, lowering: mtf.Lowering) -> Mapping[str, Work]:
-        return works_of(graph or export_graph(program.graph), program.graph, lowering)
+        return works_of(graph or export_as(program.graph, recipe.graph_hash), program.graph, lowering)
 
     if board:
         board.tell(do="build", recipe=dataclasses.asdict(recipe))

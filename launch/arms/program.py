@@ -14,7 +14,7 @@ from typing import Any
 from pase_mtf import models
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import MismatchError
-from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.console import Stage
@@ -134,8 +134,12 @@ def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
     with Stage("export"), tf.Graph().as_default(), variables_by_name():
         program = program_of(plan).graph
         graph = export_graph(program, name=f"{options.model}-{options.preset}",
-                             meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset})
-    if plan.checkpoint and plan.checkpoint.graph_hash != graph.hash:
+                             meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset},
+                             sharded_updates=options.sharded_updates)
+        # A checkpoint holds whole variables, whatever layer updates them.
+        resumed = plan.checkpoint.graph_hash if plan.checkpoint else graph.hash
+        known = resumed == graph.hash or export_as(program, resumed).hash == resumed
+    if plan.checkpoint and not known:
         raise MismatchError(f"--resume={options.resume}: the checkpoint is of graph {plan.checkpoint.graph_hash}, this "
                             f"program is {graph.hash}; resume with the version of pase_mtf that wrote it")
     return graph, program

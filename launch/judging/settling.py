@@ -84,7 +84,7 @@ def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str],
     exported: list[ComputationGraph] = []
 
     def on_one_device(program: Program) -> mtf.Lowering:
-        exported.append(export_graph(program.graph))
+        exported.append(export_graph(program.graph, sharded_updates=plan.options.sharded_updates))
         return PlanLowering(program.graph, uniform_plan(program.graph, "one:1", "", alone.names), alone.names,
                             program.global_step.read_value())
 

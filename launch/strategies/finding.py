@@ -19,7 +19,7 @@ from pase_mtf.launch.flag_values import ArmName, MeshFlag
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.experts import configurations_of_layout, data_parallel, expert, expert_devices
+from pase_mtf.strategy.experts import configurations_of_layout, data_parallel, expert, expert_devices, zero
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.simulated import is_simulated
@@ -164,6 +164,8 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
                         memory_limit=None if math.isinf(limit) else limit)
         case "data_parallel":
             return given(data_parallel(graph, int(arm.argument or mesh.devices)))
+        case "zero":
+            return given(zero(graph, mesh.devices))
         case "expert" if arm.argument:
             return given(expert(graph, int(arm.argument)))
         case "expert":

@@ -1,0 +1,35 @@
+"""Runs in which updates are layers of their own: their losses, what they continue, and what is told of mistakes."""
+
+import json
+
+import pytest
+
+
+def _summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_run_with_sharded_updates_is_resumed_on_more_devices(launch):
+    """Adam's slots lie in other shards then: checkpoints hold them whole."""
+    code, folder, _, err = launch("--sharded_updates", "--strategy=zero", "--compare=search", "--optimizer=adam",
+                                    "--steps=2")
+    assert code == 0, err
+    graph = json.loads((folder / "graph.json").read_text())
+    assert any(layer["kind"] == "update" for layer in graph["layers"])
+    code, again, _, err = launch(f"--resume={folder}", "--compare=none", "--mesh=4", "--steps=1", output="again")
+    assert code == 0, err
+    assert json.loads((again / "config.json").read_text())["options"]["sharded_updates"]
+
+
+def test_a_run_without_them_goes_on_with_them(launch, finished):
+    code, _, _, err = launch(f"--resume={finished}", "--sharded_updates", "--strategy=zero", "--compare=none",
+                               "--steps=1")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize("flag", ["--strategy=zero", "--compare=zero"])
+def test_the_arm_needs_the_flag(launch, flag):
+    code, folder, _, err = launch(flag)
+    assert code == 2
+    assert "--sharded_updates" in err.splitlines()[-1]
+    assert not folder.exists()
