@@ -201,7 +201,7 @@ class Minimiser:
           active: bool [configurations of the root].
           others: the bound of all other parts.
         """
-        top, part = active is None, None
+        top, part, room = active is None, None, self._room * (1 - _WAITING)
         try:
             part = self._part(bound, active)
             passes = 1  # the first pass finds the scale of costs
@@ -221,9 +221,9 @@ class Minimiser:
                     return _NOTHING_LEFT
                 plan = part.elimination(domains, anew=int(domains.sum()) < before)
                 part.notice_progress(self.cost)
-                affordable = part.affordable(plan, domains, self._room * (1 - _WAITING), self._budget.seconds)
+                affordable = part.affordable(plan, domains, room, self._budget.seconds)
                 if part.worth_reducing(domains, affordable):
-                    affordable &= part.reduce(self._budget, self._room * (1 - _WAITING))
+                    affordable &= part.reduce(self._budget, room)
                 if affordable:
                     self._eliminate(part.p, plan)
                     return _NOTHING_LEFT
@@ -232,7 +232,10 @@ class Minimiser:
                 if part.stalled >= 2:
                     if part.steps is EXACTLY:
                         return _Outcome(part.bound, halves=self._halves(part, plan))
-                    part.steps, part.stalled = EXACTLY, 0
+                    # Exact passes look at all configurations, and potentials of what was pruned were left behind.
+                    if int(domains.sum()) == len(part.p.unary) or not part.reduce(self._budget, room):
+                        part.steps = EXACTLY
+                    part.stalled = 0
                 passes = max(1, min(4, int(5e7 / max(part.work, 1))))
         except InfeasibleError:
             if top and self.best is None and self.cost == np.inf:

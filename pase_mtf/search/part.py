@@ -111,12 +111,14 @@ class Part:
 
     def reduce(self, budget: Budget, room: float) -> bool:
         """Goes on with the active configurations alone if they and what there is now fit so many bytes."""
-        self.steps = EXACTLY  # may be large: let go of it before the next is made
+        counted, self.steps = self.steps is not EXACTLY, EXACTLY  # let go of what is large before the next is made
         active = self.state.flags(self.p)
         try:
             p, messages, *_ = reduce(self.p, active, self.state.potentials,
                                      budget=Budget(budget.deadline, room - self.taken))
         except MemoryError:
+            if counted:
+                self.steps = _counted(self.p, room - self.taken)
             return False
         self.state = PassState.start(p, messages, self.state.costs(self.p)[active], self.state.bounds)
         self.p, self.taken = p, p.bytes

@@ -288,3 +288,19 @@ def test_a_network_counts_once_against_the_memory():
         assert whole.reduce(Budget(), packed.bytes) == fits
         assert len(whole.p.unary) == (4 if fits else 120)
         assert whole.taken == (whole.p.bytes if fits else packed.bytes)
+
+
+def test_what_does_not_fit_is_searched_as_it_was(monkeypatch):
+    """Exact passes over all of a large network are dear, and look at what has been pruned as well."""
+    monkeypatch.setattr(part, "_LARGE", 0)
+    monkeypatch.setattr(part, "_REREAD", 0)
+    costs, every = np.random.default_rng(0).random((60, 60)), np.arange(60)
+    packed = pack(CostNetwork([costs[0], costs[1]], [NetworkEdge(0, 1, costs, every, every)]).normalized())
+    most = np.ones(120, bool)
+    most[[0, 60]] = False
+    whole = part.Part.of(packed, Potentials.none(packed), -np.inf, 2 * packed.bytes, packed.bytes)
+    whole.state = whole.state._replace(active=most, active_at=packed.first[:-1].copy())
+    assert len(whole.steps.counts) == len(packed.values)
+    assert not whole.reduce(Budget(), packed.bytes + 2 * len(packed.values))
+    assert len(whole.steps.counts) == len(packed.values)
+    assert whole.p is packed
