@@ -59,15 +59,15 @@ def load(path: pathlib.Path) -> dict[str, Any]:
       FormatError: the file is something else.
     """
     return read_json(path, FORMAT, VERSION) if path.exists() else {
-        "format": FORMAT, "version": VERSION, "facts": facts(), "data": {}, "steps": []}
+        "format": FORMAT, "version": VERSION, "facts": facts(), "steps": []}
 
 
-def _measure(output: pathlib.Path, results: dict[str, Any]) -> int:
+def _measure(output: pathlib.Path) -> int:
     """Measures the curves, each run once; returns the exit code."""
     work = pathlib.Path("build") / "epochs"  # relative: the path stands in the file
     work.mkdir(parents=True, exist_ok=True)
     for model, flags in _MEASURED.items():
-        given, results["data"][model] = prepare_data(model, str(work))
+        given, _ = prepare_data(model, str(work))
         code = epochs_command([
             "measure", f"--model={model}", f"--preset=benchmarks/epochs_{model}.json", *given, *flags,
             "--rate_batch=16", "--cap=40", f"--batches={_BATCHES}", f"--seeds={_SEEDS}",
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = output / "epochs.json"
     try:
         results = load(path)
-        if "measure" in sections and (code := _measure(output, results)):
+        if "measure" in sections and (code := _measure(output)):
             return code
         if "project" in sections:
             _project(results, flags.models.split(","))

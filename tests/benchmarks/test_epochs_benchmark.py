@@ -17,7 +17,7 @@ def results():
     """As of a benchmark whose workers cost each other nothing, and whose epochs double with every batch."""
     seconds = [[workers, ways, 0.1 / (1.0 if ways == 1 else 0.75 * ways)] for workers, ways in epochs_document.MIXES]
     runs = [[batch, seed, 2.0 * batch / 16 + 0.5 * seed, 1] for batch in (16, 32, 64) for seed in (0, 1, 2)]
-    return {"facts": {"machine": "Chip", "versions": "Python", "commit": "abc"}, "data": {},
+    return {"facts": {"machine": "Chip", "versions": "Python", "commit": "abc"},
             "curves": {name: {"settings": _SETTINGS, "runs": runs} for name in epochs_document.CURVES},
             "steps": [{"model": "gnmt", "machine": "h100", "worker_batch": 8, "fits": True, "seconds": seconds}]}
 
