@@ -55,8 +55,8 @@ def train_case(case: dict[str, Any], devices: list[str], rank: int | None = None
 
     Args:
       case: "name" of a net or a model, "steps", "plan" (the seed of a random plan) or "strategy" (a kind that
-        `harness.find` knows); perhaps "preset", "optimizer", "alone" (whether the loss is fetched by itself, too), and
-        "differs" (added to the seed for every rank).
+        `harness.find` knows); perhaps "preset", "optimizer", "sharded_updates" (of a strategy's graph), "alone"
+        (whether the loss is fetched by itself, too), and "differs" (added to the seed for every rank).
       devices: names of all.
       rank: of this process; None: one process makes all nodes.
       target, config: of the session.
@@ -71,7 +71,8 @@ def train_case(case: dict[str, Any], devices: list[str], rank: int | None = None
             lowering = PlanLowering(program.graph, nets.random_plan(program.graph, len(devices), seed), devices,
                                     None if step is None else step.read_value(), **options)
         else:
-            strategy = harness.find(case["strategy"], export_graph(program.graph), len(devices))
+            exported = export_graph(program.graph, sharded_updates=case.get("sharded_updates", False))
+            strategy = harness.find(case["strategy"], exported, len(devices))
             lowering = lower(program.graph, strategy, devices, None if step is None else step.read_value(), **options)
         loss = lowering.export_to_tf_tensor(program.loss)
         outputs = [lowering.export_to_tf_tensor(tensor) for tensor in getattr(program, "outputs", [])]

@@ -40,7 +40,18 @@ def _same_as_one_process(cases, ranks, folder, *, each=1, tolerance=1e-6):
 def test_two_ranks_train_as_one_process_does_and_refuse_what_differs(tmp_path):
     """Loops, random numbers, functions of slices, layers on one of the two devices; then ranks that disagree."""
     _same_as_one_process([{"name": "odd_functions", "plan": 1, "steps": 2, "alone": True},
+                          *_sharded_updates("zero", "random1"),
                           {"name": "mlp", "plan": 0, "steps": 1, "differs": 1}], 2, tmp_path)
+
+
+def _sharded_updates(*strategies):
+    return [{"name": "mlp", "strategy": strategy, "sharded_updates": True, "optimizer": "adam", "steps": 2,
+             "alone": True} for strategy in strategies]
+
+
+@pytest.mark.slow
+def test_four_ranks_update_shards_as_one_process_does(tmp_path):
+    _same_as_one_process(_sharded_updates("zero", "exact", *(f"random{number}" for number in range(6))), 4, tmp_path)
 
 
 _PLANS = [{"name": name, "plan": plan, "steps": 2, "alone": plan == 1, "optimizer": ("sgd", "adam")[plan % 2]}
