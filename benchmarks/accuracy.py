@@ -110,7 +110,8 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
     return "\n".join([
         "# Predicted against measured step time", "",
         "Every model under data parallelism, the expert's, the searched and random strategies, and (“changed”) the",
-        "best with a tenth to nine tenths of its layers as in a random one. Error: of the predicted against the",
+        "best with a tenth to nine tenths of its layers as in a random one; the search takes what is predicted to be",
+        "the fastest, without trial steps (`--notrial`). Error: of the predicted against the",
         "measured time of a step; bias: the median of predicted ÷ measured, less one; best missed by: how much longer",
         "the step of the strategy that is predicted to be the fastest took than the fastest. At the speed of the run:",
         "the error of the predictions times how much longer reference kernels took while the steps ran (in brackets)",
