@@ -33,7 +33,7 @@ def run(options: Options, interrupts: Interrupts) -> int:
         print(resolve(options).config_json(), end="")
         return 0
     check_packages()
-    if options.cluster is None or options.search_only or Membership.of_environment() is not None:
+    if options.cluster is None or options.searches_alone or Membership.of_environment() is not None:
         return execute(resolve(options), interrupts)
     return _over_processes(options, interrupts)
 
@@ -82,8 +82,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     with contextlib.ExitStack() as stack, RunFiles(
             options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:
         files.write("config.json", plan.config_json())
-        # A search alone starts no processes.
-        joined = None if options.search_only else join(plan.devices)
+        joined = None if options.searches_alone else join(plan.devices)
         if joined:
             stack.callback(joined.close)
         # A machine that has to be measured is so before anything that would keep memory or cores busy.

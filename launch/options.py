@@ -113,6 +113,11 @@ class Options:
         return None if self.cluster is None else parse_cluster(self.cluster, self.task)
 
     @property
+    def searches_alone(self) -> bool:
+        """Whether one process is enough: nothing is trained, and no machine of several processes is to be measured."""
+        return self.search_only and not self.recalibrate
+
+    @property
     def in_place(self) -> bool:
         """Whether the run goes on in the folder of the one that it continues."""
         return bool(self.resume and self.output_dir

@@ -90,3 +90,14 @@ def test_a_search_alone_starts_no_process(launch, monkeypatch):
     assert "2 virtual CPU devices in 2 processes on" in out
     assert "measured in one process: what moves between processes takes longer than predicted" in out
     assert (folder / "strategy.json").exists()
+
+
+def test_a_search_alone_starts_processes_where_they_are_to_be_measured(launch, monkeypatch):
+    started = []
+    monkeypatch.setattr("pase_mtf.launch.cluster.launcher.launch",
+                        lambda plan, tasks, interrupts: started.append(plan) or 0)
+    code, *_ = launch("--machine=local", "--search_only", "--recalibrate", "--cluster=local:2", "--compare=none")
+    assert code == 0
+    plan, = started
+    assert plan.options.search_only
+    assert len(plan.devices.tasks) == 2
