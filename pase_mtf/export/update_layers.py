@@ -6,6 +6,7 @@ split), the optimizer's slots lie as the update is split, and the new weight is 
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 from pase_mtf.export.groups import Groups
@@ -23,7 +24,8 @@ def open_update_layers(facts: Sequence[OperationFacts], phases: Sequence[str], g
     the slots of the optimizer that take part in it.
 
     What leads to the weights of several layers (a learning rate, the norm of all gradients) stays outside; and so do
-    weights whose new value no operation of the optimizer computes.
+    weights whose new value no operation of the optimizer computes, or that several assignments change in one step: what
+    comes back from such a layer is the whole new value, which would undo the others.
 
     Args:
       facts: of the operations of a graph.
@@ -31,11 +33,13 @@ def open_update_layers(facts: Sequence[OperationFacts], phases: Sequence[str], g
       groups: those of the forward and the backward pass are placed.
     """
     number = {id(fact.operation): fact.index for fact in facts}
+    changes = collections.Counter(id(variable) for fact in facts for variable, _ in fact.assigns)
     updated: dict[int, list[int]] = {}  # group of a layer -> its weights that are updated
     for fact in facts:
         for variable, _ in fact.assigns:
             index = number.get(id(variable))
-            if index is not None and variable.trainable and variable.shape.size > 1 and groups.has(index):
+            if (index is not None and variable.trainable and variable.shape.size > 1 and groups.has(index)
+                    and changes[id(variable)] == 1):
                 updated.setdefault(groups.owner(index), []).append(index)
     owners = {index: owner for owner, indices in updated.items() for index in indices}
     members: dict[int, list[int]] = {}

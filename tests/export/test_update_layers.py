@@ -137,6 +137,28 @@ def test_what_leads_to_all_weights_is_in_no_update():
                for layer in graph.layers if layer.kind != "update" for entry in layer.operations)
 
 
+def test_weights_that_two_assignments_change_keep_both():
+    """A gradient's step and a decay in one step: neither undoes the other."""
+    def trained(sharded):
+        with tf.Graph().as_default():
+            net = nets.NETS["mlp"](nets.Builder(tf.float64))
+            variables = net.graph.trainable_variables
+            gradients = mtf.gradients([net.loss], [variable.outputs[0] for variable in variables])
+            decayed = variables[0]
+            net.updates = [*mtf.optimize.SgdOptimizer(0.05).apply_grads(gradients, variables),
+                           mtf.assign_sub(decayed, decayed.value * 0.5)]
+            graph = export_graph(net.graph, sharded_updates=sharded)
+            beside = {variable.name for layer in graph.layers for variable in layer.variables if variable.updated_by}
+            assert beside == ({variable.name for variable in variables[1:]} if sharded else set())
+            strategy = evaluate_strategy(graph, (zero if sharded else data_parallel)(graph, _DEVICES), _DEVICES,
+                                         harness.MACHINE)
+            return harness.train(net, lower(net.graph, strategy, harness.device_names(_DEVICES)), [{}, {}])
+
+    found, wanted = trained(True), trained(False)
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-9)
+    harness.assert_same(found.variables, wanted.variables)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_sharded_data_parallelism_trains_as_one_device_does(optimizer):
     kept = []
