@@ -13,11 +13,14 @@ import dataclasses
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pase_mtf.errors import DataError, UsageError, shortened
 
-__all__ = ["EpochCurve", "Epochs", "Run", "lines_of"]
+__all__ = ["MOST", "EpochCurve", "Epochs", "Run", "lines_of", "rows_of"]
+
+MOST = 2 ** 31 - 1
+"""Of a batch, and of a number of workers or devices."""
 
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -39,9 +42,9 @@ class Run:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or not (math.isfinite(self.epochs) and self.epochs > 0.0):
-            raise UsageError(f"batch={shortened(self.batch)}, epochs={shortened(self.epochs)}: give a batch of at "
-                             "least 1 and epochs above 0")
+        if not 1 <= self.batch <= MOST or not (math.isfinite(self.epochs) and self.epochs > 0.0):
+            raise UsageError(f"batch={shortened(self.batch)}, epochs={shortened(self.epochs)}: give a batch from "
+                             f"1 to {MOST} and epochs above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,10 +90,10 @@ class EpochCurve:
         """The same curve of a model whose batches are so many times as large (rounded to whole examples).
 
         Raises:
-          UsageError: a factor that is not above 0, or that makes two batches one.
+          UsageError: a factor that is not above 0 or far too large, or that makes two batches one.
         """
-        if not (math.isfinite(factor) and factor > 0.0):
-            raise UsageError(f"a factor of {shortened(factor)} for batches: give one above 0")
+        if not 0.0 < factor <= MOST:
+            raise UsageError(f"a factor of {shortened(factor)} for batches: give one above 0, up to {MOST}")
         runs = tuple(dataclasses.replace(run, batch=max(1, round(run.batch * factor))) for run in self.runs)
         found = EpochCurve(runs, self.name)
         if len(found.batches) < len(self.batches):
@@ -136,7 +139,7 @@ class EpochCurve:
           DataError: it cannot be read, or a row is none; names the line.
         """
         numbered = lines_of(path)
-        reader = csv.reader(line for _, line in numbered)
+        reader = rows_of(path, numbered)
         head = [name.strip() for name in next(reader, [])]
         for name in ("batch", "epochs"):
             if head.count(name) != 1:
@@ -152,8 +155,8 @@ class EpochCurve:
                 run = Run(int(values["batch"]), float(values["epochs"]), _truth(values.get("reached", "1")),
                           int(values.get("seed", number)))
             except (ValueError, KeyError, UsageError) as error:
-                raise DataError(f"{path}: line {number}: {shortened(','.join(row))} is no run; write a whole batch of "
-                                "at least 1, epochs above 0, and 0 or 1 for reached") from error
+                raise DataError(f"{path}: line {number}: {shortened(','.join(row))} is no run; write a whole batch "
+                                f"from 1 to {MOST}, epochs above 0, and 0 or 1 for reached") from error
             if runs.setdefault((run.batch, run.seed), run) is not run:
                 raise DataError(f"{path}: line {number}: batch {run.batch} with seed {run.seed} stands there twice; "
                                 "leave one out")
@@ -183,3 +186,19 @@ def lines_of(path: str | os.PathLike[str]) -> Sequence[tuple[int, str]]:
     if not found:
         raise DataError(f"{path}: empty; write a first line with the names of the columns, and values below it")
     return found
+
+
+def rows_of(path: str | os.PathLike[str], numbered: Sequence[tuple[int, str]]) -> Iterator[list[str]]:
+    """The values of every line.
+
+    Args:
+      path: of the file, for errors.
+      numbered: its lines (`lines_of`).
+
+    Raises:
+      DataError: the lines are none of a CSV (a value of more than 128 KiB).
+    """
+    try:
+        yield from csv.reader(line for _, line in numbered)
+    except csv.Error as error:
+        raise DataError(f"{path}: no CSV ({error}); give a CSV file") from error

@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from pase_mtf.errors import UsageError
+from pase_mtf.epochs.curve import MOST
+from pase_mtf.errors import UsageError, shortened
 
 __all__ = ["new_file", "numbers", "parser"]
 
@@ -29,8 +30,10 @@ def _positive(kind: Callable[[str], _T]) -> Callable[[str], _T]:
             value: Any = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value < math.inf:
             raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        if kind is int and value > MOST:
+            raise argparse.ArgumentTypeError(f"{shortened(text)} is above {MOST}")
         return value
     return read
 
@@ -47,9 +50,9 @@ def numbers(text: str) -> list[int]:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise argparse.ArgumentTypeError(f"{part!r} is no number and no range; write such as 1,2,4-8")
         low, high = int(first), int(last) if dash else int(first)
-        if not 1 <= low <= high or high - low >= _MOST_NUMBERS:
-            raise argparse.ArgumentTypeError(f"{part!r}: a range goes up from at least 1, over at most {_MOST_NUMBERS} "
-                                             "numbers")
+        if not 1 <= low <= high <= MOST or high - low >= _MOST_NUMBERS:
+            raise argparse.ArgumentTypeError(f"{shortened(part)}: a range goes up from at least 1 to at most {MOST}, "
+                                             f"over at most {_MOST_NUMBERS} numbers")
         found.update(range(low, high + 1))
     return sorted(found)
 

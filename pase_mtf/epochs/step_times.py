@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 
 from typing_extensions import TypedDict
 
-from pase_mtf.epochs.curve import lines_of
+from pase_mtf.epochs.curve import MOST, lines_of, rows_of
 from pase_mtf.errors import DataError, FormatError, UsageError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 
@@ -65,9 +64,9 @@ class StepTimes:
         if type(self.worker_batch) is not int or self.worker_batch < 1:
             raise UsageError(f"worker_batch={shortened(self.worker_batch)}: give examples of a worker, at least 1")
         for mix, seconds in self.seconds.items():
-            if not (len(mix) == 2 and min(mix) >= 1 and math.isfinite(seconds) and seconds > 0.0):
+            if not (len(mix) == 2 and 1 <= min(mix) <= max(mix) <= MOST and math.isfinite(seconds) and seconds > 0.0):
                 raise UsageError(f"a step of {shortened(seconds)} s for {shortened(mix)}: give seconds above 0 for "
-                                 "(workers, ways), both at least 1")
+                                 f"(workers, ways), both from 1 to {MOST}")
         if not self.seconds:
             raise UsageError("no step times; give at least those of one worker")
 
@@ -138,7 +137,7 @@ class StepTimes:
 def _rows(path: str | os.PathLike[str]) -> dict[tuple[int, int], float]:
     """Of a CSV."""
     numbered = lines_of(path)
-    reader = csv.reader(line for _, line in numbered)
+    reader = rows_of(path, numbered)
     head = [name.strip() for name in next(reader)]
     if sorted(head) != ["seconds", "ways", "workers"]:
         raise DataError(f"{path}: its first line is {shortened(','.join(head))}; write workers,ways,seconds")
@@ -147,11 +146,11 @@ def _rows(path: str | os.PathLike[str]) -> dict[tuple[int, int], float]:
         try:
             values = dict(zip(head, row, strict=True))
             mix, seconds = (int(values["workers"]), int(values["ways"])), float(values["seconds"])
-            if min(mix) < 1 or not (math.isfinite(seconds) and seconds > 0.0):
+            if not 1 <= min(mix) <= max(mix) <= MOST or not (math.isfinite(seconds) and seconds > 0.0):
                 raise ValueError(row)
         except ValueError as error:
-            raise DataError(f"{path}: line {number}: {shortened(','.join(row))} is no step; write workers and ways of "
-                            "at least 1 and seconds above 0") from error
+            raise DataError(f"{path}: line {number}: {shortened(','.join(row))} is no step; write workers and ways "
+                            f"from 1 to {MOST} and seconds above 0") from error
         if found.setdefault(mix, seconds) != seconds:
             raise DataError(f"{path}: line {number}: {mix[0]} workers with {mix[1]} devices each stand there twice; "
                             "leave one out")

@@ -64,7 +64,9 @@ def test_batches_of_a_larger_model():
     ("batch,epochs\n", "holds no runs"), ("batch,epochs\n32\n", "line 2 has 1 values"),
     ("batch,epochs\n32,4\nx,5\n", "line 3: 'x,5' is no run"), ("batch,epochs\n0,4\n", "line 2"),
     ("batch,epochs\n32,nan\n", "line 2"), ("batch,epochs\n32,-1\n", "line 2"), ("batch,epochs\n2.5,1\n", "line 2"),
-    ("batch,epochs,reached\n32,4,maybe\n", "line 2"), ("batch,epochs,seed\n32,4,0\n32,5,0\n", "line 3.*twice")])
+    (f"batch,epochs\n1{400 * '0'},4\n", "line 2"), (200_000 * "x", "field larger than"),
+    (f"batch,epochs\n32,{200_000 * '9'}\n", "field larger than"), ("batch,epochs,reached\n32,4,maybe\n", "line 2"),
+    ("batch,epochs,seed\n32,4,0\n32,5,0\n", "line 3.*twice")])
 def test_what_is_no_curve_is_told_with_its_line(tmp_path, text, message):
     with pytest.raises(DataError, match=message) as caught:
         EpochCurve.load(_file(tmp_path, text))

@@ -45,6 +45,7 @@ def test_files_give_back_what_was_written(tmp_path):
     ("", "empty"), ("workers,seconds\n1,2\n", "write workers,ways,seconds"), ("workers,ways,seconds\n", "no steps"),
     ("workers,ways,seconds\n1,1\n", "line 2"), ("workers,ways,seconds\n1,1,0\n", "line 2"),
     ("workers,ways,seconds\n1,1,inf\n", "line 2"), ("workers,ways,seconds\n0,1,1\n", "line 2"),
+    (f"workers,ways,seconds\n1,1{400 * '0'},1\n", "line 2"), (f"workers,ways,seconds\n1,1,{200_000 * '9'}\n", "larger"),
     ("workers,ways,seconds\n1,1,1\n1,1,2\n", "line 3.*twice")])
 def test_what_is_no_table(tmp_path, text, message):
     path = tmp_path / "steps.csv"
