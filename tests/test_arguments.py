@@ -1,7 +1,9 @@
 """Arguments of wrong types: every public function ends with one line that names the argument."""
 
 import contextlib
+import dataclasses
 import inspect
+import pathlib
 import re
 
 import numpy as np
@@ -10,9 +12,11 @@ from small_graphs import perceptron
 
 import pase_mtf
 from pase_mtf.arguments import checked_arguments
+from pase_mtf.calibration import load
 from pase_mtf.compat import mtf, tf
 from pase_mtf.epochs.curve import Run
 from pase_mtf.errors import UsageError
+from pase_mtf.machine.machine import Machine
 
 # Of these nothing is right anywhere but where `_RIGHT` says so.
 WRONG = (None, 3, -1, 2.5, float("nan"), True, "x", b"x", {}, (1, 2), object(), np.zeros(3), np.int64(4))
@@ -101,6 +105,19 @@ def test_wrong_types_end_in_one_line(calls, name):
                 call(**{**right, argument: value})
             assert "\n" not in str(caught.value)
             assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["find_layout", "find_strategy", "evaluate_strategy"])
+def test_the_machine_is_given_alike_everywhere(calls, monkeypatch, tmp_path, name):
+    """A Machine, a name, the path of a file as a string or a Path, or what is at hand, which is the default."""
+    call, right = calls[name]
+    here = dataclasses.replace(Machine.load("a100"), name="here")
+    monkeypatch.setattr(load, "_kept", lambda *_: here)
+    here.save(tmp_path / "here.json")
+    assert call(**{**right, "machine": "a100"}).machine_name == "a100"
+    for given in (here, str(tmp_path / "here.json"), tmp_path / "here.json", "local", pathlib.Path("local"), None):
+        assert call(**{**right, "machine": given}).machine_name == "here"
+    assert call(**{key: value for key, value in right.items() if key != "machine"}).machine_name == "here"
 
 
 def test_numbers_of_numpy_are_numbers(calls):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
+from typing import TypeAlias, TypeGuard
 
 from pase_mtf.calibration.cache import (
     cache_path,
@@ -22,7 +23,11 @@ from pase_mtf.machine.kernel_table import is_table
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.runtime import Devices
 
-__all__ = ["PRICES", "is_kernel_file", "load_machine"]
+__all__ = ["PRICES", "GivenMachine", "is_kernel_file", "is_local", "load_machine"]
+
+GivenMachine: TypeAlias = Machine | str | os.PathLike[str] | None
+"""What a caller may name as the machine: a Machine, the name of one, the path of its file, or "local" (None is the
+same), which is measured. Where programs are priced, also the path of a file of kernel times."""
 
 PRICES = ("roofline", "measured")
 """Where predicted times come from: the rates and links of a machine, or its kernels, each measured."""
@@ -31,12 +36,17 @@ _announced: set[str] = set()
 """What was said already: a search in a loop says it once."""
 
 
-def is_kernel_file(machine: object) -> bool:
+def is_local(machine: GivenMachine) -> bool:
+    """Whether what a caller names as the machine is the one at hand, which is measured."""
+    return machine is None or (isinstance(machine, (str, os.PathLike)) and os.fspath(machine) == LOCAL)
+
+
+def is_kernel_file(machine: GivenMachine) -> TypeGuard[str | os.PathLike[str]]:
     """Whether what a caller names as the machine is a file of kernel times, which is no Machine."""
-    return isinstance(machine, (str, os.PathLike)) and os.fspath(machine) != LOCAL and is_table(machine)
+    return isinstance(machine, (str, os.PathLike)) and not is_local(machine) and is_table(machine)
 
 
-def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devices: int = 8, kind: str = "cpu", *,
+def load_machine(machine: GivenMachine = LOCAL, devices: int = 8, kind: str = "cpu", *,
                  again: bool = False, progress: bool = True, over: Devices | None = None) -> Machine:
     """The machine whose numbers a search takes.
 
@@ -60,10 +70,10 @@ def load_machine(machine: Machine | str | os.PathLike[str] | None = LOCAL, devic
     """
     if isinstance(machine, Machine):
         return machine
-    if machine is not None and is_kernel_file(machine):
+    if is_kernel_file(machine):
         raise UsageError(f"{os.fspath(machine)}: holds kernel times, by which launcher, find_strategy and "
                          "find_layout price an mtf.Graph, and nothing else; take a machine")
-    if machine is not None and os.fspath(machine) != LOCAL:
+    if machine is not None and not is_local(machine):
         return Machine.load(machine)
     check_request(devices, kind)
     if over is not None and len(over.tasks) < 2:

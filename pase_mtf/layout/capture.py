@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import is_kernel_file, load_machine
+from pase_mtf.calibration.load import GivenMachine, is_kernel_file, load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.space import MeshShape, parse_layout, parse_mesh_shape
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
-from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.machine.machine import LOCAL
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy
 
@@ -139,15 +138,14 @@ class SwappedLowering:
 @contextlib.contextmanager
 @checked_arguments
 def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | None = None,
-                  machine: Machine | str | os.PathLike[str] | None = LOCAL, method: str = "exact",
-                  **options: Any) -> Iterator[SwappedLowering]:
+                  machine: GivenMachine = LOCAL, method: str = "exact", **options: Any) -> Iterator[SwappedLowering]:
     """Within the block `mtf.Lowering(graph, {mesh: mesh_impl})` lowers every layer with its own layout.
 
     Args:
       strategy: for the graph that will be lowered. By default it is searched for, at the moment of lowering.
       devices: names of the devices (default: those of the program's mesh implementation).
-      machine: for the search: a Machine, the name of one, the path of its file or of one of kernel times, or "local",
-        which is measured.
+      machine: for the search: a Machine, the name of one, the path of its file or of one of kernel times, or "local"
+        (None is the same), which is measured.
       method: of the search.
       **options: of the search (of `find_strategy`), such as prices="measured".
 
@@ -188,16 +186,15 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
         yield swapped
 
 
-def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str],
-           machine: Machine | str | os.PathLike[str] | None, method: str, options: Mapping[str, Any]) -> Strategy:
+def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str], machine: GivenMachine,
+           method: str, options: Mapping[str, Any]) -> Strategy:
     """The strategy of a graph that is about to be lowered over some devices."""
     kind = _kind_of(names)
     if options.get("prices") != "measured" and not is_kernel_file(machine):
         return find_strategy(exported, len(names), load_machine(machine, len(names), kind), method, **options)
     if kind != "cpu":
         raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
-    place = LOCAL if machine is None else machine if isinstance(machine, Machine) else os.fspath(machine)
-    return find_strategy(graph, len(names), place, method, **options)
+    return find_strategy(graph, len(names), machine, method, **options)
 
 
 def _kind_of(devices: Sequence[str]) -> str:

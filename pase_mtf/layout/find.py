@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import PRICES, is_kernel_file, load_machine
+from pase_mtf.calibration.load import PRICES, GivenMachine, is_kernel_file, load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.garbage import uncollected
@@ -32,7 +31,7 @@ from pase_mtf.layout.progress import Progress
 from pase_mtf.layout.rebuild import find_layout_of_program
 from pase_mtf.layout.request import Request, bytes_limit, compared_layouts
 from pase_mtf.layout.space import GivenLayout, GivenShape, MeshShape, mesh_and_devices
-from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.machine.machine import LOCAL
 from pase_mtf.strategy.by_kernels import kernel_times
 
 __all__ = ["find_layout"]
@@ -40,7 +39,7 @@ __all__ = ["find_layout"]
 
 @checked_arguments
 def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = None,
-                outputs: Iterable[mtf.Tensor] = (), machine: Machine | str | os.PathLike[str] | None = LOCAL,
+                outputs: Iterable[mtf.Tensor] = (), machine: GivenMachine = LOCAL,
                 mesh_shape: GivenShape | None = None, memory_limit: float | str | None = "device",
                 fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),
                 compare: Sequence[GivenLayout] = (), alternatives: int = 3,
@@ -98,7 +97,7 @@ def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = Non
         raise UsageError(f"find_layout: prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
     if not measure_seconds > 0.0:
         raise UsageError(f"find_layout: measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
-    measured = prices == "measured" or (machine is not None and is_kernel_file(machine))
+    measured = prices == "measured" or is_kernel_file(machine)
     deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
     mesh, devices = mesh_and_devices(mesh_shape, devices)
     compared = tuple(compared_layouts(compare, devices))

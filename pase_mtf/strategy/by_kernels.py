@@ -10,12 +10,11 @@ import sys
 import time
 from typing import Any
 
-from pase_mtf.calibration.load import is_kernel_file
+from pase_mtf.calibration.load import GivenMachine, is_kernel_file, is_local
 from pase_mtf.calibration.meter import REFERENCES, KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.machine.machine import LOCAL
 from pase_mtf.strategy.measured import MeasuredPrices
 
 __all__ = ["Telling", "kernel_times", "prices_by_kernels"]
@@ -43,12 +42,12 @@ class Telling:
         print(f"{self._name}note: {text}", file=sys.stderr, flush=True)
 
 
-def kernel_times(machine: Any, devices: int, kind: str = "cpu", *, again: bool = False, tell: Telling | None = None,
-                 ) -> KernelMeter | SavedKernels:
+def kernel_times(machine: GivenMachine, devices: int, kind: str = "cpu", *, again: bool = False,
+                 tell: Telling | None = None) -> KernelMeter | SavedKernels:
     """The kernel times that prices are made of; of the machine at hand the reference kernels are timed first.
 
     Args:
-      machine: "local", or the path of a file of kernel times.
+      machine: "local" (None is the same), or the path of a file of kernel times.
       devices: how many.
       kind: of the machine at hand's devices.
       again: begin with nothing of what is kept.
@@ -59,11 +58,11 @@ def kernel_times(machine: Any, devices: int, kind: str = "cpu", *, again: bool =
       FormatError: a file that is truncated or foreign.
     """
     tell = tell or Telling()
-    if machine is not None and is_kernel_file(machine):
+    if is_kernel_file(machine):
         saved = SavedKernels(machine, devices)
         tell(f"kernels: {len(saved.times)} are known, from {os.fspath(machine)}; none is measured here")
         return saved
-    if machine is not None and machine != LOCAL:
+    if not is_local(machine):
         raise UsageError(f"measured prices are of the machine at hand, or of a file that python -m "
                          f"pase_mtf.calibration --save wrote; {shortened(machine)} is neither")
     if kind != "cpu":

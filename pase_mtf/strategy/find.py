@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import PRICES, is_kernel_file, load_machine
+from pase_mtf.calibration.load import PRICES, GivenMachine, is_kernel_file, load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -27,7 +27,7 @@ __all__ = ["find_strategy", "least_seconds", "simpler", "solve_within"]
 
 
 @checked_arguments
-def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Machine | str = LOCAL,
+def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: GivenMachine = LOCAL,
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
                   simulate: int | None = None, prices: str = "roofline", measure_seconds: float = 60.0,
@@ -37,9 +37,10 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Mach
     Args:
       graph: a ComputationGraph, or an mtf.Graph (then it is exported first).
       devices: p.
-      machine: a Machine, the name of one, or the path of its file; by default the devices at hand, which are measured
-        once (`pase_mtf.calibration.load`). Or the path of a file of kernel times that `python -m pase_mtf.calibration
-        --save` wrote where they were measured: then the strategy is the best there, and nothing is measured here.
+      machine: a Machine, the name of one, the path of its file, or "local" (None is the same): the devices at hand,
+        which are measured once (`pase_mtf.calibration.load`). Or the path of a file of kernel times that
+        `python -m pase_mtf.calibration --save` wrote where they were measured: then the strategy is the best there, and
+        nothing is measured here.
       method: a search method ("exact" by default), "data_parallel", "expert", or "zero": data parallelism with sharded
         updates.
       mesh: axes (name, size) for "expert" (default: what the paper's experts used).
@@ -146,9 +147,9 @@ def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simu
     return shortest_simulated(priced, solution, most, memory_limit, options.get("time_limit"))
 
 
-def _by_measured_kernels(graph: Any, devices: int, machine: Any, method: str, mesh: Sequence[tuple[str, int]] | None,
-                         start_from: str | None, memory_limit: float | None, simple_within: float, seconds: float,
-                         seed: int, sharded_updates: bool) -> Strategy:
+def _by_measured_kernels(graph: Any, devices: int, machine: GivenMachine, method: str,
+                         mesh: Sequence[tuple[str, int]] | None, start_from: str | None, memory_limit: float | None,
+                         simple_within: float, seconds: float, seed: int, sharded_updates: bool) -> Strategy:
     """`find_strategy` by what the kernels of a program take."""
     if isinstance(graph, ComputationGraph):
         raise UsageError(f"measured prices take the program itself, an mtf.Graph; the exported {shortened(graph.name)} "

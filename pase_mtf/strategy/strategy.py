@@ -13,14 +13,14 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import load_machine
+from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import FormatError, MismatchError, PaseError, UsageError, nearest, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.machine.machine import LOCAL
 from pase_mtf.search.frontier import FrontierPoint, frontier
 from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.simulate import Simulator
@@ -261,13 +261,13 @@ class Strategy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], graph: ComputationGraph | None = None,
-             machine: Machine | str | None = None) -> Strategy:
+             machine: GivenMachine = None) -> Strategy:
         """Reads a strategy that `save` wrote.
 
         Args:
           path: the file.
           graph: the graph it is to be used on; it must be the one it was made for.
-          machine: price it anew on this machine, which `explain` needs.
+          machine: price it anew on this machine, which `explain` needs; None: not at all.
 
         Raises:
           FormatError: missing, truncated or foreign file.
@@ -333,7 +333,7 @@ class Strategy:
 
 @checked_arguments
 def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configuration], devices: int,
-                      machine: Machine | str = LOCAL, *, name: str = "given",
+                      machine: GivenMachine = LOCAL, *, name: str = "given",
                       search: Mapping[str, Any] | None = None) -> Strategy:
     """A Strategy out of a configuration per layer, whoever chose them.
 
@@ -341,8 +341,8 @@ def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configur
       graph: the graph.
       configurations: one per layer.
       devices: p.
-      machine: whose numbers to price it with: a Machine, the name of one, or the path of its file; by default the
-        devices at hand, measured once (`pase_mtf.calibration.load`).
+      machine: whose numbers to price it with: a Machine, the name of one, the path of its file, or "local" (None is the
+        same): the devices at hand, measured once (`pase_mtf.calibration.load`).
       name: what to call it.
       search: how it was found.
 

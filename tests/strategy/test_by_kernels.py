@@ -57,7 +57,7 @@ def test_by_the_machine_at_hand(cache_dir, timed_kernels, program, capsys):
 
 
 def test_by_a_file(saved, timed_kernels, program, tmp_path):
-    there = find_strategy(program, 4, machine=str(saved))
+    there = find_strategy(program, 4, machine=saved)
     here = find_strategy(program, 4, prices="measured")
     assert there.configurations == here.configurations
     assert there.seconds == pytest.approx(here.seconds, rel=1e-3)
