@@ -262,7 +262,8 @@ def gpu_bytes(devices: Devices) -> int:
     """
     from pase_mtf.compat import tf  # TensorFlow takes seconds to import
     with tf.Session(devices.target, config=session_config(devices)) as session:
-        found = [device.memory_limit_bytes for device in session.list_devices() if device.device_type == "GPU"]
+        found: list[int] = [
+            device.memory_limit_bytes for device in session.list_devices() if device.device_type == "GPU"]
     return min(found[:devices.count])
 
 

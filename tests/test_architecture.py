@@ -67,6 +67,20 @@ def test_packages_stand_in_the_order_of_the_contract(repository, rows):
     assert packages == sorted(packages, key=layer_of.get), "the contract has them in another order, from the ground up"
 
 
+def test_what_knows_no_tensorflow_is_one_list(repository):
+    """The contract's; the page says it in words, and mypy is strict with all of it."""
+    tools = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    contract, = (contract for contract in tools["importlinter"]["contracts"]
+                 if contract["name"] == "What a search needs knows no TensorFlow")
+    light = set(contract["source_modules"])
+    strict, = (override["module"] for override in tools["mypy"]["overrides"] if "disallow_untyped_defs" in override)
+    assert light - {name.removesuffix(".*") for name in strict} == set()
+    page = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named, = re.findall(r"^What a search needs \(([^)]*)\)", page, re.MULTILINE)
+    assert {f"pase_mtf.{name}" for name in re.findall(r"`([\w.]+)`", named)} == {
+        name for name in light if not name.startswith("pase_mtf.epochs.")}
+
+
 def _imported(file, files):
     """The modules that a file imports, but for the types' sake; within functions as well."""
     tree = ast.parse(file.read_text(encoding="utf-8"))

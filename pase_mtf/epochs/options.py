@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from pase_mtf.epochs.curve import MOST
 from pase_mtf.errors import UsageError, shortened
@@ -14,7 +14,7 @@ from pase_mtf.errors import UsageError, shortened
 __all__ = ["new_file", "numbers", "parser"]
 
 _MOST_NUMBERS = 100_000
-_T = TypeVar("_T")
+_T = TypeVar("_T", int, float)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 def _positive(kind: Callable[[str], _T]) -> Callable[[str], _T]:
     def read(text: str) -> _T:
         try:
-            value: Any = kind(text)
+            value = kind(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
         if not 0 < value < math.inf:
