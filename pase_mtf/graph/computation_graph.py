@@ -52,7 +52,8 @@ class LayerOperation:
     """One Mesh-TF operation of a layer.
 
     Attributes:
-      index: position of the operation in `mtf.Graph.operations`, in which those in a loop stand before the loop.
+      index: position of the operation in `operations.flow.all_operations`: as in `mtf.Graph.operations`, with those in
+        a loop before the loop.
       name: its Mesh-TF name (not unique: recompute repeats names).
       type: its class name.
       phase: "forward", "backward" or "update".

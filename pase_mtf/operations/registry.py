@@ -1,8 +1,8 @@
 """All that is known of a Mesh-TF operation: one rule per Operation class, looked up by the class of an operation.
 
 The families beside this file (einsum, convolution, ...) hold the rules of Mesh-TF's own classes. `register_operation`
-adds one for a class of a user's. Whoever needs to know something of an operation asks here, and no other module names
-an Operation class.
+adds one for a class of a user's. Whoever needs to know what an operation computes, costs or lets be split asks here;
+the classes that are named elsewhere are those that Mesh-TF's own code treats apart (docs/architecture.md).
 """
 
 from __future__ import annotations
