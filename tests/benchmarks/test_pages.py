@@ -7,6 +7,7 @@ from markdown_cells import rows
 
 from benchmarks import (
     accuracy,
+    bfloat16,
     cluster,
     cluster_page,
     epochs,
@@ -32,6 +33,7 @@ def _read(path):
 @pytest.mark.parametrize(("page", "measured", "document"), [
     ("benchmarks/accuracy.md", "benchmarks/accuracy.json", lambda path: accuracy.document(_read(path))),
     ("benchmarks/batches.md", "benchmarks/batches.json", lambda path: compact_table(list(Rows(str(path))))),
+    ("benchmarks/bfloat16.md", "benchmarks/bfloat16.json", lambda path: bfloat16.document(_read(path))),
     ("benchmarks/cluster.md", "benchmarks/cluster.json",
      lambda path: cluster_page.document(list(cluster.Rows(str(path.with_suffix("")))))),
     ("benchmarks/epochs.md", "benchmarks/epochs.json",
