@@ -75,7 +75,7 @@ $(ENVIRONMENT): setup.py
 	  echo "removing the other build of TensorFlow"; \
 	  rm -f .venv/.installed-*; $(BIN)/python -m pip uninstall -qq --yes tensorflow tensorflow-cpu; fi
 	@echo "installing pase_mtf with TensorFlow for $(TENSORFLOW) into .venv (a few minutes, once)"
-	@$(BIN)/python -m pip install -qq -e '.[$(TENSORFLOW),launch,test,lint]'
+	@$(BIN)/python -m pip install -qq -e '.[$(TENSORFLOW),launch,benchmark,test,lint]'
 # TensorFlow Probability, for one of Mesh-TF's own tests, imports tf-keras. Its dependency is the package `tensorflow`,
 # which would overwrite the files of `tensorflow-cpu`; TensorFlow is there already, so it goes in by itself.
 	@$(BIN)/python -m pip install -qq --no-deps 'tf-keras>=2.21,<2.22'

@@ -41,7 +41,6 @@ setup(
         "mesh-tensorflow>=0.1.21,<0.2",
         "numpy>=1.26,<3",
         "numba>=0.60,<1",
-        "scipy>=1.11,<2",
         "absl-py>=2,<3",
         "tqdm>=4.66,<5",
         "tabulate>=0.10,<1",
@@ -59,6 +58,8 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
         # What the launcher reads and draws with: plots of its report, images, text.
         "launch": ["matplotlib>=3.8,<4", "pillow>=10,<14", "tokenizers>=0.19,<1", "jinja2>=3.1,<4"],
+        # What benchmarks/ computes with besides, and some of their tests: HiGHS, rank correlations.
+        "benchmark": ["scipy>=1.11,<2"],
         "lint": ["ruff>=0.6,<1", "import-linter>=2.1,<3", "mypy>=1.11,<2", "types-tabulate>=0.10,<1"],
         # mock, tensorflow-probability and setuptools serve Mesh-TensorFlow's own tests, gin-config its transformers;
         # setuptools stands in for distutils, gone since Python 3.12, and builds the wheel that is tested. tf-keras,

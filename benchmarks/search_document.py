@@ -322,7 +322,7 @@ def document(results: dict[str, Rows]) -> str:
                       for row in rows.values() if "commit" in row})
     sections = [f"# Searches measured\n\n{here.get('machine', '')}; {here.get('versions', '')}; commit"
                 f"{'s' if len(commits) > 1 else ''} {', '.join(commits)}. Reproduce with `python -m benchmarks.search` "
-                "(`pip install '.[launch,toulbar2]'` first); the numbers are in [`search.json`](search.json)."
+                "(`pip install '.[launch,benchmark,toulbar2]'` first); the numbers are in [`search.json`](search.json)."
                 + (f" {here['note']}" if here.get("note") else "")]
     sizes = ", ".join(f"{model}: preset {preset}, batch {batch}" for model, (preset, batch) in LAUNCHER.items())
     sections.append(f"The launcher's graphs are its training steps in the paper's sizes ({sizes}), optimizer included, "

@@ -106,7 +106,7 @@ def document(results: dict[str, Any]) -> str:
         lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS),
                       *("yes" if won else "no" for won in (first, whole)), *checked])
     parts = [f"# Solvers side by side\n\n{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce "
-             "with `python -m benchmarks.search_solvers` (`pip install '.[toulbar2,auto_mtf]'` first)."]
+             "with `python -m benchmarks.search_solvers` (`pip install '.[benchmark,toulbar2,auto_mtf]'` first)."]
     if lines:
         parts.append(
              f"Seconds of the processor, one thread each, at most {limit:g} s. Of `exact` they are all of the search, "

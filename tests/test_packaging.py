@@ -1,6 +1,8 @@
 """What is installed, and how: the wheel, its dependencies, and the Makefile's answers."""
 
+import ast
 import email
+import importlib.metadata
 import json
 import os
 import re
@@ -11,6 +13,7 @@ import zipfile
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,11 +47,31 @@ def test_wheel_holds_every_file_of_the_folders(repository, wheel):
     assert any(name.endswith("LICENSE") for name in names)
 
 
-def test_every_dependency_is_bounded_on_both_sides(wheel):
+@pytest.fixture(scope="module")
+def requirements(wheel):
+    """What the wheel says to need, extras included."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
-    found = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+    return [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+
+
+def test_what_everybody_has_to_install_is_what_the_library_imports(repository, requirements):
+    """What benchmarks, tests or the launcher alone want is in an extra."""
+    needed = {canonicalize_name(requirement.name) for requirement in requirements if requirement.marker is None}
+    imported = set()
+    for file in (file for folder in _FOLDERS for file in (repository / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+                imported |= {name.partition(".")[0] for name in names}
+    by_module = importlib.metadata.packages_distributions()
+    assert "numpy" in needed
+    assert needed - {canonicalize_name(name) for module in imported for name in by_module.get(module, ())} == set()
+
+
+def test_every_dependency_is_bounded_on_both_sides(requirements):
+    found = requirements
     assert {"numpy", "numba", "scipy", "mesh-tensorflow", "tensorflow-cpu", "pytest", "mypy"} <= {
         requirement.name for requirement in found}
     bounds = {str(requirement): {specifier.operator for specifier in requirement.specifier} for requirement in found}
