@@ -57,6 +57,9 @@ _MOST = 2 ** 31 - 1
 # What decides the numbers of a training: a resumed run must agree with the one it resumes.
 _TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "dtype", "seed")
 
+# What runs of earlier versions do not tell: the default holds.
+_ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "sharded_updates", "trial")
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -233,17 +236,12 @@ class Options:
             return self
         earlier = load_run_config(self.resume)["options"]
         for name in _TRAINING:
-            if name in given and getattr(self, name) != earlier.get(name):
+            if name in given and name in earlier and getattr(self, name) != earlier[name]:
                 raise UsageError(f"--{name}={getattr(self, name)}: the run in {self.resume} was trained with "
-                                 f"{earlier.get(name)}; leave the flag out to continue it, or start anew")
-        inherited = (*_TRAINING, "mesh", "devices", "machine", "measure_seconds", "memory_limit",
-                     "sharded_updates", "strategy", "compare", "steps", "warmup", "log_every",
-                     "checkpoint_every")
-        earlier.setdefault("memory_limit", "device")
-        earlier.setdefault("sharded_updates", False)
-        earlier.setdefault("measure_seconds", 60)
-        earlier.setdefault("dtype", None)
-        earlier.setdefault("checkpoint_every", None)  # which runs of earlier versions did not have
+                                 f"{earlier[name]}; leave the flag out to continue it, or start anew")
+        inherited = (*_TRAINING, *_ADDED, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup",
+                     "log_every")
+        earlier = {**{name: getattr(Options, name) for name in _ADDED}, **earlier}
         try:
             return dataclasses.replace(
                 self, **{name: earlier[name] for name in inherited if name not in given})

@@ -171,3 +171,27 @@ def test_output_dir_is_looked_at_first(tmp_path):
     with pytest.raises(UsageError, match="empty"):
         parse_command_line(["--model=alexnet", "--output_dir= "])
     parse_command_line(["--model=alexnet", f"--output_dir={tmp_path}/a/b/c"])
+
+
+def test_a_resumed_run_is_what_the_one_before_was(tmp_path):
+    before = parse_command_line(["--model=alexnet", "--notrial", "--sharded_updates", "--memory_limit=1GB"])
+    config = {"format": "pase_mtf.run", "version": 1, "options": {**before.to_json(), "dtype": "float64"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    resumed = parse_command_line([f"--resume={tmp_path}"])
+    assert not resumed.trial
+    assert resumed.sharded_updates
+    assert (resumed.dtype, resumed.memory_limit) == ("float64", "1GB")
+    assert parse_command_line([f"--resume={tmp_path}", "--trial"]).trial
+    with pytest.raises(UsageError, match=r"--dtype=float32: the run in .* was trained with float64"):
+        parse_command_line([f"--resume={tmp_path}", "--dtype=float32"])
+
+
+def test_a_run_of_an_earlier_version_is_resumed_with_what_holds_by_default(tmp_path):
+    options = parse_command_line(["--model=alexnet"]).to_json()
+    for name in ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "sharded_updates", "trial"):
+        del options[name]
+    (tmp_path / "config.json").write_text(json.dumps({"format": "pase_mtf.run", "version": 1, "options": options}))
+    resumed = parse_command_line([f"--resume={tmp_path}", "--dtype=float32"])
+    assert resumed.dtype == "float32"
+    assert resumed.trial
+    assert resumed.memory_limit == "device"
