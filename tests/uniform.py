@@ -7,9 +7,9 @@ import itertools
 
 import numpy as np
 import pytest
+from prices import price_strategy
 
 from pase_mtf.compat import mtf
-from pase_mtf.cost.build import price_strategy
 from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.costs import LayoutCosts

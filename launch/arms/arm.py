@@ -152,11 +152,6 @@ class Arm:
                     restore(checkpoint, load)
                 self._run(to_slices)
 
-    @property
-    def steps_done(self) -> int:
-        """Training steps done since the training began (in an earlier run, perhaps)."""
-        return int(self._run(self._global_step))
-
     def step(self, batch: Batch, trace: bool = False) -> tuple[float, float]:
         """One training step.
 

@@ -23,7 +23,7 @@ from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.models import Model
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program", "export_program", "export_with_program", "program_of", "variables_by_name"]
+__all__ = ["Program", "build_program", "export_with_program", "program_of", "variables_by_name"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,15 +112,6 @@ def program_of(plan: Plan) -> Program:
     options = plan.options
     return build_program(models.get(options.model), plan.config, options.batch, options.optimizer,
                          options.learning_rate, options.seed)
-
-
-def export_program(plan: Plan) -> ComputationGraph:
-    """The computation graph of the program that every arm trains.
-
-    Raises:
-      MismatchError: the checkpoint to resume from is of another program.
-    """
-    return export_with_program(plan)[0]
 
 
 def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:

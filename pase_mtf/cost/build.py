@@ -21,7 +21,7 @@ from pase_mtf.graph.configurations import Configuration, enumerate_configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
-__all__ = ["MODELS", "Breakdown", "PricedNetwork", "build_network", "network_of", "price_strategy"]
+__all__ = ["MODELS", "Breakdown", "PricedNetwork", "build_network", "network_of"]
 
 MODELS = ("seconds", "pase")
 """The cost models: seconds on the machine, or the paper's FLOP."""
@@ -307,18 +307,3 @@ def network_of(graph: ComputationGraph, parts: Sequence[np.ndarray], edges: Sequ
     costly = {number: matrix.any() for number, matrix in {id(edge.matrix): edge.matrix for edge in edges}.items()}
     return CostNetwork([vectors[id(layer)] for layer in parts],
                        [edge for edge in edges if costly[id(edge.matrix)]], [layer.kind for layer in graph.layers])
-
-
-def price_strategy(graph: ComputationGraph, machine: Machine, devices: int, configurations: Sequence[Configuration],
-                   model: str = "seconds") -> Breakdown:
-    """What any given strategy costs, by part.
-
-    Args:
-      graph, machine, devices, model: as for `build_network`.
-      configurations: one per layer; it need not be among those that a search is offered.
-
-    Raises:
-      UsageError: the number of configurations is not that of the layers, or one splits a dim its layer does not have.
-    """
-    priced = build_network(graph, machine, devices, [(configuration,) for configuration in configurations], model)
-    return priced.breakdown([0] * len(graph.layers))

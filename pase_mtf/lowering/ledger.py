@@ -152,11 +152,6 @@ class Ledger:
         """How many there were so far, of all processes."""
         return self._transfers
 
-    @property
-    def own_transfers(self) -> int:
-        """How many ends of transfers this process has, those in loops left out."""
-        return sum(map(len, self._own.values()))
-
     def digest(self) -> bytes:
         """32 bytes that differ where processes made other transfers, or in another order."""
         return self._digest.digest()

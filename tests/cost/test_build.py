@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+from prices import price_strategy
 from small_graphs import dense, perceptron
 
 from pase_mtf.cost import build as build_module
-from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.cost.build import build_network
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge

@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+from prices import price_strategy
 from small_graphs import perceptron
 
-from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.cost.build import build_network
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine

@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 from nets import Builder, build, dim, microbatches
+from prices import price_strategy
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.cost.build import price_strategy
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.find import find_layout

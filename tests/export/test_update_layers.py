@@ -6,9 +6,10 @@ import harness
 import nets
 import numpy as np
 import pytest
+from prices import price_strategy
 
 from pase_mtf.compat import mtf, tf
-from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.cost.build import build_network
 from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageError
 from pase_mtf.export.exporter import export_graph

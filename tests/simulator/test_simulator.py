@@ -6,10 +6,11 @@ import json
 import harness
 import numpy as np
 import pytest
+from prices import price_strategy
 from small_graphs import perceptron
 
 from pase_mtf import models
-from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.cost.build import build_network
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.errors import UsageError

@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 import pytest
+from prices import price_strategy
 
-from pase_mtf.cost.build import build_network, price_strategy
+from pase_mtf.cost.build import build_network
 from pase_mtf.cost.memory import layer_memory
 from pase_mtf.errors import FormatError, InfeasibleError, MismatchError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable

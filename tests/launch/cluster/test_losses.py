@@ -9,7 +9,7 @@ from micro_models import SIZES
 
 from pase_mtf import models
 from pase_mtf.launch.arms.arm import build_arms
-from pase_mtf.launch.arms.program import export_program
+from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.server import start_server
 from pase_mtf.launch.data import open_data
@@ -43,7 +43,7 @@ def test_losses_of_every_model(clusters, tmp_path, model):
         f"--model={model}", f"--preset={sizes}", f"--mesh={DEVICES}", "--devices=cpu", "--machine=h100",
         "--compare=none", f"--output_dir={tmp_path / 'run'}"]))
     plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype="float64"))
-    graph = export_program(plan)
+    graph, _ = export_with_program(plan)
     batches = list(itertools.islice(open_data(None, models.get(model), plan.config, plan.options.batch, 0).batches(),
                                     STEPS))
     strategy = evaluate_strategy(graph, random_configurations(graph, DEVICES, 2, 0), DEVICES, Machine.load("h100"))

@@ -11,7 +11,7 @@ from micro_models import SIZES
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.launch.arms.arm import build_arms
-from pase_mtf.launch.arms.program import export_program
+from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.cluster.follower import tell_run
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.membership import Membership
@@ -69,7 +69,7 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model):
     plan = resolve(parse_command_line([
         f"--model={model}", f"--preset={sizes}", f"--mesh={DEVICES}", "--devices=cpu", "--machine=h100",
         "--compare=none", f"--output_dir={tmp_path / 'run'}"]))
-    graph = export_program(plan)
+    graph, _ = export_with_program(plan)
     data = open_data(None, models.get(model), plan.config, plan.options.batch, 0)
     batches = list(itertools.islice(data.batches(), STEPS))
     strategy = evaluate_strategy(graph, random_configurations(graph, DEVICES, 2, 0), DEVICES, Machine.load("h100"))

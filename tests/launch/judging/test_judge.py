@@ -9,7 +9,7 @@ from planting import KINDS, Plant, planted
 
 from pase_mtf import models
 from pase_mtf.launch.arms.arm import build_arms
-from pase_mtf.launch.arms.program import export_program
+from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.data import open_data
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.judging.settling import settle
@@ -34,7 +34,7 @@ class _Case:
         self.plan = resolve(parse_command_line([
             f"--model={model}", f"--preset={sizes}", f"--mesh={DEVICES}", "--devices=cpu", "--machine=h100",
             "--compare=none", f"--output_dir={folder / 'run'}", *flags]))
-        self.graph = export_program(self.plan)
+        self.graph, _ = export_with_program(self.plan)
         machine = Machine.load("h100")
         self.strategies = {
             "search": evaluate_strategy(self.graph, random_configurations(self.graph, DEVICES, 2, 0), DEVICES, machine),
