@@ -17,12 +17,12 @@ from pase_mtf.calibration import load
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch import execution
 from pase_mtf.launch.arms import arm as building
-from pase_mtf.launch.arms import memory, program
+from pase_mtf.launch.arms import program
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import checkpoint, keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
-from pase_mtf.launch.strategies import finding
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
@@ -387,8 +387,7 @@ def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
 @pytest.mark.parametrize("stage", [
     "export_with_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
 def test_sigterm_before_the_training_leaves_nothing(launch, monkeypatch, stage):
-    module = {"export_with_program": program, "load_machine": load, "find_strategies": finding, "build_arms": building,
-              "check_memory": memory}[stage]
+    module = load if stage == "load_machine" else execution
     work = getattr(module, stage)
 
     def struck(*arguments, **more):

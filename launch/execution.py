@@ -1,0 +1,246 @@
+"""One run in this process: its strategies are found, its arms trained, and what came of it is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+
+from pase_mtf import models
+from pase_mtf.calibration.speed import speed_note
+from pase_mtf.errors import UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.arms.arm import Arm, build_arms, rows_of
+from pase_mtf.launch.arms.memory import check_memory
+from pase_mtf.launch.arms.program import export_with_program
+from pase_mtf.launch.checkpoints.keeping import Keeper
+from pase_mtf.launch.cluster.board import Board
+from pase_mtf.launch.cluster.follower import tell_run
+from pase_mtf.launch.cluster.server import join
+from pase_mtf.launch.console import INTERRUPTED, LOSSES_DISAGREE, Progress, print_header
+from pase_mtf.launch.data import Data, open_data
+from pase_mtf.launch.files import RunFiles, write_outcome
+from pase_mtf.launch.flag_values import ArmName
+from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.launch.judging.judge import Judge
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.reports.text import describe_run, final_table, orders_note, search_summary
+from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
+from pase_mtf.launch.strategies.layout_file import layout_of_run
+from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
+from pase_mtf.launch.strategies.trying import choose_by_steps
+from pase_mtf.launch.training import History, train
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.judged_text import trial_text
+from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.strategy import Strategy
+
+__all__ = ["execute"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """What a run knows before it looks for strategies.
+
+    Attributes:
+      board: on which the ranks tell each other what they do; None: there are no others with a graph of their own.
+      machine: whose numbers count.
+      prices: those of measured kernels, which count in their stead.
+      arms: as they are asked for, as far as the graph allows them.
+      facts: the header.
+    """
+
+    plan: Plan
+    data: Data
+    files: RunFiles
+    board: Board | None
+    machine: Machine
+    graph: ComputationGraph
+    prices: MeasuredPrices | None
+    arms: tuple[ArmName, ...]
+    facts: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The strategies of a run, whose files are written.
+
+    Attributes:
+      strategies: arm -> strategy; stock Mesh-TensorFlow has none.
+      left_out: arm -> why there is none to compare with.
+      names: of the arms, in the order of the table, without those left out.
+      layout: the text of layout.txt.
+    """
+
+    strategies: Mapping[str, Strategy]
+    left_out: Mapping[str, str]
+    names: Sequence[str]
+    layout: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Built:
+    """The arms of a run, lowered.
+
+    Attributes:
+      same: arm -> the arm with the same strategy that is trained in its stead.
+      data: what this process reads of it.
+    """
+
+    arms: Sequence[Arm]
+    same: Mapping[str, str]
+    data: Data
+
+
+def execute(plan: Plan, interrupts: Interrupts) -> int:
+    """Finds the strategies of a plan, trains with them, and writes down what came of it.
+
+    Args:
+      plan: of the run.
+      interrupts: held as soon as there is something to write down.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      PaseError: what a user can cause; its exit code says of which kind.
+      KeyboardInterrupt: interrupted before anything was measured.
+    """
+    options = plan.options
+    data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
+    with contextlib.ExitStack() as stack, RunFiles(
+            options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:
+        run = _prepare(plan, data, files, stack)
+        found = _find(run)
+        if options.search_only:
+            _report_search(run, found)
+            files.keep()
+            return 0
+        built, found = _build(run, found)
+        history, unwritten = _train(run, found, built, interrupts)
+        _report(run, found, built, history)
+        for arm in built.arms:
+            arm.close()
+    if unwritten:
+        raise unwritten
+    return _exit_code(plan, history, interrupts)
+
+
+def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStack) -> _Prepared:
+    """Joins the other processes, exports the graph and loads the machine; what is to be closed goes onto the stack."""
+    options = plan.options
+    files.write("config.json", plan.config_json())
+    joined = None if options.searches_alone else join(plan.devices)
+    if joined:
+        stack.callback(joined.close)
+    # A machine that has to be measured is so before anything that would keep memory or cores busy.
+    machine = machine_of(plan, None, joined=joined is not None) if options.prices == "roofline" else None
+    graph, program = export_with_program(plan)
+    prices = prices_of(plan, graph, program)
+    machine = machine or machine_of(plan, prices)
+    graph.save(files.path("graph.json"))
+    arms = possible_arms(plan, graph)
+    facts = describe_run(plan, data, machine, graph, arms)
+    print_header(facts)
+    return _Prepared(plan, data, files, joined.board if joined else None, machine, graph, prices, arms, facts)
+
+
+def _main_strategy(run: _Prepared, strategies: Mapping[str, Strategy]) -> Strategy:
+    """That of --strategy."""
+    return strategies[run.plan.options.arms[0].name]
+
+
+def _write_layout(run: _Prepared, chosen: Strategy) -> str:
+    layout = layout_of_run(run.plan, run.graph, run.machine, chosen, run.prices)
+    run.files.write("layout.txt", layout)
+    return layout
+
+
+def _find(run: _Prepared) -> _Found:
+    """The strategy of every arm; writes down the one of --strategy."""
+    strategies, left_out = find_strategies(run.plan, run.graph, run.machine, run.prices)
+    tell_untraced(strategies.values())
+    for name, reason in left_out.items():
+        print(f"{name} is left out: {reason}")
+    names = [arm.name for arm in run.arms if arm.name not in left_out]
+    chosen = _main_strategy(run, strategies)
+    chosen.save(run.files.path("strategy.json"))
+    layout = _write_layout(run, chosen)
+    print(search_summary(strategies.get("search", chosen), run.graph))
+    return _Found(strategies, left_out, names, layout)
+
+
+def _report_search(run: _Prepared, found: _Found) -> None:
+    print(_main_strategy(run, found.strategies).table())
+    rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.strategies,
+                         found.left_out, found.layout)
+    if note := orders_note(rows):
+        print(f"note: {note}")
+
+
+def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
+    """Lowers every strategy once, and tries a few steps where predictions do not tell which is the fastest."""
+    plan, same = run.plan, duplicates(found.strategies)
+    trained = [name for name in found.names if name not in same]
+    check_memory(plan, found.strategies, trained, run.machine)
+    if run.board:
+        tell_run(run.board, plan, run.data)
+    arms = build_arms(plan, run.graph, found.strategies, trained, run.board)
+    fed = dataclasses.replace(run.data, rows=rows_of(arms))
+    tried = choose_by_steps(plan, found.names, found.strategies, arms, fed, run.prices)
+    if tried is None:
+        return _Built(arms, same, fed), found
+    print(f"trial: {trial_text(tried.strategies['search'].search)}")
+    before, chosen = (_main_strategy(run, strategies) for strategies in (found.strategies, tried.strategies))
+    chosen.save(run.files.path("strategy.json"))
+    layout = found.layout if chosen.configurations == before.configurations else _write_layout(run, chosen)
+    return _Built(tried.arms, tried.same, fed), dataclasses.replace(found, strategies=tried.strategies, layout=layout)
+
+
+def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts) -> tuple[History, UsageError | None]:
+    """Trains the arms side by side.
+
+    Returns:
+      What was measured, and why the last checkpoint could not be written; None where it was.
+    """
+    plan, options, arms = run.plan, run.plan.options, built.arms
+    keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, first_step=plan.first_step,
+                    every=options.checkpoint_every)
+    judge = Judge(plan, found.strategies, arms, run.data, run.board)
+    with contextlib.closing(watch_of(run.prices)) as watch:
+        interrupts.hold()  # what is measured from here on is written down whatever happens
+        with Progress(options, len(arms), plan.first_step) as progress:
+            history = train(
+                arms, built.data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
+                first_step=plan.first_step, asked=lambda: interrupts.asked, check=judge.check, look=watch.look,
+                watchers=(run.files.metric, progress.step, *([keeper.watch] if options.checkpoint else ())))
+        if not history.measured:
+            raise KeyboardInterrupt
+        history.note = judge.note
+        keeps = options.checkpoint and not history.disagreement and history.diverged is None
+        return history, keeper.finish() if keeps else None
+
+
+def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> None:
+    """Writes summary and report, and shows the table."""
+    rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.strategies,
+                         found.left_out, found.layout, built.same, built.arms, history)
+    print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
+    if note := orders_note(rows):
+        print(f"note: {note}")
+    if slower := speed_note(history.slowness):
+        print(f"note: {slower}")
+    for arm in built.arms:
+        if arm.fallen:
+            print(f"note: {arm.name} ran {', '.join(arm.fallen)} on the CPU, which its GPUs have no kernel for")
+
+
+def _exit_code(plan: Plan, history: History, interrupts: Interrupts) -> int:
+    if history.disagreement:
+        print(f"error: {history.disagreement}", file=sys.stderr)
+        return LOSSES_DISAGREE
+    if history.diverged is not None:
+        raise UsageError(f"--learning_rate={plan.options.learning_rate}: the loss of {plan.options.arms[0].name} is "
+                         f"not finite at step {history.diverged}; take a smaller one")
+    return (interrupts.exit_code or INTERRUPTED) if history.interrupted else 0
