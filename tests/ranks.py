@@ -26,7 +26,7 @@ def train_on_ranks(cases: Sequence[dict[str, Any]], ranks: int, folder: Path, *,
       ranks: number of processes.
       folder: for what they write.
       each: devices of each.
-      seconds: after which they are ended.
+      seconds: after which they are ended, when they train and when they are to end by themselves.
     """
     ports = _free_ports(ranks)
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
@@ -48,7 +48,7 @@ def train_on_ranks(cases: Sequence[dict[str, Any]], ranks: int, folder: Path, *,
                 raise AssertionError(f"ended: {ended or 'none, but too slow'}\n{told}")
             time.sleep(0.1)
         for worker in workers:
-            worker.communicate(b"\n", timeout=30)
+            worker.communicate(b"\n", timeout=seconds)
     finally:
         for worker in workers:
             if worker.poll() is None:

@@ -187,7 +187,7 @@ def test_no_kernels(cache_dir, capsys):
 
 def test_the_command(tmp_path):
     ended = subprocess.run([sys.executable, "-m", "pase_mtf.calibration", "--modle=alexnet"], capture_output=True,
-                           text=True, timeout=60, check=False)
+                           text=True, timeout=600, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: ")
     assert launcher.main(["--help"]) == main(["--help"]) == 0

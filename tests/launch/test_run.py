@@ -379,7 +379,7 @@ def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
         f"        if name == 'pase_mtf.errors': os.kill(os.getpid(), {int(number)})\n"
         "sys.meta_path.insert(0, Finder)\n")
     ended = subprocess.run([sys.executable, "-m", "pase_mtf.launch", "--model=alexnet"], capture_output=True, text=True,
-                           env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60)
+                           env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=600)
     assert (ended.returncode, ended.stdout, ended.stderr) == (
         expected, "", "interrupted before anything was measured\n")
 

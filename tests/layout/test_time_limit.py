@@ -73,14 +73,15 @@ def test_what_takes_long_is_said(monkeypatch):
     monkeypatch.setattr("sys.stderr", shown)
     with Progress("words") as line:
         line.say("export of 5 operations")
-        for _ in range(500):
+        for _ in range(6000):
             time.sleep(0.01)
             if shown.getvalue():
                 break
     assert "words: export of 5 operations" in shown.getvalue()
 
 
-def test_what_takes_no_time_is_not(monkeypatch):
+def test_what_is_over_before_is_not(monkeypatch):
+    monkeypatch.setattr(progress, "_AFTER", 3600.0)
     shown = io.StringIO()
     monkeypatch.setattr("sys.stderr", shown)
     with Progress("words") as line:

@@ -120,9 +120,13 @@ def test_whose_fault_it_is_that_rank_0_lost_a_connection(start):
     assert watch(tasks, Interrupts()).fault == Fault(1, "was killed by SIGKILL")
 
 
-def test_a_signal_is_rank_0s_and_the_second_ends_all(start):
-    tasks = start("import signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(143)); time.sleep(1000)", _WAIT)
-    time.sleep(1.0)
+def test_a_signal_is_rank_0s_and_the_second_ends_all(start, tmp_path):
+    ready = tmp_path / "ready"
+    tasks = start("import pathlib, signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(143)); "
+                  f"pathlib.Path({str(ready)!r}).touch(); time.sleep(1000)", _WAIT)
+    while not ready.exists():
+        assert _is_running(_pid(tasks[0]))
+        time.sleep(0.01)
     with Interrupts() as interrupts:
         interrupts.hold()
         signal.raise_signal(signal.SIGTERM)
