@@ -1,10 +1,12 @@
 """Numbers that a change moves on purpose only: hashes of graphs, and what strategies are predicted to cost.
 
-    python tests/pinned.py      writes tests/data/pinned.json anew; say in the commit which numbers moved, and why
+    python tests/pinned.py          writes tests/data/pinned.json anew; say in the commit which numbers moved, and why
+    python tests/pinned.py mlp      only the numbers of the models that are named
 """
 
 import json
 import pathlib
+import sys
 
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -37,4 +39,6 @@ def numbers_of(model: str) -> dict[str, str | float]:
 
 
 if __name__ == "__main__":
-    write_atomically(FILE, json.dumps({name: numbers_of(name) for name in models.names()}, indent=1) + "\n")
+    kept = json.loads(FILE.read_text(encoding="utf-8")) if sys.argv[1:] else {}
+    kept |= {name: numbers_of(name) for name in sys.argv[1:] or models.names()}
+    write_atomically(FILE, json.dumps({name: kept[name] for name in models.names()}, indent=1) + "\n")

@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow,
               pytest.mark.skipif("TEST_SRCDIR" in os.environ, reason="Bazel lays out only the files a target names")]
 
-_FOLDERS = ("pase_mtf", "models", "launch", "configs", "tests", "examples")
+_FOLDERS = ("pase_mtf", "models", "launch", "configs", "tests", "examples", "docs")
 _FENCED = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -70,6 +70,8 @@ def test_example_works_as_written(title, clone):
     assert "sh" in {language for language, _, _ in blocks}
     if written := {name for _, name, _ in blocks if name.endswith(".py")}:
         _run([sys.executable, "-m", "ruff", "check", *written], cwd=clone)
+    _run([sys.executable, "-m", "pytest", "-n0", "tests/test_architecture.py"], cwd=clone,
+         env={**os.environ, **commands})
 
 
 def _run(command, **options):
