@@ -133,8 +133,11 @@ def document(rows: Sequence[Row], table: str) -> str:
         if row.summary["model"] not in names:
             names.append(row.summary["model"])
     steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows})
-    notes = [f"{model} on {devices} devices without {arm}: {why}" for row in rows
-             for (model, devices, _), (arm, why) in ((row.key, item) for item in row.left_out.items())]
+    without: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for left_out in row.left_out.items():
+            without.setdefault(left_out, []).append(f"{row.key[0]} on {row.key[1]}")
+    notes = [f"{', '.join(runs)} devices without {arm}: {why}" for (arm, why), runs in without.items()]
     walls = [(row.summary["wall_seconds"], *row.key) for row in rows if "wall_seconds" in row.summary]
     if walls:
         seconds, model, devices, _ = max(walls)
