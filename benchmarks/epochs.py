@@ -27,11 +27,11 @@ from benchmarks.paper_numbers import PAL
 from benchmarks.search import FOLDER, facts
 from benchmarks.search_networks import ROOT
 from pase_mtf.compat import tf
-from pase_mtf.epochs.__main__ import main as epochs_command
 from pase_mtf.epochs.predict import predict_steps
-from pase_mtf.epochs.projecting import graph_exporter
 from pase_mtf.errors import PaseError
 from pase_mtf.files import read_json, write_atomically
+from pase_mtf.launch.epochs.command import main as epochs_command
+from pase_mtf.launch.epochs.project_command import graph_exporter
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.presets import load_config
 from pase_mtf.strategy.find import find_strategy

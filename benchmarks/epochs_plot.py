@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.epochs_document import CURVES, PLACES, curve_of, projection_of
 from pase_mtf.epochs.picture import draw_curve
-from pase_mtf.epochs.projecting import picture_of
 from pase_mtf.files import write_atomically
+from pase_mtf.launch.epochs.project_command import picture_of
 
 __all__ = ["draw_page"]
 

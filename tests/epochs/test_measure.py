@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from pase_mtf import models
-from pase_mtf.epochs.__main__ import main
 from pase_mtf.epochs.curve import EpochCurve
-from pase_mtf.epochs.measure import Measured, RunFile, Settings, pieces_of, split
-from pase_mtf.epochs.training import Trainer
 from pase_mtf.errors import DataError, FormatError, UsageError
 from pase_mtf.launch.data import open_data
+from pase_mtf.launch.epochs.command import main
+from pase_mtf.launch.epochs.measure import Measured, RunFile, Settings, pieces_of, split
+from pase_mtf.launch.epochs.training import Trainer
 from pase_mtf.models.presets import load_config
 
 _SETTINGS = Settings("alexnet", {"optimizer": "sgd", "dropout": 0.0}, "made up", examples=64, held_out=16, target=1.0,

@@ -7,11 +7,11 @@ import sys
 import pytest
 from small_graphs import perceptron
 
-from pase_mtf.epochs.__main__ import main
 from pase_mtf.epochs.predict import predict_steps, with_workers
 from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.epochs.command import main
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.find import find_strategy
 
@@ -61,7 +61,7 @@ def test_wrong_inputs_are_one_line(curve, tmp_path, monkeypatch, capsys, flags, 
 
 
 def test_help_loads_neither_tensorflow_nor_matplotlib():
-    code = ("import sys\nfrom pase_mtf.epochs.__main__ import main\n"
+    code = ("import sys\nfrom pase_mtf.launch.epochs.command import main\n"
             "try:\n    main(['project', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
             "assert not {'tensorflow', 'matplotlib', 'numba'} & set(sys.modules)")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from pase_mtf.epochs.runs import steps_of_runs
 from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.launch.epochs.runs import steps_of_runs
 from pase_mtf.launch.summary import summary_json
 
 

@@ -24,7 +24,7 @@ from pase_mtf.files import write_atomically
 from pase_mtf.launch.data import Batch, Data, Source
 
 if TYPE_CHECKING:
-    from pase_mtf.epochs.training import Trainer
+    from pase_mtf.launch.epochs.training import Trainer
     from pase_mtf.models.presets import ModelConfig
 
 __all__ = ["RULES", "Measured", "RunFile", "Settings", "measure", "pieces_of", "split"]
@@ -218,7 +218,7 @@ def measure(settings: Settings, source: Source, config: ModelConfig, file: RunFi
 def _measure(settings: Settings, train: Source, held: Source, config: ModelConfig, batch: int, seed: int, threads: int,
              tell: Callable[[int, int, float, float], object]) -> Measured:
     from pase_mtf import models
-    from pase_mtf.epochs.training import Trainer  # brings TensorFlow
+    from pase_mtf.launch.epochs.training import Trainer  # brings TensorFlow
     start = time.process_time()
     piece, count = pieces_of(batch, settings.piece)
     stream = Data(train, piece, seed).batches()

@@ -11,11 +11,11 @@ from tqdm import tqdm
 
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
-from pase_mtf.epochs.measure import RunFile, Settings, measure, pieces_of
-from pase_mtf.epochs.options import new_file
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.console import INTERRUPTED
 from pase_mtf.launch.data import open_data
+from pase_mtf.launch.epochs.measure import RunFile, Settings, measure, pieces_of
+from pase_mtf.launch.epochs.options import new_file
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.plan import check_packages
 from pase_mtf.models.presets import load_config

@@ -15,13 +15,13 @@ from tqdm import tqdm
 
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.epochs.curve import EpochCurve
-from pase_mtf.epochs.options import new_file
 from pase_mtf.epochs.projection import Projection, project_training
 from pase_mtf.epochs.report import projection_text
 from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.epochs.options import new_file
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.models.presets import load_config
 
@@ -93,7 +93,7 @@ def _steps(flags: argparse.Namespace) -> StepTimes:
     if flags.run:
         if flags.worker_batch is None:
             raise UsageError("--run: say how many examples a worker takes; add --worker_batch")
-        from pase_mtf.epochs.runs import steps_of_runs  # loads numba
+        from pase_mtf.launch.epochs.runs import steps_of_runs  # loads numba
         return steps_of_runs(flags.run, flags.worker_batch)
     return _predicted(flags)
 

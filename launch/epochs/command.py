@@ -1,0 +1,43 @@
+"""Time to a trained model: epochs to a target by global batch, and the best mix of workers and strategies.
+
+  python -m pase_mtf.epochs measure --model=alexnet --data=/usr/share/datasets/fashion-mnist --target=0.8 --output=a.csv
+  python -m pase_mtf.epochs project --curve=a.csv --model=inception_v3 --machine=h100 --devices=1,2,4,8,16,32,64
+  python -m pase_mtf.epochs project --curve=a.csv --steps=steps.csv --worker_batch=32 --devices=1-64 --plot=a.svg
+
+A larger batch takes more epochs, so that data parallelism on ever more devices trains ever less faster. `project` says
+which mix of N/M workers with M devices each is done first, how far ahead of data parallelism alone it is, and from how
+many devices on. `measure` measures the epochs; interrupted, the same command goes on where it was.
+
+Exit codes: 0 done; 2 bad usage or files; 3 no feasible strategy; 130 (Ctrl-C) and 143 (SIGTERM) interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pase_mtf.launch.console import exit_code_of
+from pase_mtf.launch.epochs.options import parser
+from pase_mtf.launch.interrupts import Interrupts
+
+__all__ = ["main"]
+
+
+def _run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
+    # Here and not above: --help and a mistyped flag wait for nothing that one command needs.
+    if flags.command == "measure":
+        from pase_mtf.launch.epochs.measure_command import run
+    else:
+        from pase_mtf.launch.epochs.project_command import run
+    return run(flags, interrupts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: every error a user can cause is one line on stderr."""
+    with Interrupts() as interrupts:
+        return exit_code_of(lambda: _run(parser(__doc__).parse_args(arguments), interrupts), interrupts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
