@@ -185,7 +185,7 @@ def survey(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
     if open_pieces:
         made = {"commit": commit()}
         before |= {piece: found | made for piece, found in layout_survey.run(
-            name, open_pieces, flags.machine, flags.process_limit).items()}
+            name, open_pieces, flags.machine, flags.process_limit, flags.limit).items()}
     return before
 
 
@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="survey pieces that were answered before, too")
     parser.add_argument("--process_limit", type=float, default=600, help="seconds for a program of the survey")
     parser.add_argument("--machine", default="h100", help="whose numbers predict the full sizes")
-    parser.add_argument("--limit", type=float, default=120, help="seconds until auto_mtf is stopped")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of processor time for auto_mtf")
     parser.add_argument("--keep_auto_mtf", action="store_true", help="its earlier answers at full size stand")
     parser.add_argument("--seconds", type=float, default=30, help="of measuring, per program")
     parser.add_argument("--output", default=str(FOLDER))

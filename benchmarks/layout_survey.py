@@ -31,7 +31,8 @@ STEPS = 2
 _EQUAL = 1e-4
 
 
-def run(name: str, pieces: Sequence[str], machine: str, limit: float) -> dict[str, dict[str, Any]]:
+def run(name: str, pieces: Sequence[str], machine: str, limit: float,
+        auto_limit: float = 60.0) -> dict[str, dict[str, Any]]:
     """Runs pieces of a program in a process of its own.
 
     Args:
@@ -39,11 +40,13 @@ def run(name: str, pieces: Sequence[str], machine: str, limit: float) -> dict[st
       pieces: of PIECES, in order.
       machine: whose numbers count at full size.
       limit: seconds until the process is killed; what it has answered by then stands.
+      auto_limit: seconds of processor time that auto_mtf gets.
 
     Returns:
       Piece -> what came out; {"problem": ...} for what did not.
     """
-    command = [sys.executable, "-m", "benchmarks.layout_survey", name, ",".join(pieces), machine]
+    command = [sys.executable, "-m", "benchmarks.layout_survey", name, ",".join(pieces), machine,
+               str(auto_limit)]
     found: dict[str, dict[str, Any]] = {}
     end = time.monotonic() + limit
     # A session of its own, so that what it started ends with it.

@@ -38,9 +38,9 @@ def test_a_program_without_an_answer_does_not_stop_the_others():
 @pytest.mark.parametrize(("again", "made"), [(False, ["auto_8"]), (True, ["full_8", "auto_8"])])
 def test_what_is_surveyed_again_takes_nothing_else_away(monkeypatch, again, made):
     asked = []
-    monkeypatch.setattr(layout_survey, "run", lambda name, pieces, machine, limit: asked.extend(pieces) or {
+    monkeypatch.setattr(layout_survey, "run", lambda name, pieces, machine, *limits: asked.extend(pieces) or {
         piece: {"problem": "new"} for piece in pieces})
-    flags = argparse.Namespace(again=again, pieces="full_8,auto_8", machine="h100", process_limit=1.0)
+    flags = argparse.Namespace(again=again, pieces="full_8,auto_8", machine="h100", process_limit=1.0, limit=1.0)
     known = {"survey": {"full_8": {"problem": "old"}, "tiny": {"problem": "old"}}}
     found = layout.survey("toy", known, flags)
     assert asked == made
