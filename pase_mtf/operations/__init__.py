@@ -8,6 +8,7 @@ from pase_mtf.operations import (  # noqa: F401  (they register themselves)
     control_flow,
     convolution,
     einsum,
+    laid_out,
     pointwise,
     pooling,
     random,

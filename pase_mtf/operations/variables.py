@@ -1,11 +1,10 @@
-"""Variables, what reads and sets them, and tensors that are imported."""
+"""Variables, what reads and sets them, and tensors that are imported whole."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
 from pase_mtf.compat import mtf
-from pase_mtf.errors import UsageError
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.protocols import Lowering, StockDemands, dims_of
 from pase_mtf.operations.registry import Rule, add_rules, always
@@ -62,33 +61,6 @@ def _lower_assign(op: mtf.ops.Assign, lowering: Lowering) -> None:
     lowering.operations[op] = lowering.emitter.group(updates)
 
 
-def _lower_laid_out(op: mtf.ops.ImportLaidOutTensorOperation, lowering: Lowering) -> None:
-    """Somebody else's slices: only whole copies can be laid out otherwise."""
-    impl, output = lowering.mesh_impl(op), op.outputs[0]
-    tensors = op._laid_out_tensor.to_laid_out_tensor().tensor_list
-    if tensors[0].shape.as_list() != output.shape.to_integer_list:
-        raise UsageError(f"{op.name}: slices of a layout of their own cannot follow a plan; use mtf.import_tf_tensor")
-    if len(tensors) != impl.size:
-        tensors = [tensors[0]] * impl.size
-    lowering.set_tensor_lowering(output, impl.LaidOutTensor(list(tensors)))
-
-
-def _laid_out_demands(operation: mtf.ops.ImportLaidOutTensorOperation, demands: StockDemands) -> None:
-    if demands.rebuilt:
-        return
-    slices, output = operation._laid_out_tensor, operation.outputs[0]
-    if demands.devices and len(slices.tensor_list) != demands.devices and "simd" not in type(slices).__module__:
-        demands.refuse(operation, output.shape.dimension_names or ["(none)"],
-                       f"it imports {len(slices.tensor_list)} slices, the mesh has {demands.devices} devices")
-    for dim, size in zip(output.shape.dims, slices.slice_shape, strict=True):
-        if size is None or size == dim.size:
-            demands.keep_whole(operation, [dim.name], "its slices, laid out beforehand, are whole there")
-        elif dim.size % size:
-            demands.refuse(operation, [dim.name], f"slices of {size} do not make {dim}")
-        else:
-            demands.need_parts(operation, dim.name, dim.size // size)
-
-
 _VARIABLE = Rule(kind=always("none"), flops=always(0.0), is_variable=True, lower=_lower_variable)
 
 add_rules({
@@ -98,6 +70,4 @@ add_rules({
     _ops.Assign: Rule(flops=_assign_flops, assigns=_assign_pairs, nodes=_assign_nodes, lower=_lower_assign,
                       stock_demands=_assign_demands),
     _ops.ImportOperation: Rule(kind=always("none")),
-    _ops.ImportLaidOutTensorOperation: Rule(kind=always("none"), splittable=always(()), lower=_lower_laid_out,
-                                            stock_demands=_laid_out_demands),
 })

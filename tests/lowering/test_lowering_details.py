@@ -418,9 +418,38 @@ def test_prints_summaries_and_imported_slices(builder, capfd):
     np.testing.assert_allclose(got[0], builder.values("x", [8]).sum(), rtol=1e-5)
     np.testing.assert_array_equal(got[1], np.arange(8))
     assert "the whole input" in capfd.readouterr().err
-    part = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor([tf.zeros(4), tf.zeros(4)])
-    mtf.import_laid_out_tensor(builder.mesh, part, mtf.Shape([dim("a", 8)]))
-    with pytest.raises(UsageError, match=r"use mtf\.import_tf_tensor"):
+
+
+@pytest.mark.parametrize(("mesh_shape", "rules"), [
+    ("rows:2;cols:4", "a:cols;b:rows"), ("rows:2;cols:2", "b:cols"), ("all:4", "a:all"), ("all:2", "")])
+def test_slices_laid_out_for_a_mesh_follow_any_plan(builder, mesh_shape, rules):
+    """What `make_slices` cut is known by its nodes, in whatever order the mesh holds it, copies and all."""
+    shape, size = mtf.Shape([dim("a", 8), dim("b", 4)]), mtf.convert_to_shape(mesh_shape).size
+    impl = placement_mesh_impl.PlacementMeshImpl(
+        mtf.convert_to_shape(mesh_shape), mtf.convert_to_layout_rules(rules), [""] * size)
+    whole = tf.reshape(tf.range(32.0), [8, 4])
+    x = mtf.import_laid_out_tensor(builder.mesh, impl.LaidOutTensor(impl.make_slices(whole, shape)), shape)
+    doubled = 2.0 * x
+    lowering = PlanLowering(builder.graph, random_plan(builder.graph, 8, 1), _DEVICES)
+    got = _values(lowering, doubled)
+    np.testing.assert_array_equal(got[0], 2 * np.arange(32.0).reshape(8, 4))
+
+
+def test_slices_that_only_one_mesh_has_follow_any_plan(builder):
+    """One dim over all devices: the slices are its blocks in order, whatever made them."""
+    made = [tf.fill([2, 4], float(number)) for number in range(4)]
+    slices = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor(made)
+    x = mtf.import_laid_out_tensor(builder.mesh, slices, mtf.Shape([dim("a", 8), dim("b", 4)]))
+    lowering = PlanLowering(builder.graph, random_plan(builder.graph, 8, 1), _DEVICES)
+    np.testing.assert_array_equal(_values(lowering, x)[0], np.repeat(np.arange(4.0), 2)[:, None] * np.ones(4))
+
+
+@pytest.mark.parametrize("sizes", [(4, 2), (8, 2), (3, 4)])
+def test_slices_that_several_meshes_have_are_refused(builder, sizes):
+    """Four of a quarter, of a half with copies, of a size that does not fit: nobody knows which lies where."""
+    slices = placement_mesh_impl.PlacementMeshImpl.LaidOutTensor([tf.zeros(sizes)] * 4)
+    mtf.import_laid_out_tensor(builder.mesh, slices, mtf.Shape([dim("a", 8), dim("b", 4)]))
+    with pytest.raises(UsageError, match=r"4 slices of shape .* use mtf\.import_tf_tensor"):
         PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 2})), _DEVICES)
 
 
