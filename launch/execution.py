@@ -28,6 +28,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.text import describe_run, final_table, orders_note, search_summary
 from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
 from pase_mtf.launch.strategies.layout_file import layout_of_run
+from pase_mtf.launch.strategies.pieces import fitting_microbatches
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
 from pase_mtf.launch.strategies.trying import choose_by_steps
 from pase_mtf.launch.training import History, train
@@ -112,7 +113,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
     with contextlib.ExitStack() as stack, RunFiles(
             options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:
         run = _prepare(plan, data, files, stack)
-        found = _find(run)
+        plan, found = run.plan, _find(run)
         if options.search_only:
             _report_search(run, found)
             files.keep()
@@ -139,6 +140,12 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     graph, program = export_with_program(plan)
     prices = prices_of(plan, graph, program)
     machine = machine or machine_of(plan, prices)
+    if options.microbatch_count is None:
+        plan = plan.in_microbatches(fitting_microbatches(plan, machine))
+        files.write("config.json", plan.config_json())
+        if plan.microbatches > 1:
+            graph, program = export_with_program(plan)
+            prices = prices_of(plan, graph, program)
     graph.save(files.path("graph.json"))
     arms = possible_arms(plan, graph)
     facts = describe_run(plan, data, machine, graph, arms)

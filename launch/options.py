@@ -58,7 +58,7 @@ _MOST = 2 ** 31 - 1
 _TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "dtype", "seed")
 
 # What runs of earlier versions do not tell: the default holds.
-_ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "sharded_updates", "trial")
+_ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "microbatches", "sharded_updates", "trial")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,7 @@ class Options:
     trial: bool = True
     recalibrate: bool = False
     memory_limit: str = "device"
+    microbatches: str = "1"
     sharded_updates: bool = False
     optimizer: str | None = None
     learning_rate: float | None = None
@@ -131,6 +132,20 @@ class Options:
         """The arms to measure, the one of --strategy first."""
         return parse_arms(self.strategy, self.compare)
 
+    @property
+    def microbatch_count(self) -> int | None:
+        """--microbatches; None: auto.
+
+        Raises:
+          UsageError: neither a positive number nor auto.
+        """
+        if self.microbatches == "auto":
+            return None
+        if not (self.microbatches.isdecimal() and 1 <= int(self.microbatches[:11]) <= _MOST):
+            raise UsageError(f"--microbatches={shortened(self.microbatches, quoted=False)}: give a number that divides "
+                             "the batch, or auto")
+        return int(self.microbatches)
+
     def bytes_per_device(self, machine: Machine) -> float:
         """--memory_limit in bytes."""
         limit = parse_bytes(self.memory_limit)
@@ -142,7 +157,7 @@ class Options:
         Raises:
           UsageError: names the flag, its value and the remedy.
         """
-        _ = self.model_name, self.mesh_flag, self.arms, parse_bytes(self.memory_limit)
+        _ = self.model_name, self.mesh_flag, self.arms, parse_bytes(self.memory_limit), self.microbatch_count
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UsageError(f"--dtype={self.dtype}: unknown; {nearest(self.dtype, DTYPES)}")
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
@@ -383,6 +398,8 @@ def _flag_values() -> flags.FlagValues:
     switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")
     text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
          "or none.")
+    text("microbatches", "In how many pieces a batch is computed, one after the other, with one update: less memory, "
+         "the same losses. A number that divides the batch, or auto: as few as let the search keep to --memory_limit.")
     switch("sharded_updates", "Make the update of every layer's weights a layer of its own: devices that hold the same "
            "weights may update a part each, and keep the optimizer's slots of that part alone.")
     text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")

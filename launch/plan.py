@@ -52,6 +52,15 @@ class Plan:
         return self.checkpoint.step if self.checkpoint else 0
 
     @property
+    def microbatches(self) -> int:
+        """In how many pieces a batch is computed; 1 while --microbatches=auto is not resolved."""
+        return self.options.microbatch_count or 1
+
+    def in_microbatches(self, count: int) -> Plan:
+        """The same with the batch computed in so many pieces."""
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, microbatches=str(count)))
+
+    @property
     def elsewhere(self) -> bool:
         """Whether the numbers that the search takes are not those of the devices of the run."""
         return self.options.machine != LOCAL and not (

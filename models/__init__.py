@@ -32,12 +32,17 @@ class Model(Generic[_Config]):
         "step", where there is one, is the number of the training step (dropout draws by it).
       loss: `loss(mesh, features, config)` adds the forward pass to the graph of the mesh, given the imported features,
         and returns the scalar to minimise. Variables are made by `mtf.get_variable`.
+      weight: `weight(features, config)` is the scalar that the mean in the loss divides by, where that is not the
+        number of examples: the number of words. None: it is.
+      batch_statistics: whether an example's loss depends on the others of its batch.
     """
 
     name: str
     data_kind: str
     features: Callable[[_Config, int], dict[str, tuple[mtf.Shape, tf.DType]]]
     loss: Callable[[mtf.Mesh, dict[str, mtf.Tensor], _Config], mtf.Tensor]
+    weight: Callable[[dict[str, mtf.Tensor], _Config], mtf.Tensor] | None = None
+    batch_statistics: bool = False
 
 
 def names() -> list[str]:

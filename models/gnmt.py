@@ -32,11 +32,6 @@ def _embed(tokens: mtf.Tensor, vocab: mtf.Dimension, inputs: mtf.Dimension, conf
     return mtf.gather(table, tokens, vocab)
 
 
-def _words(tokens: mtf.Tensor, config: GnmtConfig) -> mtf.Tensor:
-    """1 where there is a word, 0 where there is padding: the sign of a token id."""
-    return mtf.cast(mtf.sign(tokens), tf.as_dtype(config.dtype), name="words")
-
-
 def _both_ways(sequence: mtf.Tensor, ahead: mtf.Tensor, back: mtf.Tensor, step: int, passed: list[mtf.Tensor] | None,
                ) -> mtf.Tensor:
     """[batch, length, ...] -> [directions, batch, ...]: this time step, and that as far from the end.
@@ -107,7 +102,7 @@ def _encode(source: mtf.Tensor, vocab: mtf.Dimension, inputs: mtf.Dimension, uni
     with tf.variable_scope("source_embedding"):
         x = _embed(source, vocab, inputs, config)
     with tf.variable_scope("encoder_first"):
-        ahead, back = _bidirectional(x, _words(source, config), units, config, drop)
+        ahead, back = _bidirectional(x, transformer.words(source, config), units, config, drop)
         as_input = mtf.Shape([batch, length, inputs])
         ahead, back = mtf.reshape(ahead, as_input, name="ahead_input"), mtf.reshape(back, as_input, name="back_input")
     with tf.variable_scope("encoder_second"):
@@ -232,7 +227,7 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: GnmtConfig) ->
         weights = layers.variable(mesh, "weights", [inputs, vocab], config, stddev=inputs.size ** -0.5)
         bias = layers.zeros(mesh, "bias", [vocab], config)
         logits = mtf.einsum([x, weights], output_shape=mtf.Shape([*x.shape.dims[:2], vocab]), name="logits") + bias
-    return layers.cross_entropy(logits, target, vocab, _words(target, config))
+    return layers.cross_entropy(logits, target, vocab, transformer.words(target, config))
 
 
-MODEL = Model("gnmt", "parallel_text", features, loss)
+MODEL = Model("gnmt", "parallel_text", features, loss, transformer.target_words)

@@ -19,7 +19,7 @@ from pase_mtf.models import Model, layers
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.presets import TextConfig, TransformerConfig
 
-__all__ = ["MODEL", "features", "loss"]
+__all__ = ["MODEL", "features", "loss", "target_words", "words"]
 
 
 def features(config: TextConfig, batch: int) -> dict[str, tuple[mtf.Shape, tf.DType]]:
@@ -31,6 +31,16 @@ def features(config: TextConfig, batch: int) -> dict[str, tuple[mtf.Shape, tf.DT
     if config.dropout:
         found["step"] = (mtf.Shape([]), tf.int32)
     return found
+
+
+def words(tokens: mtf.Tensor, config: TextConfig) -> mtf.Tensor:
+    """1 where there is a word, 0 where there is padding: the sign of a token id."""
+    return mtf.cast(mtf.sign(tokens), tf.as_dtype(config.dtype), name="words")
+
+
+def target_words(features: dict[str, mtf.Tensor], config: TextConfig) -> mtf.Tensor:
+    """How many words of the target count in the loss."""
+    return mtf.reduce_sum(layers.widened(words(features["target"], config)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,16 +162,13 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: TransformerCon
         mtf.Dimension("d_model", config.d_model), mtf.Dimension("heads", config.heads),
         mtf.Dimension("d_k", config.d_k), mtf.Dimension("d_v", config.d_k), mtf.Dimension("d_ff", config.d_ff),
         mtf.Dimension("vocab", config.vocab))
-    dtype = tf.as_dtype(config.dtype)
     visible = mtf.cast(_as_memory(source), tf.bool, name="visible")
     memory = _as_memory(_encode(source, visible, dims))
     x = _decode(features["decoder_input"], memory, visible, dims)
     with tf.variable_scope("output"):
         weights = layers.variable(mesh, "weights", [dims.d_model, dims.vocab], config, dims.d_model.size ** -0.5)
         logits = mtf.einsum([x, weights], output_shape=mtf.Shape([*x.shape.dims[:2], dims.vocab]), name="logits")
-    # 1 where there is a word, 0 where there is padding: the sign of a token id.
-    words = mtf.cast(mtf.sign(target), dtype, name="words")
-    return layers.cross_entropy(logits, target, dims.vocab, words)
+    return layers.cross_entropy(logits, target, dims.vocab, words(target, config))
 
 
-MODEL = Model("transformer", "parallel_text", features, loss)
+MODEL = Model("transformer", "parallel_text", features, loss, target_words)

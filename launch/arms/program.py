@@ -21,6 +21,7 @@ from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
 from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.models import Model
+from pase_mtf.models.microbatches import import_features, loss_and_gradients
 from pase_mtf.models.presets import ModelConfig
 
 __all__ = ["Program", "build_program", "export_with_program", "program_of", "variables_by_name"]
@@ -49,7 +50,7 @@ class Program:
 @uncollected()
 @quick_scopes()
 def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str, learning_rate: float | None,
-                  seed: int) -> Program:
+                  seed: int, microbatches: int = 1) -> Program:
     """Builds the training step in the current tf.Graph (which must be new, so that seeds agree).
 
     Args:
@@ -59,20 +60,19 @@ def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str,
       optimizer: "sgd", "adam" or "adafactor".
       learning_rate: None: Adafactor's own schedule.
       seed: of initial values and dropout.
+      microbatches: in how many pieces the batch is computed, one after the other.
+
+    Raises:
+      UsageError: the batch or the model cannot be computed in so many pieces.
     """
     tf.set_random_seed(seed)
     random.seed(seed)  # Mesh-TF draws from it while lowering
     global_step = tf.train.get_or_create_global_step()
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:0"]))
-    placeholders, features = {}, {}
-    for name, (shape, dtype) in model.features(config, batch).items():
-        placeholders[name] = tf.placeholder(dtype, shape.to_integer_list, name=name)
-        features[name] = mtf.import_tf_tensor(mesh, placeholders[name], shape)
-    loss = model.loss(mesh, features, config)
-    variables = graph.trainable_variables
-    gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
-    updates = _optimizer(optimizer, learning_rate).apply_grads(gradients, variables)
+    placeholders, features = import_features(model, config, mesh, batch, microbatches)
+    loss, gradients = loss_and_gradients(model, config, mesh, features, batch, microbatches)
+    updates = _optimizer(optimizer, learning_rate).apply_grads(gradients, graph.trainable_variables)
     return Program(graph, mesh, placeholders, loss, updates, global_step)
 
 
@@ -111,7 +111,7 @@ def program_of(plan: Plan) -> Program:
     """The training step that every arm of a run lowers, built in the current tf.Graph."""
     options = plan.options
     return build_program(models.get(options.model), plan.config, options.batch, options.optimizer,
-                         options.learning_rate, options.seed)
+                         options.learning_rate, options.seed, plan.microbatches)
 
 
 def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
@@ -119,18 +119,35 @@ def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
     for training.
 
     Raises:
+      UsageError: the program cannot be computed in as many microbatches.
       MismatchError: the checkpoint to resume from is of another program.
     """
     options = plan.options
-    with Stage("export"), tf.Graph().as_default(), variables_by_name():
-        program = program_of(plan).graph
+    with Stage("export"):
+        program = _looked_at(plan)
         graph = export_graph(program, name=f"{options.model}-{options.preset}",
                              meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset},
                              sharded_updates=options.sharded_updates)
-        # A checkpoint holds whole variables, whatever layer updates them.
-        resumed = plan.checkpoint.graph_hash if plan.checkpoint else graph.hash
-        known = resumed == graph.hash or export_as(program, resumed).hash == resumed
+        known = plan.checkpoint is None or _is_of(plan.checkpoint.graph_hash, plan, program, graph)
     if plan.checkpoint and not known:
         raise MismatchError(f"--resume={options.resume}: the checkpoint is of graph {plan.checkpoint.graph_hash}, this "
                             f"program is {graph.hash}; resume with the version of pase_mtf that wrote it")
     return graph, program
+
+
+def _looked_at(plan: Plan) -> mtf.Graph:
+    """The program of a run, for the export alone."""
+    with tf.Graph().as_default(), variables_by_name():
+        return program_of(plan).graph
+
+
+def _is_of(graph_hash: str, plan: Plan, program: mtf.Graph, graph: ComputationGraph) -> bool:
+    """Whether a checkpoint of a graph with this hash is of this program: it holds whole variables, whatever layer
+    updates them, and in however many pieces the batch was computed."""
+    if graph_hash in (graph.hash, export_as(program, graph_hash).hash):
+        return True
+    others = (count for count in range(1, plan.options.batch + 1)
+              if plan.options.batch % count == 0 and count != plan.microbatches)
+    model = models.get(plan.options.model)
+    return not model.batch_statistics and any(
+        export_as(_looked_at(plan.in_microbatches(count)), graph_hash).hash == graph_hash for count in others)

@@ -33,6 +33,7 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
     """The header of a run: what it runs, on what, under which arms, and where its numbers come from."""
     options = plan.options
     rate = "its own schedule" if options.learning_rate is None else f"{options.learning_rate:g}"
+    in_pieces = f" in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
     between_processes = PROCESSES in machine.measured.get("on", {})
     facts = {
         "versions": f"pase_mtf {_version('pase_mtf')}, TensorFlow {tf.__version__}, Mesh-TensorFlow "
@@ -44,7 +45,7 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
             if len(plan.devices.tasks) > 1 and not between_processes else ""),
         "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
                  f"{graph.flops / 1e9:.2f} GFLOP a step",
-        "training": f"batch {options.batch}, {options.optimizer}, learning rate {rate}, {options.dtype}, "
+        "training": f"batch {options.batch}{in_pieces}, {options.optimizer}, learning rate {rate}, {options.dtype}, "
                     f"seed {options.seed}, {options.warmup} warm-up + {options.steps} steps",
         "data": data.describe(),
         "arms": ", ".join(arm.name for arm in arms),

@@ -188,7 +188,8 @@ def test_a_resumed_run_is_what_the_one_before_was(tmp_path):
 
 def test_a_run_of_an_earlier_version_is_resumed_with_what_holds_by_default(tmp_path):
     options = parse_command_line(["--model=alexnet"]).to_json()
-    for name in ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "sharded_updates", "trial"):
+    for name in ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "microbatches", "sharded_updates",
+                 "trial"):
         del options[name]
     (tmp_path / "config.json").write_text(json.dumps({"format": "pase_mtf.run", "version": 1, "options": options}))
     resumed = parse_command_line([f"--resume={tmp_path}", "--dtype=float32"])

@@ -1,0 +1,40 @@
+"""In how many microbatches a run computes its batch: as few as let a strategy keep to the memory."""
+
+from __future__ import annotations
+
+import math
+
+from pase_mtf import models
+from pase_mtf.amounts import bytes_text
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.launch.arms.program import export_with_program
+from pase_mtf.launch.plan import Plan
+from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.find import least_seconds
+
+__all__ = ["fitting_microbatches"]
+
+
+def fitting_microbatches(plan: Plan, machine: Machine) -> int:
+    """The least number of microbatches under which some strategy keeps to --memory_limit, by a search of each program.
+
+    Args:
+      plan: of the run.
+      machine: the devices.
+
+    Raises:
+      InfeasibleError: there is none, however many.
+    """
+    limit, batch = plan.options.bytes_per_device(machine), plan.options.batch
+    if math.isinf(limit):
+        return 1
+    most = 1 if models.get(plan.options.model).batch_statistics else batch
+    for count in (count for count in range(1, most + 1) if batch % count == 0):
+        graph, _ = export_with_program(plan.in_microbatches(count))
+        try:
+            least_seconds(graph, plan.devices.count, machine, limit, gap=math.inf)
+        except InfeasibleError:
+            continue
+        return count
+    raise InfeasibleError(f"--microbatches=auto: no strategy keeps to {bytes_text(limit)} per device in up to {most} "
+                          "microbatches; take a smaller --preset, more devices, or a larger --memory_limit")

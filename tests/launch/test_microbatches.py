@@ -1,0 +1,57 @@
+"""Runs whose batch is computed in microbatches."""
+
+import json
+
+import pytest
+
+
+def _summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_a_run_in_microbatches_has_the_losses_of_one_without(launch):
+    losses = []
+    for count, folder in ((1, "whole"), (4, "pieces")):
+        code, folder, out, err = launch(f"--microbatches={count}", "--compare=data_parallel", "--steps=2",
+                                        output=folder)
+        assert code == 0, err
+        losses.append([json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+                       if json.loads(line)["arm"] == "search"])
+    assert "in 4 microbatches" in out
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_run_is_resumed_in_other_microbatches(launch, finished):
+    code, folder, _, err = launch(f"--resume={finished}", "--microbatches=2", "--compare=none", "--steps=1")
+    assert code == 0, err
+    code, _, _, err = launch(f"--resume={folder}", "--microbatches=8", "--compare=none", "--steps=1", output="again")
+    assert code == 0, err
+
+
+def test_auto_takes_as_few_as_fit(launch):
+    flags = ("--search_only", "--compare=none", "--batch=64", "--mesh=1")  # of one strategy each
+    need = []
+    for count in (1, 2, 4):
+        code, folder, _, err = launch(*flags, f"--microbatches={count}", output=f"run{count}")
+        assert code == 0, err
+        need.append(json.loads((folder / "strategy.json").read_text())["memory"])
+    need = [sum(parts.values()) for parts in need]
+    limit = (need[1] + need[2]) / 2
+    assert need[2] < limit < need[1] < need[0]
+    code, folder, _, err = launch(*flags, "--microbatches=auto", f"--memory_limit={int(limit)}", output="auto")
+    assert code == 0, err
+    chosen = int(json.loads((folder / "config.json").read_text())["options"]["microbatches"])
+    assert chosen == 4
+    code, _, _, err = launch(*flags, "--microbatches=auto", "--memory_limit=1kB", output="none")
+    assert code == 3
+    assert "--microbatches=auto: no strategy keeps to" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    ("0", "--microbatches=0: give a number that divides the batch, or auto"), ("two", "--microbatches=two: give"),
+    ("3", "microbatches=3: a batch of 8 does not split so; take 2")])
+def test_what_does_not_split_is_refused(launch, value, message):
+    code, folder, _, err = launch(f"--microbatches={value}")
+    assert code == 2
+    assert message in err.splitlines()[-1]
+    assert not folder.exists()
