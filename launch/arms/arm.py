@@ -32,6 +32,7 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.lowering.lowering import PlanLowering, lower
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.ranks import Rank, run_options
+from pase_mtf.operations.registry import rule_of
 from pase_mtf.runtime import Devices, session_config
 from pase_mtf.simulator.timeline import Slice, Timeline
 from pase_mtf.strategy.experts import batch_dim
@@ -332,7 +333,7 @@ def _rows(program: Program, lowering: PlanLowering) -> frozenset[int]:
     """The rows of a batch, which every feature but single numbers has in front, that are read by this process."""
     fed = {id(placeholder) for placeholder in program.placeholders.values()}
     regions = [region for operation in program.graph.operations
-               if isinstance(operation, mtf.ops.ImportOperation) and id(operation._tf_tensor) in fed
+               if id(rule_of(operation).imported(operation)) in fed
                for region in lowering.regions(operation.outputs[0]) if region]
     return frozenset(row for (begin, size), *_ in regions for row in range(begin, begin + size))
 

@@ -288,9 +288,10 @@ def _keep_together(legality: StockLegality, request: Request) -> None:
 def _random_operations(operations: Iterable[mtf.Operation]) -> Iterator[str]:
     """Names of the operations that draw random numbers, those in loops too."""
     for operation in operations:
-        if isinstance(operation, mtf.ops.RandomOperation):
+        rule = rule_of(operation)
+        if rule.is_random:
             yield operation.name
-        yield from _random_operations(rule_of(operation).body(operation))
+        yield from _random_operations(rule.body(operation))
 
 
 def _noise_note(names: Sequence[str]) -> tuple[str, ...]:

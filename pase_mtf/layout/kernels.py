@@ -10,6 +10,7 @@ from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.layout.space import MeshShape, rules_text
 from pase_mtf.lowering.nodes import IDLE_NODES, kernel_of
 from pase_mtf.machine.kernels import Kernel
+from pase_mtf.operations.registry import rule_of
 
 __all__ = ["COMPUTE", "LayoutKernels", "layout_kernels"]
 
@@ -83,7 +84,7 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
     meshes = {tensor.mesh for operation in graph.operations for tensor in operation.outputs}
     lowering = mtf.Lowering(graph, dict.fromkeys(meshes, impl))
     waiting = [lowering.lowered_operation(operation) for operation in graph.operations
-               if isinstance(operation, mtf.Assign)]
+               if rule_of(operation).assigns(operation)]
     waiting += [block.op for tensor in outputs for block in lowering.tensors[tensor].to_laid_out_tensor().all_slices]
     seen: set[tf.Operation] = set()
     parts: dict[str, collections.Counter[Kernel]] = {COMPUTE: collections.Counter()}

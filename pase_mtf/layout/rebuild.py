@@ -15,7 +15,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pase_mtf.compat import mtf, tf
+from pase_mtf.compat import tf
 from pase_mtf.errors import InfeasibleError, PaseError, UsageError
 from pase_mtf.layout.graph import GraphSearch
 from pase_mtf.layout.layout import Layout, LayoutCost
@@ -23,6 +23,7 @@ from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.request import Request
 from pase_mtf.layout.space import MeshShape, parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.layout.verify import Verifier
+from pase_mtf.operations.registry import rule_of
 
 __all__ = ["find_layout_of_program"]
 
@@ -76,7 +77,8 @@ class _SearchedGraph:
                 raise
             self.problem = str(error)
             self.search = GraphSearch(built.graph, built.outputs, request.unconstrained())
-        if any(isinstance(operation, mtf.ops.ImportLaidOutTensorOperation) for operation in built.graph.operations):
+        if any(rule_of(operation).imported_slices(operation) is not None
+               for operation in built.graph.operations):
             # The slices it imports were laid out for one layout; they will be laid out for another.
             with contextlib.suppress(InfeasibleError, UsageError):
                 self._proposing.append(GraphSearch(built.graph, built.outputs, request, rebuilt=True,

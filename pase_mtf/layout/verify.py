@@ -11,7 +11,6 @@ a loop or not, under this layout or another) are lowered once; of the others the
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -20,7 +19,7 @@ from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.shapes import ShapeMeshImpl, ShapeVariable, Slices
 from pase_mtf.layout.space import MeshShape
 from pase_mtf.operations.alike import Alike
-from pase_mtf.operations.registry import rule_of
+from pase_mtf.operations.registry import LoopParts, rule_of
 
 __all__ = ["Memo", "Verifier"]
 
@@ -40,9 +39,7 @@ class _LoweringError(Exception):
         self.operation, self.cause, self.axes = operation, cause, axes
 
 
-# They have side effects or a body, or pass on the very object that they are given: always lowered.
-_ALWAYS = (_ops.ReadVariable, mtf.Assign, _ops.Depend, _ops.WhileLoopOperation, _ops.CustomGradientOperation,
-           _ops.StopGradient, _ops.ScalarSummaryOperation)
+_CONDITION, _BODY = range(2)  # of `LoopParts.stages`
 
 _Scope: TypeAlias = "tuple[Hashable, ...]"
 """The loops that an operation stands in, outermost first."""
@@ -93,7 +90,8 @@ class Memo:
 
     def number(self, operation: mtf.Operation) -> int | None:
         """A number that the operations which lower alike have in common; None where it has to be lowered every time."""
-        if isinstance(operation, _ALWAYS) or type(operation).lower.__module__ != _ops.__name__:
+        rule = rule_of(operation)  # a view is the very object that it is given
+        if rule.holds_others or rule.has_effects or rule.is_view or type(operation).lower.__module__ != _ops.__name__:
             return None
         return self.alike.lowering(operation)
 
@@ -210,7 +208,7 @@ class _ShapeLowering(mtf.Lowering):
             return
         for position in made.finished:
             self.tensors[read.inputs[position]].to_laid_out_tensor()
-        if isinstance(operation, mtf.Variable):
+        if rule_of(operation).is_variable:
             self.variables[operation] = ShapeVariable(operation, self.impl)
         for output, (dtype, shape, summed) in zip(read.outputs, made.outputs, strict=True):
             self.tensors[output] = self._laid_out(dtype, shape, summed)
@@ -223,12 +221,13 @@ class _ShapeLowering(mtf.Lowering):
         """Lowers an operation by its own code, and puts slices of the same shapes in the place of what it made."""
         unfinished = [(number, laid_out) for number, laid_out in enumerate(map(self.tensors.get, operation.inputs))
                       if isinstance(laid_out, _PendingSum) and laid_out.finished_in is None]
-        if isinstance(operation, _ops.ImportLaidOutTensorOperation):
-            self.set_tensor_lowering(operation.outputs[0], Slices(operation._laid_out_tensor.tensor_list[:1]))
-        elif isinstance(operation, _ops.WhileLoopOperation):
-            self._lower_loop(operation)
-        elif isinstance(operation, _ops.GenericGradOperation):
-            self._lower_gradient(operation)
+        rule = rule_of(operation)
+        if (slices := rule.imported_slices(operation)) is not None:
+            self.set_tensor_lowering(operation.outputs[0], Slices(slices.tensor_list[:1]))
+        elif (parts := rule.loop(operation)) is not None:
+            self._lower_loop(operation, parts)
+        elif (forward := rule.differentiates(operation)) is not None:
+            self._lower_gradient(operation, forward)
         else:
             operation.lower(self)
         outputs = []
@@ -244,60 +243,57 @@ class _ShapeLowering(mtf.Lowering):
         finished = tuple(number for number, laid_out in unfinished if laid_out.finished_in is not None)
         return _Made(tuple(outputs), finished)
 
-    def _lower_loop(self, loop: mtf.ops.WhileLoopOperation) -> None:
+    def _lower_loop(self, loop: mtf.Operation, parts: LoopParts) -> None:
         """As Mesh-TF's own code does, but for TensorFlow's loop around it: condition and body are lowered once, and
         what goes round has to keep its shape."""
-        if type(loop).lower is not _ops.WhileLoopOperation.lower or loop._tf_kwargs:
-            self._lower_loop_in_tensorflow(loop)
+        if not parts.is_plain:
+            self._lower_loop_in_tensorflow(loop, parts)
             return
-        count = len(loop.inputs)
-        starts = [self.tensors[tensor].to_laid_out_tensor() for tensor in loop.inputs]
+        starts = [self.tensors[variable.start].to_laid_out_tensor() for variable in parts.variables]
         starts += [self.impl.slices(tensor.dtype, self.impl.slice_shape(tensor.shape))
-                   for tensor in loop._body_outputs[count:]]
-        self._lower_part(loop, "cond", starts, [loop._cond_output])
-        made = self._lower_part(loop, "body", starts, loop._body_outputs)
-        for start, (slices, axes), inner, output in zip(starts, made, loop._body_outputs, loop.outputs, strict=True):
+                   for tensor, _ in parts.accumulators]
+        self._lower_stage(loop, parts, _CONDITION, starts)
+        made = self._lower_stage(loop, parts, _BODY, starts)
+        for start, (slices, axes), inner, output in zip(starts, made, parts.stages[_BODY].outputs, loop.outputs,
+                                                        strict=True):
             before, after = start.tensor_list[0], slices.tensor_list[0]
             if before.dtype != after.dtype or not before.shape.is_compatible_with(after.shape):
                 raise ValueError(f"{inner.name} enters an iteration with {before.dtype.name} slices of shape "
                                  f"{before.shape}, and leaves it with {after.dtype.name} slices of shape {after.shape}")
             self.set_tensor_lowering(output, slices if axes is None else _PendingSum(self, slices, axes))
 
-    def _lower_part(self, loop: mtf.ops.WhileLoopOperation, part: str, starts: Sequence[Slices],
-                    outputs: Sequence[mtf.Tensor]) -> list[tuple[Slices, _Axes]]:
+    def _lower_stage(self, loop: mtf.Operation, parts: LoopParts, number: int, starts: Sequence[Slices],
+                     ) -> list[tuple[Slices, _Axes]]:
         """Lowers the condition or the body of a loop; of what comes out, the slices and the axes of partial sums."""
-        outer = self.scope
-        scope = (*outer, (loop, part))
-        inputs = getattr(loop, f"_{part}_inputs")
-        self._inside.update(dict.fromkeys(inputs, scope))
-        self.tensors.update(zip(inputs, starts, strict=False))
-        for operation in getattr(loop, f"_{part}_ops"):
+        outer, stage = self.scope, parts.stages[number]
+        scope = (*outer, (loop, number))
+        self._inside.update(dict.fromkeys(stage.inputs, scope))
+        self.tensors.update(zip(stage.inputs, starts, strict=False))
+        for operation in stage.operations:
             self.lower_operation(operation, scope)
         self.scope = scope
         made: list[tuple[Slices, _Axes]] = []
-        for tensor in outputs:
+        for tensor in stage.outputs:
             laid_out = self.tensors[tensor]
-            if part == "body" and isinstance(laid_out, _ops.LazyAllreduceSum):  # is reduced after the loop
+            if number == _BODY and isinstance(laid_out, _ops.LazyAllreduceSum):  # is reduced after the loop
                 made.append((laid_out.laid_out_input, tuple(laid_out.mesh_axes)))
             else:
                 made.append((laid_out.to_laid_out_tensor(), None))
         self.scope = outer
         return made
 
-    def _lower_loop_in_tensorflow(self, loop: mtf.ops.WhileLoopOperation) -> None:
+    def _lower_loop_in_tensorflow(self, loop: mtf.Operation, parts: LoopParts) -> None:
         """By its own code, which lowers the operations of its body by ours."""
-        outer = self.scope
-        ours = copy.copy(loop)
-        for part in ("cond", "body"):
-            scope = (*outer, (loop, part))
-            setattr(ours, f"_{part}_ops", [_InLoop(inner, scope) for inner in getattr(loop, f"_{part}_ops")])
-            self._inside.update(dict.fromkeys(getattr(loop, f"_{part}_inputs"), scope))
-        ours.lower(self)
+        outer, inside = self.scope, []
+        for number, stage in enumerate(parts.stages):
+            scope = (*outer, (loop, number))
+            inside.append([_InLoop(operation, scope) for operation in stage.operations])
+            self._inside.update(dict.fromkeys(stage.inputs, scope))
+        parts.with_operations(*inside).lower(self)
         self.scope = outer
 
-    def _lower_gradient(self, gradient: mtf.ops.GenericGradOperation) -> None:
+    def _lower_gradient(self, gradient: mtf.Operation, forward: mtf.Operation) -> None:
         """With its function, whose outputs it differentiates by its inputs: those at hand are shapes only."""
-        forward = gradient._forward_op
         kept = {tensor: self.tensors[tensor] for tensor in (*forward.inputs, *forward.outputs)}
         pending = any(isinstance(laid_out, _PendingSum) for laid_out in kept.values())
         if not pending:  # else it fails by itself
@@ -324,11 +320,10 @@ class Verifier:
         self._reads: dict[mtf.Operation, _Read] = {}
         self._outer = tf.get_default_graph()
         for operation in graph.operations:
-            if isinstance(operation, mtf.Variable) and hasattr(operation, "_master"):
-                self._outer = operation._master.graph
-                break
-            if isinstance(operation, _ops.ImportOperation):
-                self._outer = operation._tf_tensor.graph
+            rule = rule_of(operation)
+            own = getattr(operation, "_master", None) if rule.is_variable else rule.imported(operation)
+            if own is not None:
+                self._outer = own.graph
                 break
         # A function's graph reads the tensors of the user's graph as if they were its inputs.
         with self._outer.as_default():

@@ -25,8 +25,8 @@ from pase_mtf.lowering.nodes import kernel_of
 from pase_mtf.lowering.recorded import recorded_move
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.machine.kernels import Block, Kernel, float_of_size
-from pase_mtf.operations.alike import lowering_key
 from pase_mtf.operations.flow import all_operations
+from pase_mtf.operations.lowering_key import lowering_key
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
 

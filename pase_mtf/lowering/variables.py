@@ -11,6 +11,7 @@ from pase_mtf.graph.partition import Partition, whole
 from pase_mtf.lowering.emit import Emitter, Scope, scopes
 from pase_mtf.lowering.reshard import move
 from pase_mtf.operations.protocols import LaidOut
+from pase_mtf.operations.registry import rule_of
 
 __all__ = ["LaidOutVariable"]
 
@@ -73,7 +74,7 @@ class LaidOutVariable:
         variable, mesh_impl = self._variable, self._mesh_impl
         if (mesh_impl.size != 1 or mesh_impl.emitter.first_devices is not None
                 or variable.master_dtype != variable.slice_dtype
-                or isinstance(variable, mtf.ops.StackedVariable)):
+                or rule_of(variable).is_stacked):
             return False
         device = mesh_impl.devices[0]
         return not device or tf.DeviceSpec.from_string(device) == tf.DeviceSpec.from_string(variable.master_device)

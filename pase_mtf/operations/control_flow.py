@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes
-from pase_mtf.operations.protocols import Lowering, StockDemands
-from pase_mtf.operations.registry import LoopParts, LoopVariable, Rule, add_rules, always, rule_of
+from pase_mtf.operations.protocols import Lowerable, Lowering, StockDemands
+from pase_mtf.operations.registry import LoopParts, LoopStage, LoopVariable, Rule, add_rules, always, rule_of
 from pase_mtf.operations.stock_sums import PendingSum
 from pase_mtf.operations.trips import static_trips
 
@@ -20,10 +22,22 @@ def _body(operation: mtf.ops.WhileLoopOperation) -> list[mtf.Operation]:
 
 def _loop_parts(op: mtf.ops.WhileLoopOperation) -> LoopParts:
     count = len(op.inputs)
+    stages = (LoopStage(op._cond_inputs, op._cond_ops, [op._cond_output]),
+              LoopStage(op._body_inputs, op._body_ops, op._body_outputs))
     variables = (LoopVariable(*entry) for entry in zip(
         op.inputs, zip(op._cond_inputs, op._body_inputs, strict=True), op._body_outputs, op.outputs, strict=False))
-    return LoopParts(op._cond_output, tuple(variables),
-                     tuple(zip(op._body_outputs[count:], op.outputs[count:], strict=True)))
+    return LoopParts(
+        stages, op._cond_output, tuple(variables),
+        tuple(zip(op._body_outputs[count:], op.outputs[count:], strict=True)),
+        is_plain=type(op).lower is _ops.WhileLoopOperation.lower and not op._tf_kwargs,
+        with_operations=functools.partial(_with_operations, op))
+
+
+def _with_operations(op: mtf.ops.WhileLoopOperation, condition: Sequence[Lowerable],
+                     body: Sequence[Lowerable]) -> mtf.Operation:
+    made = copy.copy(op)
+    made._cond_ops, made._body_ops = list(condition), list(body)
+    return made
 
 
 def _loop_trips(op: mtf.ops.WhileLoopOperation) -> int | None:
@@ -193,9 +207,11 @@ def _same_sums(operation: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) 
 add_rules({
     _ops.WhileLoopOperation: Rule(
         kind=always("none"), reads=_loop_reads, body=_body, loop=_loop_parts, trips=_loop_trips, layer="loop",
-        is_anchor=True, nodes=always(Nodes()), lower=_lower_loop, stock_demands=_loop_demands, stock_sums=_loop_sums),
-    _ops.Depend: Rule(kind=always("none"), waits_for=_depends_on, lower=_lower_depend, stock_demands=_depend_demands),
+        is_anchor=True, nodes=always(Nodes()), lower=_lower_loop, stock_demands=_loop_demands, stock_sums=_loop_sums,
+        holds_others=True),
+    _ops.Depend: Rule(kind=always("none"), waits_for=_depends_on, lower=_lower_depend, stock_demands=_depend_demands,
+                      holds_others=True),
     _ops.StopGradient: Rule(kind=always("none"), is_view=True, stock_sums=_same_sums),
     _ops.CustomGradientOperation: Rule(kind=always("none"), reads=_function_outputs, is_view=True, forwards_sums=True,
-                                       function=_function, stock_sums=_same_sums),
+                                       function=_function, stock_sums=_same_sums, holds_others=True),
 })

@@ -83,5 +83,6 @@ def _demands(operation: mtf.ops.ImportLaidOutTensorOperation, demands: StockDema
             demands.need_parts(operation, dim.name, dim.size // size)
 
 
-add_rules({_ops.ImportLaidOutTensorOperation: Rule(kind=always("none"), splittable=always(()), lower=_lower,
-                                                   stock_demands=_demands)})
+add_rules({_ops.ImportLaidOutTensorOperation: Rule(
+    kind=always("none"), splittable=always(()), lower=_lower, stock_demands=_demands,
+    imported_slices=lambda operation: operation._laid_out_tensor)})

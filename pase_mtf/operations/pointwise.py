@@ -95,5 +95,5 @@ add_rules({
     _ops.Constant: Rule(lower=_lower_constant, stock_demands=_constant_demands),
     _ops.RangeOperation: Rule(lower=_lower_range),
     _ops.PrintOperation: Rule(),
-    _ops.ScalarSummaryOperation: Rule(),
+    _ops.ScalarSummaryOperation: Rule(has_effects=True),
 })

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition
 
-__all__ = ["Dims", "HasDims", "LaidOut", "Lowering", "StockDemands", "dims_in", "dims_of"]
+__all__ = ["Dims", "HasDims", "LaidOut", "Lowerable", "Lowering", "StockDemands", "dims_in", "dims_of"]
 
 Dims = tuple[tuple[str, int], ...]
 """(name, size) of the dims of a tensor."""
@@ -35,6 +35,19 @@ def dims_in(arg: HasDims) -> tuple[mtf.Dimension, ...]:
     if isinstance(arg, mtf.Tensor):
         arg = arg.shape
     return tuple(arg.dims if isinstance(arg, mtf.Shape) else arg)
+
+
+class Lowerable(Protocol):
+    """What Mesh-TF's own loop runs: an operation, or what stands for one.
+
+    Attributes:
+      name: of the operation.
+    """
+
+    name: str
+
+    def lower(self, lowering: Any) -> None:
+        """Sets what its outputs become."""
 
 
 class Lowering(Protocol):

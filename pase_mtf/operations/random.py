@@ -106,4 +106,4 @@ def _generator(op: mtf.ops.RandomOperation) -> Callable | None:
     return generate
 
 
-add_rules({_ops.RandomOperation: Rule(lower=_lower)})
+add_rules({_ops.RandomOperation: Rule(lower=_lower, is_random=True)})

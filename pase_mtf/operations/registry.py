@@ -1,8 +1,8 @@
 """All that is known of a Mesh-TF operation: one rule per Operation class, looked up by the class of an operation.
 
 The families beside this file (einsum, convolution, ...) hold the rules of Mesh-TF's own classes. `register_operation`
-adds one for a class of a user's. Whoever needs to know what an operation computes, costs or lets be split asks here;
-the classes that are named elsewhere are those that Mesh-TF's own code treats apart (docs/architecture.md).
+adds one for a class of a user's. Whoever needs to know what an operation computes, costs, holds or lets be split asks
+here.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.compat import mtf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.operations.nodes import Nodes
-from pase_mtf.operations.protocols import Lowering, StockDemands
+from pase_mtf.operations.protocols import LaidOut, Lowerable, Lowering, StockDemands
 from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 from pase_mtf.operations.trial import Trial, try_operation
 
-__all__ = ["KINDS", "LoopParts", "LoopVariable", "Rule", "add_rules", "always", "dim_sizes", "elements", "is_known",
-           "names_of", "register_operation", "rule_of", "splittable_dims", "tensors_of", "trial_of"]
+__all__ = ["KINDS", "LoopParts", "LoopStage", "LoopVariable", "Rule", "add_rules", "always", "dim_sizes", "elements",
+           "is_known", "names_of", "register_operation", "rule_of", "splittable_dims", "tensors_of", "trial_of"]
 
 KINDS = ("matmul", "convolution", "reduction", "pointwise", "gather", "none")
 """What an operation can be on a device; "none" costs nothing."""
@@ -76,7 +76,7 @@ class LoopVariable(NamedTuple):
 
     Attributes:
       start: its value before the first iteration.
-      seen: what the condition and the body read it as.
+      seen: what the condition and the body read it as, in this order.
       next: what an iteration makes of it.
       output: what it is after the loop.
     """
@@ -87,18 +87,38 @@ class LoopVariable(NamedTuple):
     output: mtf.Tensor
 
 
+class LoopStage(NamedTuple):
+    """The condition of a loop, or its body.
+
+    Attributes:
+      inputs: what it reads the variables as.
+      operations: what it runs, in order.
+      outputs: whether to go on; or the next values of the variables, then what is accumulated.
+    """
+
+    inputs: Sequence[mtf.Tensor]
+    operations: Sequence[mtf.Operation]
+    outputs: Sequence[mtf.Tensor]
+
+
 class LoopParts(NamedTuple):
     """What goes into a loop, round in it, and comes out.
 
     Attributes:
+      stages: its condition and its body.
       condition: whether to go on, made from what the variables are seen as.
       variables: handed from one iteration to the next.
       accumulators: (what an iteration makes, its sum over all iterations after the loop).
+      is_plain: whether Mesh-TF's own code lowers it, by a loop of TensorFlow's without options.
+      with_operations: a copy of the loop that runs others in place of the operations of its condition and its body.
     """
 
+    stages: tuple[LoopStage, LoopStage]
     condition: mtf.Tensor
     variables: tuple[LoopVariable, ...]
     accumulators: tuple[tuple[mtf.Tensor, mtf.Tensor], ...]
+    is_plain: bool
+    with_operations: Callable[[Sequence[Lowerable], Sequence[Lowerable]], mtf.Operation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +146,13 @@ class Rule:
       is_anchor: whether it always opens a layer of its own.
       assigns: (variable, value) for every variable that it sets.
       is_variable: whether it is a variable.
+      is_stacked: of a variable, whether it stands for several, each of which has a master of its own.
+      is_random: whether it draws random numbers.
+      has_effects: whether lowering it does more than to set its outputs.
+      holds_others: whether it has a body, or works on variables, operations or tensors that are no inputs of it.
+      imported: the TensorFlow tensor that it imports, or None.
+      imported_slices: the slices, laid out beforehand, that it imports, or None.
+      differentiates: the operation whose very tensors it has TensorFlow differentiate, or None.
       shift: the (dim, offset) that it shifts by, or None.
       nodes: what it becomes on a device, given a dictionary of what was traced already; None: one node, which
         broadcasts inputs of fewer dims where it is elementwise.
@@ -155,6 +182,13 @@ class Rule:
     is_anchor: bool = False
     assigns: Callable[[mtf.Operation], Sequence[tuple[mtf.Operation, mtf.Tensor]]] = always(())
     is_variable: bool = False
+    is_stacked: bool = False
+    is_random: bool = False
+    has_effects: bool = False
+    holds_others: bool = False
+    imported: Callable[[mtf.Operation], tf.Tensor | None] = always(None)
+    imported_slices: Callable[[mtf.Operation], LaidOut | None] = always(None)
+    differentiates: Callable[[mtf.Operation], mtf.Operation | None] = always(None)
     shift: Callable[[mtf.Operation], tuple[str, int] | None] = always(None)
     nodes: Callable[[mtf.Operation, dict[Hashable, Nodes]], Nodes] | None = None
     leader: Callable[[mtf.Operation], mtf.Operation] = _itself

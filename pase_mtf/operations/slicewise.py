@@ -50,6 +50,10 @@ def _demands(operation: mtf.Operation, demands: StockDemands) -> None:
                        "a function of slices cannot make or sum up a split dim")
 
 
+def _forward(gradient: mtf.Operation) -> mtf.Operation:
+    return gradient._forward_op
+
+
 def _gradient_splittable(operation: mtf.Operation) -> frozenset[str]:
     """It differentiates the very tensors of its forward operation, slice by slice."""
     return splittable_dims(operation._forward_op) & names_of(operation)
@@ -115,6 +119,6 @@ add_rules({
         splittable=_splittable, nodes=_nodes, lower=_lower, stock_demands=_demands),
     _ops.GenericGradOperation: Rule(
         splittable=_gradient_splittable, nodes=_gradient_nodes, contracted=_gradient_contracted,
-        sum_is_pending=always(True), leader=lambda operation: operation._forward_op, lower=_lower_gradient,
+        sum_is_pending=always(True), leader=_forward, differentiates=_forward, lower=_lower_gradient,
         stock_demands=_gradient_demands),
 })

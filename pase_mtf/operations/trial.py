@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 import numpy as np
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.operations.alike import lowering_key
 from pase_mtf.operations.copying import (
     CannotCopyError,
     Pair,
@@ -24,6 +23,7 @@ from pase_mtf.operations.copying import (
     numbers_that_may_be_sizes,
     shrunk,
 )
+from pase_mtf.operations.lowering_key import lowering_key
 from pase_mtf.operations.protocols import LaidOut
 
 __all__ = ["Trial", "try_operation"]

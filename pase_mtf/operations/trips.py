@@ -9,7 +9,6 @@ from pase_mtf.operations.registry import LoopParts, is_known, rule_of
 
 __all__ = ["static_trips"]
 
-_ops = mtf.ops
 _MOST_ELEMENTS = 64
 """Larger tensors are data; what counts iterations is small."""
 _MOST_TRIPS = 100_000
@@ -67,7 +66,7 @@ def _lead_to(tensors: Iterable[mtf.Tensor], given: Iterable[mtf.Tensor]) -> tupl
         elif operation not in done:
             rule = rule_of(operation)
             if (tensor.size > _MOST_ELEMENTS or rule.is_variable or rule.loop(operation) or not is_known(operation)
-                    or isinstance(operation, (_ops.ReadVariable, _ops.RandomOperation))):
+                    or rule.holds_others or rule.is_random):
                 raise _NotStaticError
             stack.append((tensor, True))
             stack += [(source, False) for source in operation.inputs]
@@ -77,8 +76,9 @@ def _lead_to(tensors: Iterable[mtf.Tensor], given: Iterable[mtf.Tensor]) -> tupl
 def _computed(operations: Iterable[mtf.Operation], values: dict[mtf.Tensor, tf.Tensor]) -> _Scalars:
     lowering = _Scalars(values)
     for operation in operations:
-        if isinstance(operation, _ops.ImportOperation):
-            value = tf.get_static_value(operation._tf_tensor)
+        imported = rule_of(operation).imported(operation)
+        if imported is not None:
+            value = tf.get_static_value(imported)
             if value is None:
                 raise _NotStaticError
             lowering.tensors[operation.outputs[0]] = lowering.mesh_impl(None).LaidOutTensor([tf.constant(value)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable
 
 from pase_mtf.compat import mtf
@@ -65,9 +66,10 @@ _VARIABLE = Rule(kind=always("none"), flops=always(0.0), is_variable=True, lower
 
 add_rules({
     _ops.Variable: _VARIABLE,
-    _ops.StackedVariable: _VARIABLE,
-    _ops.ReadVariable: Rule(kind=always("none"), leader=lambda operation: operation._var, lower=_lower_read),
+    _ops.StackedVariable: dataclasses.replace(_VARIABLE, is_stacked=True),
+    _ops.ReadVariable: Rule(kind=always("none"), leader=lambda operation: operation._var, lower=_lower_read,
+                            holds_others=True),
     _ops.Assign: Rule(flops=_assign_flops, assigns=_assign_pairs, nodes=_assign_nodes, lower=_lower_assign,
-                      stock_demands=_assign_demands),
-    _ops.ImportOperation: Rule(kind=always("none")),
+                      stock_demands=_assign_demands, holds_others=True),
+    _ops.ImportOperation: Rule(kind=always("none"), imported=lambda operation: operation._tf_tensor),
 })

@@ -1,0 +1,98 @@
+"""A key per operation, equal for operations that lower alike: their class, settings and shapes.
+
+The layers of a stack repeat each other, in operations that differ in names and in the numbers they compute with only:
+what lowering one of them makes holds for all.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from pase_mtf.compat import mtf, tf
+
+__all__ = ["lowering_key"]
+
+# Attributes of operations that say who they are, not what they do.
+_SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
+_DEEPEST = 6
+# Of these, equal ones are alike.
+_PLAIN = frozenset({str, int, float, bool, type(None), frozenset})
+
+
+class _Itself:
+    """A value of which nobody can say whether another one is alike: it is like no other."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def lowering_key(operation: mtf.Operation) -> Hashable:
+    """Equal for operations that lower alike where their dims are laid out alike and their inputs are in one state.
+
+    What an operation holds and cannot be compared is alike where it is the very same.
+    """
+    if isinstance(operation, mtf.Variable):
+        return type(operation), _key(operation.shape), operation.slice_dtype, operation.activation_dtype
+    return _operation_key(operation, 0)
+
+
+def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:
+    attributes = tuple([(name, _key(value, depth + 1)) for name, value in vars(operation).items()
+                        if name not in _SKIPPED])
+    tensors = tuple([("mtf", ("shape", tuple(tensor.shape.dims)), tensor.dtype)
+                     for tensor in (*operation.inputs, *operation.outputs)])
+    return type(operation), tensors, attributes
+
+
+def _key(value: Any, depth: int = 0) -> Hashable:
+    """Equal for values that make no difference to a lowering. Arrays and tensors count by shape and dtype."""
+    if type(value) in _PLAIN:
+        return type(value), value
+    if isinstance(value, mtf.Dimension):
+        return "dim", value.name, value.size
+    if isinstance(value, mtf.Shape):
+        return "shape", tuple(value.dims)
+    if isinstance(value, mtf.Tensor):
+        return "mtf", _key(value.shape), value.dtype
+    if isinstance(value, tf.Tensor):
+        return "tf", value.dtype, str(value.shape)
+    if isinstance(value, np.ndarray):
+        return "array", value.shape, str(value.dtype)
+    if depth > _DEEPEST:
+        return _Itself(value)
+    if isinstance(value, (list, tuple)):
+        return "list", tuple(_key(item, depth + 1) for item in value)
+    if isinstance(value, dict):
+        return "dict", tuple((name, _key(value[name], depth + 1)) for name in sorted(value, key=str))
+    if isinstance(value, types.FunctionType) and not str(value.__module__).startswith("tensorflow."):
+        cells = tuple(_key(_content(cell), depth + 1) for cell in value.__closure__ or ())
+        defaults = _key(value.__defaults__, depth + 1), _key(value.__kwdefaults__, depth + 1)
+        return "function", value.__module__, value.__code__, cells, defaults
+    if isinstance(value, functools.partial):
+        return "partial", _key(value.func, depth + 1), _key(value.args, depth + 1), _key(value.keywords, depth + 1)
+    if isinstance(value, mtf.Operation):
+        return _operation_key(value, depth + 1)
+    try:
+        hash(value)
+    except TypeError:
+        return _Itself(value)
+    return type(value), value
+
+
+def _content(cell: types.CellType) -> Any:
+    """What a function has of its surroundings; the cell itself where that is not bound yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell
