@@ -52,6 +52,7 @@ class StockLegality:
       whole: dim name -> the problem that any split of it causes.
       apart: pairs of dims that may not share a mesh axis -> the problem.
       parts: dim name -> (number of parts it must have, operation, why).
+      strides: dim name -> (devices from one part to the next that its axis must have, the problem where it has not).
       together: pairs of dims that have to share a mesh axis, or both be whole -> the problem where they do not.
       reshapes: (dims before, dims after) -> operation.
       unknown: operations of classes without a rule, which are tried.
@@ -71,6 +72,7 @@ class StockLegality:
         self.whole: dict[str, Problem] = {}
         self.apart: dict[frozenset[str], Problem] = {}
         self.parts: dict[str, tuple[int, str, str]] = {}
+        self.strides: dict[str, tuple[int, Problem]] = {}
         self.together: dict[frozenset[str], Problem] = {}
         self.reshapes: dict[tuple[Dims, Dims], str] = {}
         self.hopeless: list[Problem] = []
@@ -132,9 +134,15 @@ class StockLegality:
         """No layout at all lowers."""
         self.hopeless.append(Problem(operation.name, tuple(names), reason))
 
-    def need_parts(self, operation: mtf.Operation, name: str, parts: int) -> None:
-        """This dim has to be split into so many parts."""
-        self.parts.setdefault(name, (parts, operation.name, f"its slices were laid out beforehand in {parts} parts"))
+    def need_parts(self, operation: mtf.Operation, name: str, parts: int, stride: int | None = None) -> None:
+        """This dim has to be split into so many parts, so many devices from one to the next (None: on any axis)."""
+        reason = f"its slices were laid out beforehand in {parts} parts"
+        if stride is not None:
+            reason += f", {stride} device{'s' * (stride > 1)} from one to the next"
+            known = self.strides.setdefault(name, (stride, Problem(operation.name, (name,), reason)))
+            if known[0] != stride:
+                self.refuse(operation, [name], f"{reason}; those of {known[1].operation}, {known[0]}")
+        self.parts.setdefault(name, (parts, operation.name, reason))
 
     def need_together(self, operation: mtf.Operation, names: tuple[str, str], parts: int) -> None:
         """These two dims have to be on one axis, of so many devices."""
@@ -202,6 +210,8 @@ class StockLegality:
         if name in self.parts and self.parts[name][0] != sizes[axis]:
             _, operation, reason = self.parts[name]
             return Problem(operation, (name,), reason)
+        if name in self.strides and self.strides[name][0] != math.prod(sizes[axis + 1:]):
+            return self.strides[name][1]
         return self._sums_and_reshapes({name: axis}, sizes)
 
     def problem_of_pair(self, one: str, axis: int, other: str, other_axis: int,

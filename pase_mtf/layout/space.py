@@ -171,7 +171,8 @@ def order_matters(machine: Machine, devices: int) -> bool:
     return any(1 < link.devices < devices for link in machine.links[:-1])
 
 
-def mesh_shapes(devices: int, machine: Machine, axis_names: Sequence[str] = ()) -> tuple[MeshShape, ...]:
+def mesh_shapes(devices: int, machine: Machine, axis_names: Sequence[str] = (), *,
+                ordered: bool = False) -> tuple[MeshShape, ...]:
     """All mesh shapes of up to three axes for so many devices.
 
     Axes are listed in every order that the machine's links tell apart. Where the caller names axes (as the axes that
@@ -181,6 +182,7 @@ def mesh_shapes(devices: int, machine: Machine, axis_names: Sequence[str] = ()) 
       devices: p.
       machine: its links.
       axis_names: names that must be among the axes.
+      ordered: in every order, whatever the machine's links.
 
     Raises:
       UsageError: more names than axes.
@@ -190,7 +192,7 @@ def mesh_shapes(devices: int, machine: Machine, axis_names: Sequence[str] = ()) 
                          f"{MAX_AXES} axes are searched: give mesh_shape to use more")
     if devices == 1:
         return (MeshShape(tuple((name, 1) for name in (axis_names or _DEFAULT_NAMES[:1]))),)
-    ordered = order_matters(machine, devices)
+    ordered = ordered or order_matters(machine, devices)
     spare = [name for name in _DEFAULT_NAMES if name not in axis_names]
     found: dict[MeshShape, None] = {}
     for factors in _factorizations(devices):

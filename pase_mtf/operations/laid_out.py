@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
@@ -15,6 +16,13 @@ from pase_mtf.operations.protocols import Lowering, StockDemands
 from pase_mtf.operations.registry import Rule, add_rules, always
 
 _ops = mtf.ops
+
+
+class _Source(NamedTuple):
+    """What slices were cut from: the tensor, and for every slice which block along every dim it is."""
+
+    tensor: tf.Tensor
+    blocks: list[tuple[int, ...]]
 
 
 def _counts(slices: Sequence[tf.Tensor], shape: mtf.Shape) -> list[int] | None:
@@ -35,16 +43,22 @@ def _cut(tensor: tf.Tensor) -> tuple[tf.Tensor, tuple[int, ...]] | None:
     return None if begin is None else (node.inputs[0], tuple(int(place) for place in begin))
 
 
-def _source(slices: Sequence[tf.Tensor], counts: Sequence[int], shape: mtf.Shape) -> tf.Tensor | None:
+def _source(slices: Sequence[tf.Tensor], counts: Sequence[int], shape: mtf.Shape) -> _Source | None:
     """The one tensor that the slices were cut from, as Mesh-TF's `make_slices` does: all of it is in them."""
     cuts = [_cut(tensor) for tensor in slices]
     known = [cut for cut in cuts if cut is not None]
     if len(known) < len(cuts) or len({id(source) for source, _ in known}) > 1:
         return None
-    steps = [range(0, dim.size, dim.size // count) for dim, count in zip(shape.dims, counts, strict=True)]
-    source = known[0][0]
-    whole = source.shape.is_compatible_with(shape.to_integer_list)
-    return source if whole and {begin for _, begin in known} == set(itertools.product(*steps)) else None
+    extents = [dim.size // count for dim, count in zip(shape.dims, counts, strict=True)]
+    blocks = [tuple(place // extent for place, extent in zip(begin, extents, strict=True)) for _, begin in known]
+    whole = known[0][0].shape.is_compatible_with(shape.to_integer_list)
+    complete = set(blocks) == set(itertools.product(*map(range, counts)))
+    return _Source(known[0][0], blocks) if whole and complete else None
+
+
+def _in_order(slices: Sequence[tf.Tensor], counts: Sequence[int]) -> bool:
+    """Whether one dim is split over all devices: only one mesh has such slices, one after the other."""
+    return sorted(counts)[-2:] in ([len(slices)], [1, len(slices)])
 
 
 def _lower(op: mtf.ops.ImportLaidOutTensorOperation, lowering: Lowering) -> None:
@@ -56,9 +70,10 @@ def _lower(op: mtf.ops.ImportLaidOutTensorOperation, lowering: Lowering) -> None
         return
     whole = None
     if counts is not None:
-        whole = _source(slices, counts, output.shape)
-        # Where one dim is split, a slice for every device, only one mesh has such slices.
-        if whole is None and (set(counts) <= {1} or sorted(counts)[-2:] in ([len(slices)], [1, len(slices)])):
+        source = _source(slices, counts, output.shape)
+        if source is not None:
+            whole = source.tensor
+        elif set(counts) <= {1} or _in_order(slices, counts):
             whole = lowering.assemble(slices, counts, slices[0].device)
     if whole is None:
         raise UsageError(f"{op.name}: {len(slices)} slices of shape {slices[0].shape} do not say which part of "
@@ -67,20 +82,40 @@ def _lower(op: mtf.ops.ImportLaidOutTensorOperation, lowering: Lowering) -> None
     lowering.set_tensor_lowering(output, impl.import_tf_tensor(output, whole))
 
 
+def _strides(slices: Sequence[tf.Tensor], counts: Sequence[int], shape: mtf.Shape) -> list[int | None]:
+    """For every dim that is split, how many devices lie between a block of it and the next; None where nobody knows, 0
+    where the blocks are those of no mesh."""
+    source = _source(slices, counts, shape)
+    if source is None:
+        return [1 if _in_order(slices, counts) else None] * len(counts)
+    found: list[int | None] = []
+    for dim, count in enumerate(counts):
+        blocks = [block[dim] for block in source.blocks]
+        stride = max(1, blocks.index(1)) if count > 1 else len(blocks)
+        found.append(stride if blocks == [device // stride % count for device in range(len(blocks))] else 0)
+    return found
+
+
 def _demands(operation: mtf.ops.ImportLaidOutTensorOperation, demands: StockDemands) -> None:
     if demands.rebuilt:
         return
-    slices, output = operation._laid_out_tensor, operation.outputs[0]
-    if demands.devices and len(slices.tensor_list) != demands.devices and "simd" not in type(slices).__module__:
+    laid_out, output = operation._laid_out_tensor, operation.outputs[0]
+    slices = laid_out.tensor_list
+    one_for_all = "simd" in type(laid_out).__module__
+    if demands.devices and len(slices) != demands.devices and not one_for_all:
         demands.refuse(operation, output.shape.dimension_names or ["(none)"],
-                       f"it imports {len(slices.tensor_list)} slices, the mesh has {demands.devices} devices")
-    for dim, size in zip(output.shape.dims, slices.slice_shape, strict=True):
+                       f"it imports {len(slices)} slices, the mesh has {demands.devices} devices")
+    counts = None if one_for_all else _counts(slices, output.shape)
+    strides = [None] * len(output.shape) if counts is None else _strides(slices, counts, output.shape)
+    for dim, size, stride in zip(output.shape.dims, laid_out.slice_shape, strides, strict=True):
         if size is None or size == dim.size:
             demands.keep_whole(operation, [dim.name], "its slices, laid out beforehand, are whole there")
         elif dim.size % size:
             demands.refuse(operation, [dim.name], f"slices of {size} do not make {dim}")
+        elif stride == 0:
+            demands.refuse(operation, [dim.name], "its slices, laid out beforehand, are in the order of no mesh")
         else:
-            demands.need_parts(operation, dim.name, dim.size // size)
+            demands.need_parts(operation, dim.name, dim.size // size, stride)
 
 
 add_rules({_ops.ImportLaidOutTensorOperation: Rule(

@@ -129,8 +129,8 @@ class StockDemands(Protocol):
     def refuse(self, operation: mtf.Operation, names: Iterable[str], reason: str) -> None:
         """No layout at all lowers."""
 
-    def need_parts(self, operation: mtf.Operation, name: str, parts: int) -> None:
-        """This dim has to be split into so many parts."""
+    def need_parts(self, operation: mtf.Operation, name: str, parts: int, stride: int | None = None) -> None:
+        """This dim has to be split into so many parts, so many devices from one to the next (None: on any axis)."""
 
     def need_together(self, operation: mtf.Operation, names: tuple[str, str], parts: int) -> None:
         """These two dims have to be on one axis, of so many devices."""

@@ -258,8 +258,10 @@ def _tried_spaces(operation: mtf.Operation) -> list[list[mtf.Dimension]]:
 def _tried_demands(operation: mtf.Operation, demands: StockDemands) -> None:
     trial, name = try_operation(operation), type(operation).__name__
     if trial.untried:
+        qualified = f"{type(operation).__module__}.{type(operation).__qualname__}"
         demands.keep_whole(operation, names_of(operation), f"{name} is unknown and cannot be tried: {trial.untried}; "
-                           "tell with register_operation what it can split", known=False)
+                           f"say what it can split: pase_mtf.register_operation({qualified}, splittable=[])",
+                           known=False)
         return
     for dim, reason in trial.whole.items():
         demands.keep_whole(operation, [dim], f"{name}, {reason}")

@@ -135,6 +135,51 @@ def test_imported_slices_keep_their_layout():
             find_layout(b.graph, outputs=[y], machine=FLAT, mesh_shape="all:4")
 
 
+def _cut_for(b, mesh_shape, rules):
+    """Slices of one tensor, cut for a layout; where every one begins, by device."""
+    shape = mtf.Shape([dim("batch", 12), dim("features", 12)])
+    mesh = mtf.convert_to_shape(mesh_shape)
+    impl = placement_mesh_impl.PlacementMeshImpl(mesh, mtf.convert_to_layout_rules(rules), [""] * mesh.size)
+    slices = impl.LaidOutTensor(impl.make_slices(tf.ones([12, 12]), shape))
+    begins = [impl.slice_begin(shape, device) for device in range(mesh.size)]
+    return mtf.import_laid_out_tensor(b.mesh, slices, shape), begins
+
+
+@pytest.mark.parametrize(("mesh_shape", "rules"), [
+    ("a:3;c:4", "batch:a;features:c"), ("a:4;c:3", "features:a;batch:c"), ("a:6;c:2", "batch:c")])
+def test_imported_slices_keep_their_order(mesh_shape, rules):
+    """Slices of the same shapes lie in another order where the axes do: then devices would hold another's slice."""
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x, wanted = _cut_for(b, mesh_shape, rules)
+        found = find_layout(b.graph, 12, [mtf.reduce_sum(mtf.square(x))], FLAT)
+        for layout in (found.best, *found.alternatives):
+            mesh = mtf.convert_to_shape(layout.mesh_shape)
+            impl = placement_mesh_impl.PlacementMeshImpl(
+                mesh, mtf.convert_to_layout_rules(layout.layout_rules), [""] * mesh.size)
+            assert [impl.slice_begin(x.shape, device) for device in range(12)] == wanted
+
+
+def test_imported_slices_of_two_meshes_are_refused():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        x, _ = _cut_for(b, "a:3;c:4", "batch:a")
+        y, _ = _cut_for(b, "c:4;a:3", "batch:a")
+        with pytest.raises(InfeasibleError, match=r"dim batch.*1 device from one to the next; those of import, 4"):
+            find_layout(b.graph, 12, [mtf.reduce_sum(x * y)], FLAT)
+
+
+def test_imported_slices_in_the_order_of_no_mesh_are_refused():
+    with tf.Graph().as_default():
+        b = Builder(tf.float32)
+        whole, shape = tf.ones([12, 12]), mtf.Shape([dim("batch", 12), dim("features", 12)])
+        slices = [tf.slice(whole, [3 * place, 0], [3, 12]) for place in (1, 0, 2, 3)]
+        x = mtf.import_laid_out_tensor(
+            b.mesh, placement_mesh_impl.PlacementMeshImpl.LaidOutTensor(slices), shape)
+        with pytest.raises(InfeasibleError, match="in the order of no mesh"):
+            find_layout(b.graph, 4, [mtf.reduce_sum(x)], FLAT)
+
+
 def test_the_users_graph_is_left_as_it_is():
     with tf.Graph().as_default() as tf_graph:
         b = Builder(tf.float32)
