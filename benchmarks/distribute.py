@@ -16,6 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pase_mtf import models
+from pase_mtf.runtime import operation_threads
+
 __all__ = ["MODELS", "STRATEGIES", "command", "main", "steps_of"]
 
 MODELS = ("alexnet", "transformer")
@@ -46,10 +49,9 @@ def steps_of(output: str) -> Mapping[str, Any]:
 
 def _strategy(name: str, devices: int) -> Any:
     """The strategy, and the devices that it needs, before anything else is run."""
-    import tensorflow as tf
+    import tensorflow as tf  # takes seconds, and is wanted in a process of its own only
     if name == "multi_worker":
         return tf.distribute.MultiWorkerMirroredStrategy()
-    from pase_mtf.runtime import operation_threads
     # As our sessions are set up: the devices of one process share its cores.
     tf.config.threading.set_intra_op_parallelism_threads(operation_threads(devices))
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0],
@@ -59,10 +61,10 @@ def _strategy(name: str, devices: int) -> Any:
 
 def _measure(flags: argparse.Namespace) -> dict[str, Any]:
     strategy = _strategy(flags.strategy, flags.devices)  # before Keras, which starts TensorFlow
+    # TensorFlow takes seconds to import, and Keras starts it.
     import tensorflow as tf
 
     from benchmarks.plain_models import plain_model
-    from pase_mtf import models
     config = models.load_config(flags.model, "tiny", batch=flags.batch)
     with strategy.scope():
         model, loss, batch = plain_model(flags.model, config)

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import auto_mtf
+from pase_mtf.errors import PaseError
+from pase_mtf.machine.machine import Machine
 
 __all__ = ["AUTO_MESH", "PIECES", "STEPS", "run"]
 
@@ -94,6 +96,7 @@ class _Clock:
 @contextlib.contextmanager
 def _clocked() -> Iterator[_Clock]:
     """Within it, building, export and verification are timed."""
+    # It loads TensorFlow, which the process that starts the others does without.
     from pase_mtf.layout import graph, program
     from pase_mtf.layout.verify import Verifier
     clock = _Clock()
@@ -117,10 +120,8 @@ def _cost(entry: Any) -> dict[str, Any] | None:
 
 
 def _full(name: str, devices: int, machine: str) -> dict[str, Any]:
-    from benchmarks import layout_cases
-    from pase_mtf.errors import PaseError
+    from benchmarks import layout_cases  # as in `_clocked`
     from pase_mtf.layout.find import find_layout
-    from pase_mtf.machine.machine import Machine
     operations: list[int] = []
     build = layout_cases.builder(name, "full", devices, lambda graph: operations.append(len(graph.operations)))
     loaded = Machine.load(machine)
@@ -142,7 +143,7 @@ def _full(name: str, devices: int, machine: str) -> dict[str, Any]:
 def _tiny(name: str) -> dict[str, Any]:
     """Losses of the reduced program: on one device, under the layout found by stock lowering, under the best strategy
     per layer by ours; where they differ, on one device with other noise."""
-    from benchmarks import layout_cases, programs
+    from benchmarks import layout_cases, programs  # as in `_clocked`
     from pase_mtf.compat import tf
     from pase_mtf.export.exporter import export_graph
     from pase_mtf.lowering.lowering import lower
@@ -191,8 +192,7 @@ def _difference(losses: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _auto(name: str, devices: int, machine: str, limit: float) -> dict[str, Any]:
-    from benchmarks import layout_cases
-    from pase_mtf.machine.machine import Machine
+    from benchmarks import layout_cases  # as in `_clocked`
     answer = auto_mtf.solve(name, "full", AUTO_MESH[devices], limit)
     if "layout" not in answer:
         return {"problem": answer["failure"], "answer_seconds": answer["seconds"]}

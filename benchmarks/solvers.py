@@ -128,7 +128,7 @@ def toulbar2(network: CostNetwork, limit: float) -> dict[str, Any]:
 def cpsat(network: CostNetwork, limit: float) -> dict[str, Any]:
     """CP-SAT (OR-tools), one thread: a one-hot literal per configuration and per pair of classes, tied as for HiGHS.
     It counts in integers: what is not whole is counted in parts of 1e-9 of the largest cost."""
-    from ortools.sat.python import cp_model
+    from ortools.sat.python import cp_model  # not installed everywhere
     normal = network.normalized()
     wanted = sum(normal.sizes) + sum(edge.matrix.size for edge in normal.edges)
     if wanted > _MOST_VARIABLES:

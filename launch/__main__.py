@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from pase_mtf.errors import ClusterError
+from pase_mtf.launch.cluster.hosts import join_run
+from pase_mtf.launch.cluster.launcher import launch
 from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
 from pase_mtf.launch.console import exit_code_of
 from pase_mtf.launch.interrupts import Interrupts
@@ -40,8 +42,6 @@ def run(options: Options, interrupts: Interrupts) -> int:
 
 
 def _over_processes(options: Options, interrupts: Interrupts) -> int:
-    from pase_mtf.launch.cluster.hosts import join_run
-    from pase_mtf.launch.cluster.launcher import launch
     member = member_of(options)
     if member.rank == 0:
         return launch(resolve(options), member.tasks, interrupts)

@@ -214,7 +214,7 @@ def _exporter(plan: Plan) -> _Export:
     """Exports the program of a model."""
     @contextlib.contextmanager
     def export() -> Iterator[tuple[mtf.Graph, ComputationGraph]]:
-        from pase_mtf.launch.arms.program import export_with_program
+        from pase_mtf.launch.arms.program import export_with_program  # TensorFlow takes seconds to import
         with contextlib.redirect_stdout(sys.stderr):  # how long that took is not the answer
             graph, program = export_with_program(plan)
         yield program, graph
@@ -223,11 +223,12 @@ def _exporter(plan: Plan) -> _Export:
 
 def _builder(text: str) -> Callable[[int], contextlib.AbstractContextManager[tuple[mtf.Graph, ComputationGraph]]]:
     """Builds and exports the program that a function names."""
-    from pase_mtf.layout.named import named_function
+    from pase_mtf.layout.named import named_function  # TensorFlow takes seconds to import
     build = named_function(text)
 
     @contextlib.contextmanager
     def export(devices: int) -> Iterator[tuple[mtf.Graph, ComputationGraph]]:
+        # TensorFlow takes seconds to import.
         from pase_mtf.export.exporter import export_graph
         from pase_mtf.layout.program import Program
         with contextlib.redirect_stdout(sys.stderr):  # what the program itself prints
@@ -240,6 +241,7 @@ def _builder(text: str) -> Callable[[int], contextlib.AbstractContextManager[tup
 def _fill(prices: MeasuredPrices, graph: ComputationGraph, mesh: MeshFlag, left: Callable[[], float], prove: bool,
           tell: Telling) -> Iterator[str]:
     """Measures what strategies of a program run; what that showed, a line per strategy."""
+    # They load numba.
     from pase_mtf.strategy.experts import data_parallel, expert
     from pase_mtf.strategy.kernels_text import untraced_text
     found = prices.find(seconds=left(), prove=prove)

@@ -72,7 +72,7 @@ def placeholders(mesh: mtf.Mesh, features: dict[str, tuple[mtf.Shape, tf.DType]]
     Returns:
       (placeholders to feed, tensors to give to `Model.loss`), both by the name of the feature.
     """
-    from pase_mtf.compat import mtf, tf
+    from pase_mtf.compat import mtf, tf  # TensorFlow takes seconds to import
     fed = {name: tf.placeholder(dtype, shape.to_integer_list, name=name) for name, (shape, dtype) in features.items()}
     imported = {name: mtf.import_tf_tensor(mesh, fed[name], shape, name=f"import_{name}")
                 for name, (shape, _) in features.items()}

@@ -52,9 +52,9 @@ def _restore_gcd() -> None:
 
 def _restore_conversion_function() -> None:
     """`ops.register_tensor_conversion_function` moved to a module of its own."""
-    from tensorflow.python.framework import ops
+    from tensorflow.python.framework import ops  # here, as importing this module imports no TensorFlow
     if not hasattr(ops, "register_tensor_conversion_function"):
-        from tensorflow.python.framework import tensor_conversion_registry
+        from tensorflow.python.framework import tensor_conversion_registry  # earlier TensorFlow has none
         ops.register_tensor_conversion_function = (
             tensor_conversion_registry.register_tensor_conversion_function)
 

@@ -97,6 +97,6 @@ def check_schema(path: str | os.PathLike[str], data: Any, schema: Any) -> None:
 
 @functools.cache
 def _adapter(schema: Any) -> Any:
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter  # as in `check_schema`
     schema.__pydantic_config__ = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
     return TypeAdapter(schema)

@@ -1,6 +1,7 @@
 """docs/architecture.md against the tree: every module has its row, and rows import only what stands above them."""
 
 import ast
+import importlib.util
 import os
 import re
 import sys
@@ -133,3 +134,15 @@ def test_a_package_may_import_only_packages_above_it(rows):
     wrong = [f"{name}: {other}" for name, allowed, _ in rows for other in allowed or ()
              if other not in place or place[other] >= place[name]]
     assert wrong == []
+
+
+def test_an_import_within_a_function_needs_its_reason(repository, tmp_path):
+    spec = importlib.util.spec_from_file_location("lint", repository / "tools" / "lint.py")
+    lint = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lint)
+    lint._ROOT = tmp_path
+    file = tmp_path / "file.py"
+    file.write_text("import io\n\n\ndef f():\n    import os\n    import sys  # takes long\n    import re\n"
+                    "    io.open(os)\n\n    # Likewise.\n    from a import (\n        b)\n"
+                    "    import c\n", encoding="utf-8")
+    assert [problem.partition(": ")[0] for problem in lint._unexplained(file)] == ["file.py:5"]

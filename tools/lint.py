@@ -1,9 +1,10 @@
-"""Runs the checkers that look at the whole package: import-linter's contracts, then mypy.
+"""Runs the checkers that look at the whole package: imports within functions, import-linter's contracts, then mypy.
 
 Both find packages by their folders, and setup.py installs models/ and launch/ under other names than they have in the
 repository: a tree of links gives them those. What is checked stands in pyproject.toml.
 """
 
+import ast
 import importlib.util
 import os
 import shutil
@@ -21,6 +22,34 @@ def _missing() -> list[str]:
     """The checkers that this Python cannot import."""
     checkers = {"importlinter": "import-linter", "mypy": "mypy"}
     return [package for module, package in checkers.items() if importlib.util.find_spec(module) is None]
+
+
+def _unexplained(file: Path) -> list[str]:
+    """Imports within functions without a comment that says why, beside the first of several or above it."""
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    told: set[int] = set()  # the last lines of imports that a comment explains
+    found: dict[int, str] = {}
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                above = max((line for line in range(1, node.lineno) if lines[line - 1].strip()), default=0)
+                if "#" in lines[node.lineno - 1] or lines[above - 1].lstrip().startswith("#") or above in told:
+                    told.add(node.end_lineno or node.lineno)
+                else:
+                    found[node.lineno] = f"{file.relative_to(_ROOT)}:{node.lineno}: an import within a function; " \
+                        "import at the top, or say beside it or above it why not"
+    return [found[line] for line in sorted(found)]
+
+
+def _imports() -> int:
+    """Exit code 1 where an import within a function has no reason."""
+    found = [problem for folder in (*_FOLDERS, "benchmarks", "tools") for file in sorted((_ROOT / folder).rglob("*.py"))
+             for problem in _unexplained(file)]
+    print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
+    return int(bool(found))
 
 
 def _command(command: list[str], folder: Path) -> int:
@@ -51,7 +80,7 @@ def main() -> int:
         imports = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()",
                    "--no-cache"]
         types = [sys.executable, "-m", "mypy", "-p", "pase_mtf"]
-        return max(_command(command, folder) for command in (imports, types)) and 1
+        return max(_imports(), *(_command(command, folder) for command in (imports, types))) and 1
 
 
 if __name__ == "__main__":

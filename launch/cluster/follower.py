@@ -14,13 +14,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pase_mtf import models
 from pase_mtf.errors import FormatError, MismatchError, shortened
+from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.cluster.membership import Membership, started_by_launcher
 from pase_mtf.launch.console import exit_code_of
 from pase_mtf.launch.data import Data, StepBatch, open_data
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import BLOCK
+from pase_mtf.models.presets import config_of
 from pase_mtf.runtime import Devices
 
 if TYPE_CHECKING:  # loads TensorFlow
@@ -58,7 +61,7 @@ def follow(board: Board, devices: Devices) -> None:
     Raises:
       PaseError: what cannot be done here.
     """
-    from pase_mtf.launch.arms.arm import Recipe, build_arm, rows_of
+    from pase_mtf.launch.arms.arm import Recipe, build_arm, rows_of  # TensorFlow takes seconds to import
     arms: dict[int, Arm] = {}
     while (told := board.hear())["do"] != "end":
         match told["do"]:
@@ -89,9 +92,6 @@ def _run(told: Mapping[str, Any], devices: Devices) -> tuple[Plan, _Feed]:
       DataError: it has none.
       FormatError: it does not see the checkpoint.
     """
-    from pase_mtf import models
-    from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
-    from pase_mtf.models.presets import config_of
     options = ResolvedOptions(**told["options"])
     checkpoint = told["checkpoint"] and CheckpointInfo(**told["checkpoint"])
     if checkpoint and not os.path.isdir(checkpoint.folder):

@@ -199,7 +199,7 @@ def _checked_labels(labels: np.ndarray, path: str, config: ImageConfig, given: S
 
 def _open_image(path: str) -> PIL.Image.Image:
     """The opened file; its pixels are not read yet."""
-    import PIL.Image  # here and below: loaded only by runs that read pictures
+    import PIL.Image  # loaded only by runs that read pictures
     try:
         return PIL.Image.open(path, formats=("JPEG", "PNG"))
     except FileNotFoundError as error:
@@ -210,13 +210,13 @@ def _open_image(path: str) -> PIL.Image.Image:
 
 
 def _picture(pixels: np.ndarray) -> PIL.Image.Image:
-    import PIL.Image
+    import PIL.Image  # as in `_open_image`
     return PIL.Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
 
 def _fit(image: PIL.Image.Image, config: ImageConfig, path: str = "") -> np.ndarray:
     """Pixels in the model's size and channels, uint8."""
-    import PIL.Image
+    import PIL.Image  # as in `_open_image`
     try:
         image = image.convert("L" if config.image_channels == 1 else "RGB")
         if image.size != (config.image, config.image):

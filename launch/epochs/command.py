@@ -25,11 +25,10 @@ __all__ = ["main"]
 
 
 def _run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
-    # Here and not above: --help and a mistyped flag wait for nothing that one command needs.
     if flags.command == "measure":
-        from pase_mtf.launch.epochs.measure_command import run
+        from pase_mtf.launch.epochs.measure_command import run  # --help and a mistyped flag do not wait for it
     else:
-        from pase_mtf.launch.epochs.project_command import run
+        from pase_mtf.launch.epochs.project_command import run  # likewise
     return run(flags, interrupts)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pase_mtf import models
 from pase_mtf.errors import DataError, FormatError, UsageError, nearest, shortened
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.data import Batch, Data, Source
@@ -217,7 +218,6 @@ def measure(settings: Settings, source: Source, config: ModelConfig, file: RunFi
 
 def _measure(settings: Settings, train: Source, held: Source, config: ModelConfig, batch: int, seed: int, threads: int,
              tell: Callable[[int, int, float, float], object]) -> Measured:
-    from pase_mtf import models
     from pase_mtf.launch.epochs.training import Trainer  # brings TensorFlow
     start = time.process_time()
     piece, count = pieces_of(batch, settings.piece)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
+from pase_mtf import models
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.projection import Projection, project_training
@@ -71,7 +72,7 @@ def _check_picture(path: str) -> None:
 
 def picture_of(projection: Projection, path: str) -> bytes:
     """The picture as the bytes of a file of that name; the same for the same numbers."""
-    import matplotlib
+    import matplotlib  # loaded only to draw
 
     from pase_mtf.epochs.picture import projection_figure
     drawn, kind = io.BytesIO(), os.path.splitext(path)[1].removeprefix(".")
@@ -115,7 +116,7 @@ def graph_exporter(model: str, preset: str) -> Callable[[int], ComputationGraph]
     """batch -> the graph of a model's training step, exported once for every batch."""
     @functools.cache
     def export(batch: int) -> ComputationGraph:
-        from pase_mtf import models
+        # TensorFlow takes seconds to import, and step times may come from a file.
         from pase_mtf.compat import tf
         from pase_mtf.export.exporter import export_graph
         from pase_mtf.launch.arms.program import build_program, variables_by_name

@@ -52,7 +52,7 @@ def _speedup(point: Point, ways: int, base: float) -> float:
 
 def _plain_ticks(axes: Axes, values: Sequence[int]) -> None:
     """Ticks at some of the values, in plain numbers."""
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator  # loaded only to draw
     shown = [value for place, value in enumerate(values) if place % (1 + len(values) // 8) == 0]
     axes.set_xticks(shown, [str(value) for value in shown])
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -64,7 +64,7 @@ def _plain_ticks(axes: Axes, values: Sequence[int]) -> None:
 
 def projection_figure(projection: Projection) -> Figure:
     """Both beside each other."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # loaded only to draw
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     draw_curve(left, projection.curve)

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
+from pase_mtf.export.exporter import export_as
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
@@ -463,7 +464,6 @@ def lower(graph: mtf.Graph, strategy: _Strategy, devices: Sequence[str], step: t
       MismatchError: the strategy was made for another graph.
       InfeasibleError: a configuration that a layer does not support.
     """
-    from pase_mtf.export.exporter import export_as
     exported = export_as(graph, strategy.graph_hash)
     if exported.hash != strategy.graph_hash:
         raise MismatchError(f"the strategy was found for graph {strategy.graph_hash}, this one is {exported.hash}; "

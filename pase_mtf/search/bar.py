@@ -22,7 +22,7 @@ class ProgressBar:
             return
         self._last = seconds
         if self._bar is None:
-            from tqdm import tqdm
+            from tqdm import tqdm  # loaded only by searches that take a second
             self._bar = tqdm(bar_format="searching {elapsed}: {postfix}", file=sys.stderr)
         known = math.isfinite(lower_bound)
         gap = f", gap {(cost - lower_bound) / abs(cost):.2%}" if known and math.isfinite(cost) and cost else ""

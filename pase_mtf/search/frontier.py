@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pase_mtf.errors import UsageError
+from pase_mtf.files import write_atomically
 from pase_mtf.search.memory import least_memory, minimise_within
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Progress, Solution, relative_gap, solve
@@ -106,11 +108,7 @@ def plot_frontier(points: Sequence[FrontierPoint], path: str | os.PathLike[str],
     Raises:
       UsageError: the file cannot be written.
     """
-    import io
-
-    from matplotlib.figure import Figure
-
-    from pase_mtf.files import write_atomically
+    from matplotlib.figure import Figure  # loaded only to draw
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     draw_frontier(axes, points)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -133,7 +134,6 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
 @functools.cache
 def _options(function: Callable[..., Solution]) -> frozenset[str] | None:
     """The options a search takes; None if it takes any."""
-    import inspect
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None

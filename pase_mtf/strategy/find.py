@@ -157,8 +157,8 @@ def _by_measured_kernels(graph: Any, devices: int, machine: GivenMachine, method
     if method not in ("exact", "mcmc", *BY_HAND):
         raise UsageError(f"method {method!r} is for roofline prices; take \"exact\"")
     tell = Telling()
-    kernels = kernel_times(machine, devices, tell=tell)  # what is wrong with a file is told before TensorFlow is loaded
-    from pase_mtf.export.exporter import export_graph
+    kernels = kernel_times(machine, devices, tell=tell)
+    from pase_mtf.export.exporter import export_graph  # what is wrong with a file is told before TensorFlow is loaded
     exported = export_graph(graph, sharded_updates=sharded_updates)
     prices = prices_by_kernels(graph, exported, kernels, tell)
     if method in BY_HAND:
