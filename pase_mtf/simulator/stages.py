@@ -17,7 +17,7 @@ from pase_mtf.graph.computation_graph import Layer
 from pase_mtf.graph.partition import groups
 from pase_mtf.machine.machine import Machine
 
-__all__ = ["LayerStages", "Stage", "Stages", "first_operations", "gradient_seconds"]
+__all__ = ["LayerStages", "Stage", "Stages", "first_operations", "gradient_seconds", "nodes_by_phase"]
 
 _OVERHEAD = PARTS.index("overhead")
 _ROWS = tuple(tuple(PARTS.index(name) for name in (phase, f"all-reduce {phase}", f"resharding {phase}"))
@@ -100,7 +100,7 @@ class Stages:
             self._signatures[alike] = layer_signature(priced.graph.layers[layer])
         table = _table(priced.graph.layers[layer], priced, layer, choice)
         devices, parts = int(table.devices[0]), priced.parts[layer][:, choice]
-        nodes = _nodes(self._signatures[alike])
+        nodes = nodes_by_phase(self._signatures[alike])
         stages = []
         for phase, (kernels, summed, moved) in zip(PHASES, _ROWS, strict=True):
             overhead = parts[_OVERHEAD] * (nodes[phase] / max(1, sum(nodes.values())))
@@ -116,7 +116,7 @@ def _table(layer: Layer, priced: PricedNetwork, number: int, choice: int) -> Con
     return ConfigurationTable.build([priced.configurations[number][choice]], dim_positions(layer), len(layer.dims))
 
 
-def _nodes(signature: Iterable[OperationSignature]) -> dict[str, int]:
+def nodes_by_phase(signature: Iterable[OperationSignature]) -> dict[str, int]:
     """Phase -> how many nodes a layer's operations become on a device: each has its overhead."""
     found = dict.fromkeys(PHASES, 0)
     for entry in signature:

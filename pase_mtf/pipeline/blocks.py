@@ -1,0 +1,135 @@
+"""Where the layers of a graph can be cut into stages, and the blocks of consecutive layers that stages are made of."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer
+
+__all__ = ["BLOCKS", "Blocks", "find_blocks", "part_of_graph", "summed_within"]
+
+BLOCKS = 16
+"""Most blocks that a graph is made into."""
+
+_UNEVEN = 1.5
+"""How many times the mean work a block may have, unless it is one that cannot be cut."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Consecutive layers of a graph, block by block.
+
+    Attributes:
+      graph: no sum is left to an edge between two blocks.
+      starts: the first layer of every block, and behind the last the number of layers.
+    """
+
+    graph: ComputationGraph
+    starts: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.starts) - 1
+
+    def of_layer(self, layer: int) -> int:
+        """The block of a layer."""
+        return bisect.bisect_right(self.starts, layer) - 1
+
+
+def find_blocks(graph: ComputationGraph, work: Sequence[float], most: int = BLOCKS) -> Blocks:
+    """Makes a graph into blocks of about equal work, at cuts that the fewest bytes cross.
+
+    A cut is possible where every tensor of the forward pass crosses it upwards and every gradient downwards.
+
+    Args:
+      graph: of one microbatch.
+      work: per layer, in any unit.
+      most: blocks.
+    """
+    cuts = _possible_cuts(graph)
+    crossing = _bytes_across(graph)
+    ends = [0, *cuts, len(graph.layers)]
+    upto = [0.0, *itertools.accumulate(work)]
+    pieces = [upto[end] - upto[begin] for begin, end in itertools.pairwise(ends)]
+    allowed = max(_UNEVEN * upto[-1] / most, *pieces) if pieces else 0.0
+    # least[b][e]: bytes over the cuts of what stands before ends[e] in b blocks.
+    least: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(math.inf, 0)] * (len(ends) - 1)]
+    for _ in range(min(most, len(ends) - 1)):
+        row = [(math.inf, 0)]
+        for end in range(1, len(ends)):
+            cut = 0.0 if end == len(ends) - 1 else crossing[ends[end]]
+            row.append(min(((least[-1][begin][0] + cut, begin) for begin in range(end)
+                            if upto[ends[end]] - upto[ends[begin]] <= allowed * (1.0 + 1e-9)),
+                           default=(math.inf, 0)))
+        least.append(row)
+    # As many blocks as there may be: what a stage needs fewer of, it joins.
+    count = max((number for number, row in enumerate(least) if row[-1][0] < math.inf), default=0)
+    if not count:  # too uneven for so few
+        return Blocks(graph, (0, len(graph.layers)))
+    starts, place = [len(graph.layers)], len(ends) - 1
+    for number in range(count, 0, -1):
+        place = least[number][place][1]
+        starts.append(ends[place])
+    return summed_within(graph, tuple(reversed(starts)))
+
+
+def _possible_cuts(graph: ComputationGraph) -> list[int]:
+    """The layers before which the graph can be cut."""
+    closed: set[int] = set()
+    for edge in graph.edges:
+        upwards = edge.source < edge.target
+        if edge.source != edge.target and edge.phase != "update" and upwards != (edge.phase == "forward"):
+            closed.update(range(min(edge.source, edge.target) + 1, max(edge.source, edge.target) + 1))
+    return [layer for layer in range(1, len(graph.layers)) if layer not in closed]
+
+
+def _bytes_across(graph: ComputationGraph) -> list[float]:
+    """Bytes that cross a cut before every layer."""
+    changes = [0.0] * (len(graph.layers) + 1)
+    for edge in graph.edges:
+        nbytes = edge.trips * math.prod(edge.shape) * edge.itemsize
+        low, high = sorted((edge.source, edge.target))
+        changes[low + 1] += nbytes
+        changes[high + 1 if high < len(graph.layers) else high] -= nbytes
+    return list(itertools.accumulate(changes))
+
+
+def summed_within(graph: ComputationGraph, starts: tuple[int, ...]) -> Blocks:
+    """The blocks that begin at these layers, of the graph whose partial sums are summed before they leave a block."""
+    blocks = Blocks(graph, starts)
+    crossing = {(edge.source, edge.pending) for edge in graph.edges
+                if edge.pending and blocks.of_layer(edge.source) != blocks.of_layer(edge.target)}
+    if not crossing:
+        return blocks
+    edges = tuple(dataclasses.replace(edge, pending=()) if (edge.source, edge.pending) in crossing else edge
+                  for edge in graph.edges)
+    layers = [_keeping(layer, {dims for source, dims in crossing if source == number})
+              for number, layer in enumerate(graph.layers)]
+    return Blocks(dataclasses.replace(graph, layers=tuple(layers), edges=edges), starts)
+
+
+def _keeping(layer: Layer, kept: set[tuple[str, ...]]) -> Layer:
+    """A layer that hands on no sums over these dims."""
+    if not kept:
+        return layer
+    operations = tuple(dataclasses.replace(operation, handed_on=tuple(
+        output for output in operation.handed_on
+        if (operation.partial_sums[output] if operation.partial_sums else operation.reduced) not in kept))
+        for operation in layer.operations)
+    return dataclasses.replace(layer, operations=operations)
+
+
+def part_of_graph(graph: ComputationGraph, first: int, stop: int) -> ComputationGraph:
+    """The layers from `first` to before `stop`, and the edges between them."""
+    edges = tuple(dataclasses.replace(edge, source=edge.source - first, target=edge.target - first)
+                  for edge in graph.edges if _within(edge, first, stop))
+    return dataclasses.replace(graph, layers=graph.layers[first:stop], edges=edges)
+
+
+def _within(edge: Edge, first: int, stop: int) -> bool:
+    return first <= edge.source < stop and first <= edge.target < stop

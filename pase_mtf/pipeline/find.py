@@ -1,0 +1,145 @@
+"""Finds the pipeline whose simulated step is shortest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pase_mtf.arguments import checked_arguments
+from pase_mtf.calibration.load import GivenMachine, load_machine
+from pase_mtf.cost.build import build_network
+from pase_mtf.cost.memory import MEMORY_PARTS, strategy_memory
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import LOCAL, Machine
+from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, part_of_graph, summed_within
+from pase_mtf.pipeline.cutting import Cut, cut_stages
+from pase_mtf.pipeline.pipeline import Pipeline, Stage
+from pase_mtf.pipeline.schedule import check_schedule, in_flight
+from pase_mtf.pipeline.simulate import Laid, Step, simulate_step
+from pase_mtf.pipeline.stage_costs import StageCosts
+
+__all__ = ["evaluate_pipeline", "find_pipeline"]
+
+_ACTIVATIONS = MEMORY_PARTS[3]
+
+
+class _Candidate(NamedTuple):
+    """A cut that is simulated."""
+
+    microbatches: int
+    graph: ComputationGraph
+    stages: tuple[Laid, ...]
+    step: Step
+
+
+@checked_arguments
+def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, machine: GivenMachine = LOCAL, *,
+                  schedule: str = "1f1b", stages: int | None = None, blocks: int = BLOCKS,
+                  memory_limit: float | None = None) -> Pipeline:
+    """Finds stages, the strategy of each, and how many microbatches go through them.
+
+    Layers are made into blocks. The cheapest strategy of every run of blocks on every group of devices comes from the
+    exact search; the blocks are cut into stages so that the sum over the stages, and K - 1 times the slowest, is least;
+    the best cuts into every number of stages are simulated, with what travels between stages, and the one whose step is
+    shortest is returned. Groups are of consecutive devices, of a size that divides p, and begin at a multiple of it.
+
+    Args:
+      graphs: number of microbatches K -> the training step of one of them (a batch of 1/K of the examples).
+      devices: p.
+      machine: as of `find_strategy`.
+      schedule: "1f1b" or "gpipe".
+      stages: how many there are to be; None: two or more, what is fastest.
+      blocks: into how many the layers are made at most.
+      memory_limit: bytes that a device may hold.
+
+    Returns:
+      The pipeline. Its search says "blocks", "pairs" (runs of blocks on groups of devices), "searched" (exact searches:
+      those that are alike are searched once), "optimal" (whether all of these are proven), "microbatches" (the numbers
+      that were tried), "simulated", and "seconds" of all of it.
+
+    Raises:
+      UsageError: no graph, or a number that makes no sense.
+      InfeasibleError: no pipeline keeps to the memory, or the layers cannot be cut so often.
+    """
+    check_schedule(schedule)
+    if not graphs or any(type(count) is not int or count < 1 for count in graphs):
+        raise UsageError(f"graphs of {shortened(list(graphs))} microbatches; give a graph per positive number")
+    if type(devices) is not int or devices < 1:
+        raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
+    if stages is not None and not 1 <= stages <= devices:
+        raise UsageError(f"stages={shortened(stages)}: give a number from 1 to {devices}, the devices")
+    if blocks < 1:
+        raise UsageError(f"blocks={shortened(blocks)}: give a positive number")
+    start = time.perf_counter()
+    machine = load_machine(machine, devices)
+    told: dict[str, Any] = {"blocks": 0, "pairs": 0, "searched": 0, "optimal": True, "microbatches": sorted(graphs),
+                            "simulated": 0}
+    found: list[_Candidate] = []
+    for count, graph in sorted(graphs.items()):
+        made = find_blocks(graph, _work(graph, machine), blocks)
+        costs = StageCosts(made, machine, count, memory_limit)
+        cuts = cut_stages(costs, made.count, devices, count, schedule, shared_cores=machine.shared_cores)
+        wanted = {number: cut for number, cut in cuts.items() if number == stages or (stages is None and number > 1)}
+        for cut in wanted.values():
+            laid = _laid(made, cut)
+            found.append(_Candidate(count, made.graph, laid,
+                                    simulate_step(made.graph, laid, count, schedule, machine)))
+        told.update(blocks=max(told["blocks"], made.count), pairs=told["pairs"] + costs.pairs,
+                    searched=told["searched"] + costs.searched, optimal=told["optimal"] and costs.optimal,
+                    simulated=told["simulated"] + len(wanted))
+    if not found:
+        name = next(iter(graphs.values())).name
+        raise InfeasibleError(f"{name}: no pipeline of {stages or 'two or more'} stages on {devices} devices" + (
+            "" if memory_limit is None else f" within {memory_limit:.0f} bytes each") + "; the layers make "
+            f"{told['blocks']} blocks; take fewer stages" + ("" if memory_limit is None else ", or more microbatches"))
+    best = min(found, key=lambda candidate: candidate.step.seconds)
+    told["seconds"] = time.perf_counter() - start
+    return _pipeline(graphs[best.microbatches], best.stages, best.microbatches, schedule, machine, devices, best.step,
+                     told)
+
+
+def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str,
+                      machine: Machine) -> Pipeline:
+    """The pipeline of stages that are given.
+
+    Args:
+      graph: of one microbatch.
+      stages: all of it, on consecutive groups of devices.
+      microbatches: K.
+      schedule: "1f1b" or "gpipe".
+      machine: whose numbers count.
+    """
+    check_schedule(schedule)
+    summed = summed_within(graph, (0, *(stage.stop for stage in stages)))
+    step = simulate_step(summed.graph, stages, microbatches, schedule, machine)
+    devices = stages[-1].offset + stages[-1].devices
+    told = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False, "microbatches": [microbatches],
+            "simulated": 1, "seconds": 0.0}
+    return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told)
+
+
+def _work(graph: ComputationGraph, machine: Machine) -> list[float]:
+    """Seconds of every layer on one device."""
+    priced = build_network(graph, machine, 1)
+    return [float(vector.min()) for vector in priced.network.vectors]
+
+
+def _laid(blocks: Blocks, cut: Cut) -> tuple[Laid, ...]:
+    return tuple(Laid(blocks.starts[stage.first], blocks.starts[stage.stop], stage.offset, stage.devices,
+                      stage.choice.configurations) for stage in cut.stages)
+
+
+def _pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str, machine: Machine,
+              devices: int, step: Step, told: dict[str, Any]) -> Pipeline:
+    made = []
+    for number, (stage, taken, idle) in enumerate(zip(stages, step.stages, step.idle, strict=True)):
+        flying = in_flight(schedule, len(stages) - number, microbatches)
+        memory = strategy_memory(part_of_graph(graph, stage.first, stage.stop), stage.configurations)
+        memory[_ACTIVATIONS] *= flying
+        made.append(Stage(stage.first, stage.stop, stage.offset, stage.devices, *taken, idle, flying, memory))
+    return Pipeline(graph.name, graph.hash, devices, machine.name, microbatches, schedule,
+                    tuple(layer.name for layer in graph.layers),
+                    tuple(chosen for stage in stages for chosen in stage.configurations), tuple(made), step.seconds,
+                    dict(told))

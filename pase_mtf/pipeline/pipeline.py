@@ -1,0 +1,191 @@
+"""A pipeline: stages of consecutive layers, each with devices and a strategy of its own, and what a step takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+from tabulate import tabulate
+from typing_extensions import TypedDict
+
+from pase_mtf.amounts import bytes_text
+from pase_mtf.errors import FormatError, PaseError
+from pase_mtf.files import check_schema, read_json, write_atomically
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.pipeline.schedule import SCHEDULES
+
+__all__ = ["FORMAT", "VERSION", "Pipeline", "Stage"]
+
+FORMAT = "pase_mtf.pipeline"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Consecutive layers on a group of devices.
+
+    Attributes:
+      first, stop: its layers, the last excluded.
+      offset, devices: where its group of devices begins, and how many they are.
+      forward, backward, update: seconds of a microbatch forward and backward, and of the update of a step.
+      idle: the fraction of a step in which its devices compute nothing.
+      in_flight: of how many microbatches it keeps the activations at most.
+      memory: part -> predicted bytes per device, the activations of all microbatches in flight.
+    """
+
+    first: int
+    stop: int
+    offset: int
+    devices: int
+    forward: float
+    backward: float
+    update: float
+    idle: float
+    in_flight: int
+    memory: dict[str, float]
+
+    @property
+    def memory_bytes(self) -> float:
+        """Predicted bytes on each of its devices."""
+        return sum(self.memory.values())
+
+
+class _StageFields(TypedDict):
+    first: int
+    stop: int
+    offset: int
+    devices: int
+    forward: float
+    backward: float
+    update: float
+    idle: float
+    in_flight: int
+    memory: dict[str, float]
+
+
+class _PipelineFields(TypedDict):
+    format: str
+    version: int
+    graph_name: str
+    graph_hash: str
+    devices: int
+    machine_name: str
+    microbatches: int
+    schedule: str
+    layer_names: list[str]
+    configurations: list[list[list[Any]]]
+    stages: list[_StageFields]
+    seconds: float
+    search: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """How a program is computed in stages.
+
+    Attributes:
+      graph_name, graph_hash: of one microbatch.
+      devices: p.
+      machine_name: whose numbers `seconds` are.
+      microbatches: K.
+      schedule: one of `schedule.SCHEDULES`.
+      layer_names: as in the graph.
+      configurations: one per layer, on the devices of its stage.
+      stages: in their order.
+      seconds: predicted time of a step, simulated.
+      search: what was searched (`find.find_pipeline`).
+    """
+
+    graph_name: str
+    graph_hash: str
+    devices: int
+    machine_name: str
+    microbatches: int
+    schedule: str
+    layer_names: tuple[str, ...]
+    configurations: tuple[Configuration, ...]
+    stages: tuple[Stage, ...]
+    seconds: float
+    search: dict[str, Any]
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """Part -> predicted bytes on the fullest device."""
+        return max(self.stages, key=lambda stage: stage.memory_bytes).memory
+
+    @property
+    def memory_bytes(self) -> float:
+        """Predicted bytes on the fullest device."""
+        return sum(self.memory.values())
+
+    def stage_of(self, layer: int) -> int:
+        """The number of the stage of a layer."""
+        return next(number for number, stage in enumerate(self.stages) if stage.first <= layer < stage.stop)
+
+    def table(self) -> str:
+        """The stages as a table: their layers, devices, milliseconds, idle time and memory."""
+        rows = [[number, f"{self.layer_names[stage.first]} .. {self.layer_names[stage.stop - 1]}",
+                 f"{stage.offset}-{stage.offset + stage.devices - 1}" if stage.devices > 1 else f"{stage.offset}",
+                 f"{1e3 * stage.forward:.3f}", f"{1e3 * stage.backward:.3f}", f"{1e3 * stage.update:.3f}",
+                 f"{100 * stage.idle:.0f} %", stage.in_flight, bytes_text(stage.memory_bytes)]
+                for number, stage in enumerate(self.stages, 1)]
+        table = tabulate(rows, ["stage", "layers", "devices", "forward ms", "backward ms", "update ms", "idle",
+                                "in flight", "memory"], disable_numparse=True)
+        return (f"pipeline: {self.graph_name} on {self.devices} devices ({self.machine_name}), "
+                f"{len(self.stages)} stages, {self.microbatches} microbatches, {self.schedule}, "
+                f"predicted {1e3 * self.seconds:.3f} ms a step; "
+                f"{self.statement}\n{table}")
+
+    @property
+    def statement(self) -> str:
+        """What was searched, and what is proven of the answer."""
+        found = self.search
+        proof = "each proven optimal" if found["optimal"] else "not all proven optimal"
+        counts = " or ".join(map(str, found["microbatches"]))
+        return (f"{found['pairs']} stages on groups of devices ({found['blocks']} blocks, {found['searched']} "
+                f"searches, {proof}); the best cut for {counts} microbatches and every number of stages, "
+                f"{found['simulated']} simulated")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the pipeline as JSON, whole or not at all."""
+        data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        data["configurations"] = [[list(axis) for axis in configuration.axes] for configuration in self.configurations]
+        write_atomically(path, json.dumps(data, indent=1))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Pipeline:
+        """Reads a pipeline that `save` wrote.
+
+        Raises:
+          FormatError: missing, truncated or foreign file.
+        """
+        data = read_json(path, FORMAT, VERSION)
+        check_schema(path, data, _PipelineFields)
+        try:
+            configurations = tuple(Configuration(tuple(map(tuple, axes))) for axes in data["configurations"])
+        except PaseError as error:
+            raise FormatError(f"{path}: {error}") from error
+        stages = tuple(Stage(**stage) for stage in data["stages"])
+        found = cls(**{**{field.name: data[field.name] for field in dataclasses.fields(cls)},
+                       "configurations": configurations, "layer_names": tuple(data["layer_names"]), "stages": stages})
+        if problem := found._problem():
+            raise FormatError(f"{path}: not a complete pipeline ({problem}); search again")
+        return found
+
+    def _problem(self) -> str:
+        """What is wrong with what a file held; empty where nothing is."""
+        if len(self.configurations) != len(self.layer_names):
+            return "lists of unequal length"
+        if self.schedule not in SCHEDULES or self.microbatches < 1:
+            return f"{self.microbatches} microbatches in the order {self.schedule!r}"
+        begins = [(0, 0), *((stage.stop, stage.offset + stage.devices) for stage in self.stages)]
+        if begins[-1] != (len(self.layer_names), self.devices) or any(
+                (stage.first, stage.offset) != begin or stage.stop <= stage.first or stage.devices < 1
+                for stage, begin in zip(self.stages, begins, strict=False)):
+            return "stages that leave out layers or devices"
+        if any(configuration.devices > stage.devices for stage in self.stages
+               for configuration in self.configurations[stage.first:stage.stop]):
+            return "a layer on more devices than its stage has"
+        return ""

@@ -1,0 +1,169 @@
+"""A step of a pipeline, simulated: every stage computes its microbatches in the order of the schedule, what it needs of
+other stages travels between their groups of devices meanwhile.
+
+What a stage takes forward, backward and for the update is simulated by itself, device by device, with all-reduces that
+kernels hide; gradients are summed over the microbatches on every device, and between devices once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pase_mtf.cost.build import build_network
+from pase_mtf.cost.signature import PHASES
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.partition import Partition
+from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.blocks import part_of_graph
+from pase_mtf.pipeline.schedule import Task, tasks_in_order
+from pase_mtf.simulator.schedule import Tasks, picoseconds, schedule
+from pase_mtf.simulator.simulate import Simulator
+from pase_mtf.simulator.transfers import transfers
+
+__all__ = ["Laid", "StageSeconds", "Step", "simulate_step", "stage_seconds"]
+
+
+class Laid(NamedTuple):
+    """A stage of a graph.
+
+    Attributes:
+      first, stop: its layers, the last excluded.
+      offset, devices: where its group begins, and how many devices that has.
+      configurations: one per layer.
+    """
+
+    first: int
+    stop: int
+    offset: int
+    devices: int
+    configurations: tuple[Configuration, ...]
+
+
+class StageSeconds(NamedTuple):
+    """What a stage takes: of a microbatch forward and backward, and once a step."""
+
+    forward: float
+    backward: float
+    update: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A simulated step.
+
+    Attributes:
+      seconds: when all is done.
+      stages: what each takes.
+      idle: of every stage, the fraction of the step in which its devices compute nothing.
+    """
+
+    seconds: float
+    stages: tuple[StageSeconds, ...]
+    idle: tuple[float, ...]
+
+
+def stage_seconds(graph: ComputationGraph, stage: Laid, machine: Machine) -> StageSeconds:
+    """What a stage takes by itself.
+
+    Args:
+      graph: of one microbatch.
+      stage: of it.
+      machine: whose numbers count.
+    """
+    part = part_of_graph(graph, stage.first, stage.stop)
+    priced = build_network(part, machine, stage.devices, [[chosen] for chosen in stage.configurations])
+    line = Simulator(priced).timeline([0] * len(part.layers))
+    ends = [max((one.end for one in line.slices if one.phase in PHASES[:number + 1]
+                 and one.kind != "gradient all-reduce"), default=0.0) for number in range(2)]
+    return StageSeconds(ends[0], ends[1] - ends[0], line.seconds - ends[1])
+
+
+def _held(graph: ComputationGraph, stages: Sequence[Laid], layer: int, dims: Sequence[str]) -> Partition:
+    """How the devices of its stage hold a tensor of a layer."""
+    stage = next(stage for stage in stages if stage.first <= layer < stage.stop)
+    placed = stage.configurations[layer - stage.first].placed(graph.layers[layer], dims)
+    return Partition(tuple(device + stage.offset for device in placed.devices), placed.cuts)
+
+
+def _edge_seconds(graph: ComputationGraph, stages: Sequence[Laid], edge: Edge, machine: Machine) -> float:
+    """What a tensor takes from one stage to another: on the device that sends or receives longest."""
+    moved = transfers(_held(graph, stages, edge.source, edge.source_dims),
+                      _held(graph, stages, edge.target, edge.target_dims), edge.shape, machine.links)
+    bandwidth, latency = (np.array([getattr(link, name) for link in machine.links])[moved.level]
+                          for name in ("bandwidth", "latency"))
+    seconds = edge.trips * (moved.elements * edge.itemsize / bandwidth + moved.messages * latency)
+    return max((float(np.bincount(devices, seconds).max(initial=0.0)) for devices in (moved.sender, moved.receiver)
+                if len(devices)), default=0.0)
+
+
+def _between(graph: ComputationGraph, stages: Sequence[Laid], machine: Machine) -> dict[tuple[str, int, int], float]:
+    """(phase, sending stage, receiving stage) -> seconds of what one microbatch sends."""
+    number = [next(place for place, stage in enumerate(stages) if stage.first <= layer < stage.stop)
+              for layer in range(len(graph.layers))]
+    found: dict[tuple[str, int, int], float] = {}
+    for edge in graph.edges:
+        source, target = number[edge.source], number[edge.target]
+        if source != target and edge.phase != PHASES[-1]:
+            key = edge.phase, source, target
+            found[key] = found.get(key, 0.0) + _edge_seconds(graph, stages, edge, machine)
+    return found
+
+
+def simulate_step(graph: ComputationGraph, stages: Sequence[Laid], microbatches: int, order: str,
+                  machine: Machine) -> Step:
+    """Simulates a step.
+
+    Args:
+      graph: of one microbatch.
+      stages: all of it.
+      microbatches: K.
+      order: one of `schedule.SCHEDULES`.
+      machine: whose numbers count.
+    """
+    taken = [stage_seconds(graph, stage, machine) for stage in stages]
+    between = _between(graph, stages, machine)
+    seconds: list[float] = []
+    needs: list[tuple[int, ...]] = []
+    waits: list[tuple[int, int]] = []
+
+    def add(duration: float, resources: Iterable[int], before: Iterable[int]) -> int:
+        seconds.append(duration)
+        needs.append((0,) if machine.shared_cores else tuple(resources))
+        waits.extend((other, len(seconds) - 1) for other in before)
+        return len(seconds) - 1
+
+    def ports(source: int, target: int) -> tuple[int, int]:
+        return len(stages) + source, len(stages) * 2 + target
+
+    latest: dict[int, int] = {}  # stage -> its last task
+    arrives: dict[tuple[str, int, int], list[int]] = {}  # (phase, stage, microbatch) -> what sends to it
+    for task in tasks_in_order(order, len(stages), microbatches):
+        before = [*arrives.get(task, ()), *([latest[task.stage]] if task.stage in latest else [])]
+        number = add(getattr(taken[task.stage], task.phase), (task.stage,), before)
+        latest[task.stage] = number
+        for (phase, source, target), duration in between.items():
+            if (phase, source) == (task.phase, task.stage):
+                sent = add(duration, ports(source, target), [number])
+                arrives.setdefault(Task(phase, target, task.microbatch), []).append(sent)
+    for stage, of_stage in enumerate(taken):
+        add(of_stage.update, (stage,), [latest[stage]])
+    times = schedule(_tasks(seconds, needs, waits, 3 * len(stages)))
+    total = times.seconds
+    busy = [microbatches * (of_stage.forward + of_stage.backward) + of_stage.update for of_stage in taken]
+    return Step(total, tuple(taken), tuple(1.0 - time / total if total else 0.0 for time in busy))
+
+
+def _tasks(seconds: Sequence[float], needs: Sequence[tuple[int, ...]], waits: Sequence[tuple[int, int]],
+           resources: int) -> Tasks:
+    at = np.zeros(len(seconds) + 1, np.int64)
+    np.cumsum([len(entry) for entry in needs], out=at[1:])
+    before, after = np.array(waits, np.int64).reshape(-1, 2).T
+    return Tasks(picoseconds(np.array(seconds)), np.arange(len(seconds)), at,
+                 np.fromiter(itertools.chain.from_iterable(needs), np.int64, int(at[-1])), before, after, resources)
+

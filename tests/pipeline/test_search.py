@@ -1,0 +1,191 @@
+"""Finding pipelines: blocks, schedules, the best cut, and what a step is predicted to take."""
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+
+import harness
+import pytest
+from micro_models import SIZES
+
+from pase_mtf import models
+from pase_mtf.cost.build import build_network
+from pase_mtf.errors import FormatError, InfeasibleError, UsageError
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import Link
+from pase_mtf.pipeline.blocks import find_blocks, part_of_graph
+from pase_mtf.pipeline.cutting import cut_stages
+from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
+from pase_mtf.pipeline.pipeline import Pipeline
+from pase_mtf.pipeline.schedule import SCHEDULES, Task, in_flight, order_of_stage, tasks_in_order
+from pase_mtf.pipeline.simulate import Laid
+from pase_mtf.pipeline.stage_costs import StageChoice, StageCosts
+from pase_mtf.search import solve
+
+_COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """One microbatch of a transformer of two and two layers."""
+    path = tmp_path_factory.mktemp("preset") / "micro.json"
+    path.write_text(json.dumps({**SIZES["transformer"], "layers": 2, "preset": "tiny"}))
+    config = models.load_config("transformer", str(path))
+    return harness.export_model("transformer", dataclasses.replace(config, batch=config.batch // 2))
+
+
+def _work(graph):
+    return [float(vector.min()) for vector in build_network(graph, harness.MACHINE, 1).network.vectors]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("stages", "count"), [(1, 3), (2, 1), (3, 2), (4, 8)])
+def test_tasks_stand_behind_what_they_need_and_keep_few_activations(schedule, stages, count):
+    order = tasks_in_order(schedule, stages, count)
+    assert len(order) == len(set(order)) == 2 * stages * count
+    place = {task: number for number, task in enumerate(order)}
+    for task in order:
+        before = range(task.stage) if task.phase == "forward" else range(task.stage + 1, stages)
+        assert all(place[task._replace(stage=other)] < place[task] for other in before)
+        if task.phase == "backward":
+            assert place[Task("forward", *task[1:])] < place[task]
+    for stage in range(stages):
+        kept, most = 0, 0
+        for task in order_of_stage(schedule, stage, stages, count):
+            kept += 1 if task.phase == "forward" else -1
+            most = max(most, kept)
+        assert most == in_flight(schedule, stages - stage, count)
+
+
+class _Costs:
+    """Costs of stages, at random."""
+
+    def __init__(self, seed):
+        self._seed = seed
+
+    def best(self, first, stop, devices, in_flight):
+        seconds = random.Random(f"{self._seed}/{first}/{stop}/{devices}").uniform(1, 2) * (stop - first) / devices
+        return StageChoice(math.inf if seconds > 3 else seconds, ())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_the_best_cut_is_that_of_all_cuts(seed, shared):
+    costs, blocks, devices, count = _Costs(seed), 5, 4, 3
+    found = cut_stages(costs, blocks, devices, count, "1f1b", shared_cores=shared)
+    for stages in range(1, 5):
+        best = math.inf
+        for sizes in itertools.product((1, 2, 4), repeat=stages):
+            offsets = [sum(sizes[:number]) for number in range(stages)]
+            if sum(sizes) != devices or any(offset % size for offset, size in zip(offsets, sizes, strict=True)):
+                continue
+            for inner in itertools.combinations(range(1, blocks), stages - 1):
+                taken = [costs.best(first, stop, size, 1).seconds
+                         for (first, stop), size in zip(itertools.pairwise((0, *inner, blocks)), sizes, strict=True)]
+                best = min(best, sum(taken) * count if shared else sum(taken) + (count - 1) * max(taken))
+        assert (found[stages].seconds if stages in found else math.inf) == pytest.approx(best)
+
+
+def test_blocks_are_cut_where_gradients_come_back_the_way_tensors_went(graph):
+    blocks = find_blocks(graph, _work(graph), 6)
+    assert 1 < blocks.count <= 6
+    for edge in graph.edges:
+        source, target = blocks.of_layer(edge.source), blocks.of_layer(edge.target)
+        if edge.phase == "forward":
+            assert source <= target
+        elif edge.phase == "backward":
+            assert source >= target
+    assert all(not edge.pending for edge in blocks.graph.edges
+               if blocks.of_layer(edge.source) != blocks.of_layer(edge.target))
+    sums = sum(len(operation.handed_on) for layer in blocks.graph.layers for operation in layer.operations)
+    assert sums == sum(bool(edge.pending) for edge in blocks.graph.edges)
+
+
+def test_a_stage_of_all_layers_costs_what_the_search_finds(graph):
+    blocks = find_blocks(graph, _work(graph), 1)
+    costs = StageCosts(blocks, harness.MACHINE, 1)
+    expected = solve(build_network(graph, harness.MACHINE, 4).network)
+    assert costs.best(0, 1, 4, 1).seconds == pytest.approx(expected.cost)
+
+
+def test_repeated_blocks_are_searched_once(graph):
+    blocks = find_blocks(graph, _work(graph), 12)
+    costs = StageCosts(blocks, harness.MACHINE, _COUNT)
+    for first in range(blocks.count):
+        costs.best(first, first + 1, 2, 1)
+    assert costs.searched < costs.pairs == blocks.count
+
+
+def test_a_pipeline_fills_and_then_waits_for_its_slowest_stage(graph):
+    """At links that take no time. GPipe's order is slower where stages differ in how long they take either way."""
+    fast, layers = dataclasses.replace(harness.MACHINE, links=(Link(64, 1e30, 0.0),)), len(graph.layers)
+    once = evaluate_pipeline(graph, (Laid(0, layers, 0, 1, _alone(layers)),), _COUNT, "1f1b", fast)
+    stage = once.stages[0]
+    assert once.seconds == pytest.approx(_COUNT * (stage.forward + stage.backward) + stage.update)
+    assert stage.idle == pytest.approx(0.0, abs=1e-9)
+    half = layers // 2
+    stages = (Laid(0, half, 0, 1, _alone(half)), Laid(half, layers, 1, 1, _alone(layers - half)))
+    twice, gpipe = (evaluate_pipeline(graph, stages, _COUNT, schedule, fast) for schedule in SCHEDULES)
+    slowest = max(one.forward + one.backward for one in twice.stages)
+    filling = sum(one.forward + one.backward for one in twice.stages)
+    assert filling + (_COUNT - 1) * slowest <= twice.seconds * (1 + 1e-9)
+    assert twice.seconds <= filling + (_COUNT - 1) * slowest + max(one.update for one in twice.stages) * (1 + 1e-9)
+    assert gpipe.seconds >= twice.seconds * (1 - 1e-9)
+
+
+def _alone(layers):
+    return (Configuration(),) * layers
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_is_found_uses_all_layers_and_devices(graph, schedule, tmp_path):
+    found = find_pipeline({_COUNT: graph}, 4, harness.MACHINE, schedule=schedule, blocks=6)
+    assert len(found.stages) > 1
+    assert [stage.first for stage in found.stages] == [0, *(stage.stop for stage in found.stages[:-1])]
+    assert found.stages[-1].stop == len(graph.layers) == len(found.configurations)
+    assert sum(stage.devices for stage in found.stages) == 4
+    assert found.search["optimal"]
+    assert found.seconds > 0
+    if schedule == "gpipe":
+        assert all(stage.in_flight == _COUNT for stage in found.stages)
+    else:
+        assert found.stages[-1].in_flight == 1
+    found.save(tmp_path / "pipeline.json")
+    assert Pipeline.load(tmp_path / "pipeline.json") == found
+    assert "stages" in found.table()
+
+
+def test_memory_of_microbatches_in_flight_is_kept_to(graph):
+    free = find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=6)
+    limit = 0.9 * free.memory_bytes
+    tight = find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=6, memory_limit=limit)
+    assert tight.memory_bytes <= limit
+    with pytest.raises(InfeasibleError, match="no pipeline of 2 stages on 4 devices within 1000 bytes"):
+        find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=6, memory_limit=1000.0)
+
+
+def test_parts_of_a_graph_are_graphs(graph):
+    part = part_of_graph(graph, 3, 9)
+    assert part.layers == graph.layers[3:9]
+    assert all(0 <= edge.source < 6 and 0 <= edge.target < 6 for edge in part.edges)
+    assert build_network(part, harness.MACHINE, 2).network.sizes
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"schedule": "2f2b"}, "unknown schedule '2f2b'"), ({"stages": 9}, "stages=9: give a number from 1 to 4"),
+    ({"blocks": 0}, "blocks=0")])
+def test_what_makes_no_sense_is_refused(graph, given, message):
+    with pytest.raises(UsageError, match=message):
+        find_pipeline({_COUNT: graph}, 4, harness.MACHINE, **given)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("schedule", "other"), ("stages", []), ("configurations", []), ("microbatches", 0)])
+def test_a_damaged_file_is_told(graph, field, value, tmp_path):
+    path = tmp_path / "pipeline.json"
+    find_pipeline({_COUNT: graph}, 2, harness.MACHINE, blocks=4).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(FormatError, match="not a complete pipeline"):
+        Pipeline.load(path)
