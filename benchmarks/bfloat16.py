@@ -19,11 +19,11 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import markdown
+from benchmarks.commands import told_in_one_line
 from benchmarks.launching import prepare_data, run_launcher
 from benchmarks.model_rows import ModelRows, flag_parser
 from pase_mtf import models
 from pase_mtf.compat import tf
-from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.program import build_program
 from pase_mtf.machine.machine import Machine
@@ -101,22 +101,19 @@ def document(results: Mapping[str, Any]) -> str:
         "Reproduce with `python -m benchmarks.bfloat16`.", ""])
 
 
+@told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains and predicts every model."""
     flags = flag_parser(__doc__.splitlines()[0], _DEVICES, "h100").parse_args(arguments)
-    try:
-        machine = Machine.load(flags.machine)
-        results = ModelRows(pathlib.Path(flags.output) / "bfloat16", machine.name, document)
-        with tempfile.TemporaryDirectory(prefix="pase_mtf-benchmark-") as folder:
-            for model in tqdm(flags.models.split(","), unit="model"):
-                for devices in map(int, flags.devices.split(",")):
-                    results.rows[model, devices] = {
-                        "model": model, "devices": devices, "predicted": predict(model, devices, machine),
-                        "measured": measure(model, folder)}
-                results.write()
-    except PaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    machine = Machine.load(flags.machine)
+    results = ModelRows(pathlib.Path(flags.output) / "bfloat16", machine.name, document)
+    with tempfile.TemporaryDirectory(prefix="pase_mtf-benchmark-") as folder:
+        for model in tqdm(flags.models.split(","), unit="model"):
+            for devices in map(int, flags.devices.split(",")):
+                results.rows[model, devices] = {
+                    "model": model, "devices": devices, "predicted": predict(model, devices, machine),
+                    "measured": measure(model, folder)}
+            results.write()
     return 0
 
 

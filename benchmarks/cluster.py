@@ -32,9 +32,9 @@ from tqdm import tqdm
 
 from benchmarks import distribute, namespaces
 from benchmarks.cluster_page import Link, Row, document, plot
+from benchmarks.commands import told_in_one_line
 from benchmarks.launching import ROOT, commit
 from pase_mtf import models
-from pase_mtf.errors import PaseError
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.console import LOSSES_DISAGREE
 from pase_mtf.launch.summary import read_summary
@@ -310,6 +310,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+@told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what is missing, and writes; returns 1 where a row failed (the others are measured all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -341,9 +342,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tqdm(total=len(missing), unit="row", disable=None) as bar:
             for devices in dict.fromkeys(key[1] for key in missing):
                 failed += _measure_all([key for key in missing if key[1] == devices], rows, flags, bar)
-    except PaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except ValueError as error:
         print(f"error: --devices={flags.devices}: give whole numbers separated by commas ({error})", file=sys.stderr)
         return 2

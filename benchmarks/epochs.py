@@ -20,6 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.commands import told_in_one_line
 from benchmarks.epochs_document import CURVES, MIXES, curves_of, document
 from benchmarks.epochs_plot import draw_page
 from benchmarks.launching import prepare_data
@@ -28,7 +29,6 @@ from benchmarks.search import FOLDER, facts
 from benchmarks.search_networks import ROOT
 from pase_mtf.compat import tf
 from pase_mtf.epochs.predict import predict_steps
-from pase_mtf.errors import PaseError
 from pase_mtf.files import read_json, write_atomically
 from pase_mtf.launch.epochs.command import main as epochs_command
 from pase_mtf.launch.epochs.project_command import graph_exporter
@@ -96,6 +96,7 @@ def _project(results: dict[str, Any], names: Sequence[str]) -> None:
     results["steps"] = kept
 
 
+@told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, predicts and writes the page; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -108,21 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown section {sorted(unknown)[0]!r}; choose from {', '.join(_SECTIONS)}")
     os.chdir(ROOT)
     path = output / "epochs.json"
-    try:
-        results = load(path)
-        if "measure" in sections and (code := _measure(output)):
-            return code
-        if "project" in sections:
-            _project(results, flags.models.split(","))
-        results["facts"] = facts()
-        results["facts"]["versions"] += f", TensorFlow {tf.__version__}"
-        results["curves"] = curves_of({name: output / f"epochs-{name}.csv" for name in CURVES})
-        write_atomically(path, json.dumps(results, indent=1) + "\n")
-        write_atomically(path.with_suffix(".md"), document(results))
-        draw_page(results, output)
-    except PaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    results = load(path)
+    if "measure" in sections and (code := _measure(output)):
+        return code
+    if "project" in sections:
+        _project(results, flags.models.split(","))
+    results["facts"] = facts()
+    results["facts"]["versions"] += f", TensorFlow {tf.__version__}"
+    results["curves"] = curves_of({name: output / f"epochs-{name}.csv" for name in CURVES})
+    write_atomically(path, json.dumps(results, indent=1) + "\n")
+    write_atomically(path.with_suffix(".md"), document(results))
+    draw_page(results, output)
     return 0
 
 

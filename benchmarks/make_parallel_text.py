@@ -17,7 +17,8 @@ import pathlib
 import re
 import sys
 
-from pase_mtf.errors import PaseError, UsageError
+from benchmarks.commands import told_in_one_line
+from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
 
 LOCALES = "/usr/share/locale"
@@ -53,6 +54,7 @@ def _sentence(text: str) -> str:
     return " ".join(re.sub(r"[_&](?=\w)", "", text, count=1).split()) if len(text) < 40 else " ".join(text.split())
 
 
+@told_in_one_line()
 def main() -> int:
     """Writes the two files, and says how many lines they have."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -60,13 +62,9 @@ def main() -> int:
     parser.add_argument("output", help="beginning of the names of the two files")
     parser.add_argument("--locales", default=LOCALES)
     arguments = parser.parse_args()
-    try:
-        pairs = collect(arguments.language, arguments.locales)
-        for side, suffix in enumerate(("en", arguments.language)):
-            write_atomically(f"{arguments.output}.{suffix}.txt", "".join(f"{pair[side]}\n" for pair in pairs))
-    except PaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    pairs = collect(arguments.language, arguments.locales)
+    for side, suffix in enumerate(("en", arguments.language)):
+        write_atomically(f"{arguments.output}.{suffix}.txt", "".join(f"{pair[side]}\n" for pair in pairs))
     print(f"{len(pairs):,} pairs: {arguments.output}.en.txt, {arguments.output}.{arguments.language}.txt")
     return 0
 

@@ -17,10 +17,10 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import markdown
+from benchmarks.commands import told_in_one_line
 from benchmarks.model_rows import ModelRows, flag_parser
 from pase_mtf import models
 from pase_mtf.compat import tf
-from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms.program import build_program
@@ -103,20 +103,17 @@ def document(results: Mapping[str, Any]) -> str:
         f"{here['commit']}. Reproduce with `python -m benchmarks.ranks`.", ""])
 
 
+@told_in_one_line(OSError, ValueError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Builds the graphs of every model and number of devices."""
     flags = flag_parser(__doc__.splitlines()[0], DEVICES, "2080ti").parse_args(arguments)
-    try:
-        machine = Machine.load(flags.machine)
-        results = ModelRows(pathlib.Path(flags.output) / "ranks", machine.name, document)
-        numbers = [int(word) for word in flags.devices.split(",")]
-        for model, number in tqdm([(model, number) for model in flags.models.split(",") for number in numbers],
-                                  file=sys.stderr):
-            results.rows[model, number] = {"model": model, "devices": number, **measure(model, number, machine)}
-        results.write()
-    except (PaseError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+    machine = Machine.load(flags.machine)
+    results = ModelRows(pathlib.Path(flags.output) / "ranks", machine.name, document)
+    numbers = [int(word) for word in flags.devices.split(",")]
+    for model, number in tqdm([(model, number) for model in flags.models.split(",") for number in numbers],
+                              file=sys.stderr):
+        results.rows[model, number] = {"model": model, "devices": number, **measure(model, number, machine)}
+    results.write()
     return 0
 
 

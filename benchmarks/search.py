@@ -25,11 +25,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks.commands import told_in_one_line
 from benchmarks.search_document import document
 from benchmarks.search_networks import ROOT, Workshop
 from benchmarks.search_plot import plot_mcmc, plot_memory, plot_times
 from benchmarks.search_sections import METHODS, SECTIONS, Options, warm_up
-from pase_mtf.errors import FormatError, PaseError, UsageError, nearest
+from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
 
 __all__ = ["facts", "load", "main", "save"]
@@ -113,6 +114,7 @@ def _measure(names: Sequence[str], options: Options, results: Results, path: pat
     return True
 
 
+@told_in_one_line(RuntimeError, OSError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where a result contradicts another, 2 where a flag makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -132,37 +134,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--note", default="", help="to be said on the page, such as what else ran on the machine")
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
-    try:
-        sections = [name for name in flags.sections.split(",") if name and name != "plot"]
-        for name in sections:
-            if name not in SECTIONS:
-                raise UsageError(f"--sections={flags.sections}: unknown section {name!r}; "
-                                 f"{nearest(name, [*SECTIONS, 'plot'])}")
-        methods = [method for method in flags.methods.split(",") if method]
-        for method in methods:
-            if method not in METHODS:
-                raise UsageError(f"--methods={flags.methods}: unknown method {method!r}; {nearest(method, METHODS)}")
-        options = Options(Workshop(flags.work), flags.limit, flags.mcmc_limit, flags.sweep_limit,
-                          max(1, flags.repeats), flags.variations, methods,
-                          [word for word in flags.networks.split(",") if word])
-        output.mkdir(parents=True, exist_ok=True)
-        results = load(output / "search.json")
-        complete = _measure(sections, options, results, output / "search.json", resume=flags.resume,
-                            budget=flags.budget)
-        if not complete:
-            save(results, output / "search.json")
-            print("not everything was measured within the budget; go on with --resume", file=sys.stderr)
-        if flags.note:
-            results.setdefault("facts", {}).setdefault("all", facts())["note"] = flags.note
-            save(results, output / "search.json")
-        text = document(results)
-        write_atomically(output / "search.md", text)
-        plot_times(results, output / "search.svg")
-        plot_mcmc(results, output / "search-mcmc.svg")
-        plot_memory(results, output / "search-memory.svg")
-    except (PaseError, RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+    sections = [name for name in flags.sections.split(",") if name and name != "plot"]
+    for name in sections:
+        if name not in SECTIONS:
+            raise UsageError(f"--sections={flags.sections}: unknown section {name!r}; "
+                             f"{nearest(name, [*SECTIONS, 'plot'])}")
+    methods = [method for method in flags.methods.split(",") if method]
+    for method in methods:
+        if method not in METHODS:
+            raise UsageError(f"--methods={flags.methods}: unknown method {method!r}; {nearest(method, METHODS)}")
+    options = Options(Workshop(flags.work), flags.limit, flags.mcmc_limit, flags.sweep_limit,
+                      max(1, flags.repeats), flags.variations, methods,
+                      [word for word in flags.networks.split(",") if word])
+    output.mkdir(parents=True, exist_ok=True)
+    results = load(output / "search.json")
+    complete = _measure(sections, options, results, output / "search.json", resume=flags.resume,
+                        budget=flags.budget)
+    if not complete:
+        save(results, output / "search.json")
+        print("not everything was measured within the budget; go on with --resume", file=sys.stderr)
+    if flags.note:
+        results.setdefault("facts", {}).setdefault("all", facts())["note"] = flags.note
+        save(results, output / "search.json")
+    text = document(results)
+    write_atomically(output / "search.md", text)
+    plot_times(results, output / "search.svg")
+    plot_mcmc(results, output / "search-mcmc.svg")
+    plot_memory(results, output / "search-memory.svg")
     return int("WRONG" in text)
 
 

@@ -19,12 +19,12 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import markdown
+from benchmarks.commands import told_in_one_line
 from benchmarks.model_rows import ModelRows, flag_parser
 from benchmarks.search_document import seconds_text
 from benchmarks.search_networks import Workshop
 from pase_mtf import models
 from pase_mtf.cost.build import build_network
-from pase_mtf.errors import PaseError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
@@ -106,27 +106,24 @@ def document(results: dict[str, Any]) -> str:
         _table(rows, "search_seconds")]) + "\n"
 
 
+@told_in_one_line(RuntimeError, OSError, ValueError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where an optimum was not proven, 2 where a flag makes no sense."""
     parser = flag_parser(__doc__.splitlines()[0], DEVICES, "h100")
     parser.add_argument("--rounds", type=int, default=3, help="of each (default: %(default)s)")
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
-    try:
-        machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
-        wanted = {int(word) for word in flags.devices.split(",")}
-        numbers = sorted(wanted | {next_power(number) for number in wanted})
-        paths = {name: workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch)
-                 for name in flags.models.split(",")}
-        measure(next(iter(paths.values())), machine, numbers[0], 1)  # loads, or makes, the compiled code
-        results = ModelRows(output / "search_devices", machine.name, document)
-        for name, number in tqdm([(name, number) for name in paths for number in numbers], file=sys.stderr):
-            results.rows[name, number] = {"model": name, "rounds": max(1, flags.rounds),
-                                          **measure(paths[name], machine, number, max(1, flags.rounds))}
-        results.write()
-    except (PaseError, RuntimeError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+    machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
+    wanted = {int(word) for word in flags.devices.split(",")}
+    numbers = sorted(wanted | {next_power(number) for number in wanted})
+    paths = {name: workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch)
+             for name in flags.models.split(",")}
+    measure(next(iter(paths.values())), machine, numbers[0], 1)  # loads, or makes, the compiled code
+    results = ModelRows(output / "search_devices", machine.name, document)
+    for name, number in tqdm([(name, number) for name in paths for number in numbers], file=sys.stderr):
+        results.rows[name, number] = {"model": name, "rounds": max(1, flags.rounds),
+                                      **measure(paths[name], machine, number, max(1, flags.rounds))}
+    results.write()
     return int(not all(row["optimal"] for row in results.rows.values()))
 
 

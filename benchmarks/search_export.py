@@ -9,9 +9,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from benchmarks.commands import told_in_one_line
 from pase_mtf import models
 from pase_mtf.compat import tf
-from pase_mtf.errors import PaseError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.program import build_program, variables_by_name
@@ -38,6 +38,7 @@ def export(model: str, preset: str, batch: int, layers: int | None = None) -> Co
                             meta={"batch": batch, "optimizer": config.optimizer, "preset": preset})
 
 
+@told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exports one graph to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -47,12 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("output")
     parser.add_argument("--layers", type=int)
     flags = parser.parse_args(arguments)
-    try:
-        graph = export(flags.model, flags.preset, flags.batch, flags.layers)
-        graph.save(flags.output)
-    except PaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    graph = export(flags.model, flags.preset, flags.batch, flags.layers)
+    graph.save(flags.output)
     print(f"{graph.name}: {len(graph.layers)} layers, {len(graph.edges)} edges, {graph.operations} operations")
     return 0
 

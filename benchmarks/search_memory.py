@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.commands import told_in_one_line
 from benchmarks.search_densenet import densenet
 from benchmarks.search_networks import LAUNCHER, MACHINE, ROOT, Workshop, price_densenet
 from benchmarks.search_process import peak_bytes
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.memory import layer_memory
-from pase_mtf.errors import InfeasibleError, PaseError, UsageError, nearest
+from pase_mtf.errors import InfeasibleError, UsageError, nearest
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
@@ -104,6 +105,7 @@ def largest_gap(row: dict[str, Any]) -> float:
     return max(point.solution.gap for point in points_of(row))
 
 
+@told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweeps one network and prints what came out of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -111,11 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=10.0, help="seconds for each memory limit")
     parser.add_argument("--work", default=str(ROOT / "build" / "search"), help="folder of the graphs")
     flags = parser.parse_args(arguments)
-    try:
-        outcome = sweep(priced(flags.network, Workshop(flags.work)), flags.limit)
-    except PaseError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    outcome = sweep(priced(flags.network, Workshop(flags.work)), flags.limit)
     print(json.dumps({**outcome, "peak_bytes": peak_bytes()}))
     return 0
 

@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks import markdown
+from benchmarks.commands import told_in_one_line
 from benchmarks.model_rows import ModelRows, flag_parser
 from benchmarks.search_document import seconds_text
 from benchmarks.search_networks import Workshop
 from pase_mtf import models
 from pase_mtf.cost.build import PricedNetwork, build_network
-from pase_mtf.errors import PaseError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import solve
@@ -150,6 +150,7 @@ def draw_example(graph: ComputationGraph, machine: Machine, path: pathlib.Path) 
     plot(priced, {"data parallel": parallel, "search": found.assignment}, path)
 
 
+@told_in_one_line(RuntimeError, OSError, ValueError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and writes; returns 1 where a change was not simulated like all of a step, 2 on a flag that is wrong."""
     parser = flag_parser(__doc__.splitlines()[0], DEVICES, "1080ti")
@@ -157,22 +158,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of random numbers (default: %(default)s)")
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
-    try:
-        machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
-        numbers = [int(word) for word in flags.devices.split(",")]
-        results = ModelRows(output / "simulator", machine.name, document)
-        for name in tqdm(flags.models.split(","), file=sys.stderr):
-            graph = ComputationGraph.load(workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch))
-            for number in numbers:
-                row = measure(graph, machine, number, flags.seconds, flags.seed)
-                results.rows[name, number] = {"model": name, **row}
-            # After every model: what was measured stays where the next one is interrupted.
-            results.write()
-            if name == _DRAWN[0]:
-                draw_example(graph, machine, output / "simulator.svg")
-    except (PaseError, RuntimeError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 2)
+    machine, workshop = Machine.load(flags.machine), Workshop(flags.work)
+    numbers = [int(word) for word in flags.devices.split(",")]
+    results = ModelRows(output / "simulator", machine.name, document)
+    for name in tqdm(flags.models.split(","), file=sys.stderr):
+        graph = ComputationGraph.load(workshop.graph(name, _PRESET, models.load_config(name, _PRESET).batch))
+        for number in numbers:
+            row = measure(graph, machine, number, flags.seconds, flags.seed)
+            results.rows[name, number] = {"model": name, **row}
+        # After every model: what was measured stays where the next one is interrupted.
+        results.write()
+        if name == _DRAWN[0]:
+            draw_example(graph, machine, output / "simulator.svg")
     return int(not all(row["equal"] for row in results.rows.values()))
 
 

@@ -232,7 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="all", help="names separated by commas")
     parser.add_argument("--meshes", default="8,4,16,2", help="numbers of devices, in the order of measuring")
-    parser.add_argument("--arms", default=",".join((MIRRORED, *ARMS)), help="beside stock Mesh-TF")
+    parser.add_argument("--arms", default="", help="beside stock Mesh-TF; rows that are there and lack one are "
+                        f"measured again (default: {','.join((MIRRORED, *ARMS))}, and rows that are there lack none)")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--batches", default="", help="examples per step; empty: the preset's")
@@ -242,7 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--readme", default=str(ROOT / "README.md"), help="empty: leave it alone")
     flags = parser.parse_args(arguments)
     names = models.names() if flags.models == "all" else flags.models.split(",")
-    arms = tuple(dict.fromkeys([*flags.arms.split(","), "data_parallel", "search"]))
+    asked = tuple(filter(None, flags.arms.split(",")))
+    arms = tuple(dict.fromkeys([*(asked or (MIRRORED, *ARMS)), "data_parallel", "search"]))
     try:
         plan = planned(names, _whole_numbers("meshes", flags.meshes),
                        _whole_numbers("batches", flags.batches) if flags.batches else [None])
@@ -252,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.makedirs(flags.output, exist_ok=True)
     stem = os.path.join(flags.output, flags.name)
     rows, failed = Rows(f"{stem}.json"), 0
-    missing = [key for key in plan if flags.again or (row := rows.get(*key)) is None or not row.holds(arms)]
+    missing = [key for key in plan if flags.again or (row := rows.get(*key)) is None or not row.holds(asked)]
     print(f"{len(plan) - len(missing)} of {len(plan)} rows are there, {len(missing)} to measure", flush=True)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-data-") as folder:
         for name, devices, batch in (bar := tqdm(missing, unit="row", disable=None)):

@@ -21,10 +21,11 @@ from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
 from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.models import Model
+from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.microbatches import import_features, loss_and_gradients
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program", "export_with_program", "program_of", "variables_by_name"]
+__all__ = ["Program", "build_program", "dtype_of", "export_with_program", "program_of", "variables_by_name"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +140,15 @@ def _looked_at(plan: Plan) -> mtf.Graph:
     """The program of a run, for the export alone."""
     with tf.Graph().as_default(), variables_by_name():
         return program_of(plan).graph
+
+
+def dtype_of(graph_hash: str, plan: Plan) -> str | None:
+    """The other type of activations with which the program of a run has a graph with this hash; None: none is."""
+    for dtype in DTYPES:
+        other = dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype=dtype))
+        if dtype != plan.config.dtype and export_as(_looked_at(other), graph_hash).hash == graph_hash:
+            return dtype
+    return None
 
 
 def _is_of(graph_hash: str, plan: Plan, program: mtf.Graph, graph: ComputationGraph) -> bool:

@@ -146,7 +146,7 @@ class RunFile:
                     for row in csv.DictReader(rest)]
             if kept["format"] != FORMAT or kept["version"] != VERSION:
                 raise ValueError(kept["format"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             raise FormatError(f"{self.path}: not a CSV that this command wrote ({shortened(error)}); choose another "
                               "name") from error
         wanted = json.loads(self._head)
@@ -235,7 +235,7 @@ def _train(settings: Settings, trainer: Trainer, stream: Iterator[Batch], batch:
     """(epochs, held-out loss, steps) at the end of a run."""
     look = max(1, settings.examples // (_LOOKS * batch))
     epochs, loss, steps = 0.0, math.inf, 0
-    while epochs < settings.cap and (loss > settings.target):
+    while epochs < settings.cap and loss > settings.target:
         steps += 1
         trained = trainer.step(stream, count, settings.rate_of(batch, steps * batch))
         epochs = steps * batch / settings.examples

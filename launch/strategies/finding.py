@@ -14,8 +14,9 @@ from pase_mtf.amounts import bytes_text
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.launch.arms.program import dtype_of
 from pase_mtf.launch.console import Stage
-from pase_mtf.launch.flag_values import ArmName, MeshFlag
+from pase_mtf.launch.flag_values import ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
@@ -184,11 +185,19 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
             return given(changed_configurations(find(method="exact").configurations, other, number, seed))
         case "auto_mtf":
             return given(_auto_mtf(plan, graph))
-    return _load(arm.argument, graph, machine, mesh)
+    return _load(arm.argument, plan, graph, machine)
 
 
-def _load(path: str, graph: ComputationGraph, machine: Machine, mesh: MeshFlag) -> Strategy:
-    strategy = Strategy.load(path, graph, machine)
+def _load(path: str, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:
+    mesh, mine = plan.options.mesh_flag, plan.config.dtype
+    try:
+        strategy = Strategy.load(path, graph, machine)
+    except MismatchError:
+        theirs = dtype_of(Strategy.load(path).graph_hash, plan)
+        if theirs is None:
+            raise
+        raise MismatchError(f"{path}: this strategy is for {theirs}, the run asks for {mine}; add --dtype={theirs}, or "
+                            "search anew") from None
     if strategy.devices != mesh.devices:
         raise MismatchError(f"{path}: a strategy for {strategy.devices} devices, --mesh={mesh.text} has "
                             f"{mesh.devices}; use --mesh={strategy.devices}, or search anew")

@@ -20,6 +20,8 @@ from pase_mtf.errors import UsageError, shortened
 
 __all__ = ["Mix", "Point", "Projection", "Ratio", "project_training"]
 
+_MOST_DEVICES = 2 ** 31 - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
@@ -207,12 +209,13 @@ def project_training(curve: EpochCurve, steps: StepTimes, devices: Sequence[int]
         not known, and a point says so.
 
     Raises:
-      UsageError: a number that is not above 0, or none.
+      UsageError: a number that is not above 0, more devices than anybody has, or none.
     """
     for name, numbers in (("devices", devices), ("ways", ways)):
         if isinstance(numbers, (bytes, str)) or not numbers or not all(
-                type(number) is int and number >= 1 for number in numbers):
-            raise UsageError(f"project_training: {name}={shortened(numbers)}: give whole numbers above 0")
+                type(number) is int and 1 <= number <= _MOST_DEVICES for number in numbers):
+            raise UsageError(f"project_training: {name}={shortened(numbers)}: give whole numbers from 1 to "
+                             f"{_MOST_DEVICES}")
     choices = sorted({1, *ways})
     return Projection(curve, steps, tuple(_point(curve, steps, number, choices, extrapolate)
                                           for number in sorted(set(devices))))

@@ -106,8 +106,9 @@ def zero(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:
     """
     result, updating = list(data_parallel(graph, devices)), _updating(graph)
     if not updating:
-        raise InfeasibleError(f"{graph.name}: no layer of this graph updates another's weights; export it with "
-                              "sharded_updates=True (--sharded_updates of the launcher)")
+        raise InfeasibleError(f"{graph.name}: no layer of this graph updates another's weights: it was exported "
+                              "without sharded_updates=True (--sharded_updates of the launcher), or no update of it "
+                              "can be a layer of its own; take data_parallel")
     for number in updating:
         layer, axes, left = graph.layers[number], list[tuple[str, int]](), devices
         for name in sorted(layer.splittable, key=lambda name: -layer.dims[name]):

@@ -115,8 +115,13 @@ def test_what_is_measured_already_is_not_measured_again(summary, tmp_path, monke
     assert (tmp_path / "speedup.svg").exists()
     assert speedup.main(arguments) == 0
     assert len(runs) == 3
+    assert speedup.main([*arguments, "--arms=search,expert"]) == 0
+    assert len(runs) == 3
     assert speedup.main([*arguments, "--again"]) == 0
     assert len(runs) == 6
+    assert speedup.main([*arguments, "--again", "--arms=expert"]) == 0
+    assert speedup.main([*arguments, "--arms=expert"]) == 0
+    assert len(runs) == 8
     assert speedup.main(["--models=nonsense"]) == 2
     assert "unknown model 'nonsense'" in capsys.readouterr().err
     assert speedup.main(["--meshes=8,x"]) == 2

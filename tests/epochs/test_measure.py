@@ -168,7 +168,8 @@ def test_what_another_process_added_stays(tmp_path):
     assert sorted(RunFile(path, _SETTINGS).rows) == [(8, 0), (8, 1)]
 
 
-@pytest.mark.parametrize("text", ["", "batch,epochs\n1,2\n", "# {}\n", '# {"format": "x", "version": 1}\n'])
+@pytest.mark.parametrize("text", ["", "batch,epochs\n1,2\n", "# {}\n", '# {"format": "x", "version": 1}\n',
+                                  f"# {{}}\nbatch\n{'1' * 200_000}\n"], ids=["empty", "bare", "{}", "x", "long"])
 def test_what_is_no_file_of_runs_is_left_alone(tmp_path, text):
     path = tmp_path / "curve.csv"
     path.write_text(text)

@@ -113,6 +113,6 @@ def test_json_holds_all_mixes():
 
 
 def test_numbers_that_are_none():
-    for arguments in ([0], [], [1.5]):
+    for arguments in ([0], [], [1.5], [10 ** 400], [2 ** 31]):
         with pytest.raises(UsageError):
             project_training(_curve(), _steps(), arguments)

@@ -5,14 +5,16 @@ import dataclasses
 import pytest
 from small_graphs import perceptron
 
-from pase_mtf.errors import InfeasibleError, OutOfMemoryError
+from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.graph.configurations import enumerate_configurations
+from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies import finding
 from pase_mtf.launch.strategies.finding import changed_configurations, find_strategies, possible_arms
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.experts import expert
+from pase_mtf.strategy.experts import data_parallel, expert
+from pase_mtf.strategy.strategy import evaluate_strategy
 
 
 def _plan(**options):
@@ -98,3 +100,18 @@ def test_drawn_strategies_are_legal_and_none_is_better_than_the_best():
         assert strategy.seconds >= 0.99 * found["search"].seconds
         for layer, configuration in zip(graph.layers, strategy.configurations, strict=True):
             assert configuration in enumerate_configurations(layer, 8)
+
+
+def test_a_strategy_for_another_type_is_told_by_that(tmp_path):
+    path = str(tmp_path / "strategy.json")
+    options = Options(model="rnnlm", preset="tiny", mesh="2", devices="cpu", machine="h100")
+    plans = {dtype: resolve(dataclasses.replace(options, dtype=dtype)) for dtype in ("float32", "bfloat16")}
+    graphs = {dtype: export_with_program(plan)[0] for dtype, plan in plans.items()}
+    machine = Machine.load("h100")
+    evaluate_strategy(graphs["float32"], data_parallel(graphs["float32"], 2), 2, machine).save(path)
+    assert finding._load(path, plans["float32"], graphs["float32"], machine).devices == 2
+    with pytest.raises(MismatchError, match="is for float32, the run asks for bfloat16; add --dtype=float32"):
+        finding._load(path, plans["bfloat16"], graphs["bfloat16"], machine)
+    smaller = resolve(dataclasses.replace(options, batch=4))
+    with pytest.raises(MismatchError, match=r"made for rnnlm.* search again for this one"):
+        finding._load(path, smaller, export_with_program(smaller)[0], machine)
