@@ -45,6 +45,8 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
     due: dict[mtf.Tensor, tuple[str, ...]] = {}
     pending: dict[mtf.Tensor, tuple[str, ...]] = {}
     for fact in facts:
+        if not (fact.contracts or fact.rule.forwards_sums):
+            continue
         layer = layer_of(fact.operation)
         if layer is None:
             continue

@@ -28,6 +28,7 @@ class OperationFacts:
 
     Attributes:
       operation: itself.
+      name: its name, which need not be unique.
       index: its position in `all_operations`: that in `mtf.Graph.operations`, if no loop stands before it.
       rule: of its class.
       is_needed: whether an assignment needs it; of a graph without assignments all are needed.
@@ -44,6 +45,7 @@ class OperationFacts:
     """
 
     operation: mtf.Operation
+    name: str
     index: int
     rule: Rule
     is_needed: bool
@@ -61,11 +63,6 @@ class OperationFacts:
     is_anchor: bool
     traced: dict[Hashable, Nodes] = dataclasses.field(repr=False)
     like: OperationFacts | None = dataclasses.field(default=None, repr=False)
-
-    @property
-    def name(self) -> str:
-        """The operation's name, which need not be unique."""
-        return str(self.operation.name)
 
     @property
     def role(self) -> str:
@@ -140,11 +137,13 @@ class _Reader:
         common = common or _common(operation, rule, reads)
         iterations = map(self._iterations_of, loops)
         fact = OperationFacts(
-            operation=operation, index=index, rule=rule, is_needed=is_needed, reads=reads,
+            operation=operation, name=str(operation.name), index=index, rule=rule, is_needed=is_needed, reads=reads,
             sources=tuple(map(self._flow.origin, reads)), loops=loops,
             trips=math.prod(ASSUMED_TRIPS if count is None else count for count in iterations),
             iterations=self._iterations_of(operation) if rule.loop(operation) else 1,
-            assigns=tuple(rule.assigns(operation)), traced=self._traced, like=like, **common._asdict())
+            assigns=tuple(rule.assigns(operation)), traced=self._traced, like=like, kind=common.kind,
+            contracted=common.contracted, dims=common.dims, splittable=common.splittable, layer=common.layer,
+            is_anchor=common.is_anchor)
         if number is not None:
             self._known.setdefault(number, (fact, common))
         return fact
