@@ -18,7 +18,9 @@ import sys
 import time
 from typing import Any
 
-__all__ = ["solve"]
+__all__ = ["NO_ANSWER", "solve"]
+
+NO_ANSWER = "no answer after"
 
 
 def solve(name: str, size: str, mesh_shape: str, limit: float) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def solve(name: str, size: str, mesh_shape: str, limit: float) -> dict[str, Any]
     command = [sys.executable, "-m", "benchmarks.auto_mtf", name, size, mesh_shape, f"{limit:.0f}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == -signal.SIGXCPU:
-        return {"failure": f"no answer after {limit:.0f} s of processor time", "seconds": limit}
+        return {"failure": f"{NO_ANSWER} {limit:.0f} s of processor time", "seconds": limit}
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return {"failure": last[:200], "seconds": time.perf_counter() - start}

@@ -182,6 +182,9 @@ def survey(name: str, known: dict[str, Any], flags: argparse.Namespace) -> dict[
     for again."""
     before = dict(known.get("survey", {}))
     open_pieces = [piece for piece in flags.pieces.split(",") if flags.again or piece not in before]
+    if "auto_16" in open_pieces and before.get("auto_8", {}).get("problem", "").startswith(auto_mtf.NO_ANSWER):
+        open_pieces.remove("auto_16")  # its problem is no smaller there
+        before["auto_16"] = {"problem": "not asked: no answer at p = 8", "commit": commit()}
     if open_pieces:
         made = {"commit": commit()}
         before |= {piece: found | made for piece, found in layout_survey.run(

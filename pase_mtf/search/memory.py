@@ -132,8 +132,9 @@ class _Search:
         # for a whole unit less, and has to know the scale of what it compares with to allow for rounding.)
         cutoff = math.inf if self.best is None or multiplier == 0 else self.best.cost + multiplier * self.limit
         try:
+            # Half of the gap: the other half is for what the limit costs beyond what multipliers tell.
             search = Minimiser(self.packed._replace(unary=unary), budget=self.search_budget, cutoff=cutoff,
-                               unit=self.unit if multiplier == 0 else 0.0)
+                               gap=self.gap / 2, unit=self.unit if multiplier == 0 else 0.0)
             search.run(_MOST_NODES)
         except InfeasibleError:
             return math.inf, None
