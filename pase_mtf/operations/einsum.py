@@ -6,11 +6,10 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
-from pase_mtf.operations.protocols import Dims, Lowering, StockDemands, dims_of
+from pase_mtf.operations.protocols import Dims, Lowering, Mesh, StockDemands, dims_of
 from pase_mtf.operations.registry import Rule, add_rules, always, dim_sizes, names_of, tensors_of
 from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 
@@ -61,7 +60,7 @@ def _nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     return Nodes(2, (ends + 2.0 * math.prod(sizes.values())) / max(ends, 1), broadcast_runs(whole, operation.inputs))
 
 
-def _reduction(impl: Any, old: mtf.Shape, new: mtf.Shape, kind: str) -> tuple[Callable, list[int]]:
+def _reduction(impl: Mesh, old: mtf.Shape, new: mtf.Shape, kind: str) -> tuple[Callable, list[int]]:
     """A function (device, slice) that reduces from one shape to another, and the mesh axes left to be reduced."""
     axes = [k for k, dim in enumerate(old.dims) if dim not in new.dims]
     kept = [dim for dim in old.dims if dim in new.dims]
@@ -137,7 +136,7 @@ def _matrix_product(shapes: list[mtf.Shape], columns: list[Sequence[tf.Tensor]],
     return tf_fn, columns
 
 
-def _product_and_sum(impl: Any, shapes: Sequence[mtf.Shape], space: mtf.Shape, reduce_fn: Callable) -> Callable:
+def _product_and_sum(impl: Mesh, shapes: Sequence[mtf.Shape], space: mtf.Shape, reduce_fn: Callable) -> Callable:
     sizes = impl.slice_shape(space)
 
     def tf_fn(device: str, *xs: tf.Tensor) -> tf.Tensor:

@@ -6,13 +6,15 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
-from typing import Any, Protocol, TypeAlias
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from typing import Protocol, TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.graph.partition import Partition
 
-__all__ = ["Dims", "HasDims", "LaidOut", "Lowerable", "Lowering", "StockDemands", "dims_in", "dims_of"]
+__all__ = ["Dims", "Emitter", "HasDims", "LaidOut", "Lowerable", "Lowering", "Mesh", "StockDemands",
+           "dims_in", "dims_of"]
 
 Dims = tuple[tuple[str, int], ...]
 """(name, size) of the dims of a tensor."""
@@ -46,8 +48,151 @@ class Lowerable(Protocol):
 
     name: str
 
-    def lower(self, lowering: Any) -> None:
+    def lower(self, lowering: mtf.Lowering) -> None:
         """Sets what its outputs become."""
+
+
+class Emitter(Protocol):
+    """Makes TensorFlow nodes.
+
+    Attributes:
+      devices: names of all devices.
+      shared: whether they share a memory.
+    """
+
+    devices: tuple[str, ...]
+    shared: bool
+
+    def per_device(self, devices: Sequence[str], fn: Callable, columns: Sequence[Sequence[object]]) -> list[tf.Tensor]:
+        """The results of fn(device, ...) on every device with its row of the columns."""
+
+    def run_on(self, device: str, fn: Callable, *xs: object) -> tf.Tensor:
+        """The result of fn(...) on one device."""
+
+    def after(self, control: Iterable[object]) -> contextlib.AbstractContextManager:
+        """What is made in this context waits for tensors and operations."""
+
+    def group(self, operations: Sequence[tf.Operation]) -> tf.Operation:
+        """One operation that runs all of them."""
+
+    def while_loop(self, condition: Callable, body: Callable, starts: Sequence[Sequence[tf.Tensor]],
+                   devices: Sequence[Sequence[str]], options: Mapping[str, object]) -> Sequence[Sequence[tf.Tensor]]:
+        """A loop over lists of slices, that of a list on its devices."""
+
+    def constant(self, device: str, value: float | tuple[float, ...], dtype: tf.DType = ...,
+                 shape: Sequence[int] | None = None) -> tf.Tensor:
+        """A constant on a device, made once."""
+
+    def slice(self, device: str, x: tf.Tensor, begin: Sequence[int], size: Sequence[int]) -> tf.Tensor:
+        """A region of x."""
+
+    def reshape(self, device: str, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+        """x in another shape."""
+
+    def transpose(self, device: str, x: tf.Tensor, perm: Sequence[int]) -> tf.Tensor:
+        """x with its dims in another order."""
+
+    def broadcast(self, device: str, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+        """x repeated to a shape."""
+
+    def reduce(self, device: str, x: tf.Tensor, axes: Sequence[int], kind: str) -> tf.Tensor:
+        """x without these dims: their "SUM", "MAX" or "MIN"."""
+
+
+class Devices(Protocol):
+    """Which devices a mesh is laid over.
+
+    Attributes:
+      devices: their numbers, in the order of the mesh's processors.
+    """
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """See the class."""
+
+
+class Mesh(Protocol):
+    """The mesh implementation of an operation, which knows how its tensors are laid out, one slice per device.
+
+    Attributes:
+      emitter: makes its nodes.
+      devices: their names.
+      size: how many they are.
+      spec: where they stand among all devices.
+      LaidOutTensor, LaidOutVariable: as of mtf.MeshImpl.
+    """
+
+    emitter: Emitter
+    spec: Devices
+    LaidOutTensor: Callable[[list[tf.Tensor]], LaidOut]
+    LaidOutVariable: Callable[..., SlicedVariable]
+
+    @property
+    def devices(self) -> list[str]:
+        """See the class."""
+
+    @property
+    def size(self) -> int:
+        """See the class."""
+
+    def tensor_layout(self, arg: HasDims) -> mtf.TensorLayout:
+        """The mesh axis of every dim, or None."""
+
+    def slice_shape(self, tensor_shape: HasDims) -> list[int]:
+        """The shape of every slice."""
+
+    def slice_begin(self, tensor_shape: HasDims, pnum: int) -> list[int]:
+        """Where the slice of a processor begins."""
+
+    def laid_out_size(self, tensor_shape: mtf.Shape) -> int:
+        """Elements on all processors together, copies counted."""
+
+    def partition(self, shape: mtf.Shape) -> Partition:
+        """Which block of a tensor of this shape each processor holds."""
+
+    def strides(self, mesh_axes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """(size, stride over the processors) of mesh axes."""
+
+    def axes_with(self, strides: Sequence[tuple[int, int]]) -> list[int] | None:
+        """The mesh axes with these (size, stride); None where the mesh has no such axis."""
+
+    def slicewise(self, fn: Callable, *inputs: LaidOut | tf.Tensor) -> LaidOut:
+        """Calls fn once per processor, on its device."""
+
+    def per_device(self, fn: Callable, *columns: Sequence[object]) -> LaidOut:
+        """Calls fn(device, ...) once per processor, on its device, with its row of the columns."""
+
+    def slicewise_delay_allreduce(self, fn: Callable, *inputs: LaidOut) -> LaidOut:
+        """Slicewise; of partial sums over the same axes the output is one."""
+
+    def allreduce(self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str) -> LaidOut:
+        """What the processors along these axes hold, reduced."""
+
+    def broadcast_impl(self, old_slices: LaidOut, old_shape: mtf.Shape, new_shape: mtf.Shape) -> LaidOut:
+        """Slices of one shape broadcast to another."""
+
+    def expand(self, device: str, x: tf.Tensor, old_shape: mtf.Shape, new_shape: mtf.Shape) -> tf.Tensor:
+        """A slice of one shape with the order and the number of dims of another."""
+
+    def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> LaidOut:
+        """A whole tensor cut into slices."""
+
+
+class SlicedVariable(Protocol):
+    """The slices of a variable."""
+
+    def read(self) -> list[tf.Tensor]:
+        """The value of every slice, read once."""
+
+    def read_again(self) -> list[tf.Tensor]:
+        """The value of every slice, read now."""
+
+    def activation(self, values: Sequence[tf.Tensor]) -> LaidOut:
+        """What was read, in the type that the model computes with."""
+
+    def updates(self, assign_fn: Callable[..., tf.Operation], values: Sequence[tf.Tensor],
+                idle: Collection[str] = ()) -> list[tf.Operation]:
+        """Assigns the slices."""
 
 
 class Lowering(Protocol):
@@ -62,12 +207,12 @@ class Lowering(Protocol):
     """
 
     tensors: MutableMapping[mtf.Tensor, LaidOut]
-    variables: dict[mtf.Operation, Any]
+    variables: MutableMapping[mtf.Operation, SlicedVariable]
     operations: dict[mtf.Operation, tf.Operation]
-    emitter: Any
+    emitter: Emitter
     idle_scopes: Collection[str]
 
-    def mesh_impl(self, m: mtf.Mesh | mtf.Operation | mtf.Tensor) -> Any:
+    def mesh_impl(self, m: mtf.Mesh | mtf.Operation | mtf.Tensor) -> Mesh:
         """The mesh implementation of an operation, or of the operation that makes a tensor."""
 
     def lower_operation(self, operation: mtf.Operation) -> None:
@@ -79,7 +224,7 @@ class Lowering(Protocol):
     def stored(self, tensor: mtf.Tensor) -> LaidOut:
         """A tensor as it was made, in the layout of the operation that made it."""
 
-    def read(self, tensor: mtf.Tensor, impl: Any) -> LaidOut:
+    def read(self, tensor: mtf.Tensor, impl: Mesh) -> LaidOut:
         """A tensor in the layout of a mesh implementation."""
 
     def new_value(self, variable: mtf.Variable, value: mtf.Tensor, assign_fn: Callable[..., tf.Operation],

@@ -6,11 +6,10 @@ import math
 import numbers
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.partition import Partition, cover
-from pase_mtf.operations.protocols import Lowering
+from pase_mtf.operations.protocols import Emitter, Lowering, Mesh
 from pase_mtf.operations.registry import Rule, add_rules
 
 _ops = mtf.ops
@@ -58,7 +57,7 @@ class _Chunks:
                     device, emitter, emitter.constant(device, self._size), seed)
         return self._made[device, number]
 
-    def shared(self, impl: Any, target: Partition) -> list[tf.Tensor]:
+    def shared(self, impl: Mesh, target: Partition) -> list[tf.Tensor]:
         """The blocks of the target where devices share a memory: every chunk is made once."""
         names = self._lowering.emitter.devices
         owners = [impl.spec.devices[number * impl.size // self._count] for number in range(self._count)]
@@ -66,7 +65,7 @@ class _Chunks:
         tensors = [self._chunk(names[owner], number, seed) for number, owner in enumerate(owners)]
         return self._lowering.move(tensors, Partition(tuple(owners), self._grid), target, self._shape)
 
-    def local(self, impl: Any, target: Partition) -> list[tf.Tensor]:
+    def local(self, impl: Mesh, target: Partition) -> list[tf.Tensor]:
         """The blocks of the target, made where they are used: cheaper than sending them."""
         emitter, source = self._lowering.emitter, Partition(tuple(range(self._count)), self._grid)
 
@@ -97,7 +96,7 @@ def _generator(op: mtf.ops.RandomOperation) -> Callable | None:
     else:
         return None
 
-    def generate(device: str, emitter: Any, shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    def generate(device: str, emitter: Emitter, shape: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         numbers_ = emit(shape=shape, seed=seed, dtype=dtype)
         if scale != 1.0:
             numbers_ = tf.multiply(numbers_, emitter.constant(device, scale, dtype))
