@@ -144,8 +144,8 @@ class Layout:
         if untraced := untraced_text(self.search):
             text += f"\nnote: {untraced}"
         problems = [f"{entry.name}: {entry.problem}" for entry in entries if entry.problem]
-        problems += [f"{entry.name}: it lowers; not known to be right: {entry.doubt}" for entry in entries
-                     if entry.doubt]
+        problems += [f"{entry.name}: it lowers; not known to be right, and priced with those dims whole: {entry.doubt}"
+                     for entry in entries if entry.doubt]
         problems += [f"{entry.name}: needs {bytes_text(entry.memory_bytes)} per device, {self.machine_name} holds "
                      f"{bytes_text(self.device_bytes)}"
                      for entry in entries if not entry.problem and entry.memory_bytes > self.device_bytes]

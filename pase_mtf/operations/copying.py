@@ -18,7 +18,7 @@ import numpy as np
 from pase_mtf.compat import mtf, tf
 
 __all__ = ["SMALL", "CannotCopyError", "Pair", "copy_operation", "numbers_that_may_be_sizes",
-           "shrunk"]
+           "shrunk", "shrunk_together"]
 
 SMALL = 8
 """The size that a larger dim has in a copy."""
@@ -202,3 +202,15 @@ def copy_operation(operation: mtf.Operation, inputs: Sequence[mtf.Tensor], sizes
 def shrunk(pairs: Collection[Pair], kept: Collection[Pair]) -> dict[Pair, int]:
     """Small sizes for all dims but those that keep theirs."""
     return {pair: pair[1] if pair in kept else min(pair[1], SMALL) for pair in pairs}
+
+
+def shrunk_together(pairs: Collection[Pair], kept: Collection[Pair]) -> Iterator[dict[Pair, int]]:
+    """As `shrunk`, where a dim has several sizes (before and after it is padded, say): as far apart as they are, and in
+    the same ratio."""
+    sizes = shrunk(pairs, kept)
+    least: dict[str, int] = {}
+    for name, size in pairs:
+        least[name] = min(size, least.get(name, size))
+    open_pairs = [pair for pair in pairs if pair not in kept and least[pair[0]] > SMALL]
+    yield {**sizes, **{(name, size): SMALL + size - least[name] for name, size in open_pairs}}
+    yield {**sizes, **{(name, size): max(1, SMALL * size // least[name]) for name, size in open_pairs}}

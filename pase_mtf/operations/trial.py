@@ -22,6 +22,7 @@ from pase_mtf.operations.copying import (
     copy_operation,
     numbers_that_may_be_sizes,
     shrunk,
+    shrunk_together,
 )
 from pase_mtf.operations.lowering_key import lowering_key
 from pase_mtf.operations.protocols import LaidOut
@@ -100,9 +101,10 @@ def _attempts(operation: mtf.Operation) -> Iterator[dict[Pair, int]]:
     pairs = _pairs(operation)
     numbers = numbers_that_may_be_sizes(operation)
     base = {pair for pair in pairs if numbers and pair[1] >= min(numbers)}
-    seen = []
-    for kept in (base, *({*base, pair} for pair in pairs if pair not in base), set(pairs)):
-        sizes = shrunk(pairs, kept)
+    by_name = [{pair for pair in pairs if pair[0] == name} for name in dict.fromkeys(name for name, _ in pairs)]
+    kept = (*({*base, pair} for pair in pairs if pair not in base), *(base | alike for alike in by_name), set(pairs))
+    seen: list[dict[Pair, int]] = []
+    for sizes in (shrunk(pairs, base), *shrunk_together(pairs, base), *(shrunk(pairs, keep) for keep in kept)):
         elements = sum(math.prod(sizes[dim.name, dim.size] for dim in tensor.shape.dims)
                        for tensor in (*operation.inputs, *operation.outputs))
         if sizes not in seen and elements <= _MOST_ELEMENTS:

@@ -133,3 +133,43 @@ def test_integers_are_indices_that_there_are():
                                   b.labels("i", [dim("batch", 64)], 64)))
         assert set(found.splits) == {"width", "batch"}
         assert np.all([name == "vocab" for name in found.whole])
+
+
+class _Folded(mtf.Operation):
+    """Undoes a padding; of the dim it keeps what it was before."""
+
+    def __init__(self, x, dim, margin):
+        super().__init__([x], name="folded")
+        self._dim, self._margin = dim, margin
+        self._outputs = [mtf.Tensor(self, mtf.Shape([
+            dim if other.name == dim.name else other for other in x.shape.dims]), x.dtype)]
+
+    def lower(self, lowering):
+        def fold(t):
+            first, inner, last = tf.split(t, [self._margin, self._dim.size, self._margin], axis=1)
+            return inner + tf.reduce_sum(first, 1, keepdims=True) + tf.reduce_sum(last, 1, keepdims=True)
+        lowering.set_tensor_lowering(self.outputs[0], lowering.mesh_impl(self).slicewise(
+            fold, lowering.tensors[self.inputs[0]]))
+
+
+class _Twice(mtf.Operation):
+    """Adds a tensor to either half of one that is twice as long."""
+
+    def __init__(self, x, y):
+        super().__init__([x, y], name="twice")
+        self._outputs = [mtf.Tensor(self, y.shape, y.dtype)]
+
+    def lower(self, lowering):
+        lowering.set_tensor_lowering(self.outputs[0], lowering.mesh_impl(self).slicewise(
+            lambda x, y: y + tf.concat([x, x], axis=1), *(lowering.tensors[t] for t in self.inputs)))
+
+
+@pytest.mark.parametrize("make", [
+    lambda given: _Folded(given(8194), WIDTH, 1), lambda given: _Twice(given(4096), given(8192))])
+def test_a_dim_of_two_sizes_is_tried_with_two(make):
+    """As far apart as they are, or in the same ratio: with one small size for both they do not lower."""
+    with tf.Graph().as_default():
+        mesh = Builder(tf.float32).mesh
+        found = try_operation(make(lambda width: mtf.import_tf_tensor(
+            mesh, tf.zeros([4096, width]), mtf.Shape([BATCH, dim("width", width)]))))
+        assert (found.splits, set(found.whole), found.untried) == (("batch",), {"width"}, "")
