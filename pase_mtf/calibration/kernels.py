@@ -5,8 +5,13 @@ every device, one after the other there; so the devices keep each other from the
 training step. What starting and ending a run takes is measured in the same session, and taken off.
 
 Of a kernel that follows another TensorFlow's executor knows at once that it is next. In a training step many nodes are
-ready beside each other and go from thread to thread, which takes longer than the work of a small one. What that takes
-is measured in every session, too, by one tiny kernel: many of them in a row, and as many beside each other.
+ready beside each other, and others wait for them on other threads, which takes longer than the work of a small one.
+What that takes is measured in every session, too, by one tiny kernel: many of them in a row, and as many beside each
+other, for each of which a node of the first device waits.
+
+What comes from other devices was just made there, by another thread, and lies in the cache of another core; it is sent
+for every reader anew. So the inputs of kernels that lie apart are made again for every run of these, on their devices,
+and what making them takes by itself is taken off: sending them stays a part of the kernel.
 
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
@@ -15,6 +20,7 @@ for longer: then all of it is timed again.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import time
@@ -26,7 +32,7 @@ from more_itertools import constrained_batches
 
 from pase_mtf.compat import tf
 from pase_mtf.lowering.nodes import node_of
-from pase_mtf.machine.kernels import Block, Kernel, Timing
+from pase_mtf.machine.kernels import SENT, Block, Kernel, Timing
 from pase_mtf.runtime import Devices, available_bytes, cores, session_config
 
 __all__ = ["KernelTimer", "KernelWatch", "Nodes", "plain_config"]
@@ -54,6 +60,8 @@ _PROBES = (
 _IDLE = Kernel("NoOp", (), ())
 _TINY = Kernel("AddV2", (Block("float32", (16,)),) * 2, (Block("float32", (16,)),))
 _IN_A_ROW, _BESIDE = Kernel("InARow", (), ()), Kernel("Beside", (), ())
+_MAKING = "Making"
+"""What stands for making the inputs of a kernel, among those that are looked at."""
 _TINY_REPEATS = 16  # on every device, of either
 _undisturbed_seconds: dict[tuple[Devices, Kernel], float] = {}
 """What they took at best in this process."""
@@ -206,44 +214,82 @@ class Nodes:
         block = Block("float32", (1,))
         return self.group([self.group([self.read(device, block, 0)], device) for device in self._devices])
 
-    def kernel(self, kernel: Kernel, repeats: int, beside: bool = False) -> str:
+    def kernel(self, kernel: Kernel, repeats: int, beside: bool = False, fresh: bool = False) -> str:
         """A kernel so many times on every device; a node that waits for all of them.
 
         Args:
           kernel: which.
           repeats: how often.
-          beside: all of them are ready at once; else those of a device follow each other.
+          beside: all of them are ready at once, and what waits for all waits for each; else those of a device follow
+            each other, and it waits for one of every device.
+          fresh: each reads tensors that were made for it, where they lie; else all read the same.
 
         Raises:
           ValueError: TensorFlow has no such node.
         """
-        ends = list[str]()
+        ends, every = collections.defaultdict[str, list[str]](list), list[str]()
         for number, device in enumerate(self._devices):
             inputs, before = self._inputs(kernel, number), list[str]()
-            for _ in range(repeats):
+            rounds = self._made(kernel, number, inputs, repeats) if fresh else [inputs] * repeats
+            for read in rounds:
                 name = f"n{len(self.definition.node)}"
-                self.definition.node.append(node_of(kernel, name, [*inputs, *(f"^{node}" for node in before)], device))
-                made = [name, *self._read_elsewhere(kernel, name, number)]
+                self.definition.node.append(node_of(kernel, name, [*read, *(f"^{node}" for node in before)], device))
+                for reader in self._readers(kernel, number):
+                    dtype = tf.AttrValue(type=tf.as_dtype(kernel.outputs[0].dtype).as_datatype_enum)
+                    ends[reader].append(self._add("Identity", [name], reader, T=dtype))
                 if beside:
-                    ends += made
+                    every.append(name)
                 else:
-                    before = made
-            ends += before
-        return self.group(ends)
+                    before = [name]
+            ends[device] += before
+        return self.group(every) if beside else self._all_of(ends)
 
-    def _read_elsewhere(self, kernel: Kernel, name: str, number: int) -> list[str]:
-        """A sum is read by all whose parts it is of."""
+    def making(self, kernel: Kernel, repeats: int) -> str:
+        """What `kernel` does for fresh tensors, without the kernel."""
+        ends = collections.defaultdict[str, list[str]](list)
+        for number in range(len(self._devices)):
+            rounds = self._made(kernel, number, self._inputs(kernel, number), repeats)
+            for made, after in zip(rounds, [*rounds[1:], None], strict=True):
+                for place, (name, block) in enumerate(zip(made, kernel.inputs, strict=True)):
+                    if _is_made(block):
+                        device = self._lies_on(kernel, number, place)
+                        dtype = tf.AttrValue(type=tf.as_dtype(block.dtype).as_datatype_enum)
+                        # Held until the next is made, as by the kernel: what is freed at once is made in place.
+                        ends[device].append(self._add(
+                            "Identity", [name, *([f"^{after[place]}"] if after else [])], device, T=dtype))
+        return self._all_of(ends)
+
+    def _all_of(self, ends: Mapping[str, Sequence[str]]) -> str:
+        """A node that waits for nodes of many devices: each device sends one message, whatever waits there."""
+        return self.group([self.group(names, device) for device, names in ends.items()])
+
+    def _made(self, kernel: Kernel, number: int, inputs: Sequence[str], repeats: int) -> list[list[str]]:
+        """Inputs of a kernel on the device of a number, made so many times; each time after the last."""
+        rounds, made = list[list[str]](), list(inputs)
+        for turn in range(repeats):
+            made = [self._add("Snapshot", [name, *([f"^{before}"] if turn else [])],
+                              self._lies_on(kernel, number, place),
+                              T=tf.AttrValue(type=tf.as_dtype(block.dtype).as_datatype_enum))
+                    if _is_made(block) else name
+                    for place, (name, before, block) in enumerate(zip(inputs, made, kernel.inputs, strict=True))]
+            rounds.append(made)
+        return rounds
+
+    def _lies_on(self, kernel: Kernel, number: int, place: int) -> str:
+        """The device of an input of a kernel on the device of a number; of several that lie apart, the first is its."""
+        return self._away(number, (place or len(kernel.inputs) == 1) * kernel.apart)
+
+    def _readers(self, kernel: Kernel, number: int) -> list[str]:
+        """The other devices that read what a kernel makes: all whose parts a sum is of."""
         if kernel.operation != "AddN" or not kernel.apart:
             return []
-        members = [self._away(number, member) for member in range(1, len(kernel.inputs))]
-        dtype = tf.AttrValue(type=tf.as_dtype(kernel.outputs[0].dtype).as_datatype_enum)
-        return [self._add("Identity", [name], device, T=dtype) for device in members]
+        return [self._away(number, member) for member in range(1, len(kernel.inputs))]
 
     def _inputs(self, kernel: Kernel, number: int) -> list[str]:
         """Tensors for a kernel on the device of a number."""
         names = []
         for place, block in enumerate(kernel.inputs):
-            device = self._away(number, place * kernel.apart)
+            device = self._lies_on(kernel, number, place)
             if block.value is not None:
                 names.append(self._constant(self._devices[number], block))
             elif block.dtype == "resource":
@@ -289,11 +335,21 @@ class Nodes:
         return self._handles[key]
 
 
+def _is_made(block: Block) -> bool:
+    """Whether an input of a kernel is computed, and neither a constant nor a variable."""
+    return block.value is None and block.dtype != "resource"
+
+
 def plain_config(devices: Devices) -> tf.ConfigProto:
     """How the sessions are set up that time nodes: as those that train, but equal nodes are not merged into one."""
     config = session_config(devices)
     config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
     return config
+
+
+def _making(kernel: Kernel) -> Kernel:
+    """What stands for making the inputs of a kernel."""
+    return kernel._replace(operation=_MAKING)
 
 
 class _Bench:
@@ -322,7 +378,10 @@ class _Bench:
     def opened(self, kernels: Sequence[Kernel]) -> Iterator[Callable[[], dict[Kernel, Timing]]]:
         """A session in which each call times every kernel, whose runs nothing has been taken off, and an idle run."""
         nodes = Nodes(self._devices)
-        names = {kernel: nodes.kernel(kernel, self._repeats(kernel)) for kernel in kernels}
+        names = {kernel: nodes.kernel(kernel, self._repeats(kernel), fresh=self._is_fresh(kernel))
+                 for kernel in kernels}
+        names |= {_making(kernel): nodes.making(kernel, self._repeats(kernel))
+                  for kernel in kernels if self._is_fresh(kernel)}
         for kernel, beside in self._handing():
             names[kernel] = nodes.kernel(_TINY, _TINY_REPEATS, beside)
         names[_IDLE], fill_name = nodes.idle(), nodes.group(nodes.fills)
@@ -348,14 +407,20 @@ class _Bench:
 
     def of_one(self, looked: Mapping[Kernel, Timing]) -> dict[Kernel, Timing]:
         """What one run of each kernel takes in a step, by what `opened` tells."""
-        start, handing = looked[_IDLE].seconds, self._handing_seconds(looked)
-        return {kernel: self._of_one(timing, self._repeats(kernel), start, handing) for kernel, timing in looked.items()
-                if kernel not in (_IDLE, _IN_A_ROW, _BESIDE)}
+        handing = self._handing_seconds(looked)
+        return {kernel: self._of_one(kernel, timing, looked[_making(kernel) if self._is_fresh(kernel) else _IDLE],
+                                     0.0 if kernel.operation == SENT else handing)  # what is only sent is no node
+                for kernel, timing in looked.items()
+                if kernel not in (_IDLE, _IN_A_ROW, _BESIDE) and kernel.operation != _MAKING}
 
-    def _of_one(self, timing: Timing, repeats: int, start: float, handing: float) -> Timing:
-        """What one run of a kernel takes, by what a run of all of them took, and one of none."""
-        each = (timing.seconds - start) / self._runs(repeats)
+    def _of_one(self, kernel: Kernel, timing: Timing, without: Timing, handing: float) -> Timing:
+        """What one run of a kernel takes, by what a run of all of them took, and one without them."""
+        each = (timing.seconds - without.seconds) / self._runs(self._repeats(kernel))
         return dataclasses.replace(timing, seconds=max(each, _LEAST_SECONDS) + handing)
+
+    def _is_fresh(self, kernel: Kernel) -> bool:
+        """Whether its inputs are made anew for every run: those that other devices of this process made."""
+        return kernel.apart and self._shared and self._devices.count > 1
 
     def _runs(self, repeats: int) -> int:
         """How many kernels a run waits for, one after the other."""

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from pase_mtf.errors import FormatError, shortened
 
-__all__ = ["Block", "Kernel", "Timing", "float_of_size", "sum_kernel"]
+__all__ = ["SENT", "Block", "Kernel", "Timing", "float_of_size", "send_kernel", "sum_kernel"]
 
+SENT = "Identity"
+"""TensorFlow's name of what only hands on what it reads: where that lies apart, it is sent and nothing else."""
 _BITS = {"bool": 8, "string": 64, "complex64": 64, "complex128": 128, "half": 16, "resource": 64}
 """Of the types whose names do not end in their bits. A variable is read and written: twice its four bytes."""
 
@@ -149,8 +151,15 @@ def sum_kernel(members: int, elements: int, itemsize: int) -> Kernel:
     return Kernel("AddN", (block,) * members, (block,), apart=True)
 
 
-_BY_REFERENCE = frozenset({"Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice", "Unpack",
-                           "AssignVariableOp", "ReadVariableOp"})
+def send_kernel(elements: int, itemsize: int) -> Kernel:
+    """What takes a tensor to another device as it is. Kept for every power of two: it takes about as long for all that
+    have about as many bytes."""
+    block = Block(float_of_size(itemsize), (1 << max(elements - 1, 0).bit_length(),))
+    return Kernel(SENT, (block,), (block,), apart=True)
+
+
+_BY_REFERENCE = frozenset({SENT, "Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice",
+                           "Unpack", "AssignVariableOp", "ReadVariableOp"})
 _REDUCTIONS = frozenset({"Max", "Mean", "Min", "Prod", "Sum"})
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value

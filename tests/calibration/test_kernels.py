@@ -13,7 +13,7 @@ from pase_mtf.calibration.meter import REFERENCES, KernelMeter
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
-from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
+from pase_mtf.machine.kernels import Block, Kernel, Timing, send_kernel, sum_kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import Devices
 
@@ -24,7 +24,7 @@ def _floats(*shape):
 
 _ADD = Kernel("AddV2", (_floats(8, 4), _floats(4)), (_floats(8, 4),))
 _KERNELS = (
-    _ADD, sum_kernel(2, 64, 4), sum_kernel(2, 64, 2),
+    _ADD, sum_kernel(2, 64, 4), sum_kernel(2, 64, 2), send_kernel(64, 4), send_kernel(1, 1),
     Kernel("Einsum", (_floats(8, 4), _floats(4, 16)), (_floats(8, 16),), (("equation", "ab,bc->ac"),)),
     Kernel("Conv2D", (_floats(2, 4, 4, 3), _floats(3, 3, 3, 2)), (_floats(2, 2, 2, 2),),
            (("padding", "SAME"), ("strides", (1, 2, 2, 1)))),
@@ -77,6 +77,25 @@ def test_a_kernel_is_handed_from_thread_to_thread(monkeypatch):
     assert bench.of_one(looked(-3e-6))[_ADD].seconds == pytest.approx(5e-6)  # less than none it is not
     alone = {_ADD: Timing(1e-4 + gpus._repeats(_ADD) * 5e-6), timing._IDLE: Timing(1e-4)}
     assert gpus.of_one(alone)[_ADD].seconds == pytest.approx(5e-6)
+
+
+def test_what_comes_from_other_devices_is_made_for_every_run(monkeypatch):
+    monkeypatch.setattr(timing, "_handings", {})
+    total, send = sum_kernel(2, 64, 4), send_kernel(64, 4)
+    bench, alone, gpus = (timing._Bench(Devices.first(count, kind), kind == "cpu", {})
+                          for count, kind in ((2, "cpu"), (1, "cpu"), (2, "gpu")))
+    runs = {kernel: 2 * bench._repeats(kernel) for kernel in (total, send)}
+    looked = {total: Timing(3e-4 + runs[total] * 9e-6), timing._making(total): Timing(3e-4),
+              send: Timing(4e-4 + runs[send] * 5e-6), timing._making(send): Timing(4e-4), timing._IDLE: Timing(1e-4),
+              timing._IN_A_ROW: Timing(2e-4), timing._BESIDE: Timing(2e-4 + 2 * timing._TINY_REPEATS * 2e-6)}
+    found = bench.of_one(looked)
+    assert set(found) == {total, send}
+    assert found[total].seconds == pytest.approx(9e-6 + 2e-6)
+    assert found[send].seconds == pytest.approx(5e-6)  # no node
+    for other in (alone, gpus):  # nothing is sent, or what is sent is no work of cores that all share
+        assert not other._is_fresh(total)
+    with bench.opened([total, send, _ADD]) as look:
+        assert set(look()) == {*looked, _ADD}
 
 
 @pytest.mark.parametrize("name", ["1080ti", "2080ti", "a100", "h200"])

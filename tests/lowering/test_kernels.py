@@ -5,16 +5,21 @@ import math
 
 import pytest
 from harness import device_names
+from hypothesis import given, settings
 from nets import build
+from random_partitions import partition_pairs
 
 from pase_mtf.compat import tf
 from pase_mtf.cost.kernels import KnownKernels
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.strategies.finding import random_configurations
+from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.lowering.nodes import kernel_of, node_of
-from pase_mtf.machine.kernels import sum_kernel
+from pase_mtf.lowering.recorded import recorded_move
+from pase_mtf.lowering.reshard import move
+from pase_mtf.machine.kernels import SENT, send_kernel, sum_kernel
 from pase_mtf.strategy.experts import data_parallel
 
 # Not told: the maximum of partial maxima (told as a sum), the slices of imported tensors, the offset that all but the
@@ -23,9 +28,12 @@ _MISSING = {"Maximum", "Minimum", "Split", "Slice", "ConcatV2", "Sub", "Pack", "
 
 
 def _comparable(kernels):
-    """Kernels without where inputs lie and what constants hold (the nets' inputs are some), sums without shape."""
+    """Kernels without where inputs lie and what constants hold (the nets' inputs are some), sums without shape; what is
+    sent is no node."""
     found = collections.Counter()
     for kernel, times in kernels.items():
+        if kernel.operation == SENT:
+            continue
         if kernel.operation == "AddN":
             size = math.prod(kernel.inputs[0].shape)
             kernel = sum_kernel(len(kernel.inputs), size, 4)
@@ -71,6 +79,30 @@ def test_what_is_told_is_what_is_run(name, choose):
     assert known.look(configurations) == 0
 
 
+@settings(deadline=None, max_examples=40)
+@given(partition_pairs())
+def test_what_a_move_sends_as_it_is(pair):
+    """Once for every device that reads it; not what is put together there, whose kernel tells of that."""
+    shape, source, target = pair
+    devices = device_names(8)
+    with tf.Graph().as_default():
+        blocks = []
+        for number in source.devices:
+            with tf.device(devices[number]):
+                blocks.append(tf.placeholder(tf.float32, source.block_shape(shape)))
+        readers = []
+        moved = move(blocks, source, target, shape, Emitter(devices, shared=True))
+        for number, block in zip(target.devices, moved, strict=True):
+            with tf.device(devices[number]):
+                readers.append(tf.identity(block).op)
+        joined = {(x, node.device) for node in tf.get_default_graph().get_operations() if node.type == "ConcatV2"
+                  for x in node.inputs}
+        sent = {(x, reader.device) for reader in readers for x in reader.inputs if x.device != reader.device} - joined
+    told = {kernel: times for kernel, times in recorded_move(source, target, shape, 4).items()
+            if kernel.operation == SENT}
+    assert told == collections.Counter(send_kernel(x.shape.num_elements(), 4) for x, _ in sent)
+
+
 def test_kernels_can_be_made_again():
     with tf.Graph().as_default():
         net = build("cnn", "adam", tf.float32)
@@ -78,7 +110,7 @@ def test_kernels_can_be_made_again():
         configurations = random_configurations(graph, 4, 1, 0)
         known = KnownKernels(graph, GraphKernels(net.graph, graph))
         known.look(configurations)
-    kernels = [kernel for kernel in known.kernels(configurations) if not any(
+    kernels = [kernel for kernel in known.kernels(configurations) if kernel.operation != SENT and not any(
         block.dtype == "resource" for block in kernel.inputs)]
     assert len(kernels) > 20
     definition = tf.GraphDef(versions={"producer": tf.version.GRAPH_DEF_VERSION})

@@ -9,7 +9,7 @@ import pytest
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.kernel_file import append_times, line_of, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
-from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
+from pase_mtf.machine.kernels import Block, Kernel, Timing, send_kernel, sum_kernel
 
 
 def _floats(*shape):
@@ -46,6 +46,14 @@ def test_what_a_kernel_computes_and_moves(kernel, flops, nbytes):
     assert kernel.flops == pytest.approx(flops)
     assert kernel.nbytes == nbytes
     assert Kernel.from_json(json.loads(json.dumps(kernel.to_json()))) == kernel
+
+
+def test_what_is_sent_is_of_few_sizes():
+    assert {elements: send_kernel(elements, 4).inputs[0].elements for elements in (0, 1, 2, 3, 4, 5, 1000)} == {
+        0: 1, 1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 1000: 1024}
+    assert send_kernel(5, 2).inputs == send_kernel(5, 2).outputs == (Block("bfloat16", (8,)),)
+    assert send_kernel(8, 4).apart
+    assert send_kernel(8, 4).by_reference
 
 
 def test_text():
