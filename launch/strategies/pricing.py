@@ -73,7 +73,7 @@ def machine_of(plan: Plan, prices: MeasuredPrices | None, *, joined: bool = Fals
 
 def tell_untraced(strategies: Iterable[Strategy]) -> None:
     """Says once, of all strategies together, which operations have no measured kernels and why."""
-    found = dict.fromkeys(entry for strategy in strategies
-                          for entry in (strategy.search.get("kernels") or {}).get("untraced", ()))
+    found = dict.fromkeys(entry for strategy in strategies if "kernels" in strategy.search
+                          for entry in strategy.search["kernels"].get("untraced", ()))
     if text := untraced_text({"kernels": {"untraced": list(found)}}):
         Telling().note(text)

@@ -20,8 +20,8 @@ from pase_mtf.launch.data import Batch, Data
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.finding import duplicates
 from pase_mtf.launch.training import BLOCK, Timing, Trainable
-from pase_mtf.strategy.judged_text import Trial
 from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.search_report import Trial
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["Chosen", "choose_by_steps", "close_ones", "try_steps"]

@@ -15,6 +15,7 @@ from pase_mtf.search.peak import minimise_within_peak
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.strategy.devices import useful_devices
 from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
 __all__ = ["simpler", "solve_within"]
@@ -35,9 +36,9 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
         by_hand = data_parallel(priced.graph, priced.devices)
     except InfeasibleError:
         return found  # the batch does not divide by so many devices
-    useful = {"useful_devices": useful_devices(priced.graph, by_hand)}
+    useful = useful_devices(priced.graph, by_hand)
     priced, assignment = with_configurations(priced, by_hand)
-    simple = price_assignment(found.name, priced, assignment, {**found.search, **useful})
+    simple = price_assignment(found.name, priced, assignment, {**found.search, "useful_devices": useful})
     if simple.configurations == found.configurations or (
             memory_limit is not None and simple.memory_bytes > memory_limit):
         return found
@@ -47,8 +48,9 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
     if taken > (1.0 + within) * least:
         return found
     bound = found.search["lower_bound"]
-    told = {**simple.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
-            "simpler": "data_parallel", "best_seconds": found.seconds}
+    told: SearchReport = {
+        **simple.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
+        "simpler": "data_parallel", "best_seconds": found.seconds}
     if judged:
-        told.update(simulated_seconds=taken, shortest_simulated_seconds=least)
+        told.update({"simulated_seconds": taken, "shortest_simulated_seconds": least})
     return dataclasses.replace(simple, search=told)

@@ -20,6 +20,7 @@ from pase_mtf.strategy.choosing import simpler, solve_within
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert, zero
 from pase_mtf.strategy.kernels_text import untraced_text
+from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.simulated import shortest_simulated, walk_simulated, worth_simulating
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
 
@@ -131,7 +132,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
 
 
 def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simulate: int | None,
-            options: dict[str, Any]) -> tuple[Solution, dict[str, Any]]:
+            options: dict[str, Any]) -> tuple[Solution, SearchReport]:
     """The assignment that a method finds, and what is to be said of simulated steps."""
     if memory_limit is not None and method != "exact":
         raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any
+
+from pase_mtf.strategy.search_report import SearchReport, Trial
 
 __all__ = ["is_judged", "is_trial", "judged_text", "trial_text"]
 
@@ -11,21 +13,7 @@ _SECONDS = ("simulated_seconds", "cheapest_simulated_seconds", "shortest_simulat
 _NUMBERS = (*_SECONDS, "overlap")
 
 
-class Trial(TypedDict):
-    """Steps that were tried to choose between strategies of nearly the same predicted time.
-
-    Attributes:
-      milliseconds: arm -> median of its steps, and half the distance of the quartiles.
-      steps: how many of each, at most.
-      taken: the arm whose strategy was taken.
-    """
-
-    milliseconds: dict[str, list[float]]
-    steps: int
-    taken: str
-
-
-def is_trial(found: Any) -> bool:
+def is_trial(found: object) -> bool:
     """Whether what stands in a file as the "trial" of a search is one."""
     if not (isinstance(found, dict) and set(found) == set(Trial.__annotations__)):
         return False
@@ -35,7 +23,7 @@ def is_trial(found: Any) -> bool:
                     for entry in times.values()))
 
 
-def trial_text(search: Mapping[str, Any]) -> str:
+def trial_text(search: SearchReport) -> str:
     """Which steps took how long when they were tried, and whose strategy was taken; empty where none were tried.
 
     Args:
@@ -61,7 +49,7 @@ def is_judged(search: Mapping[str, Any]) -> bool:
             and ("simulated_rank" in search) == ("cheapest_simulated_seconds" in search))
 
 
-def judged_text(search: Mapping[str, Any]) -> str:
+def judged_text(search: SearchReport) -> str:
     """How long the simulated step is, whether the order by simulated steps is another than that by costs, and how much
     of the gradients' all-reduces these steps hide; empty where nothing was simulated.
 
@@ -71,17 +59,17 @@ def judged_text(search: Mapping[str, Any]) -> str:
     if "simulated" not in search:
         return ""
 
-    def milliseconds(name: str) -> str:
-        return f"{1e3 * search[name]:.3f} ms"
+    def milliseconds(seconds: float) -> str:
+        return f"{1e3 * seconds:.3f} ms"
 
-    text = f"simulated {milliseconds('simulated_seconds')}, the shortest of {search['simulated']}"
+    text = f"simulated {milliseconds(search['simulated_seconds'])}, the shortest of {search['simulated']}"
     if "shortest_simulated_seconds" in search:  # which was not taken
-        text += f" takes {milliseconds('shortest_simulated_seconds')}"
+        text += f" takes {milliseconds(search['shortest_simulated_seconds'])}"
     elif "first_simulated_seconds" in search:
-        text += f", of which the first took {milliseconds('first_simulated_seconds')}"
+        text += f", of which the first took {milliseconds(search['first_simulated_seconds'])}"
     elif search.get("simulated_rank", 1) > 1:
         text += (f", by cost number {search['simulated_rank']}: the cheapest takes "
-                 f"{milliseconds('cheapest_simulated_seconds')}")
+                 f"{milliseconds(search['cheapest_simulated_seconds'])}")
     if "overlap" in search:
         text += f"; {100 * search['overlap']:.0f} % of what gradients' all-reduces take is hidden in such steps"
     return text

@@ -14,7 +14,7 @@ _COUNTS = ("of_strategy", "measured_of_strategy", "seen", "measured", "rounds")
 _MOST_NAMED = 3
 
 
-def is_report(found: Any) -> bool:
+def is_report(found: object) -> bool:
     """Whether what stands in a file as the "kernels" of a search is what `MeasuredPrices` tells of them."""
     return (isinstance(found, dict) and all(type(found.get(name)) is int and found[name] >= 0 for name in _COUNTS)
             and type(found.get("seconds")) in (int, float) and isinstance(found.get("untraced", []), list)

@@ -13,7 +13,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
@@ -30,6 +29,7 @@ from pase_mtf.strategy.choosing import simpler, solve_within
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
+from pase_mtf.strategy.search_report import KernelsReport, SearchReport
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
 __all__ = ["MeasuredPrices"]
@@ -137,14 +137,16 @@ class MeasuredPrices:
         """
         chosen = strategy.configurations if configurations is None else tuple(configurations)
         priced, assignment = with_configurations(self._priced(bounds=False), chosen)
-        told, bound = {**strategy.search, **self._report(chosen)}, strategy.search.get("lower_bound", -math.inf)
+        told: SearchReport = {**strategy.search, **self._report(chosen)}
+        bound = strategy.search.get("lower_bound", -math.inf)
         if chosen != strategy.configurations:
-            for name in ("simpler", "best_seconds"):
-                told.pop(name, None)
-            told.update(optimal=False, gap=math.inf, useful_devices=useful_devices(self._graph, chosen),
-                        suggested_devices=fuller_devices(self._graph, self._meter.devices, chosen))
+            told.pop("simpler", None)
+            told.pop("best_seconds", None)
+            told.update({"optimal": False, "gap": math.inf, "useful_devices": useful_devices(self._graph, chosen),
+                         "suggested_devices": fuller_devices(self._graph, self._meter.devices, chosen)})
         # What it took to find it stays.
-        told["kernels"] |= {name: strategy.search["kernels"][name] for name in ("rounds", "seconds")}
+        before = strategy.search["kernels"]
+        told["kernels"].update({"rounds": before["rounds"], "seconds": before["seconds"]})
         if "gap" in told and not told["optimal"] and bound > 0.0:
             told["gap"] = max(0.0, priced.network.cost(assignment) / bound - 1.0)
         return price_assignment(strategy.name, priced, assignment, told)
@@ -188,15 +190,18 @@ class MeasuredPrices:
             "lower_bound": -math.inf, "layers": len(self._graph.layers),
             "configurations": sum(map(len, priced.configurations)), "method": "mcmc", **self._report(found)})
 
-    def _report(self, configurations: Sequence[Configuration]) -> dict[str, Any]:
+    def _report(self, configurations: Sequence[Configuration]) -> SearchReport:
         """What of a strategy's price was measured, for its `search`."""
         run, seen, times = self._known.kernels(configurations), self._known.all_kernels(), self._meter.times
         untraced = [*self._source.untraced, *(f"{kernel}: {why}" for kernel, why in self._meter.failed.items()
                                               if kernel in run)]
-        return {"kernels": {
+        found: KernelsReport = {
             "of_strategy": len(run), "measured_of_strategy": sum(kernel in times for kernel in run), "seen": len(seen),
             "measured": sum(kernel in times for kernel in seen), "rounds": self.rounds,
-            "seconds": round(self._meter.spent, 1), **({"untraced": untraced} if untraced else {})}}
+            "seconds": round(self._meter.spent, 1)}
+        if untraced:
+            found["untraced"] = untraced
+        return {"kernels": found}
 
     # -- rounds -------------------------------------------------------------------------------------------------------
     def _explore(self, end: float, memory_limit: float | None) -> tuple[tuple[Configuration, ...], bool]:

@@ -23,6 +23,7 @@ from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.stages import gradient_seconds
 from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.search_report import SearchReport
 
 __all__ = ["MOST_DEVICES", "is_simulated", "shortest_simulated", "walk_simulated",
            "worth_simulating"]
@@ -58,7 +59,7 @@ def worth_simulating(priced: PricedNetwork) -> int:
 
 def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
                        memory_limit: float | None, time_limit: float | None = None,
-                       ) -> tuple[Solution, dict[str, Any]]:
+                       ) -> tuple[Solution, SearchReport]:
     """Simulates the cheapest strategies by the sum of costs, data parallelism, and those that are cheapest where the
     backward pass hides some of the gradients' all-reduces: how much of them it does is learned from all these steps.
 
@@ -85,8 +86,10 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
     overlap = None if priced.machine.shared_cores else judge.learn_overlap()
     candidates, seconds = judge.ordered()
     best = min(range(len(candidates)), key=lambda number: (seconds[number], number))
-    told = {"simulated": len(candidates), "simulated_seconds": seconds[best], "simulated_rank": best + 1,
-            "cheapest_simulated_seconds": seconds[0], **({} if overlap is None else {"overlap": overlap})}
+    told: SearchReport = {"simulated": len(candidates), "simulated_seconds": seconds[best], "simulated_rank": best + 1,
+                          "cheapest_simulated_seconds": seconds[0]}
+    if overlap is not None:
+        told["overlap"] = overlap
     if not best:
         return found, told
     cost = priced.network.cost(candidates[best])
@@ -97,7 +100,7 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
 
 def walk_simulated(priced: PricedNetwork, *, initial: Sequence[int] | None = None, proposals: int | None = None,
                    time_limit: float | None = None, seed: int = 0, beta: float = 2000.0, **others: Any,
-                   ) -> tuple[Solution, dict[str, Any]]:
+                   ) -> tuple[Solution, SearchReport]:
     """FlexFlow's chain on simulated steps.
 
     Args:

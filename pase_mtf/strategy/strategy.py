@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import TypedDict
 
@@ -29,6 +29,7 @@ from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.experts import BY_HAND
 from pase_mtf.strategy.judged_text import is_judged, is_trial, judged_text, trial_text
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
+from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
 
@@ -79,11 +80,7 @@ class Strategy:
       parts: part of the cost -> seconds, over the whole step.
       seconds: predicted time of one training step.
       memory: part -> predicted bytes on the fullest device.
-      search: "seconds", "optimal", "gap", "lower_bound", "layers", "configurations", "build_seconds"; "assumed", where
-        the graph's meta has it; "kernels", where it is priced by kernels: how many it consists of ("of_strategy",
-        "measured_of_strategy"), how many the search came across ("seen", "measured"), "rounds" and "seconds" of
-        measuring, and which are "untraced"; what `simulated.shortest_simulated` tells, where steps were simulated;
-        "trial", where steps were tried (`judged_text.Trial`).
+      search: how it was found.
     """
 
     name: str
@@ -99,7 +96,7 @@ class Strategy:
     parts: dict[str, float]
     seconds: float
     memory: dict[str, float]
-    search: dict[str, Any]
+    search: SearchReport
     _priced: PricedNetwork | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
@@ -368,7 +365,7 @@ def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configur
                              f"there are {devices}")
     # The alternatives are priced as well, so that `explain` can show them.
     priced = build_network(graph, load_machine(machine, devices), devices)
-    return price_assignment(name, *with_configurations(priced, configurations), search or {})
+    return price_assignment(name, *with_configurations(priced, configurations), cast(SearchReport, search or {}))
 
 
 def with_configurations(priced: PricedNetwork,
@@ -382,7 +379,7 @@ def with_configurations(priced: PricedNetwork,
 
 
 def price_assignment(name: str, priced: PricedNetwork, assignment: Sequence[int],
-                     search: Mapping[str, Any]) -> Strategy:
+                     search: SearchReport) -> Strategy:
     """The Strategy of a configuration index per layer of a priced network.
 
     Args:
@@ -406,6 +403,6 @@ def price_assignment(name: str, priced: PricedNetwork, assignment: Sequence[int]
         search={**search, **_assumptions(graph)}, _priced=priced)
 
 
-def _assumptions(graph: ComputationGraph) -> dict[str, list[str]]:
+def _assumptions(graph: ComputationGraph) -> SearchReport:
     """What the predictions rest on, for the strategy's search; empty where nothing is assumed."""
     return {"assumed": list(graph.meta["assumed"])} if graph.meta.get("assumed") else {}

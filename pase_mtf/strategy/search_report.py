@@ -1,0 +1,89 @@
+"""What a strategy says of the search that found it: the entries of `Strategy.search`."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+__all__ = ["KernelsReport", "SearchReport", "Trial"]
+
+
+class Trial(TypedDict):
+    """Steps that were tried to choose between strategies of nearly the same predicted time.
+
+    Attributes:
+      milliseconds: arm -> median of its steps, and half the distance of the quartiles.
+      steps: how many of each, at most.
+      taken: the arm whose strategy was taken.
+    """
+
+    milliseconds: dict[str, list[float]]
+    steps: int
+    taken: str
+
+
+class _Counts(TypedDict):
+    of_strategy: int
+    measured_of_strategy: int
+    seen: int
+    measured: int
+    rounds: int
+    seconds: float
+
+
+class KernelsReport(_Counts, total=False):
+    """The kernels that a strategy is priced by.
+
+    Attributes:
+      of_strategy, measured_of_strategy: how many it consists of, and of these were measured.
+      seen, measured: how many the search came across, and of these were measured.
+      rounds, seconds: of measuring.
+      untraced: what stands for kernels that nobody knows or could time; not there where none does.
+    """
+
+    untraced: list[str]
+
+
+class SearchReport(TypedDict, total=False):
+    """How a strategy was found. Of one that was given, most is missing.
+
+    Attributes:
+      method: of the search.
+      seconds, build_seconds: of the search, and of building its network.
+      optimal: whether the cost is proven to be the least.
+      gap, lower_bound: fraction by which the cost may be above the least, and the seconds it cannot be below.
+      layers, configurations: of the network, the second over all layers.
+      assumed: what the predictions rest on that is not known of the graph.
+      useful_devices, suggested_devices: how many devices do work of their own, and how many would.
+      simpler, best_seconds: by which name a simpler strategy was taken, and what was predicted of the best.
+      simulated: how many strategies were simulated.
+      simulated_seconds: the simulated step of this one.
+      simulated_rank: its place among them by cost, from 1.
+      cheapest_simulated_seconds, shortest_simulated_seconds, first_simulated_seconds: the simulated step of the
+        cheapest, of the shortest where it was not taken, and of the one that a chain began with.
+      overlap: the fraction of gradients' all-reduces that these steps hide.
+      kernels: where it is priced by kernels.
+      trial: where steps were tried.
+    """
+
+    method: str
+    seconds: float
+    build_seconds: float
+    optimal: bool
+    gap: float
+    lower_bound: float
+    layers: int
+    configurations: int
+    assumed: list[str]
+    useful_devices: float
+    suggested_devices: int | None
+    simpler: str
+    best_seconds: float
+    simulated: int
+    simulated_seconds: float
+    simulated_rank: int
+    cheapest_simulated_seconds: float
+    shortest_simulated_seconds: float
+    first_simulated_seconds: float
+    overlap: float
+    kernels: KernelsReport
+    trial: Trial
