@@ -90,8 +90,8 @@ class Memo:
 
     def number(self, operation: mtf.Operation) -> int | None:
         """A number that the operations which lower alike have in common; None where it has to be lowered every time."""
-        rule = rule_of(operation)  # a view is the very object that it is given
-        if rule.holds_others or rule.has_effects or rule.is_view or type(operation).lower.__module__ != _ops.__name__:
+        rule = rule_of(operation)
+        if rule.holds_others or rule.has_effects or rule.is_same or type(operation).lower.__module__ != _ops.__name__:
             return None
         return self.alike.lowering(operation)
 

@@ -140,6 +140,7 @@ class Rule:
       sum_is_pending: whether such partial sums stay as they are until somebody needs the sum (mtf's LazyAllreduceSum).
       forwards_sums: whether it works on partial sums, and leaves them to be summed after it.
       is_view: whether it returns what it reads as it is, so that a pending sum stays one.
+      is_same: whether it returns the very object, so that who finishes the one sum has finished the other.
       splittable: names of the dims that can be split when our lowering lowers it; whether they divide is not asked.
       spaces: groups of dims of which no two may be laid out on one mesh axis.
       layer: the kind of layer that it opens ("": as its kind says).
@@ -176,6 +177,7 @@ class Rule:
     sum_is_pending: Callable[[mtf.Operation], bool] = always(False)
     forwards_sums: bool = False
     is_view: bool = False
+    is_same: bool = False
     splittable: Callable[[mtf.Operation], Iterable[str]] = names_of
     spaces: Callable[[mtf.Operation], list[list[mtf.Dimension]]] = _shapes
     layer: str = ""

@@ -51,6 +51,16 @@ def problem(verifier, mesh, rules):
     return verifier.problem(shape, parse_rules(rules, shape))
 
 
+def test_only_what_has_to_be_is_lowered_every_time():
+    with tf.Graph().as_default():
+        x = Builder(tf.float32).input("x", [BATCH, WIDTH])
+        folded = mtf.reshape(x, [dim("all", 256)]).operation
+        passed = mtf.stop_gradient(x).operation
+        memo = Memo()
+        assert memo.number(folded) is not None
+        assert memo.number(passed) is None
+
+
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_equal_layers_are_lowered_once(lowered, microbatches):
     counts = []
