@@ -32,7 +32,7 @@ from more_itertools import constrained_batches
 
 from pase_mtf.compat import tf
 from pase_mtf.lowering.nodes import node_of
-from pase_mtf.machine.kernels import SENT, Block, Kernel, Timing
+from pase_mtf.machine.kernels import SENT, TINY, Block, Kernel, Timing
 from pase_mtf.runtime import Devices, available_bytes, cores, session_config
 
 __all__ = ["KernelTimer", "KernelWatch", "Nodes", "plain_config"]
@@ -50,6 +50,7 @@ _BATCH_BYTES = 1 << 30
 _LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
 _DISTURBED = 1.25  # times as long as a probe took at best
 _TRIES = 2  # of what was disturbed
+_SESSIONS = 5  # that tell what it takes to hand a node from thread to thread, where no table does
 _WAITING = 4 / 3  # of shared cores: how much longer a run may take than the work of the cores
 
 _PROBES = (
@@ -58,7 +59,6 @@ _PROBES = (
     Kernel("Mul", (Block("float32", (1 << 20,)),) * 2, (Block("float32", (1 << 20,)),)))
 """One that is bound by arithmetic, and one by memory."""
 _IDLE = Kernel("NoOp", (), ())
-_TINY = Kernel("AddV2", (Block("float32", (16,)),) * 2, (Block("float32", (16,)),))
 _IN_A_ROW, _BESIDE = Kernel("InARow", (), ()), Kernel("Beside", (), ())
 _MAKING = "Making"
 """What stands for making the inputs of a kernel, among those that are looked at."""
@@ -77,7 +77,7 @@ class KernelTimer:
     """
 
     def __init__(self, devices: int, kind: str = "cpu", expected: Callable[[Kernel], float] | None = None,
-                 over: Devices | None = None) -> None:
+                 over: Devices | None = None, tiny: float | None = None) -> None:
         """Measures nothing yet.
 
         Args:
@@ -86,8 +86,10 @@ class KernelTimer:
           expected: about how long a kernel of a GPU takes, in seconds, by what is known of its speed.
           over: the same devices, where they belong to several processes, whose servers answer: then what is found is
             what a kernel takes one of them while all are busy, whoever shares whose cores.
+          tiny: seconds of `TINY` in the table that what is found belongs to: as long as it took to hand that from
+            thread to thread it is taken to take now, for it differs from hour to hour by more than kernels do.
         """
-        self._expected = expected
+        self._expected, self._tiny = expected, tiny
         self._devices = over or Devices.first(devices, kind)
         self._shared = kind == "cpu" and over is None
         self.failed: dict[Kernel, str] = {}
@@ -105,6 +107,9 @@ class KernelTimer:
           The kernels of a batch and their times, without those that `failed`.
         """
         begin = time.perf_counter()
+        if self._shared and self._tiny is None:
+            for _ in range(_SESSIONS - len(_handings.get(self._devices, ()))):
+                _Bench(self._devices, self._shared, {}).measure([])
         for batch in self._batches([kernel for kernel in kernels if kernel not in self.failed]):
             if time.perf_counter() - begin >= seconds:
                 return
@@ -113,7 +118,8 @@ class KernelTimer:
 
     def _undisturbed(self, batch: Sequence[Kernel]) -> dict[Kernel, Timing]:
         """The times of a batch: the best of a few, where the probes among it took longer than they had before."""
-        bench, found = _Bench(self._devices, self._shared, self.failed, self._expected), dict[Kernel, Timing]()
+        found = dict[Kernel, Timing]()
+        bench = _Bench(self._devices, self._shared, self.failed, self._expected, self._tiny)
         for _ in range(_TRIES):
             timings = bench.measure([*_PROBES, *(kernel for kernel in batch if kernel not in _PROBES)])
             for kernel, timing in timings.items():
@@ -356,8 +362,8 @@ class _Bench:
     """Some kernels in one graph and session."""
 
     def __init__(self, devices: Devices, shared: bool, failed: dict[Kernel, str],
-                 expected: Callable[[Kernel], float] | None = None) -> None:
-        self._expected = expected
+                 expected: Callable[[Kernel], float] | None = None, tiny: float | None = None) -> None:
+        self._expected, self._tiny = expected, tiny
         self._devices, self._shared, self._failed = devices, shared, failed
         self._config = plain_config(devices)
 
@@ -383,7 +389,7 @@ class _Bench:
         names |= {_making(kernel): nodes.making(kernel, self._repeats(kernel))
                   for kernel in kernels if self._is_fresh(kernel)}
         for kernel, beside in self._handing():
-            names[kernel] = nodes.kernel(_TINY, _TINY_REPEATS, beside)
+            names[kernel] = nodes.kernel(TINY, _TINY_REPEATS, beside)
         names[_IDLE], fill_name = nodes.idle(), nodes.group(nodes.fills)
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(nodes.definition, name="")
@@ -402,7 +408,7 @@ class _Bench:
                         found[kernel] = timing
         timings = self.of_one(found)
         if self._handing():
-            _handings.setdefault(self._devices, []).append(self._handing_seconds(found))
+            _handings.setdefault(self._devices, []).append(self._handing_now(found))
         return timings
 
     def of_one(self, looked: Mapping[Kernel, Timing]) -> dict[Kernel, Timing]:
@@ -432,12 +438,18 @@ class _Bench:
         return ((_IN_A_ROW, False), (_BESIDE, True)) if self._shared else ()
 
     def _handing_seconds(self, looked: Mapping[Kernel, Timing]) -> float:
-        """What it takes: the median of this and the sessions of this process in which kernels were measured, for it
-        differs from one to the next."""
+        """What it takes: as much as in the table that this belongs to, or else the median of this and the sessions of
+        this process in which kernels were measured, for it differs from one to the next."""
         if not self._handing():
             return 0.0
-        now = (looked[_BESIDE].seconds - looked[_IN_A_ROW].seconds) / self._runs(_TINY_REPEATS)
-        return max(0.0, float(np.median([*_handings.get(self._devices, ()), now])))
+        if self._tiny is None:
+            return max(0.0, float(np.median([*_handings.get(self._devices, ()), self._handing_now(looked)])))
+        alone = (looked[_IN_A_ROW].seconds - looked[_IDLE].seconds) / self._runs(_TINY_REPEATS)
+        return max(0.0, self._tiny - max(alone, _LEAST_SECONDS))
+
+    def _handing_now(self, looked: Mapping[Kernel, Timing]) -> float:
+        """What it took in one session."""
+        return (looked[_BESIDE].seconds - looked[_IN_A_ROW].seconds) / self._runs(_TINY_REPEATS)
 
     def _repeats(self, kernel: Kernel) -> int:
         """How often a kernel is emitted on every device: more often where it takes little. GPUs differ by orders of

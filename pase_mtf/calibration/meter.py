@@ -23,7 +23,7 @@ from pase_mtf.calibration.cache import (
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
-from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
+from pase_mtf.machine.kernels import TINY, Block, Kernel, Timing, sum_kernel
 from pase_mtf.runtime import cores
 
 __all__ = ["REFERENCES", "KernelMeter"]
@@ -55,7 +55,7 @@ REFERENCES = (
            (_floats(3, 3, 64, 128),), _SAME),
     Kernel("Mul", (_floats(1 << 14), _floats(1 << 14)), (_floats(1 << 14),)),
     Kernel("Mul", (_floats(1 << 20), _floats(1 << 20)), (_floats(1 << 20),)),
-    Kernel("AddV2", (_floats(16), _floats(16)), (_floats(16),)),
+    TINY,
     Kernel("Sum", (_floats(256, 1024), _indices(1)), (_floats(256),)),
     sum_kernel(2, 1 << 16, 4),
 )
@@ -186,8 +186,9 @@ class KernelMeter:
             return {}
         from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
         begin, found = time.perf_counter(), dict[Kernel, Timing]()
-        speed = (self.times.estimate,) if self.kind == "gpu" and len(self.times) else ()
-        timer = KernelTimer(self.devices, self.kind, *speed)
+        expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
+        tiny = self.times.get(TINY)
+        timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for", file=sys.stderr)):
             for batch in timer.time(kernels, seconds, progress):
                 found.update(batch)

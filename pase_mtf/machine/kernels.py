@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pase_mtf.errors import FormatError, shortened
 
-__all__ = ["SENT", "Block", "Kernel", "Timing", "float_of_size", "send_kernel", "sum_kernel"]
+__all__ = ["SENT", "TINY", "Block", "Kernel", "Timing", "float_of_size", "send_kernel", "sum_kernel"]
 
 SENT = "Identity"
 """TensorFlow's name of what only hands on what it reads: where that lies apart, it is sent and nothing else."""
@@ -149,6 +149,10 @@ def sum_kernel(members: int, elements: int, itemsize: int) -> Kernel:
     """What adds up the partial sums of so many devices, whatever their shape."""
     block = Block(float_of_size(itemsize), (elements,))
     return Kernel("AddN", (block,) * members, (block,), apart=True)
+
+
+TINY = Kernel("AddV2", (Block("float32", (16,)),) * 2, (Block("float32", (16,)),))
+"""A kernel that does next to nothing: its time is what TensorFlow takes for any."""
 
 
 def send_kernel(elements: int, itemsize: int) -> Kernel:

@@ -75,6 +75,9 @@ def test_a_kernel_is_handed_from_thread_to_thread(monkeypatch):
     assert bench.of_one(looked(9e-6))[_ADD].seconds == pytest.approx(5e-6 + 6e-6)  # the median of both sessions
     monkeypatch.setattr(timing, "_handings", {})
     assert bench.of_one(looked(-3e-6))[_ADD].seconds == pytest.approx(5e-6)  # less than none it is not
+    # Of a table that knows a tiny kernel, what was measured with it counts for all that comes later.
+    table = timing._Bench(Devices.first(2, "cpu"), True, {}, tiny=1e-4 / nodes + 4e-6)
+    assert table.of_one(looked(9e-6))[_ADD].seconds == pytest.approx(5e-6 + 4e-6)
     alone = {_ADD: Timing(1e-4 + gpus._repeats(_ADD) * 5e-6), timing._IDLE: Timing(1e-4)}
     assert gpus.of_one(alone)[_ADD].seconds == pytest.approx(5e-6)
 
@@ -128,7 +131,7 @@ def test_a_meter_of_gpus_tells_how_fast_they_are(cache_dir, timed, monkeypatch):
     told = []
 
     class Timer:
-        def __init__(self, devices, kind, expected=None):
+        def __init__(self, devices, kind, expected=None, tiny=None):
             told.append(expected and expected(_ADD))
             self.failed = {}
 
@@ -149,7 +152,8 @@ def timed(monkeypatch):
     seconds, asked = dict.fromkeys(REFERENCES, 1e-3), []
 
     class Timer:
-        def __init__(self, devices, kind):
+        def __init__(self, devices, kind, expected=None, tiny=None):
+            Timer.tiny = tiny
             self.failed = {_NONE: "there is none"}
 
         def time(self, kernels, limit=math.inf, progress=None):
@@ -183,7 +187,9 @@ def test_kernels_are_measured_once_and_kept(cache_dir, timed):
     first = KernelMeter(4)
     assert first.path == kernels_path(4)
     first.start()
+    assert timing.KernelTimer.tiny is None
     assert first.measure([*_KERNELS, _NONE]) == len(_KERNELS)
+    assert timing.KernelTimer.tiny == 1e-3  # all of a table is handed from thread to thread as fast
     assert first.missing([*_KERNELS, _NONE]) == []
     asked.clear()
     second = KernelMeter(4)
