@@ -22,7 +22,8 @@ from pase_mtf.strategy.experts import configurations_of_layout
 def _summed_where_made(graph: ComputationGraph) -> ComputationGraph:
     """The graph as Mesh-TF itself lowers it: no partial sum goes over an edge."""
     layers = [dataclasses.replace(layer, operations=tuple(
-        dataclasses.replace(operation, handed_on=()) for operation in layer.operations)) for layer in graph.layers]
+        dataclasses.replace(operation, pending_outputs=()) for operation in layer.operations))
+        for layer in graph.layers]
     return dataclasses.replace(graph, layers=tuple(layers), edges=tuple(
         dataclasses.replace(edge, pending=()) for edge in graph.edges))
 

@@ -46,7 +46,7 @@ class OperationSignature(NamedTuple):
       inputs, outputs: its tensors.
       sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
       gradients: for every entry of `sums`, whether it is of gradients of weights: only the update waits for them.
-      handed_on: for every entry of `sums`, whether its sums go over an edge as they are.
+      pending: for every entry of `sums`, whether its sums go over an edge as they are.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
@@ -70,15 +70,15 @@ class OperationSignature(NamedTuple):
     narrow: bool = False
     trips: int = 1
     gradients: tuple[bool, ...] = ()
-    handed_on: tuple[bool, ...] = ()
+    pending: tuple[bool, ...] = ()
 
     def sums_within(self, *, on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for, and whether they are of gradients of weights.
 
         Args:
-          on_edges: edges pay for what is handed on.
+          on_edges: edges pay for what stays pending.
         """
-        each = zip(self.sums, self.gradients, self.handed_on, strict=True)
+        each = zip(self.sums, self.gradients, self.pending, strict=True)
         return tuple((entry, gradient) for entry, gradient, elsewhere in each if not (on_edges and elsewhere))
 
 
@@ -156,7 +156,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         traffic=operation.traffic, trips=operation.trips,
         gradients=tuple(operation.phase == "backward" and all(variables[one.dims, one.shape] for one in outputs)
                         for _, outputs in operation.sums),
-        handed_on=operation.sums_handed_on,
+        pending=operation.sums_pending,
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
 
 

@@ -120,7 +120,7 @@ class _Exporter:
                                   lambda operation: self._group_of.get(id(operation)), self._split_names,
                                   {output: inside for parts in flow.parts.values()
                                    for inside, output in parts.accumulators})
-        self._handed_on = self._taken_by_one_edge()
+        self._pending_on_edges = self._taken_by_one_edge()
 
     def _taken_by_one_edge(self) -> frozenset[mtf.Tensor]:
         """Those of the pending sums that nobody reads but one other layer, as often as they are made."""
@@ -222,8 +222,8 @@ class _Exporter:
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
             block=again.block, unread=again.unread, moments=again.moments,
-            handed_on=tuple([number for number, tensor in enumerate(fact.operation.outputs)
-                             if tensor in self._handed_on]))
+            pending_outputs=tuple([number for number, tensor in enumerate(fact.operation.outputs)
+                                   if tensor in self._pending_on_edges]))
 
     def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
         inputs = tuple(self._operand(group, tensor) for tensor in reads)
@@ -282,7 +282,7 @@ class _Exporter:
             key = (id(tensor), group, self._operand(group, tensor).dims)
             if key not in found:
                 found[key] = self._edge(source, group, tensor, phase, trips,
-                                        pending=self._sums.due[tensor] if tensor in self._handed_on else ())
+                                        pending=self._sums.due[tensor] if tensor in self._pending_on_edges else ())
 
         for fact in self._facts:
             if fact.index in self._unused:

@@ -82,7 +82,7 @@ class LayerOperation:
       unread: of such an operation, the numbers of the outputs that no operation of the backward pass reads.
       moments: of such an operation in the backward pass, for every output the moments in which a device holds it; they
         are numbered from 1 over the graph. Empty where it holds none of them in any.
-      handed_on: the numbers of the outputs whose partial sums go as they are over the one edge that takes them
+      pending_outputs: the numbers of the outputs whose partial sums go as they are over the one edge that takes them
         (`Edge.pending`). No part of the graph's hash.
     """
 
@@ -106,7 +106,8 @@ class LayerOperation:
     block: int = dataclasses.field(default=0, metadata={"optional": True, "hashed": False})
     unread: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     moments: tuple[tuple[int, ...], ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
-    handed_on: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    pending_outputs: tuple[int, ...] = dataclasses.field(
+        default=(), metadata={"optional": True, "hashed": False, "key": "handed_on"})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
@@ -114,21 +115,21 @@ class LayerOperation:
         if self.partial_sums:
             each = zip(self.partial_sums, self.outputs, strict=True)
             return tuple((dims, (output,)) for dims, output in each if dims)
-        return tuple((self.reduced, outputs) for outputs in self._outputs_handed_on.values()) if self.reduced else ()
+        return tuple((self.reduced, outputs) for outputs in self._outputs_by_pending.values()) if self.reduced else ()
 
     @property
-    def sums_handed_on(self) -> tuple[bool, ...]:
-        """Of every entry of `sums`, whether it is handed on."""
+    def sums_pending(self) -> tuple[bool, ...]:
+        """Of every entry of `sums`, whether it stays pending."""
         if self.partial_sums:
-            return tuple(number in self.handed_on for number, dims in enumerate(self.partial_sums) if dims)
-        return tuple(self._outputs_handed_on) if self.reduced else ()
+            return tuple(number in self.pending_outputs for number, dims in enumerate(self.partial_sums) if dims)
+        return tuple(self._outputs_by_pending) if self.reduced else ()
 
     @property
-    def _outputs_handed_on(self) -> dict[bool, tuple[Operand, ...]]:
-        """Whether they are handed on -> the outputs, where there are such."""
+    def _outputs_by_pending(self) -> dict[bool, tuple[Operand, ...]]:
+        """Whether they stay pending -> the outputs, where there are such."""
         found: dict[bool, tuple[Operand, ...]] = {}
         for number, output in enumerate(self.outputs):
-            found[number in self.handed_on] = (*found.get(number in self.handed_on, ()), output)
+            found[number in self.pending_outputs] = (*found.get(number in self.pending_outputs, ()), output)
         return found
 
 
@@ -337,13 +338,13 @@ def _problem(graph: ComputationGraph) -> str:
         split = list(filter(None, operand.dims))
         if len(set(split)) < len(split):
             return f"a tensor of dims {shortened(operand.dims)}, one of them twice"
-    handed_on = Counter((number, operation.partial_sums[output] if operation.partial_sums else operation.reduced)
-                        for number, layer in enumerate(graph.layers) for operation in layer.operations
-                        for output in operation.handed_on)
+    left = Counter((number, operation.partial_sums[output] if operation.partial_sums else operation.reduced)
+                   for number, layer in enumerate(graph.layers) for operation in layer.operations
+                   for output in operation.pending_outputs)
     taken = Counter((edge.source, edge.pending) for edge in graph.edges if edge.pending)
-    for number, dims in (handed_on - taken) + (taken - handed_on):
-        return (f"layer {shortened(names[number])} hands on {handed_on[number, dims]} sums over {shortened(dims)}, and "
-                f"edges take {taken[number, dims]}")
+    for number, dims in (left - taken) + (taken - left):
+        return (f"layer {shortened(names[number])} leaves {left[number, dims]} sums pending over {shortened(dims)}, "
+                f"and edges take {taken[number, dims]}")
     return ""
 
 
@@ -359,8 +360,9 @@ def _problem_of_operation(operation: LayerOperation) -> str:
         return f"{name} has {len(operation.outputs)} outputs and sums of {len(operation.partial_sums)}"
     if operation.moments and len(operation.moments) != len(operation.outputs):
         return f"{name} has {len(operation.outputs)} outputs and moments of {len(operation.moments)}"
-    if not set(operation.handed_on) <= set(range(len(operation.outputs))):
-        return f"{name} hands on outputs {shortened(operation.handed_on)} of {len(operation.outputs)}"
+    if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
+        return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
+                "pending")
     return ""
 
 
@@ -400,8 +402,10 @@ def _written(cls: Any) -> tuple[tuple[str, str, Any], ...]:
 
 
 @functools.cache
-def _unhashed(cls: type[Any]) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(cls) if not field.metadata.get("hashed", True))
+def _unhashed(cls: Any) -> frozenset[str]:
+    """The keys of what files hold and hashes leave out."""
+    return frozenset(_fields(cls)[field.name] for field in dataclasses.fields(cls)
+                     if not field.metadata.get("hashed", True))
 
 
 def _to_plain(value: Any, known: dict[int, Any] | None = None) -> Any:
@@ -458,7 +462,7 @@ def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
         **{name_of[key]: value for key, value in data.items()},
         **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
-        "unread": tuple(data.get("unread", ())), "handed_on": tuple(data.get("handed_on", ())),
+        "unread": tuple(data.get("unread", ())), "pending_outputs": tuple(data.get("handed_on", ())),
         "moments": tuple(_once(moments, known) for moments in data.get("moments", ())),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})

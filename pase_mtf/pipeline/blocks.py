@@ -117,8 +117,8 @@ def _keeping(layer: Layer, kept: set[tuple[str, ...]]) -> Layer:
     """A layer that hands on no sums over these dims."""
     if not kept:
         return layer
-    operations = tuple(dataclasses.replace(operation, handed_on=tuple(
-        output for output in operation.handed_on
+    operations = tuple(dataclasses.replace(operation, pending_outputs=tuple(
+        output for output in operation.pending_outputs
         if (operation.partial_sums[output] if operation.partial_sums else operation.reduced) not in kept))
         for operation in layer.operations)
     return dataclasses.replace(layer, operations=operations)

@@ -61,11 +61,11 @@ def test_what_is_pending_is_known(graphs):
         pending = [edge for edge in graph.edges if edge.pending]
         assert {edge.phase for edge in pending} >= {"backward"}
         for edge in pending:
-            makers = [operation for operation in graph.layers[edge.source].operations if operation.handed_on]
-            assert any(edge.pending == dims for operation in makers for (dims, _), handed_on in zip(
-                operation.sums, operation.sums_handed_on, strict=True) if handed_on)
-        handed_on = sum(len(operation.handed_on) for layer in graph.layers for operation in layer.operations)
-        assert handed_on == len(pending) > 0
+            makers = [operation for operation in graph.layers[edge.source].operations if operation.pending_outputs]
+            assert any(edge.pending == dims for operation in makers for (dims, _), left in zip(
+                operation.sums, operation.sums_pending, strict=True) if left)
+        left = sum(len(operation.pending_outputs) for layer in graph.layers for operation in layer.operations)
+        assert left == len(pending) > 0
 
 
 def ends(graph, edge, source, target):

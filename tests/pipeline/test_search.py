@@ -99,7 +99,7 @@ def test_blocks_are_cut_where_gradients_come_back_the_way_tensors_went(graph):
             assert source >= target
     assert all(not edge.pending for edge in blocks.graph.edges
                if blocks.of_layer(edge.source) != blocks.of_layer(edge.target))
-    sums = sum(len(operation.handed_on) for layer in blocks.graph.layers for operation in layer.operations)
+    sums = sum(len(operation.pending_outputs) for layer in blocks.graph.layers for operation in layer.operations)
     assert sums == sum(bool(edge.pending) for edge in blocks.graph.edges)
 
 

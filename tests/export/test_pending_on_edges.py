@@ -62,9 +62,9 @@ def _exported(program):
 @pytest.mark.parametrize("program", [_clipped, _grouped, _looped])
 def test_one_edge_takes_each(program):
     graph = _exported(program)
-    handed_on = Counter((number, dims) for number, layer in enumerate(graph.layers) for operation in layer.operations
-                        for (dims, _), on in zip(operation.sums, operation.sums_handed_on, strict=True) if on)
-    assert handed_on == Counter((edge.source, edge.pending) for edge in graph.edges if edge.pending)
+    left = Counter((number, dims) for number, layer in enumerate(graph.layers) for operation in layer.operations
+                   for (dims, _), on in zip(operation.sums, operation.sums_pending, strict=True) if on)
+    assert left == Counter((edge.source, edge.pending) for edge in graph.edges if edge.pending)
     assert all(count == 1 for count in Counter(
         (edge.source, edge.tensor) for edge in graph.edges if edge.pending).values())
 
