@@ -93,7 +93,7 @@ class GraphSearch:
         return self.below(math.inf)
 
     def below(self, limit: float) -> Iterator[Candidate]:
-        """Those that cost less than the limit, in seconds; dearer ones are not even lowered."""
+        """Those that cost less than the limit, in seconds; costlier ones are not even lowered."""
         for number in itertools.count():
             if len(self._found) <= number:
                 start = time.perf_counter()

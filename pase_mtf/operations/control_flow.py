@@ -45,7 +45,7 @@ def _loop_trips(op: mtf.ops.WhileLoopOperation) -> int | None:
 
 
 def _loop_reads(op: mtf.ops.WhileLoopOperation) -> list[mtf.Tensor]:
-    """What it hands on; what it accumulates is added up where it is made."""
+    """What goes round in it; what it accumulates is added up where it is made."""
     return [op._cond_output, *op._body_outputs[:len(op.inputs)]]
 
 
@@ -85,7 +85,7 @@ def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, mt
 class _LoopLowering:
     """A loop while it is lowered, every operation of its body in a layout of its own.
 
-    What goes round is handed on in the layout of the operation that makes it, and what is accumulated is added up in
+    What goes round stays in the layout of the operation that makes it, and what is accumulated is added up in
     it (`flow.Flow.home`).
 
     Attributes:

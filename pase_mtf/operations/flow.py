@@ -1,4 +1,4 @@
-"""The operations of a graph with those in its loops, and where the tensors that loops hand on come from."""
+"""The operations of a graph with those in its loops, and where the tensors that go round in loops come from."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def least_seconds(graph: ComputationGraph, devices: int, machine: Machine, memor
 
     Args:
       graph, devices, machine, memory_limit: as of `find_strategy`.
-      gap: by what fraction it may be dearer than the cheapest.
+      gap: by what fraction it may cost more than the cheapest.
 
     Raises:
       InfeasibleError: no strategy satisfies the limit.

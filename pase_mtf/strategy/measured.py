@@ -2,7 +2,7 @@
 
 A search needs the times of few of the kernels that all configurations together run. Those that are not measured have a
 price of which it is known that it is too low; the strategy that is cheapest by such prices tells what to measure next.
-Once it consists of measured kernels alone it is the cheapest of all: whatever was not measured is dearer than it seems.
+Once it consists of measured kernels alone it is the cheapest of all: what was not measured costs more than it seems.
 First the prices are estimates, so that a good strategy is found soon; then bounds, which prove it, or tell how far it
 is from the best at most.
 """
@@ -281,7 +281,7 @@ class MeasuredPrices:
         return self._meter.measure(missing, end - time.perf_counter(), told)
 
     def _by_hand(self) -> list[tuple[Configuration, ...]]:
-        """What people write by hand, looked at: what a search finds among estimates may turn out to be dearer."""
+        """What people write by hand, looked at: what a search finds among estimates may turn out to cost more."""
         found = []
         for write in (data_parallel, expert):
             with contextlib.suppress(InfeasibleError):
