@@ -8,14 +8,20 @@ does not count.
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.models import Model
+from pase_mtf.models.checks import kept_dtype
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["check_microbatches", "import_features", "loss_and_gradients"]
+__all__ = ["WrittenOut", "check_microbatches", "import_features", "loss_and_gradients", "write_out"]
+
+_T = TypeVar("_T")
 
 
 def check_microbatches(model: Model[Any], batch: int, count: int) -> None:
@@ -96,6 +102,119 @@ def loss_and_gradients(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, f
 
     gradients, outputs = mtf.serialize_training_step(features, one, _batch_dim(model, config, batch), count)
     return outputs["loss"], gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenOut:
+    """A model whose microbatches stand in the graph one by one: each can be computed when and where its turn is.
+
+    Attributes:
+      placeholders: feature name -> what a whole batch is fed into.
+      loss: of the batch, a scalar.
+      gradients: of the batch, by every trainable variable.
+      imports, forward, backward: per microbatch, its operations, those of all microbatches in the same order (variables
+        aside, which the first makes).
+      shares: operations that find out what a microbatch counts in the mean.
+      added: per microbatch but the first, what adds its gradients to those before, an operation per trainable variable.
+      losses: operations that sum up the loss.
+    """
+
+    placeholders: dict[str, tf.Tensor]
+    loss: mtf.Tensor
+    gradients: list[mtf.Tensor]
+    imports: list[list[mtf.Operation]]
+    forward: list[list[mtf.Operation]]
+    backward: list[list[mtf.Operation]]
+    shares: list[mtf.Operation]
+    added: list[list[mtf.Operation]]
+    losses: list[mtf.Operation]
+
+
+def write_out(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, batch: int, count: int) -> WrittenOut:
+    """Adds a model to a graph microbatch by microbatch, with its gradients.
+
+    Args:
+      model, config: whose loss.
+      mesh: of the graph that is being built.
+      batch: examples of all microbatches together.
+      count: K, the number of microbatches.
+
+    Raises:
+      UsageError: of `check_microbatches`.
+    """
+    check_microbatches(model, batch, count)
+    made = _Made(mesh.graph)
+    placeholders = {name: tf.placeholder(dtype, shape.to_integer_list, name=name)
+                    for name, (shape, dtype) in model.features(config, batch).items()}
+    imports, features = _apart([made.by(functools.partial(
+        _one_imported, model, config, mesh, placeholders, batch, count, number)) for number in range(count)])
+    shares, parts = made.by(functools.partial(_shares, model, config, mesh, features))
+    forward, losses = _apart([made.by(functools.partial(model.loss, mesh, mine, config)) for mine in features])
+    backward, gradients = _apart([made.by(functools.partial(_gradients, *of_one))
+                                  for of_one in zip(losses, parts, forward, strict=True)])
+    added, total = [], list(gradients[0])
+    for more in gradients[1:]:
+        operations, total = made.by(functools.partial(_added, total, more))
+        added.append(operations)
+    summing, loss = made.by(functools.partial(_weighted, losses, parts))
+    return WrittenOut(placeholders, loss, total, imports, forward, backward, shares, added, summing)
+
+
+class _Made:
+    """Which operations of a graph functions make."""
+
+    def __init__(self, graph: mtf.Graph) -> None:
+        self._graph = graph
+
+    def by(self, function: Callable[[], _T]) -> tuple[list[mtf.Operation], _T]:
+        """The operations that a function makes, and what it returns."""
+        before = len(self._graph.operations)
+        result = function()
+        return self._graph.operations[before:], result
+
+
+def _apart(pairs: Sequence[tuple[list[mtf.Operation], _T]]) -> tuple[list[list[mtf.Operation]], list[_T]]:
+    """The first of all pairs, and the second."""
+    return [operations for operations, _ in pairs], [result for _, result in pairs]
+
+
+def _gradients(loss: mtf.Tensor, part: mtf.Tensor, forward: list[mtf.Operation]) -> list[mtf.Tensor]:
+    """Of a microbatch's part of the loss, by all trainable variables."""
+    weights = [variable.outputs[0] for variable in loss.graph.trainable_variables]
+    found: list[mtf.Tensor] = mtf.gradients([loss], weights, [mtf.cast(part, loss.dtype)], forward)
+    return found
+
+
+def _added(total: Sequence[mtf.Tensor], more: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
+    return [one + other for one, other in zip(total, more, strict=True)]
+
+
+def _weighted(losses: Sequence[mtf.Tensor], parts: Sequence[mtf.Tensor]) -> mtf.Tensor:
+    return mtf.add_n([loss * part for loss, part in zip(losses, parts, strict=True)])
+
+
+def _one_imported(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, placeholders: dict[str, tf.Tensor],
+                  batch: int, count: int, number: int) -> dict[str, mtf.Tensor]:
+    """The features of one microbatch."""
+    found = {}
+    for name, (shape, _) in model.features(config, batch // count).items():
+        fed = placeholders[name]
+        if shape.dims:
+            fed = tf.reshape(fed, [shape.dims[0].size, count, *shape.to_integer_list[1:]])[:, number]
+        else:
+            fed = fed * count + number
+        found[name] = mtf.import_tf_tensor(mesh, fed, shape)
+    return found
+
+
+def _shares(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, features: Sequence[dict[str, mtf.Tensor]],
+            ) -> list[mtf.Tensor]:
+    """What every microbatch counts in the mean, scalars."""
+    if model.weight is None:
+        return [mtf.constant(mesh, 1 / len(features), dtype=tf.as_dtype(kept_dtype(config.dtype)))] * len(features)
+    weights = [model.weight(mine, config) for mine in features]
+    total = _at_least_one(mtf.add_n(weights))
+    return [weight / total for weight in weights]
 
 
 def _batch_dim(model: Model[Any], config: ModelConfig, batch: int) -> mtf.Dimension:

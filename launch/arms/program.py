@@ -25,7 +25,8 @@ from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.microbatches import import_features, loss_and_gradients
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program", "dtype_of", "export_with_program", "program_of", "variables_by_name"]
+__all__ = ["Program", "build_program", "dtype_of", "export_with_program", "optimizer_of", "program_of",
+           "variables_by_name"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str,
     mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:0"]))
     placeholders, features = import_features(model, config, mesh, batch, microbatches)
     loss, gradients = loss_and_gradients(model, config, mesh, features, batch, microbatches)
-    updates = _optimizer(optimizer, learning_rate).apply_grads(gradients, graph.trainable_variables)
+    updates = optimizer_of(optimizer, learning_rate).apply_grads(gradients, graph.trainable_variables)
     return Program(graph, mesh, placeholders, loss, updates, global_step)
 
 
@@ -100,7 +101,8 @@ def variables_by_name() -> Iterator[None]:
         yield
 
 
-def _optimizer(name: str, learning_rate: float | None) -> mtf.optimize.Optimizer:
+def optimizer_of(name: str, learning_rate: float | None) -> mtf.optimize.Optimizer:
+    """Mesh-TensorFlow's own of that name ("sgd", "adam" or "adafactor"); learning_rate of None: its own schedule."""
     if name == "sgd":
         return mtf.optimize.SgdOptimizer(learning_rate)
     if name == "adam":

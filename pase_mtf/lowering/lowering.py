@@ -12,16 +12,17 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
+from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.export.exporter import export_as
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter, scopes
 from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
-from pase_mtf.lowering.mesh_spec import Layout, MeshShape, MeshSpec
+from pase_mtf.lowering.mesh_spec import Layout, MeshShape, MeshSpec, specs_of_layers
 from pase_mtf.lowering.ranks import Agreement, Rank, RankEmitter
 from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING, assemble, move, reduce_and_move
+from pase_mtf.lowering.turns import Turn, TurnTaking
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.operations.facts import needed_for_updates
 from pase_mtf.operations.flow import Flow, all_operations
@@ -105,7 +106,7 @@ class PlanLowering(mtf.Lowering):
 
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
                  step: tf.Tensor | None = None, shared_memory: bool | None = None, rank: Rank | None = None,
-                 updates: Mapping[mtf.Variable, _Mesh] | None = None):
+                 updates: Mapping[mtf.Variable, _Mesh] | None = None, turns: Sequence[Turn] | None = None):
         """Lowers the graph.
 
         Args:
@@ -122,6 +123,7 @@ class PlanLowering(mtf.Lowering):
             once. By default: whether they all are CPUs of one process.
           rank: lower for this process's devices alone; every other process lowers the same program for its own.
           updates: for variables whose new value is to be computed in another layout than their own, that layout.
+          turns: all operations in another order than the graph's, and which devices compute one after the other.
 
         Raises:
           UsageError: an operation without a plan, or a device that is not in the list.
@@ -138,12 +140,18 @@ class PlanLowering(mtf.Lowering):
         self._assign_impls(plan)
         self._updating.update({variable: self._impl(legal_spec(self._spec(mesh), variable))
                                for variable, mesh in (updates or {}).items()})
-        for operation in graph.operations:
-            self.lower_operation(operation)
-            kind = type(operation).__name__
-            for output in operation.outputs:
-                self.add_counter(f"output/{kind}", self.laid_out_size(output))
-                self.add_counter(f"output_unique/{kind}", output.size)
+        taking = TurnTaking()
+        for turn in turns or [Turn(graph.operations)]:
+            with taking.turn(turn):
+                for operation in turn.operations:
+                    self._lower_and_count(operation)
+
+    def _lower_and_count(self, operation: mtf.Operation) -> None:
+        self.lower_operation(operation)
+        kind = type(operation).__name__
+        for output in operation.outputs:
+            self.add_counter(f"output/{kind}", self.laid_out_size(output))
+            self.add_counter(f"output_unique/{kind}", output.size)
 
     def _prepare(self, graph: mtf.Graph, emitter: Emitter, step: tf.Tensor | None) -> None:
         """What a lowering has before it lowered anything."""
@@ -396,27 +404,13 @@ def plan_from_configurations(graph: mtf.Graph, computation_graph: ComputationGra
       MismatchError: another number of configurations than layers, or another graph.
       InfeasibleError: a configuration splits a dim that its layer cannot split, or not evenly, or needs more devices.
     """
-    layers = computation_graph.layers
-    if len(layers) != len(configurations):
-        raise MismatchError(f"{len(configurations)} configurations for {len(layers)} layers; search again for this "
-                            "graph")
     operations = all_operations(graph)
     if computation_graph.operations != len(operations):
         raise MismatchError(f"the exported graph has {computation_graph.operations} operations, this one "
                             f"{len(operations)}; export it again")
     plan = {}
-    for layer, configuration in zip(layers, configurations, strict=True):
-        if configuration.devices > devices:
-            raise InfeasibleError(f"layer {layer.name!r} is configured for {configuration.devices} devices, there are "
-                                  f"{devices}; give more devices or search again")
-        for name, parts in configuration.splits.items():
-            if name not in layer.splittable:
-                raise InfeasibleError(f"layer {layer.name!r} cannot split dim {name!r}; it can split: "
-                                      f"{', '.join(layer.splittable) or 'nothing'}")
-            if layer.dims[name] % parts:
-                raise InfeasibleError(f"layer {layer.name!r}: dim {name!r} of size {layer.dims[name]} does not split "
-                                      f"into {parts} parts; choose a divisor")
-        spec = MeshSpec.of_configuration(configuration, layer.aliases)
+    specs = specs_of_layers(computation_graph, configurations, range(devices))
+    for layer, spec in zip(computation_graph.layers, specs, strict=True):
         for operation in layer.operations:
             plan[operations[operation.index]] = spec
     return plan

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import InfeasibleError, MismatchError, UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["Layout", "MeshShape", "MeshSpec"]
+__all__ = ["Layout", "MeshShape", "MeshSpec", "specs_of_layers"]
 
 MeshShape: TypeAlias = "str | mtf.Shape | Sequence[mtf.Dimension]"
 """What Mesh-TF takes for the shape of a mesh, such as "rows:2;cols:4"."""
@@ -82,3 +83,37 @@ class MeshSpec:
         if len(set(used)) != len(used):
             used = tuple(range(len(used)))
         return cls.of_layout(mesh_impl.shape, mesh_impl.layout_rules, used)
+
+
+def specs_of_layers(computation_graph: ComputationGraph, configurations: Sequence[Configuration],
+                    *groups: Sequence[int]) -> list[MeshSpec]:
+    """The mesh of every layer's configuration: axis i becomes mesh axis i, on the first devices of the layer's group.
+
+    Args:
+      computation_graph: what export_graph made of a graph.
+      configurations: one per layer.
+      groups: numbers of devices, one group per layer; or one for all.
+
+    Raises:
+      MismatchError, InfeasibleError: of `plan_from_configurations`.
+    """
+    layers = computation_graph.layers
+    if len(layers) != len(configurations):
+        raise MismatchError(f"{len(configurations)} configurations for {len(layers)} layers; search again for this "
+                            "graph")
+    found = []
+    for layer, configuration, group in zip(layers, configurations, groups * (len(layers) if len(groups) == 1 else 1),
+                                           strict=True):
+        if configuration.devices > len(group):
+            raise InfeasibleError(f"layer {layer.name!r} is configured for {configuration.devices} devices, there are "
+                                  f"{len(group)}; give more devices or search again")
+        for name, parts in configuration.splits.items():
+            if name not in layer.splittable:
+                raise InfeasibleError(f"layer {layer.name!r} cannot split dim {name!r}; it can split: "
+                                      f"{', '.join(layer.splittable) or 'nothing'}")
+            if layer.dims[name] % parts:
+                raise InfeasibleError(f"layer {layer.name!r}: dim {name!r} of size {layer.dims[name]} does not split "
+                                      f"into {parts} parts; choose a divisor")
+        spec = MeshSpec.of_configuration(configuration, layer.aliases)
+        found.append(dataclasses.replace(spec, devices=tuple(group[number] for number in spec.devices)))
+    return found

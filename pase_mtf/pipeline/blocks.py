@@ -16,7 +16,7 @@ BLOCKS = 16
 """Most blocks that a graph is made into."""
 
 _UNEVEN = 1.5
-"""How many times the mean work a block may have, unless it is one that cannot be cut."""
+"""How many times the work of even blocks, or of the least that so many need to hold, a block may have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +55,9 @@ def find_blocks(graph: ComputationGraph, work: Sequence[float], most: int = BLOC
     crossing = _bytes_across(graph)
     ends = [0, *cuts, len(graph.layers)]
     upto = [0.0, *itertools.accumulate(work)]
-    pieces = [upto[end] - upto[begin] for begin, end in itertools.pairwise(ends)]
-    allowed = max(_UNEVEN * upto[-1] / most, *pieces) if pieces else 0.0
+    allowed = _UNEVEN * upto[-1] / most
+    while _fewest([upto[end] for end in ends], allowed) > most:
+        allowed *= _UNEVEN
     # least[b][e]: bytes over the cuts of what stands before ends[e] in b blocks.
     least: list[list[tuple[float, int]]] = [[(0.0, 0)] + [(math.inf, 0)] * (len(ends) - 1)]
     for _ in range(min(most, len(ends) - 1)):
@@ -68,14 +69,24 @@ def find_blocks(graph: ComputationGraph, work: Sequence[float], most: int = BLOC
                            default=(math.inf, 0)))
         least.append(row)
     # As many blocks as there may be: what a stage needs fewer of, it joins.
-    count = max((number for number, row in enumerate(least) if row[-1][0] < math.inf), default=0)
-    if not count:  # too uneven for so few
-        return Blocks(graph, (0, len(graph.layers)))
+    count = max(number for number, row in enumerate(least) if number and row[-1][0] < math.inf)
     starts, place = [len(graph.layers)], len(ends) - 1
     for number in range(count, 0, -1):
         place = least[number][place][1]
         starts.append(ends[place])
     return summed_within(graph, tuple(reversed(starts)))
+
+
+def _fewest(upto: Sequence[float], allowed: float) -> float:
+    """How many blocks of no more than this work there must be, inf where a piece has more; given the work before every
+    cut."""
+    count, begin = 1, 0
+    for number in range(1, len(upto)):
+        if upto[number] - upto[begin] > allowed:
+            count, begin = count + 1, number - 1
+        if upto[number] - upto[number - 1] > allowed:
+            return math.inf
+    return count
 
 
 def _possible_cuts(graph: ComputationGraph) -> list[int]:

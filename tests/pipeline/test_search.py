@@ -103,6 +103,12 @@ def test_blocks_are_cut_where_gradients_come_back_the_way_tensors_went(graph):
     assert sums == sum(bool(edge.pending) for edge in blocks.graph.edges)
 
 
+def test_as_many_blocks_as_asked_of_layers_that_are_alike(graph):
+    """Even where fewer blocks than layers would each have to hold twice the mean."""
+    for most in (1, 2, len(graph.layers) - 1, len(graph.layers)):
+        assert 1 + (most > 1) <= find_blocks(graph, [1.0] * len(graph.layers), most).count <= most
+
+
 def test_a_stage_of_all_layers_costs_what_the_search_finds(graph):
     blocks = find_blocks(graph, _work(graph), 1)
     costs = StageCosts(blocks, harness.MACHINE, 1)

@@ -1,0 +1,151 @@
+"""A program lowered as a pipeline: every layer on the devices of its stage, every microbatch when its turn is."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.errors import MismatchError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.garbage import uncollected
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.arms.program import Program, optimizer_of
+from pase_mtf.layout.scopes import quick_scopes
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.mesh_spec import MeshSpec, specs_of_layers
+from pase_mtf.lowering.ranks import Rank
+from pase_mtf.lowering.turns import Turn
+from pase_mtf.models import Model
+from pase_mtf.models.microbatches import WrittenOut, write_out
+from pase_mtf.models.presets import ModelConfig
+from pase_mtf.operations.flow import all_operations
+from pase_mtf.pipeline.pipeline import Pipeline
+from pase_mtf.pipeline.schedule import tasks_in_order
+
+__all__ = ["PipelinedProgram", "build_pipelined", "lower_pipeline"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelinedProgram(Program):
+    """A training step whose microbatches stand in the graph one by one.
+
+    Attributes:
+      written: which operations do what.
+      applied: those of the optimizer.
+    """
+
+    written: WrittenOut
+    applied: list[mtf.Operation]
+
+
+@uncollected()
+@quick_scopes()
+def build_pipelined(model: Model, config: ModelConfig, batch: int, optimizer: str, learning_rate: float | None,
+                    seed: int, microbatches: int) -> PipelinedProgram:
+    """Builds the training step in the current tf.Graph (which must be new, so that seeds agree).
+
+    With a single microbatch it is the program that a pipeline is searched for: of one microbatch of another.
+
+    Args:
+      model, config, batch, optimizer, learning_rate, seed: of `build_program`.
+      microbatches: K.
+
+    Raises:
+      UsageError: the batch or the model cannot be computed in so many pieces.
+    """
+    tf.set_random_seed(seed)
+    random.seed(seed)
+    global_step = tf.train.get_or_create_global_step()
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:0"]))
+    written = write_out(model, config, mesh, batch, microbatches)
+    before = len(graph.operations)
+    updates = optimizer_of(optimizer, learning_rate).apply_grads(written.gradients, graph.trainable_variables)
+    return PipelinedProgram(graph, mesh, written.placeholders, written.loss, updates, global_step, written,
+                            graph.operations[before:])
+
+
+def lower_pipeline(program: PipelinedProgram, one: PipelinedProgram, pipeline: Pipeline, devices: Sequence[str],
+                   step: tf.Tensor | None = None, rank: Rank | None = None,
+                   graph: ComputationGraph | None = None) -> PlanLowering:
+    """Lowers a program as a pipeline.
+
+    Args:
+      program: of all microbatches, in the current tf.Graph.
+      one: the same of a single microbatch, which the pipeline was found for; it is looked at only.
+      pipeline: its stages.
+      devices: names of the devices.
+      step, rank: see PlanLowering.
+      graph: exported from `one`, where it is known already.
+
+    Raises:
+      MismatchError: the pipeline was found for another graph, or for another number of microbatches.
+    """
+    graph = graph or export_graph(one.graph)
+    if graph.hash != pipeline.graph_hash:
+        raise MismatchError(f"the pipeline was found for graph {pipeline.graph_hash}, a microbatch of this one is "
+                            f"{graph.hash}; search again for this model, its sizes and its optimizer")
+    if len(program.written.forward) != pipeline.microbatches:
+        raise MismatchError(f"a pipeline of {pipeline.microbatches} microbatches for a program of "
+                            f"{len(program.written.forward)}; build it with as many")
+    layers = _layers(program, one, graph)
+    groups = [range(stage.offset, stage.offset + stage.devices) for stage in map(
+        pipeline.stages.__getitem__, map(pipeline.stage_of, range(len(graph.layers))))]
+    specs = specs_of_layers(graph, pipeline.configurations, *groups)
+    plan: Mapping[mtf.Operation, MeshSpec] = {operation: specs[layer] for operation, layer in layers.items()}
+    stages = {operation: pipeline.stage_of(layer) for operation, layer in layers.items()}
+    return PlanLowering(program.graph, plan, devices, step, rank=rank, turns=_turns(program, pipeline, stages))
+
+
+def _layers(program: PipelinedProgram, one: PipelinedProgram, graph: ComputationGraph) -> dict[mtf.Operation, int]:
+    """The layer of every operation: that of the operation of the single microbatch that does the same."""
+    operations = all_operations(one.graph)
+    known = {operations[operation.index]: number for number, layer in enumerate(graph.layers)
+             for operation in layer.operations}
+    by_name = {variable.name: known[variable] for variable in one.graph.all_variables}
+    found = {variable: by_name[variable.name] for variable in program.graph.all_variables}
+    mine, theirs = program.written, one.written
+    alike = [(one.applied, program.applied)]
+    for parts, (part,) in ((mine.imports, theirs.imports), (mine.forward, theirs.forward),
+                           (mine.backward, theirs.backward)):
+        alike += [(part, mine_of_one) for mine_of_one in parts]
+    for part, operations in alike:
+        pairs = [_without_variables(part), _without_variables(operations)]
+        if [type(other) for other in pairs[0]] != [type(other) for other in pairs[1]]:
+            raise MismatchError("a microbatch consists of other operations than the program that the pipeline was "
+                                "found for; take a model whose graph does not depend on the batch")
+        found.update({operation: known[other] for other, operation in zip(*pairs, strict=True)})
+    of_loss = known[theirs.loss.operation]
+    found.update(dict.fromkeys((*mine.shares, *mine.losses), of_loss))
+    for added in mine.added:
+        found.update({operation: found[variable] for operation, variable in zip(
+            added, program.graph.trainable_variables, strict=True)})
+    return found
+
+
+def _without_variables(operations: Iterable[mtf.Operation]) -> list[mtf.Operation]:
+    return [operation for operation in operations if not isinstance(operation, mtf.Variable)]
+
+
+def _turns(program: PipelinedProgram, pipeline: Pipeline, stages: Mapping[mtf.Operation, int]) -> list[Turn]:
+    """The turns of all devices: what is read, then the tasks of the schedule, then the update."""
+    written = program.written
+    of_task: dict[tuple[str, int, int], list[mtf.Operation]] = collections.defaultdict(list)
+    for phase, parts in (("forward", written.forward), ("backward", written.backward)):
+        for number, operations in enumerate(parts):
+            for operation in _without_variables(operations):
+                of_task[phase, stages[operation], number].append(operation)
+    for number, operations in enumerate(written.added, 1):
+        for operation in operations:
+            of_task["backward", stages[operation], number].append(operation)
+    turns = [Turn([*program.graph.all_variables, *(operation for operations in written.imports
+                                                  for operation in operations), *written.shares])]
+    latest: dict[int, int] = {}
+    for task in tasks_in_order(pipeline.schedule, len(pipeline.stages), pipeline.microbatches):
+        before = (latest[task.stage],) if task.stage in latest else ()
+        latest[task.stage] = len(turns)
+        turns.append(Turn(of_task[task.phase, task.stage, task.microbatch], before))
+    return [*turns, Turn([*written.losses, *_without_variables(program.applied)])]

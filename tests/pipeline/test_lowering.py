@@ -1,0 +1,133 @@
+"""Programs lowered as pipelines train as on one device; every device takes its turns in the order of the schedule."""
+
+import dataclasses
+import itertools
+import json
+import random
+
+import harness
+import numpy as np
+import pytest
+from micro_models import SIZES
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.errors import MismatchError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.configurations import enumerate_configurations
+from pase_mtf.launch.arms.pipelined import build_pipelined, lower_pipeline
+from pase_mtf.pipeline.blocks import find_blocks
+from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
+from pase_mtf.pipeline.simulate import Laid
+
+
+def _config(name, tmp_path, **changes):
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps({**SIZES[name], "preset": "tiny", **changes}))
+    return dataclasses.replace(models.load_config(name, str(path), dtype="float64"), dropout=0.0)
+
+
+def _program(name, config, batch, count, optimizer):
+    return build_pipelined(models.get(name), config, batch, optimizer, config.learning_rate, 3, count)
+
+
+def _drawn(graph, stages, devices, count, schedule, seed):
+    """A pipeline of cuts and configurations at random."""
+    draw = random.Random(seed)
+    blocks = find_blocks(graph, [1.0] * len(graph.layers), 10)
+    inner = sorted(draw.sample(blocks.starts[1:-1], stages - 1))
+    size = devices // stages
+    laid = tuple(Laid(first, stop, number * size, size, tuple(
+        draw.choice(enumerate_configurations(layer, size)) for layer in graph.layers[first:stop]))
+        for number, (first, stop) in enumerate(itertools.pairwise((0, *inner, len(graph.layers)))))
+    return evaluate_pipeline(graph, laid, count, schedule, harness.MACHINE)
+
+
+def _found(graph, stages, devices, count, schedule, seed):
+    del seed
+    return find_pipeline({count: graph}, devices, harness.MACHINE, stages=stages, schedule=schedule, blocks=8)
+
+
+def _trained(name, config, choose, count, optimizer="sgd"):
+    with tf.Graph().as_default():
+        one = _program(name, config, config.batch // count, 1, optimizer)
+        pipeline = choose(export_graph(one.graph))
+    with tf.Graph().as_default():
+        program = _program(name, config, config.batch, count, optimizer)
+        lowering = lower_pipeline(program, one, pipeline, harness.device_names(pipeline.devices))
+        batches = itertools.islice(harness.model_batches(name, config), harness.STEPS)
+        return harness.train(program, lowering, batches, values=harness.random_values(program.graph))
+
+
+@pytest.mark.parametrize(("name", "choose", "stages", "devices", "count", "schedule"), harness.some_slow(
+    [("transformer", _found, 2, 4, 2, "1f1b"), ("transformer", _drawn, 4, 4, 4, "1f1b"),
+     ("transformer", _drawn, 2, 4, 4, "gpipe"), ("gnmt", _drawn, 2, 2, 2, "1f1b")],
+    [("transformer", _drawn, 4, 8, 2, "gpipe"), ("transformer", _found, 4, 8, 4, "1f1b"),
+     ("transformer", _found, 2, 4, 4, "gpipe"), ("gnmt", _found, 2, 4, 2, "gpipe"), ("gnmt", _found, 4, 4, 4, "1f1b"),
+     ("gnmt", _drawn, 4, 8, 4, "1f1b"), ("alexnet", _drawn, 2, 4, 4, "1f1b"), ("alexnet", _drawn, 1, 4, 2, "1f1b")]))
+def test_trains_as_on_one_device(name, choose, stages, devices, count, schedule, tmp_path):
+    """Of a deep transformer, of gnmt and of alexnet, in stages that were found or drawn at random."""
+    config = _config(name, tmp_path, **({"layers": 2} if name == "transformer" else {}))
+    found = _trained(name, config, lambda graph: choose(graph, stages, devices, count, schedule, seed=1), count)
+    wanted = harness.one_device(name, config)
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-8)
+    harness.assert_same(found.variables, wanted.variables, 1e-7)
+    harness.assert_same(found.changes, wanted.changes, 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(2, 5))
+@pytest.mark.slow
+def test_cuts_at_random_with_adam(seed, tmp_path):
+    config = _config("transformer", tmp_path)
+    found = _trained("transformer", config, lambda graph: _drawn(graph, 2, 4, 2, "1f1b", seed), 2, "adam")
+    wanted = harness.one_device("transformer", config, "adam")
+    np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-8)
+    harness.assert_same(found.variables, wanted.variables, 1e-7)
+
+
+@pytest.mark.parametrize(("schedule", "held"), [("1f1b", True), ("gpipe", False)])
+def test_a_device_begins_a_microbatch_when_one_in_flight_is_done(schedule, held, tmp_path):
+    """By the graph alone: the third microbatch waits in the first of two stages until the first came back."""
+    config = _config("transformer", tmp_path)
+    with tf.Graph().as_default():
+        one = _program("transformer", config, 2, 1, "sgd")
+        pipeline = _drawn(export_graph(one.graph), 2, 2, 4, schedule, 1)
+    with tf.Graph().as_default():
+        program = _program("transformer", config, 8, 4, "sgd")
+        lowering = lower_pipeline(program, one, pipeline, harness.device_names(2))
+
+        def nodes(operations):
+            found = set()
+            for node in tf.get_default_graph().get_operations():
+                scopes = [node.name[:place + 1] for place, letter in enumerate(node.name) if letter == "/"]
+                made_for = next((lowering.scopes[scope] for scope in reversed(scopes) if scope in lowering.scopes),
+                                None)
+                if made_for in operations and node.device.endswith(":0") and node.inputs:
+                    found.add(node)
+            return found
+
+        third = nodes(set(program.written.forward[2]))
+        first_back = nodes(set(program.written.backward[0]))
+        before, stack = set(), list(third)
+        while stack:
+            node = stack.pop()
+            for other in (*(tensor.op for tensor in node.inputs), *node.control_inputs):
+                if other not in before:
+                    before.add(other)
+                    stack.append(other)
+    assert third
+    assert first_back
+    assert bool(before & first_back) == held
+
+
+def test_another_program_is_refused(tmp_path):
+    config = _config("transformer", tmp_path)
+    with tf.Graph().as_default():
+        one = _program("transformer", config, 4, 1, "sgd")
+        pipeline = _drawn(export_graph(one.graph), 2, 2, 2, "1f1b", 1)
+    with tf.Graph().as_default():
+        program = _program("transformer", config, 8, 4, "sgd")
+        with pytest.raises(MismatchError, match="a pipeline of 2 microbatches for a program of 4"):
+            lower_pipeline(program, one, pipeline, harness.device_names(2))
+        with pytest.raises(MismatchError, match="search again"):
+            lower_pipeline(program, one, dataclasses.replace(pipeline, graph_hash="0" * 16), harness.device_names(2))
