@@ -40,8 +40,8 @@ class NetworkArrays(NamedTuple):
     Attributes:
       first: int64 [layers + 1], where the configurations of a layer begin in `unary`.
       unary: float64 [configurations], their costs.
-      values: float64 arrays that hold the entries of all matrices, row-major. A normalized network has one such array,
-        with gaps between the matrices where the making of them left some.
+      values: float64 arrays that hold the entries of all matrices, row-major, and nothing else. A normalized network
+        has one such array.
       matrix_in, matrix_at: int64 [matrices], in which of those arrays a matrix lies, and where it begins there.
       shapes: int64 [matrices, 2].
       classes: int32, the entries of all class vectors, one vector after another.
@@ -77,6 +77,19 @@ class NetworkArrays(NamedTuple):
     def vectors(self) -> list[np.ndarray]:
         """The cost vector of every layer, read-only."""
         return _split(self.unary, self.first)
+
+    def terms(self, assignment: np.ndarray) -> list[float]:
+        """What an assignment costs at every layer and at every edge.
+
+        Args:
+          assignment: int64 [layers], a configuration each, within range.
+        """
+        rows, columns = (self.classes[self.classes_at[self.edge_classes[side]] + assignment[self.ends[side]]]
+                         for side in (0, 1))
+        places = self.matrix_at[self.edge_matrix] + rows * self.shapes[self.edge_matrix, 1] + columns
+        found: list[float] = self.unary[self.first[:-1] + assignment].tolist()
+        return found + [float(self.values[number][place]) for number, place in zip(
+            self.matrix_in[self.edge_matrix].tolist(), places.tolist(), strict=True)]
 
     def edges(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Per edge: source, target, and the numbers of its matrix and of its two class vectors."""

@@ -126,7 +126,7 @@ class Minimiser:
         state = 40 * len(packed.unary) + 16 * packed.potentials  # of the first passes
         budget.require(state)
         try:
-            found = reduce(packed, self._active, keep_large=True,
+            found = reduce(packed, self._active, keep=True,
                            budget=budget.less(state))
         except MemoryError:
             budget.require(state + packed.bytes)

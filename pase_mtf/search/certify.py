@@ -97,7 +97,7 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
            ) -> Certificate | _Cut:
     """A proof for the active part of a network, or the cut that it takes."""
     try:
-        reduction = reduce(packed, active, messages, keep_large=True, budget=budget)
+        reduction = reduce(packed, active, messages, keep=True, budget=budget)
     except InfeasibleError:  # nothing finite is left: the checker finds that by pruning
         return Certificate(potentials_of(packed, messages))
     p = reduction.network

@@ -23,13 +23,18 @@ __all__ = ["exact"]
 _NONE_IN_TIME = "no finite assignment found in {:.3g} seconds; raise the time limit"
 
 
+def _sizes(network: CostNetwork) -> dict[str, int]:
+    return {"layers": len(network.vectors), "edges": len(network.arrays.edge_matrix),
+            "configurations": len(network.arrays.unary)}
+
+
 def _unsearched(network: CostNetwork, time_limit: float | None, start: float) -> Solution:
     """Every layer's own cheapest configuration, where the time was over before the network was in its normal form."""
     assignment = tuple(int(np.argmin(vector)) for vector in network.vectors)
     cost = network.cost(assignment)
     if cost == np.inf:
         raise InfeasibleError(_NONE_IN_TIME.format(time_limit))
-    statistics = {"layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes)}
+    statistics = _sizes(network)
     return Solution(assignment, cost, -np.inf, np.inf, False, time.perf_counter() - start, statistics)
 
 
@@ -74,8 +79,7 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     except TimeoutError:
         return _unsearched(network, time_limit, start)
     search.run()
-    statistics = {"layers": len(network.vectors), "edges": len(network.edges),
-                  "configurations": sum(network.sizes), **search.statistics}
+    statistics = {**_sizes(network), **search.statistics}
     if search.best is None:
         raise InfeasibleError("no finite assignment exists" if search.proven else _NONE_IN_TIME.format(time_limit))
     assignment = tuple(int(choice) for choice in search.best)

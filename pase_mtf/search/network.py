@@ -17,14 +17,11 @@ from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.search.arrays import NetworkArrays, NetworkEdge, collect
 from pase_mtf.search.budget import Budget
+from pase_mtf.search.checks import check
 from pase_mtf.search.network_file import network_bytes, read_network
 from pase_mtf.search.normal_form import normalize
 
 __all__ = ["CostNetwork", "NetworkEdge"]
-
-
-# Sums of so many of them stay far from where float64 ends.
-_MOST_COST = 1e290
 
 
 class CostNetwork:
@@ -86,7 +83,7 @@ class CostNetwork:
     @functools.cached_property
     def extremes(self) -> tuple[float, float]:
         """The least and the greatest of all costs, of layers and of edges; (inf, -inf) of a network without any."""
-        costs = [self.arrays.unary, *self.arrays.matrices()]
+        costs = [self.arrays.unary, *self.arrays.values]
         return (min((float(array.min(initial=math.inf)) for array in costs), default=math.inf),
                 max((float(array.max(initial=-math.inf)) for array in costs), default=-math.inf))
 
@@ -115,9 +112,7 @@ class CostNetwork:
         for layer, (choice, vector) in enumerate(zip(assignment, self.vectors, strict=True)):
             if not 0 <= choice < len(vector):
                 raise UsageError(f"layer {layer}: configuration {choice} of {len(vector)}; indices start at 0")
-        terms = [float(vector[choice]) for vector, choice in zip(self.vectors, assignment, strict=True)]
-        terms += [float(edge.matrix[edge.rows[assignment[edge.source]], edge.columns[assignment[edge.target]]])
-                  for edge in self.edges]
+        terms = self.arrays.terms(np.array(assignment, np.int64))
         return math.inf if math.inf in terms else math.fsum(terms)
 
     def validate(self) -> None:
@@ -132,41 +127,7 @@ class CostNetwork:
             return
         if len(self.kinds) != len(self.vectors):
             raise UsageError(f"{len(self.kinds)} kinds for {len(self.vectors)} layers; give one each, or none")
-        for layer, vector in enumerate(self.vectors):
-            where = f"layer {layer}"
-            if not len(vector):
-                raise UsageError(f"{where}: cost vector of shape {vector.shape}; every layer needs a configuration")
-            if _least_cost(vector, where) == math.inf:
-                raise InfeasibleError(f"{where}: every configuration is infinite; allow at least one")
-        self._validate_edges()
-
-    def _validate_edges(self) -> None:
-        """Checks the edges, every distinct array once."""
-        matrices, classes = self.arrays.matrices(), self.arrays.class_vectors()
-        checked_matrices: set[int] = set()
-        checked_classes: set[tuple[int, int]] = set()
-        for number, (source, target, matrix, rows, columns) in enumerate(self.arrays.edges()):
-            where = f"edge {number} ({source} -> {target})"
-            for end in (source, target):
-                if not 0 <= end < len(self.vectors):
-                    raise UsageError(f"{where}: no layer {end}; layers are 0 to {len(self.vectors) - 1}")
-            costs = matrices[matrix]
-            if matrix not in checked_matrices:
-                if _least_cost(costs, where) == math.inf and costs.size:
-                    raise InfeasibleError(f"{where}: every pair of configurations is infinite; allow at least one")
-                checked_matrices.add(matrix)
-            for name, vector, end, bound in (("rows", rows, source, costs.shape[0]),
-                                             ("columns", columns, target, costs.shape[1])):
-                if classes[vector].shape != self.vectors[end].shape:
-                    raise UsageError(f"{where}: {name} of shape {classes[vector].shape} for the "
-                                     f"{len(self.vectors[end])} configurations of layer {end}; "
-                                     "give one class per configuration")
-                if (vector, bound) not in checked_classes:
-                    least, most = classes[vector].min(), classes[vector].max()
-                    if least < 0 or most >= bound:
-                        raise UsageError(f"{where}: {name} has class {least if least < 0 else most}; "
-                                         f"the matrix has 0 to {bound - 1}")
-                    checked_classes.add((vector, bound))
+        check(self.arrays)
 
     def normalized(self, *, keep: bool = False, budget: Budget | None = None) -> CostNetwork:
         """An equal network: every edge from a lower to a higher layer, no edge from a layer to itself, no class that
@@ -220,18 +181,3 @@ class CostNetwork:
         except PaseError as error:
             raise FormatError(f"{path}: {error}") from error
         return network
-
-
-def _least_cost(array: np.ndarray, where: str) -> float:
-    """The least of some costs (+inf of none), each of which has to be one that can be added up."""
-    least, most = float(array.min(initial=math.inf)), float(array.max(initial=-math.inf))
-    if least >= -_MOST_COST and most <= _MOST_COST:  # NaN propagates through both
-        return least
-    if not least > -math.inf:
-        wrong = "NaN" if np.isnan(array).any() else "-inf"
-        raise UsageError(f"{where}: a cost is {wrong}; costs are numbers, or +inf for what is forbidden")
-    largest = max(-least, array.max(where=array < math.inf, initial=0.0))
-    if largest > _MOST_COST:
-        raise UsageError(f"{where}: a cost of {largest:.4g}: costs that large add up to more than a float64 holds; "
-                         f"count in a larger unit (at most {_MOST_COST:.0e} each), and forbid with +inf")
-    return least

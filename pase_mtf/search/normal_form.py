@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.search.arrays import DistinctArrays, NetworkArrays, offsets, read_only
+from pase_mtf.search.arrays import DistinctArrays, NetworkArrays, offsets
 from pase_mtf.search.budget import Budget
-from pase_mtf.search.compiled import compiled
+from pase_mtf.search.compiled import compiled, seconds_now
+from pase_mtf.search.matrices import Matrices, matrix
 
 __all__ = ["normalize"]
 
@@ -42,6 +44,8 @@ class _JointClasses(NamedTuple):
 
 # Entries of a line that are compared before all of it is read.
 _SAMPLE = 24
+# Entries by which arrays are told apart before they are compared as a whole.
+_HASHED = 256
 
 
 @compiled
@@ -175,93 +179,179 @@ def _gather(out: np.ndarray, one: np.ndarray, rows: np.ndarray, columns: np.ndar
                       left)
 
 
-_NO_LINES, _NOTHING = np.zeros(0, np.uint64), read_only(np.zeros((0, 0)))
-
-
-def _put(out: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool) -> None:
-    """out[r, c] = matrix[rows[r], columns[c]], or matrix[columns[c], rows[r]], of lines that ascend: of everything, by
-    the quicker copy."""
-    if turned or out.shape != matrix.shape:
-        _gather(out, matrix, rows.view(np.uint64), columns.view(np.uint64), turned, _NOTHING, _NO_LINES, _NO_LINES,
-                False)
-    else:
-        out[...] = matrix
-
-
 def _numbered(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct entries, ascending, and for every entry (same shape) which of them it is."""
     found = np.unique(array, return_inverse=True)
     return found[0], found[1].reshape(array.shape)
 
 
-class _Normalizer:
-    """Sums and tightens tables, each kind of table once: what is equal has the same number."""
+@compiled
+def _sum(matrices: Matrices, tables: np.ndarray, rows: np.ndarray, columns: np.ndarray, out: np.ndarray
+         ) -> None:  # pragma: no cover (compiled)
+    """The sum of two tables, whose lines are listed (uint64 [2, lines])."""
+    one, other = matrix(matrices, tables[0, 0]), matrix(matrices, tables[1, 0])
+    _gather(out, one, rows[0], columns[0], tables[0, 3] != 0, other, rows[1], columns[1], tables[1, 3] != 0)
+
+
+class _Tables(NamedTuple):
+    """Tables that are tightened one after another, and what became of them: of each kind once.
+
+    Attributes:
+      given: int64 [tables, 4]: matrix, rows, columns, turned (see `_Table`).
+      matrix: int64 [tables], the number of the new matrix.
+      lines: int64 [2, tables], the numbers of the new class vectors.
+      matrices_at, shapes: int64 [tables], [tables, 2], where the new matrices begin, and their shapes.
+      classes: int32, the new class vectors, one after another.
+      classes_at, lengths: int64 [2 * tables], [2 * tables, 2], where they begin, and 1 beside their lengths.
+      tables_seen, matrices_seen, classes_seen: int64, numbers by the hash of what has that number; -1: empty.
+      counts: int64 [4], how many tables are done, how many matrices and class vectors are new, and how many entries the
+        next matrix has if there was no room for it.
+    """
+
+    given: np.ndarray
+    matrix: np.ndarray
+    lines: np.ndarray
+    matrices_at: np.ndarray
+    shapes: np.ndarray
+    classes: np.ndarray
+    classes_at: np.ndarray
+    lengths: np.ndarray
+    tables_seen: np.ndarray
+    matrices_seen: np.ndarray
+    classes_seen: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, given: np.ndarray, class_lengths: np.ndarray) -> _Tables:
+        """None of them done; the class vectors have these lengths."""
+        count = len(given)
+        places = 2 << (2 * count).bit_length()
+        seen = np.full((3, places), -1)
+        return cls(given, np.empty(count, np.int64), np.empty((2, count), np.int64), np.zeros(count + 1, np.int64),
+                   np.empty((count, 2), np.int64), np.empty(int(class_lengths[given[:, 1:3]].sum()), np.int32),
+                   np.zeros(2 * count + 1, np.int64), np.ones((2 * count, 2), np.int64), seen[0], seen[1], seen[2],
+                   np.zeros(4, np.int64))
+
+
+@compiled
+def _first_equal(seen: np.ndarray, entries: np.ndarray, at: np.ndarray, extents: np.ndarray, number: int
+                 ) -> int:  # pragma: no cover (compiled)
+    """The number of the array seen that has the same extents and entries as this one; if there is none, this one's,
+    which is now seen."""
+    begin, size = at[number], extents[number, 0] * extents[number, 1]
+    mixed = np.uint64(size)
+    for place in range(begin, begin + size, max(1, size // _HASHED)):
+        mixed = (mixed ^ np.uint64(entries[place])) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    mask = len(seen) - 1
+    slot = np.int64(mixed >> np.uint64(20)) & mask
+    while seen[slot] >= 0:
+        other = seen[slot]
+        if extents[other, 0] == extents[number, 0] and extents[other, 1] == extents[number, 1]:
+            place, ahead = begin, at[other] - begin
+            while place < begin + size and entries[place] == entries[place + ahead]:
+                place += 1
+            if place == begin + size:
+                return int(other)
+        slot = (slot + 1) & mask
+    seen[slot] = number
+    return number
+
+
+@compiled
+def _new_classes(tables: _Tables, classes: np.ndarray) -> int:  # pragma: no cover (compiled)
+    """The number of the new class vector with these contents."""
+    number = tables.counts[2]
+    begin = tables.classes_at[number]
+    tables.classes[begin:begin + len(classes)] = classes
+    tables.lengths[number, 1] = len(classes)
+    found = _first_equal(tables.classes_seen, tables.classes, tables.classes_at, tables.lengths, number)
+    if found == number:
+        tables.classes_at[number + 1] = begin + len(classes)
+        tables.counts[2] += 1
+    return found
+
+
+@compiled
+def _tighten(matrices: Matrices, classes: np.ndarray, classes_at: np.ndarray, tables: _Tables, values: np.ndarray,
+             end: float) -> None:  # pragma: no cover (compiled)
+    """Makes of every table one that is not turned and has no unused and no equal classes; goes on with the first that
+    is not done, and ends where `values` has no room for the next matrix, or the clock shows `end`.
+
+    Args:
+      matrices, classes, classes_at: what the tables name by number.
+      tables: what to do and what was done.
+      values: the new matrices, one after another.
+      end: of the time.
+    """
+    entries, fours, nothing = values.view(np.uint64), np.full((len(tables.given), 2), 2), np.zeros((0, 0))
+    given, given_at = tables.given.reshape(-1), np.arange(len(tables.given)) * 4
+    for number in range(tables.counts[0], len(tables.given)):
+        if end < np.inf and seconds_now() > end:
+            return
+        like = _first_equal(tables.tables_seen, given, given_at, fours, number)
+        if like < number:
+            tables.matrix[number], tables.lines[:, number] = tables.matrix[like], tables.lines[:, like]
+            tables.counts[0] += 1
+            continue
+        costs, turned = matrix(matrices, tables.given[number, 0]), tables.given[number, 3] != 0
+        r, c = tables.given[number, 1], tables.given[number, 2]
+        rows, row_classes = _distinct(costs, classes[classes_at[r]:classes_at[r + 1]], 1 if turned else 0)
+        columns, column_classes = _distinct(costs, classes[classes_at[c]:classes_at[c + 1]], 0 if turned else 1)
+        new = tables.counts[1]
+        begin, size = tables.matrices_at[new], len(rows) * len(columns)
+        if begin + size > len(values):
+            tables.counts[3] = size
+            return
+        _gather(values[begin:begin + size].reshape(len(rows), len(columns)), costs, rows.view(np.uint64),
+                columns.view(np.uint64), turned, nothing, rows[:0].view(np.uint64), rows[:0].view(np.uint64), False)
+        tables.shapes[new, 0], tables.shapes[new, 1] = len(rows), len(columns)
+        found = _first_equal(tables.matrices_seen, entries, tables.matrices_at, tables.shapes, new)
+        if found == new:
+            tables.matrices_at[new + 1] = begin + size
+            tables.counts[1] += 1
+        tables.matrix[number] = found
+        tables.lines[0, number] = _new_classes(tables, row_classes)
+        tables.lines[1, number] = _new_classes(tables, column_classes)
+        tables.counts[0] += 1
+
+
+class _Sums:
+    """Sums of tables, each made once: what is equal has the same number.
+
+    Attributes:
+      matrices: those of the network, then those of sums.
+      entries: of the latter.
+    """
 
     def __init__(self, arrays: NetworkArrays, budget: Budget) -> None:
-        self._given, self._budget = arrays.matrices(), budget
-        # New matrices lie one after another in one array. Memory that is never written to costs nothing.
-        self._buffer, self._end = np.empty(4 * sum(matrix.size for matrix in self._given)), 0
-        self._new, self._places = DistinctArrays(), list[int]()  # numbered after the given ones
-        self._classes = DistinctArrays(arrays.class_vectors())
-        self._tightened: dict[_Table, _Table] = {}
+        self._arrays, self._budget = arrays, budget
+        self.matrices = Matrices.of(arrays.values, arrays.matrix_in, arrays.matrix_at, arrays.shapes)
+        self.entries = 0
+        self._made: list[np.ndarray] = []  # what `matrices` names beside those of the network
+        self._class_vectors: DistinctArrays | None = None
         self._joints: dict[tuple[int, int], _JointClasses] = {}
         self._sums: dict[tuple[_Table, _Table], _Table | None] = {}
-
-    def _matrix(self, number: int) -> np.ndarray:
-        given = len(self._given)
-        return self._given[number] if number < given else self._new.arrays[number - given]
-
-    def _room(self, height: int, width: int) -> np.ndarray:
-        """A new matrix at the end of the buffer, still to be filled in and to be added."""
-        end = self._end + height * width
-        self._budget.require(8 * end)
-        if end > len(self._buffer):  # matrices made before stay where they are, as views of the former buffer
-            larger = np.empty(2 * end)
-            larger[:self._end] = self._buffer[:self._end]
-            self._buffer = larger
-        return self._buffer[self._end:end].reshape(height, width)
-
-    def _added(self, matrix: np.ndarray) -> int:
-        """The number of the new matrix with these contents: of the one that was just filled in if it is the first."""
-        number = self._new.add(read_only(matrix))
-        if number == len(self._places):
-            self._places.append(self._end)
-            self._end += matrix.size
-        return len(self._given) + number
-
-    def tightened(self, table: _Table) -> _Table:
-        """The table without unused or equal classes, not turned, with a new matrix."""
-        known = self._tightened.get(table)
-        if known is not None:
-            return known
-        matrix, columns_axis = self._matrix(table.matrix), 0 if table.turned else 1
-        keep_rows, rows = _distinct(matrix, self._classes.arrays[table.rows], 1 - columns_axis)
-        keep_columns, columns = _distinct(matrix, self._classes.arrays[table.columns], columns_axis)
-        number = table.matrix
-        if number < len(self._given) or len(keep_rows) * len(keep_columns) < matrix.size:
-            tight = self._room(len(keep_rows), len(keep_columns))
-            _put(tight, matrix, keep_rows, keep_columns, table.turned)
-            number = self._added(tight)
-        known = self._tightened[table] = _Table(number, self._classes.add(rows), self._classes.add(columns))
-        return known
 
     def _joint(self, first: int, second: int) -> _JointClasses:
         known = self._joints.get((first, second))
         if known is not None:
             return known
-        one, other = self._classes.arrays[first], self._classes.arrays[second]
+        if self._class_vectors is None:
+            self._class_vectors = DistinctArrays(self._arrays.class_vectors())
+        one, other = self._class_vectors.arrays[first], self._class_vectors.arrays[second]
         if first == second:
             used = np.zeros(int(one.max()) + 1, bool)
             used[one] = True
             pairs = np.flatnonzero(used)
             number = first
             if not used.all():
-                number = self._classes.add((np.cumsum(used, dtype=np.int32) - np.int32(1))[one])
+                number = self._class_vectors.add((np.cumsum(used, dtype=np.int32) - np.int32(1))[one])
             known = _JointClasses(pairs, pairs, number)
         else:
             width = int(other.max()) + 1
             pairs, inverse = _numbered(one.astype(np.int64) * width + other)
-            known = _JointClasses(pairs // width, pairs % width, self._classes.add(inverse.astype(np.int32)))
+            known = _JointClasses(pairs // width, pairs % width, self._class_vectors.add(inverse.astype(np.int32)))
         self._joints[first, second] = known
         return known
 
@@ -270,30 +360,77 @@ class _Normalizer:
         if (first, second) in self._sums:
             return self._sums[first, second]
         rows, columns = self._joint(first.rows, second.rows), self._joint(first.columns, second.columns)
-        one, other = self._matrix(first.matrix), self._matrix(second.matrix)
+        height, width = len(rows.first), len(columns.first)
         result = None
-        if len(rows.first) * len(columns.first) <= 2 * (one.size + other.size) + 4096:
-            total = self._room(len(rows.first), len(columns.first))
-            _gather(total, one, rows.first.view(np.uint64), columns.first.view(np.uint64), first.turned, other,
-                    rows.second.view(np.uint64), columns.second.view(np.uint64), second.turned)
-            result = _Table(self._added(total), rows.number, columns.number)
+        if height * width <= 2 * int(self.matrices.shapes[[first.matrix, second.matrix]].prod(axis=1).sum()) + 4096:
+            self._budget.require(8 * (self.entries + height * width))
+            self.entries += height * width
+            total = np.empty((height, width))
+            _sum(self.matrices, np.array([first, second], np.int64), np.stack(rows[:2]).view(np.uint64),
+                 np.stack(columns[:2]).view(np.uint64), total)
+            result = _Table(len(self.matrices.at), rows.number, columns.number)
+            self._made.append(total)
+            self.matrices = self.matrices.with_another(total)
         self._sums[first, second] = result
         return result
 
-    def arrays(self, first: np.ndarray, unary: np.ndarray, edges: list[tuple[int, int, _Table]]) -> NetworkArrays:
-        """The network of these tightened tables."""
-        table = np.array([(source, target, *tight[:3]) for source, target, tight in edges], np.int64).reshape(-1, 5).T
-        used, edge_matrix = _numbered(table[2])
-        used_classes, edge_classes = _numbered(table[3:])
-        matrices = [self._matrix(number) for number in used.tolist()]
-        classes = [self._classes.arrays[number] for number in used_classes.tolist()]
-        shapes = np.array([matrix.shape for matrix in matrices], np.int64).reshape(-1, 2)
-        places = np.array([self._places[number - len(self._given)] for number in used.tolist()], np.int64)
-        return NetworkArrays(
-            first, unary, (self._buffer[:int((places + shapes.prod(axis=1)).max(initial=0))],),
-            np.zeros(len(places), np.int64), places, shapes,
-            np.concatenate([np.zeros(0, np.int32), *classes]), offsets([len(entry) for entry in classes]),
-            np.ascontiguousarray(table[:2], np.int32), edge_matrix, np.ascontiguousarray(edge_classes))
+    def class_vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """All class vectors, those of sums too: the entries, and where each begins."""
+        if self._class_vectors is None:
+            return self._arrays.classes, self._arrays.classes_at
+        vectors = self._class_vectors.arrays
+        return np.concatenate(vectors), offsets([len(vector) for vector in vectors])
+
+
+def _merged(arrays: NetworkArrays, sums: _Sums, budget: Budget) -> tuple[np.ndarray, np.ndarray]:
+    """The cost vectors with the loops added, and the tables between two layers each: int64 [tables, 6], lower layer,
+    higher layer, and what `_Table` holds."""
+    unary, vectors = arrays.unary, list[np.ndarray]()
+    between: dict[tuple[int, int], list[_Table]] = {}
+    for source, target, number, rows, columns in arrays.edges():
+        budget.check_time()
+        if source == target:
+            if not vectors:  # changed, so no longer those of the network given
+                unary = arrays.unary.copy()
+                vectors, classes, matrices = (np.split(unary, arrays.first[1:-1]), arrays.class_vectors(),
+                                              arrays.matrices())
+            vectors[source] += matrices[number][classes[rows], classes[columns]]
+            continue
+        ends, table = (source, target), _Table(number, rows, columns)
+        if source > target:
+            ends, table = (target, source), _Table(number, columns, rows, True)
+        tables = between.setdefault(ends, [])
+        for position, other in enumerate(tables):
+            total = sums.summed(other, table)
+            if total is not None:
+                tables[position] = total
+                break
+        else:
+            tables.append(table)
+    found = [(*ends, *table) for ends in sorted(between) for table in between[ends]]
+    return unary, np.array(found, np.int64).reshape(-1, 6)
+
+
+def _tightened(matrices: Matrices, classes: np.ndarray, classes_at: np.ndarray, tables: _Tables, budget: Budget,
+               held: int) -> np.ndarray:
+    """Tightens all tables. Returns the new matrices, one after another; `held` entries are held besides."""
+    count = len(tables.given)
+    most = int(matrices.shapes[tables.given[:, 0]].prod(axis=1).sum())
+    # Memory that is never written to costs nothing.
+    values = np.empty(min(most, 4 * int(matrices.shapes.prod(axis=1).sum())))
+    end = seconds_now() + budget.seconds if budget.deadline < math.inf else math.inf
+    while True:
+        tables.counts[3] = 0
+        _tighten(matrices, classes, classes_at, tables, values, end)
+        size = int(tables.matrices_at[tables.counts[1]])
+        budget.require(8 * (held + size + int(tables.counts[3])))
+        if tables.counts[0] == count:
+            return values[:size]
+        budget.check_time()
+        if tables.counts[3]:
+            larger = np.empty(2 * (size + int(tables.counts[3])))
+            larger[:size] = values[:size]
+            values = larger
 
 
 def normalize(arrays: NetworkArrays, budget: Budget) -> NetworkArrays:
@@ -307,31 +444,13 @@ def normalize(arrays: NetworkArrays, budget: Budget) -> NetworkArrays:
       TimeoutError: the time is over.
       UsageError: the result is larger than the memory.
     """
-    work, unary = _Normalizer(arrays, budget), arrays.unary
-    vectors: list[np.ndarray] | None = None
-    matrices, classes = arrays.matrices(), arrays.class_vectors()
-    between: dict[tuple[int, int], list[_Table]] = {}
-    for source, target, matrix, rows, columns in arrays.edges():
-        budget.check_time()
-        if source == target:
-            if vectors is None:  # changed, so no longer those of the network given
-                unary = arrays.unary.copy()
-                vectors = np.split(unary, arrays.first[1:-1])
-            vectors[source] += matrices[matrix][classes[rows], classes[columns]]
-            continue
-        ends, table = (source, target), _Table(matrix, rows, columns)
-        if source > target:
-            ends, table = (target, source), _Table(matrix, columns, rows, True)
-        tables = between.setdefault(ends, [])
-        for position, other in enumerate(tables):
-            total = work.summed(other, table)
-            if total is not None:
-                tables[position] = total
-                break
-        else:
-            tables.append(table)
-    edges = []
-    for (source, target), tables in sorted(between.items(), key=lambda item: item[0]):
-        budget.check_time()
-        edges += [(source, target, work.tightened(table)) for table in tables]
-    return work.arrays(arrays.first, unary, edges)
+    sums = _Sums(arrays, budget)
+    unary, found = _merged(arrays, sums, budget)
+    classes, classes_at = sums.class_vectors()
+    tables = _Tables.of(np.ascontiguousarray(found[:, 2:]), np.diff(classes_at))
+    values = _tightened(sums.matrices, classes, classes_at, tables, budget, sums.entries)
+    _, matrices, vectors, _ = tables.counts.tolist()
+    return NetworkArrays(
+        arrays.first, unary, (values,), np.zeros(matrices, np.int64), tables.matrices_at[:matrices],
+        tables.shapes[:matrices], tables.classes[:tables.classes_at[vectors]], tables.classes_at[:vectors + 1],
+        np.ascontiguousarray(found[:, :2].T, np.int32), tables.matrix, tables.lines)

@@ -155,7 +155,7 @@ def simple_bound(p: Packed) -> float:
     return float(p.constant + np.minimum.reduceat(p.unary, p.first[:-1]).sum() + least[number].sum())
 
 
-# Entries of all matrices from where on a network is not copied for nothing.
+# Entries of all matrices from where on it does not pay to copy a network only to fold vertices.
 _LARGE = 1 << 20
 
 
@@ -342,7 +342,7 @@ class Reduction(NamedTuple):
 
 
 def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = None, *,
-           keep_large: bool = False, budget: Budget | None = None) -> Reduction:
+           keep: bool = False, budget: Budget | None = None) -> Reduction:
     """Removes inactive configurations, and those that can then have no finite cost. Vertices that have one
     configuration left are folded into their neighbours.
 
@@ -350,7 +350,7 @@ def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = Non
       packed: the network.
       active: bool [configurations]; cleared where a configuration turns out to be impossible.
       messages: potentials of `packed`; zero if not given.
-      keep_large: where nothing is removed from a large network, return it as it is, with nothing folded.
+      keep: where nothing is removed, return the network as it is, unless it is small and something can be folded.
       budget: time, and memory for the matrices of the smaller network; no limit if not given.
 
     Raises:
@@ -362,7 +362,8 @@ def reduce(packed: Packed, active: np.ndarray, messages: Potentials | None = Non
     if messages is None:
         messages = Potentials.none(packed)
     forbidden = packed.most == np.inf
-    if keep_large and len(packed.values) > _LARGE and not forbidden and active.all():
+    if keep and not forbidden and active.all() and (
+            len(packed.values) > _LARGE or not (packed.domains == 1)[packed.ends].any()):
         return Reduction(packed, messages, np.arange(len(packed.matrix)), np.zeros(0, np.int64))
     # Most networks forbid nothing, and never need this kernel.
     if forbidden and not _make_consistent(packed, active, seconds_now() + budget.seconds):
