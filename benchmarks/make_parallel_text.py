@@ -1,6 +1,6 @@
 """Collects real parallel text from the message catalogues of the programs on this machine (GNU gettext).
 
-    python benchmarks/make_parallel_text.py de out     # writes out.en.txt and out.de.txt
+    python -m benchmarks.make_parallel_text de out     # writes out.en.txt and out.de.txt
     python -m pase_mtf.launch --model=transformer --data=out.en.txt,out.de.txt
 
 Every installed program that speaks German brings its English messages with their German translations. Any system with

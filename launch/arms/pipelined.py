@@ -22,6 +22,7 @@ from pase_mtf.models import Model
 from pase_mtf.models.microbatches import WrittenOut, write_out
 from pase_mtf.models.presets import ModelConfig
 from pase_mtf.operations.flow import all_operations
+from pase_mtf.operations.registry import rule_of
 from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.pipeline.schedule import tasks_in_order
 
@@ -127,7 +128,7 @@ def _layers(program: PipelinedProgram, one: PipelinedProgram, graph: Computation
 
 
 def _without_variables(operations: Iterable[mtf.Operation]) -> list[mtf.Operation]:
-    return [operation for operation in operations if not isinstance(operation, mtf.Variable)]
+    return [operation for operation in operations if not rule_of(operation).is_variable]
 
 
 def _turns(program: PipelinedProgram, pipeline: Pipeline, stages: Mapping[mtf.Operation, int]) -> list[Turn]:

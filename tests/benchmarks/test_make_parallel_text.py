@@ -22,7 +22,6 @@ def _catalogue(pairs):
 
 
 def test_parallel_text_from_message_catalogues(tmp_path, repository):
-    path = repository / "benchmarks" / "make_parallel_text.py"
     folder = tmp_path / "de" / "LC_MESSAGES"
     folder.mkdir(parents=True)
     (folder / "one.mo").write_bytes(_catalogue([
@@ -32,7 +31,7 @@ def test_parallel_text_from_message_catalogues(tmp_path, repository):
     assert collect("de", str(tmp_path)) == [
         ("Open file", "Datei öffnen"), ("Two lines", "Zwei Zeilen"), ("one file", "eine Datei"),
         ("one file", "viele Dateien")]
-    done = subprocess.run([sys.executable, path, "xx", tmp_path / "out", "--locales", tmp_path], capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "benchmarks.make_parallel_text", "xx", tmp_path / "out", "--locales",
+                           tmp_path], cwd=repository, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: no translations into 'xx'")

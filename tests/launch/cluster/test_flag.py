@@ -84,7 +84,7 @@ def test_options_are_a_command_line_again():
 def test_a_search_alone_starts_no_process(launch, monkeypatch):
     """And it says what its numbers are not."""
     monkeypatch.setattr("pase_mtf.calibration.load.load_machine", lambda *_, **__: Machine.load("a100"))
-    monkeypatch.setattr("pase_mtf.launch.cluster.launcher.launch", None)
+    monkeypatch.setattr("pase_mtf.launch.__main__.launch", None)
     code, folder, out, _ = launch("--machine=local", "--search_only", "--cluster=local:2", "--compare=none")
     assert code == 0
     assert "2 virtual CPU devices in 2 processes on" in out
@@ -94,7 +94,7 @@ def test_a_search_alone_starts_no_process(launch, monkeypatch):
 
 def test_a_search_alone_starts_processes_where_they_are_to_be_measured(launch, monkeypatch):
     started = []
-    monkeypatch.setattr("pase_mtf.launch.cluster.launcher.launch",
+    monkeypatch.setattr("pase_mtf.launch.__main__.launch",
                         lambda plan, tasks, interrupts: started.append(plan) or 0)
     code, *_ = launch("--machine=local", "--search_only", "--recalibrate", "--cluster=local:2", "--compare=none")
     assert code == 0
