@@ -95,7 +95,7 @@ def _ours(groups: Sequence[Sequence[Any]]) -> str:
 
 def _strategies(found: dict[str, Any]) -> str:
     worse = [model for model, row in found.items() if row["ours"] > row["theirs"] * (1 + 1e-9)]
-    verdict = ("Ours is never dearer than the paper's." if not worse else
+    verdict = ("Ours never costs more than the paper's." if not worse else
                f"The paper's is cheaper than ours on {', '.join(worse)}.")
     proven = all(row["optimal"] for row in found.values())
     parts = [

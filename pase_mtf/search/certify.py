@@ -117,7 +117,7 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
         plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=_MOST_OPERATIONS)
         done = cost - bound <= slack / 2 or plan.complete
         stalled = bound - previous < 0.02 * (cost - bound)
-        # One exact pass often spares the checker all rounds but the first, each of which is as dear; where layers
+        # One exact pass often spares the checker all rounds but the first, each of which costs as much; where layers
         # repeat, the checker has less to look at than such a pass.
         enough = done and (part.steps is EXACTLY or rounding > 0.0 or cost - bound <= slack / 2)
         if enough or passes >= _MOST_PASSES or (stalled and part.steps is EXACTLY):

@@ -167,8 +167,8 @@ def entries_left(p: Packed, domains: np.ndarray) -> int:
 
 
 def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
-    """Whether the network without the inactive configurations takes so much less work that copying it, some five times
-    as dear as a pass over it, pays, and no more memory than now (matrices that were shared may part: those that keep
+    """Whether the network without the inactive configurations takes so much less work that copying it, which costs
+    some five passes over it, pays, and no more memory than now (matrices that were shared may part: those that keep
     differently many classes)."""
     if entries_left(p, domains) >= 0.3 * int((p.extents[0] * p.extents[1]).sum()) + 1000:
         return False

@@ -291,7 +291,7 @@ def test_a_network_counts_once_against_the_memory():
 
 
 def test_what_does_not_fit_is_searched_as_it_was(monkeypatch):
-    """Exact passes over all of a large network are dear, and look at what has been pruned as well."""
+    """Exact passes over all of a large network cost much, and look at what has been pruned as well."""
     monkeypatch.setattr(part, "_LARGE", 0)
     monkeypatch.setattr(part, "_REREAD", 0)
     costs, every = np.random.default_rng(0).random((60, 60)), np.arange(60)

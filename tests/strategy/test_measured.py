@@ -169,7 +169,7 @@ def test_what_was_not_measured_counts_for_more_than_its_estimate(graph, everythi
 
 
 class _Traps(_Source):
-    """Whatever people would not write is a thousand times as dear as it seems."""
+    """Whatever people would not write costs a thousand times what it seems to."""
 
     def layer(self, number, configuration):
         by_hand = (data_parallel(self._graph, _DEVICES)[number], expert(self._graph, _DEVICES)[number])

@@ -17,7 +17,7 @@ from pase_mtf.strategy.strategy import Strategy
 
 SLOW_LINKS = Machine("slow links", dict.fromkeys(Machine.load("1080ti").rates, 1e11), 1e11, 1e10, 1e-6,
                      (Link(256, 2e9, 3e-6),))
-"""Where gradients' all-reduces are dear, and hidden by the backward pass."""
+"""Where gradients' all-reduces take long, and are hidden by the backward pass."""
 
 
 @pytest.fixture(scope="module")
