@@ -24,7 +24,8 @@ def test_they_train_as_one_device_does(name):
         layout = find_layout(program.graph, harness.DEVICES, [program.loss], harness.MACHINE, alternatives=1)
         per_layer = find_strategy(export_graph(program.graph), harness.DEVICES, harness.MACHINE, simulate=0)
     assert layout.layout_rules
-    told, times = map(float, re.search(r"a step is predicted ([0-9.]+) ms or less, at least ([0-9.]+) times", str(layout)).groups())
+    told, times = map(float, re.search(
+        r"a step is predicted ([0-9.]+) ms or less, at least ([0-9.]+) times", str(layout)).groups())
     # Told with five digits; and the note is no proof, but within a gap of 4 %.
     assert 1e3 * per_layer.seconds <= told * (1 + 1e-4) <= 1.041e3 * per_layer.seconds
     assert times == pytest.approx(1e3 * layout.seconds / told, abs=0.006)
