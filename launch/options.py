@@ -212,9 +212,13 @@ class Options:
           preset: its name.
 
         Raises:
-          UsageError: data parallelism is to be trained, and the batch does not divide by the number of devices.
+          UsageError: data parallelism is to be trained, and the batch does not divide by the number of devices; or it
+            does not divide by that of microbatches.
         """
-        batch = self.batch or config.batch
+        batch, pieces = self.batch or config.batch, self.microbatch_count or 1
+        if batch % pieces:
+            raise UsageError(f"--microbatches={self.microbatches}: a batch of {batch} does not split so; take "
+                             f"--microbatches={largest_divisor(batch, min(pieces, batch))}, or auto")
         optimizer = self.optimizer or config.optimizer
         rate = self.learning_rate
         if rate is None:

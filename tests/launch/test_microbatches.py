@@ -49,9 +49,11 @@ def test_auto_takes_as_few_as_fit(launch):
 
 @pytest.mark.parametrize(("value", "message"), [
     ("0", "--microbatches=0: give a number that divides the batch, or auto"), ("two", "--microbatches=two: give"),
-    ("3", "microbatches=3: a batch of 8 does not split so; take 2")])
+    ("3", "--microbatches=3: a batch of 8 does not split so; take --microbatches=2, or auto"),
+    ("2147483647", "a batch of 8 does not split so; take --microbatches=8")])
 def test_what_does_not_split_is_refused(launch, value, message):
-    code, folder, _, err = launch(f"--microbatches={value}")
+    """Before TensorFlow is loaded, or processes are started."""
+    code, folder, _, err = launch(f"--microbatches={value}", "--print_config")
     assert code == 2
     assert message in err.splitlines()[-1]
     assert not folder.exists()
