@@ -12,6 +12,7 @@ from pase_mtf.calibration.speed import speed_note
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.arm import Arm, build_arms, rows_of
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.arms.memory import check_memory
 from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.checkpoints.keeping import Keeper
@@ -29,10 +30,12 @@ from pase_mtf.launch.reports.text import describe_run, final_table, orders_note,
 from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
 from pase_mtf.launch.strategies.layout_file import layout_of_run
 from pase_mtf.launch.strategies.pieces import fitting_microbatches
+from pase_mtf.launch.strategies.pipelining import BY_RATES, find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
 from pase_mtf.launch.strategies.trying import choose_by_steps
 from pase_mtf.launch.training import History, train
 from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.judged_text import trial_text
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.strategy import Strategy
@@ -69,15 +72,22 @@ class _Found:
 
     Attributes:
       strategies: arm -> strategy; stock Mesh-TensorFlow has none.
+      pipelines: arm -> pipeline, of an arm that is one.
       left_out: arm -> why there is none to compare with.
       names: of the arms, in the order of the table, without those left out.
       layout: the text of layout.txt.
     """
 
     strategies: Mapping[str, Strategy]
+    pipelines: Mapping[str, Pipeline]
     left_out: Mapping[str, str]
     names: Sequence[str]
     layout: str
+
+    @property
+    def chosen(self) -> dict[str, Chosen]:
+        """Arm -> what it trains with."""
+        return {**self.strategies, **self.pipelines}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +177,8 @@ def _write_layout(run: _Prepared, chosen: Strategy) -> str:
 def _find(run: _Prepared) -> _Found:
     """The strategy of every arm; writes down the one of --strategy."""
     strategies, left_out = find_strategies(run.plan, run.graph, run.machine, run.prices)
+    pipelines, not_piped = find_pipelines(run.plan, run.arms, run.machine)
+    left_out = {**left_out, **not_piped}
     tell_untraced(strategies.values())
     for name, reason in left_out.items():
         print(f"{name} is left out: {reason}")
@@ -175,12 +187,15 @@ def _find(run: _Prepared) -> _Found:
     chosen.save(run.files.path("strategy.json"))
     layout = _write_layout(run, chosen)
     print(search_summary(strategies.get("search", chosen), run.graph))
-    return _Found(strategies, left_out, names, layout)
+    for name, pipeline in pipelines.items():
+        pipeline.save(run.files.path(f"{name}.json"))
+        print(pipeline.table(), *([f"note: {name} {BY_RATES}"] if run.prices else []), sep="\n")
+    return _Found(strategies, pipelines, left_out, names, layout)
 
 
 def _report_search(run: _Prepared, found: _Found) -> None:
     print(_main_strategy(run, found.strategies).table())
-    rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.strategies,
+    rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
                          found.left_out, found.layout)
     if note := orders_note(rows):
         print(f"note: {note}")
@@ -190,10 +205,10 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     """Lowers every strategy once, and tries a few steps where predictions do not tell which is the fastest."""
     plan, same = run.plan, duplicates(found.strategies)
     trained = [name for name in found.names if name not in same]
-    check_memory(plan, found.strategies, trained, run.machine)
+    check_memory(plan, found.chosen, trained, run.machine)
     if run.board:
         tell_run(run.board, plan, run.data)
-    arms = build_arms(plan, run.graph, found.strategies, trained, run.board)
+    arms = build_arms(plan, run.graph, found.chosen, trained, run.board)
     fed = dataclasses.replace(run.data, rows=rows_of(arms))
     tried = choose_by_steps(plan, found.names, found.strategies, arms, fed, run.prices)
     if tried is None:
@@ -214,7 +229,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
     plan, options, arms = run.plan, run.plan.options, built.arms
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, first_step=plan.first_step,
                     every=options.checkpoint_every)
-    judge = Judge(plan, found.strategies, arms, run.data, run.board)
+    judge = Judge(plan, found.chosen, arms, run.data, run.board)
     with contextlib.closing(watch_of(run.prices)) as watch:
         interrupts.hold()  # what is measured from here on is written down whatever happens
         with Progress(options, len(arms), plan.first_step) as progress:
@@ -231,7 +246,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
 
 def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> None:
     """Writes summary and report, and shows the table."""
-    rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.strategies,
+    rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
                          found.left_out, found.layout, built.same, built.arms, history)
     print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
     if note := orders_note(rows):

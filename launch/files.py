@@ -18,6 +18,7 @@ from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.arms.memory import MEMORY_METHOD
 from pase_mtf.launch.checkpoints.checkpoint import forget_checkpoints_after
 from pase_mtf.launch.console import summarize_error
@@ -28,6 +29,7 @@ from pase_mtf.launch.reports.text import headline, orders_note, search_summary
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.timeline import Timeline
@@ -170,7 +172,7 @@ def _step_of(line: str) -> float:
 
 
 def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[str, str],
-                  graph: ComputationGraph, names: Sequence[str], strategies: Mapping[str, Strategy],
+                  graph: ComputationGraph, names: Sequence[str], chosen: Mapping[str, Chosen],
                   left_out: Mapping[str, str], layout: str,
                   same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None) -> dict[str, ArmRow]:
@@ -183,7 +185,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
       facts: its header.
       graph: its computation graph.
       names: of the arms, in the order of the table, without those left out.
-      strategies: arm -> strategy; the first is the one of --strategy.
+      chosen: arm -> strategy or pipeline; the first is the strategy of --strategy.
       left_out: arm -> why there is none.
       layout: the text of layout.txt.
       same_as: arm -> the arm with the same strategy that was trained in its stead.
@@ -194,7 +196,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     """
     history = history or History(plan.first_step, {})
     measured = {arm.name: arm.measured_bytes for arm in arms}
-    rows = arm_rows(names, history, strategies, same_as or {}, measured, plan.options.batch)
+    rows = arm_rows(names, history, chosen, same_as or {}, measured, plan.options.batch)
+    strategies = {name: strategy for name, strategy in chosen.items() if isinstance(strategy, Strategy)}
     main = next(iter(strategies.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
               else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
@@ -217,6 +220,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         notes["Speed of the machine"] = f"{note[0].upper()}{note[1:]}."
     if note := orders_note(rows):
         notes["Simulated steps"] = note
+    notes.update({name.capitalize(): pipeline.table() for name, pipeline in chosen.items()
+                  if isinstance(pipeline, Pipeline)})
     if measured:
         notes["Measured memory"] = MEMORY_METHOD
     timeline, traced = _timelines(main, arms) if not history.interrupted else (None, None)

@@ -9,18 +9,19 @@ import re
 
 from pase_mtf.errors import UsageError, nearest, shortened
 
-__all__ = ["ARM_NAMES", "MAX_DEVICES", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor", "parse_arms",
-           "parse_mesh"]
+__all__ = ["ARM_NAMES", "MAX_DEVICES", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor",
+           "parse_arms", "parse_mesh"]
 
 STOCK = "stock_data_parallel"
+PIPELINE = "pipeline"
 _TRAINED = ("data_parallel", "zero", "expert", "search")
-ARM_NAMES = (*_TRAINED, STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
+ARM_NAMES = (*_TRAINED, STOCK, PIPELINE, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
 
 _RANDOM = ("random", "changed")
 _MAX_RANDOM = 64
-_BASELINES = ("mcmc", "mcmc_expert", "auto_mtf")
-"""Other people's searches: compared with, never trained on their own."""
-_BY_NAME = (*_TRAINED, *_BASELINES)
+_COMPARED = (PIPELINE, "mcmc", "mcmc_expert", "auto_mtf")
+"""Compared with, never trained on their own: pipelines, and other people's searches."""
+_BY_NAME = (*_TRAINED, *_COMPARED)
 _ORDER = ("stock", *_BY_NAME, "file", *_RANDOM)
 
 # Far beyond what one process can drive; it keeps a slip of the finger from building a graph for a million devices.
@@ -91,8 +92,8 @@ class ArmName:
 
     Attributes:
       name: in tables and files.
-      method: "stock", "data_parallel", "zero", "expert", "search", "mcmc", "mcmc_expert", "auto_mtf", "random",
-        "changed" (the best strategy with some layers changed at random) or "file".
+      method: "stock", "data_parallel", "zero", "expert", "search", "pipeline", "mcmc", "mcmc_expert", "auto_mtf",
+        "random", "changed" (the best strategy with some layers changed at random) or "file".
       argument: number of the random strategy, path of the strategy file, or the devices of data parallelism or of an
         expert that leaves others idle.
     """
@@ -114,7 +115,7 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
       UsageError: a name that is no arm.
     """
     main = _parse_arm(strategy, "--strategy")
-    if len(main) != 1 or main[0].method in ("stock", *_RANDOM, *_BASELINES):
+    if len(main) != 1 or main[0].method in ("stock", *_RANDOM, *_COMPARED):
         raise UsageError(f"--strategy={strategy}: choose one of {', '.join(reversed(_TRAINED))}, or a "
                          "strategy file")
     arms = {arm.name: arm for arm in main}

@@ -389,9 +389,10 @@ def _flag_values() -> flags.FlagValues:
     text("strategy", "search, data_parallel, expert, zero, or a strategy file: what is trained, kept and resumed.")
     text("compare", "The arms to measure beside it, separated by commas: data_parallel (through stock mtf.Lowering and "
          "through ours), expert, search, zero (with --sharded_updates: data parallelism in which every device updates "
-         "a part of the weights), stock_data_parallel, mcmc and mcmc_expert (FlexFlow's search from data "
-         "parallelism and from the expert strategy), auto_mtf (Mesh-TF's own layout optimiser), random:N, "
-         "changed:N (the searched strategy with some layers as in a random one), strategy files, or none.")
+         "a part of the weights), stock_data_parallel, pipeline (stages of layers on groups of devices), mcmc and "
+         "mcmc_expert (FlexFlow's search from data parallelism and from the expert strategy), auto_mtf (Mesh-TF's own "
+         "layout optimiser), random:N, changed:N (the searched strategy with some layers as in a random one), strategy "
+         "files, or none.")
     text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
          "configs/machines, or a file: of a machine, or of kernel times (python -m pase_mtf.calibration --save).")
     text("prices", "How the machine at hand is priced: measured (the kernels of the strategies themselves, timed when "

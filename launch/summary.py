@@ -11,9 +11,10 @@ from typing import Any
 from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.files import check_schema, read_json
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.flag_values import STOCK
 from pase_mtf.launch.training import History
-from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.pipeline.pipeline import Pipeline
 
 __all__ = ["ArmRow", "Summary", "arm_rows", "read_summary", "summary_json"]
 
@@ -26,7 +27,9 @@ class ArmRow(TypedDict):
     Attributes:
       predicted_ms, measured_ms: time of a step (measured: the median of `measured_steps`).
       simulated_ms: of a simulated step, where devices have cores of their own: `predicted_ms` is a sum, in which
-        nothing overlaps. Files of earlier versions lack it.
+        nothing overlaps, but for a pipeline, of which nothing but simulated steps is known. Files of earlier versions
+        lack it.
+      stages, microbatches: of a pipeline; None of other arms. Files of earlier versions lack them.
       measured_ms_spread, measured_ms_quartiles: half the distance of the quartiles, and these.
       examples_per_second, speedup_over_data_parallel, speedup_over_stock: by the measured times.
       predicted_bytes, measured_bytes: memory of the fullest device.
@@ -36,6 +39,8 @@ class ArmRow(TypedDict):
 
     predicted_ms: float | None
     simulated_ms: NotRequired[float | None]
+    stages: NotRequired[int | None]
+    microbatches: NotRequired[int | None]
     measured_ms: float | None
     measured_ms_spread: float | None
     examples_per_second: float | None
@@ -88,14 +93,15 @@ class Summary(TypedDict):
     facts: dict[str, str]
 
 
-def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Strategy], same_as: Mapping[str, str],
+def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Chosen], same_as: Mapping[str, str],
              measured_bytes: Mapping[str, int | None], batch: int) -> dict[str, ArmRow]:
     """The numbers of every arm.
 
     Args:
       names: all arms, in the order of the rows.
       history: of the arms that were trained.
-      strategies: arm -> Strategy; stock Mesh-TF has none, and no prediction: the cost model describes our lowering.
+      strategies: arm -> strategy or pipeline; stock Mesh-TF has neither, and no prediction: the cost model describes
+        our lowering.
       same_as: arm -> the arm with the very same strategy that was trained in its stead.
       measured_bytes: arm -> peak bytes of the fullest device.
       batch: examples per step.
@@ -111,10 +117,12 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, St
         timing, base = timings[name], timings.get(over)
         return base.median / timing.median if timing and base else None
 
+    simulated_seconds = _simulated_seconds(strategies)
     rows: dict[str, ArmRow] = {}
     for name in names:
         trained, timing, strategy = same_as.get(name, name), timings[name], strategies.get(name)
-        losses, simulated = history.losses(trained), strategy.simulated_seconds if strategy else None
+        losses, simulated = history.losses(trained), simulated_seconds.get(name)
+        pipeline = strategy if isinstance(strategy, Pipeline) else None
         rows[name] = {
             "predicted_ms": strategy.seconds * 1e3 if strategy else None,
             "simulated_ms": None if simulated is None else simulated * 1e3,
@@ -129,8 +137,18 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, St
             "measured_ms_quartiles": [timing.lower * 1e3, timing.upper * 1e3] if timing else None,
             "measured_steps": timing.steps if timing else 0,
             "same_as": same_as.get(name),
+            "stages": len(pipeline.stages) if pipeline else None,
+            "microbatches": pipeline.microbatches if pipeline else None,
         }
     return rows
+
+
+def _simulated_seconds(strategies: Mapping[str, Chosen]) -> dict[str, float]:
+    """Arm -> simulated step. That is all that is known of a pipeline, which says so where there are others."""
+    found = {name: seconds for name, chosen in strategies.items()
+             if not isinstance(chosen, Pipeline) and (seconds := chosen.simulated_seconds) is not None}
+    return found and {**found, **{name: chosen.seconds for name, chosen in strategies.items()
+                                  if isinstance(chosen, Pipeline)}}
 
 
 def summary_json(summary: Summary) -> str:

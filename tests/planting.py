@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pase_mtf.launch.arms import arm
+from pase_mtf.launch.arms import recipe
 from pase_mtf.lowering import lowering, mesh
 
 KINDS = ("all-reduce", "swap")
@@ -63,5 +63,5 @@ def planted(plant: Plant, configurations: object = None) -> Iterator[None]:
             return lower(graph, strategy, *rest, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arm, "lower", lowered)
+        patch.setattr(recipe, "lower", lowered)
         yield

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
-from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.arms.copies import Sketch, differ, sketch, sketches_differ
 from pase_mtf.launch.arms.masters import PassingMasters, few_at_a_time, load_values
 from pase_mtf.launch.arms.memory import peak_bytes_per_device, short_device, variable_bytes_per_device
-from pase_mtf.launch.arms.program import Program, program_of
-from pase_mtf.launch.arms.traced import Work, fallen_to_cpu, timeline_of, traced_slices, works_of
+from pase_mtf.launch.arms.program import Program
+from pase_mtf.launch.arms.recipe import Recipe, making_of, recipe_of
+from pase_mtf.launch.arms.traced import Work, fallen_to_cpu, timeline_of, traced_slices
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, FileEntry, entry_of, restore
 from pase_mtf.launch.checkpoints.shards import ShardWriter, data_file, merge_shards, shard_prefix
 from pase_mtf.launch.cluster.board import Board
@@ -29,28 +29,20 @@ from pase_mtf.launch.cluster.lost import LOST, lost_process
 from pase_mtf.launch.console import Stage, summarize_error
 from pase_mtf.launch.data import Batch, number_of
 from pase_mtf.launch.plan import Plan
-from pase_mtf.lowering.lowering import PlanLowering, lower
+from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.ranks import Rank, run_options
 from pase_mtf.operations.registry import rule_of
 from pase_mtf.runtime import Devices, session_config
 from pase_mtf.simulator.timeline import Slice, Timeline
-from pase_mtf.strategy.experts import batch_dim
-from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["Arm", "Recipe", "build_arm", "build_arms", "lower_stock_data_parallel", "rows_of"]
+__all__ = ["Arm", "build_arm", "build_arms", "rows_of"]
 
 _AGREES_WITHIN = 600.0
 """Seconds between the first rank that has lowered a program and the last. A rank that is lost is found by the launcher;
 one that is not may have less of a processor for itself."""
 _CLOSES_WITHIN = 5.0
 """Seconds: an arm may be closed because something went wrong, and the others may not hear any more."""
-
-
-def lower_stock_data_parallel(program: Program, devices: Sequence[str], batch_dim: str) -> mtf.Lowering:
-    """Data parallelism as Mesh-TensorFlow does it by itself: what a user has today."""
-    implementation = placement_mesh_impl.PlacementMeshImpl(f"all:{len(devices)}", f"{batch_dim}:all", list(devices))
-    return mtf.Lowering(program.graph, {program.mesh: implementation})
 
 
 class Arm:
@@ -345,34 +337,6 @@ def rows_of(arms: Iterable[Arm]) -> tuple[int, ...] | None:
     return (tuple(sorted(frozenset().union(*known))) or (0,)) if len(known) == len(rows) else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What a process has to know of an arm, besides the plan of the run, to build it: a strategy in place.
-
-    Attributes:
-      name: of the arm.
-      configurations: of its strategy, one per layer; empty: stock data parallelism.
-      graph_hash: of the graph that the strategy is for.
-      dtype: the type that the program computes in.
-      cast: the checkpoint's values may be of another.
-      traced: what its nodes are made for is known, so that there will be a timeline.
-    """
-
-    name: str
-    configurations: tuple[Configuration, ...]
-    graph_hash: str
-    dtype: str
-    cast: bool = False
-    traced: bool = False
-
-    @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> Recipe:
-        """Of what `json` made of it."""
-        axes = found["configurations"]
-        return cls(**{**found, "configurations": tuple(
-            Configuration(tuple(map(tuple, configuration["axes"]))) for configuration in axes)})
-
-
 def build_arm(plan: Plan, recipe: Recipe, board: Board | None = None, graph: ComputationGraph | None = None) -> Arm:
     """Lowers the program of a run; every rank, which the others hear from rank 0.
 
@@ -387,21 +351,11 @@ def build_arm(plan: Plan, recipe: Recipe, board: Board | None = None, graph: Com
       FormatError: the checkpoint to resume from is damaged.
     """
     plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype=recipe.dtype))
-    devices = list(plan.devices.names)
-
-    def lowered(program: Program) -> mtf.Lowering:
-        if not recipe.configurations:
-            return lower_stock_data_parallel(program, devices[:plan.options.parallel_devices],
-                                             batch_dim(graph or export_graph(program.graph)))
-        return lower(program.graph, recipe, devices, step=program.global_step.read_value(), rank=_rank(plan.devices))
-
-    def works(program: Program, lowering: mtf.Lowering) -> Mapping[str, Work]:
-        return works_of(graph or export_as(program.graph, recipe.graph_hash), program.graph, lowering)
-
     if board:
         board.tell(do="build", recipe=dataclasses.asdict(recipe))
-    return Arm(recipe.name, functools.partial(program_of, plan), lowered, plan.devices, plan.checkpoint,
-               cast=recipe.cast, works=works if recipe.traced else None, board=board)
+    making = making_of(plan, recipe, _rank(plan.devices), graph)
+    return Arm(recipe.name, making.build, making.lower, plan.devices, plan.checkpoint, cast=recipe.cast,
+               works=making.works if recipe.traced else None, board=board)
 
 
 def _rank(devices: Devices) -> Rank | None:
@@ -412,14 +366,14 @@ def _rank(devices: Devices) -> Rank | None:
     return Rank.of(devices.names, devices.rank, communication_hint="nccl" if nccl else "auto")
 
 
-def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Strategy], names: Sequence[str],
+def build_arms(plan: Plan, graph: ComputationGraph, chosen: Mapping[str, Chosen], names: Sequence[str],
                board: Board | None = None) -> list[Arm]:
     """Lowers the program once per arm, each in a graph and session of its own, all from the same initial values.
 
     Args:
       plan: of the run.
       graph: its computation graph.
-      strategies: arm -> strategy; an arm without one is stock data parallelism.
+      chosen: arm -> strategy or pipeline; an arm without either is stock data parallelism.
       names: the arms to build, in order.
       board: see Arm.
 
@@ -430,10 +384,9 @@ def build_arms(plan: Plan, graph: ComputationGraph, strategies: Mapping[str, Str
     arms: list[Arm] = []
     try:
         for name in names:
-            configurations = strategies[name].configurations if name in strategies else ()
+            recipe = recipe_of(name, chosen.get(name), graph.hash, plan.config.dtype)
             with Stage(f"lowering {name}"):
-                arms.append(build_arm(plan, Recipe(name, configurations, graph.hash, plan.config.dtype, traced=True),
-                                      board, graph))
+                arms.append(build_arm(plan, dataclasses.replace(recipe, traced=True), board, graph))
     except BaseException:
         for arm in arms:
             arm.close()

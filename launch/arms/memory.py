@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import JOB, available_bytes
-from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["MEMORY_METHOD", "check_memory", "peak_bytes_per_device", "short_device", "variable_bytes_per_device"]
 
@@ -20,12 +20,12 @@ MEMORY_METHOD = ("slice variables held + peak of the tensors live during one tra
                  "records, per device; the largest device counts)")
 
 
-def check_memory(plan: Plan, strategies: Mapping[str, Strategy], trained: Sequence[str], machine: Machine) -> None:
+def check_memory(plan: Plan, strategies: Mapping[str, Chosen], trained: Sequence[str], machine: Machine) -> None:
     """Refuses what cannot fit, before anything is allocated: Linux does not say no, it kills.
 
     Args:
       plan: of the run.
-      strategies: arm -> strategy; an arm without one (stock) needs what our own data parallelism does.
+      strategies: arm -> strategy or pipeline; an arm without either (stock) needs what our own data parallelism does.
       trained: the arms that are built.
       machine: the devices.
 
@@ -59,7 +59,7 @@ def check_memory(plan: Plan, strategies: Mapping[str, Strategy], trained: Sequen
                                    f"devices, {available / 2**30:.1f} GiB are free; {remedy}")
 
 
-def _kept_bytes(strategy: Strategy) -> float:
+def _kept_bytes(strategy: Chosen) -> float:
     """Bytes on the fullest device that live from step to step."""
     return sum(size for part, size in strategy.memory.items() if part in ("weights", "optimizer slots"))
 

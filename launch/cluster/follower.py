@@ -61,7 +61,8 @@ def follow(board: Board, devices: Devices) -> None:
     Raises:
       PaseError: what cannot be done here.
     """
-    from pase_mtf.launch.arms.arm import Recipe, build_arm, rows_of  # TensorFlow takes seconds to import
+    from pase_mtf.launch.arms.arm import build_arm, rows_of  # TensorFlow takes seconds to import
+    from pase_mtf.launch.arms.recipe import Recipe
     arms: dict[int, Arm] = {}
     while (told := board.hear())["do"] != "end":
         match told["do"]:

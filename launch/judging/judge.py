@@ -13,6 +13,7 @@ from tqdm import tqdm
 from pase_mtf.compat import tf
 from pase_mtf.errors import MismatchError, OutOfMemoryError
 from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Data
@@ -23,7 +24,6 @@ from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import History
 from pase_mtf.models.checks import kept_dtype
-from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["RUN_BEFORE", "Judge", "losses_before"]
 
@@ -45,22 +45,22 @@ class Judge:
       note: what was settled as rounding, for people; None where nothing was.
     """
 
-    def __init__(self, plan: Plan, strategies: Mapping[str, Strategy], arms: Sequence[Arm], data: Data,
+    def __init__(self, plan: Plan, chosen: Mapping[str, Chosen], arms: Sequence[Arm], data: Data,
                  board: Board | None = None):
         """To be made before the first step.
 
         Args:
           plan: of the run.
-          strategies: arm -> strategy; an arm without one is stock data parallelism.
+          chosen: arm -> strategy or pipeline; an arm without either is stock data parallelism.
           arms: that are trained; the first one is what the others are compared with.
           data: what they are trained on.
           board: see Arm.
         """
         self.note: str | None = None
-        self._plan, self._strategies, self._arms, self._data = plan, strategies, arms, data
+        self._plan, self._chosen, self._arms, self._data = plan, chosen, arms, data
         self._board = board
         self._before = losses_before(plan)
-        ours = [arm for arm in arms if arm.name in strategies]
+        ours = [arm for arm in arms if arm.name in chosen]
         self._start: dict[str, np.ndarray] = dict(arms[0].values(up_to_date=False)) if len(ours) > 1 else {}
         self._settled = self._looked = False
         rounds = plan.config.dtype == "bfloat16" or (
@@ -82,7 +82,7 @@ class Judge:
         try:
             with Stage("settling in float64"):
                 batches = list(itertools.islice(self._data.batches(history.first_step), STEPS))
-                found = settle(self._plan, self._strategies, list(losses), batches, self._board)
+                found = settle(self._plan, self._chosen, list(losses), batches, self._board)
         except (OutOfMemoryError, MismatchError) as error:
             return f"{suspicion}; it cannot be settled in float64 ({error}); these numbers must not be used"
         return self._verdict(suspicion, found)
@@ -102,7 +102,7 @@ class Judge:
 
     def _first_updates(self) -> str | None:
         """Whether the first step changed the variables of all arms alike, and on all devices."""
-        ours = [arm for arm in self._arms if arm.name in self._strategies]
+        ours = [arm for arm in self._arms if arm.name in self._chosen]
         for arm in ours:
             copy = arm.differing_copies()
             if copy:

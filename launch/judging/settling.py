@@ -15,8 +15,10 @@ from pase_mtf.compat import mtf
 from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch.arms.arm import Arm, Recipe, build_arm
+from pase_mtf.launch.arms.arm import Arm, build_arm
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.arms.program import Program, program_of
+from pase_mtf.launch.arms.recipe import recipe_of
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.data import Batch
 from pase_mtf.launch.judging.losses import Update, first_difference, largest_update
@@ -63,14 +65,14 @@ class _Course:
     differing_copies: str | None
 
 
-def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str], batches: Sequence[Batch],
+def settle(plan: Plan, chosen: Mapping[str, Chosen], names: Sequence[str], batches: Sequence[Batch],
            board: Board | None = None) -> Settled:
     """Runs the first steps in float64, of the program on one device and under every strategy, from the run's values.
 
     Args:
       plan: of the run.
-      strategies: arm -> strategy; an arm without one is stock data parallelism, of which the first loss is compared
-        only: stock Mesh-TensorFlow reads a variable before or after its update, as it happens.
+      chosen: arm -> strategy or pipeline; an arm without either is stock data parallelism, of which the first loss is
+        compared only: stock Mesh-TensorFlow reads a variable before or after its update, as it happens.
       names: the arms to judge.
       batches: of the first steps of the run.
       board: on which the ranks tell each other what they do, where every process has a graph of its own.
@@ -93,12 +95,12 @@ def settle(plan: Plan, strategies: Mapping[str, Strategy], names: Sequence[str],
     graph, = exported
     wrong = {}
     for name in names:
-        strategy = strategies.get(name)
-        if strategy is not None and tuple(layer.name for layer in graph.layers) != strategy.layer_names:
+        mine = chosen.get(name)
+        if isinstance(mine, Strategy) and tuple(layer.name for layer in graph.layers) != mine.layer_names:
             raise MismatchError(f"{graph.name}: other layers in float64 than in {plan.options.model}'s own type")
-        recipe = Recipe(name, strategy.configurations if strategy else (), graph.hash, "float64", cast=True)
-        found = _course(build_arm(exact, recipe, board, graph), batches[:None if strategy else 1])
-        difference = _difference(name, found, expected, plan.options.optimizer, strategy is not None)
+        recipe = recipe_of(name, mine, graph.hash, "float64", cast=True)
+        found = _course(build_arm(exact, recipe, board, graph), batches[:None if mine else 1])
+        difference = _difference(name, found, expected, plan.options.optimizer, mine is not None)
         if difference:
             wrong[name] = difference
     return Settled(wrong, expected.losses[0], len(batches))

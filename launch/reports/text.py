@@ -122,7 +122,8 @@ def orders_note(rows: Mapping[str, ArmRow]) -> str:
       rows: the numbers of every arm.
     """
     known = {name: (row["predicted_ms"], simulated) for name, row in rows.items()
-             if row["predicted_ms"] is not None and (simulated := row.get("simulated_ms")) is not None}
+             if row["predicted_ms"] is not None and (simulated := row.get("simulated_ms")) is not None
+             and row.get("stages") is None}  # of a pipeline no sum is known
     said = [f"{one} before {other} by the sum of costs ({known[one][0]:.2f}, {known[other][0]:.2f} ms), after it by "
             f"simulated steps ({known[one][1]:.2f}, {known[other][1]:.2f} ms)"
             for one, other in itertools.permutations(known, 2)

@@ -16,7 +16,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.launch.arms.program import dtype_of
 from pase_mtf.launch.console import Stage
-from pase_mtf.launch.flag_values import ArmName
+from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
@@ -72,7 +72,7 @@ def _fitting_expert(arm: ArmName, plan: Plan, graph: ComputationGraph) -> ArmNam
 
 def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
                     prices: MeasuredPrices | None = None) -> Found:
-    """Finds or loads the strategy of every arm; one to compare with that cannot be is left out.
+    """Finds or loads the strategy of every arm that has one; one to compare with that cannot be is left out.
 
     Args:
       plan: of the run: arms, devices and seed.
@@ -87,7 +87,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
       FormatError: a strategy file is truncated or foreign.
     """
     arms = possible_arms(plan, graph)
-    main, *others = [arm for arm in arms if arm.method != "stock"]
+    main, *others = [arm for arm in arms if arm.method not in ("stock", PIPELINE)]
     end = time.monotonic() + plan.options.measure_seconds
     # What is trained gets the most of it; what it does not need is left to the others.
     found = Found({main.name: _find(main, plan, graph, machine, prices, _share(end, _MAIN if others else 1.0))}, {})

@@ -18,8 +18,7 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch import execution
-from pase_mtf.launch.arms import arm as building
-from pase_mtf.launch.arms import program
+from pase_mtf.launch.arms import program, recipe
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import checkpoint, keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
@@ -406,7 +405,7 @@ def test_sigterm_while_lowering_leaves_nothing(launch, monkeypatch):
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)
-    monkeypatch.setattr(building, "lower", struck)
+    monkeypatch.setattr(recipe, "lower", struck)
     code, folder, _, err = launch("--compare=none")
     assert (code, err) == (143, "interrupted before anything was measured\n")
     assert not folder.exists()

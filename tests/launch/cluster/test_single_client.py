@@ -7,8 +7,9 @@ from cluster_runs import two_servers
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import ClusterError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.launch.arms.arm import Arm, lower_stock_data_parallel
+from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.arms.program import Program
+from pase_mtf.launch.arms.recipe import lower_stock_data_parallel
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.server import check_servers, start_server
 from pase_mtf.lowering.lowering import lower
