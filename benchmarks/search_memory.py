@@ -17,14 +17,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from benchmarks.commands import told_in_one_line
 from benchmarks.search_densenet import densenet
 from benchmarks.search_networks import LAUNCHER, MACHINE, ROOT, Workshop, price_densenet
 from benchmarks.search_process import peak_bytes
 from pase_mtf.cost.build import PricedNetwork, build_network
-from pase_mtf.cost.memory import layer_memory
 from pase_mtf.errors import InfeasibleError, UsageError, nearest
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
@@ -33,7 +30,7 @@ from pase_mtf.search.frontier import FrontierPoint, frontier
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.registry import Solution, relative_gap
 
-__all__ = ["FRACTIONS", "NETWORKS", "largest_gap", "main", "memory_of", "points_of", "priced", "sweep"]
+__all__ = ["FRACTIONS", "NETWORKS", "largest_gap", "main", "points_of", "priced", "sweep"]
 
 NETWORKS = (*(f"{model}-{preset}_{devices}" for model, (preset, _) in LAUNCHER.items() for devices in (8, 32, 64)),
             "densenet-layer_8", "densenet-layer_32")
@@ -58,12 +55,6 @@ def priced(name: str, workshop: Workshop) -> PricedNetwork:
     return build_network(graph, Machine.load(MACHINE), int(devices))
 
 
-def memory_of(network: PricedNetwork) -> list[np.ndarray]:
-    """Per layer, bytes per device of every configuration."""
-    return [layer_memory(layer, choices).sum(axis=0)
-            for layer, choices in zip(network.graph.layers, network.configurations, strict=True)]
-
-
 def sweep(network: PricedNetwork, limit: float, fractions: Sequence[float] = FRACTIONS) -> dict[str, Any]:
     """The frontier, and what is said of a limit below it.
 
@@ -72,7 +63,7 @@ def sweep(network: PricedNetwork, limit: float, fractions: Sequence[float] = FRA
       limit: seconds for each memory limit.
       fractions: see `FRACTIONS`.
     """
-    memory = memory_of(network)
+    memory = network.memory
     free = solve(network.network, certificate=False)
     least, _ = least_memory(network.network, memory)
     below = float(math.ceil(least) - 1)

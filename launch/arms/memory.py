@@ -89,17 +89,25 @@ def peak_bytes_per_device(metadata: tf.RunMetadata, held: Mapping[str, int] | No
     Returns:
       Device name, as in "CPU:3" or "task:1/CPU:3", -> bytes.
     """
+    known = {short_device(name): size for name, size in (held or {}).items()}
     records: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    kept: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for device in metadata.step_stats.dev_stats:
         name = short_device(device.device)
         for node in device.node_stats:
             for memory in node.memory:
-                records[name].extend((entry.alloc_micros, entry.alloc_bytes) for entry in memory.allocation_records)
-    peaks = dict.fromkeys(map(short_device, held or {}), 0)
+                entries = [(entry.alloc_micros, entry.alloc_bytes) for entry in memory.allocation_records]
+                records[name] += entries
+                if (left := sum(size for _, size in entries)) > 0:
+                    kept[name].append((min(entries)[0], left))
+    peaks = dict(known)
     for name, entries in records.items():
-        peaks[name] = _peak(entries)
-    for name, size in (held or {}).items():
-        peaks[short_device(name)] += size
+        # What a step leaves behind is the new value of a variable, for which the old one is given back.
+        room = known.get(name, 0)
+        for at, left in sorted(kept[name]):
+            entries.append((at, -min(left, room)))
+            room -= min(left, room)
+        peaks[name] = _peak(entries) + known.get(name, 0)
     return peaks
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
-from pase_mtf.cost.memory import fullest_moment, layer_memory, recomputed_memory
+from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.pending import pending_seconds
 from pase_mtf.cost.resharding import Reshardings
@@ -90,28 +90,36 @@ class PricedNetwork:
         return {}
 
     @functools.cached_property
+    def memory_model(self) -> MemoryModel:
+        """What devices hold, moment by moment."""
+        return MemoryModel(self.graph)
+
+    @functools.cached_property
     def memory(self) -> tuple[np.ndarray, ...]:
         """Per layer, bytes per device of each configuration; they add up. `network.memory` takes it into a file.
 
-        Of what the backward pass computes once more, what is there at the moment at which it is most while nothing is
-        split: a strategy under which it is more at another needs more than the sum (`peak_memory` tells).
+        Of what is there from one moment to another, at the moment at which most is there while nothing is split, and
+        without copies of what is moved: a strategy needs that or more (`peak_memory` tells).
         """
-        return self.memory_with(fullest_moment(self.graph))
+        return self.memory_with(self.memory_model.fullest)
 
     def memory_with(self, moment: int) -> tuple[np.ndarray, ...]:
-        """`memory`, at another moment of those at which the backward pass may hold most of what it computes again."""
-        return tuple(layer_memory(layer, choices).sum(axis=0) + recomputed_memory(layer, choices).get(moment, 0.0)
-                     for layer, choices in zip(self.graph.layers, self.configurations, strict=True))
+        """`memory`, at another moment of the step."""
+        return tuple(self.memory_model.layer(number, choices, moment)
+                     for number, choices in enumerate(self.configurations))
+
+    def memory_parts(self, assignment: Sequence[int]) -> dict[str, float]:
+        """Bytes on the fullest device under a strategy, when it holds most, by `cost.memory.MEMORY_PARTS`."""
+        return self.memory_model.peak(self._chosen(assignment))[0]
 
     def peak_memory(self, assignment: Sequence[int]) -> tuple[float, int]:
         """Bytes on the fullest device under a strategy, given as a configuration index per layer, and the moment at
-        which most of what the backward pass computes once more is there (0: it computes nothing once more)."""
-        total, moments = 0.0, dict[int, float]()
-        for layer, choices, choice in zip(self.graph.layers, self.configurations, assignment, strict=True):
-            total += float(layer_memory(layer, [choices[choice]]).sum())
-            for moment, nbytes in recomputed_memory(layer, [choices[choice]]).items():
-                moments[moment] = moments.get(moment, 0.0) + float(nbytes[0])
-        return total + max(moments.values(), default=0.0), max(moments, key=moments.__getitem__, default=0)
+        which it holds them."""
+        parts, moment = self.memory_model.peak(self._chosen(assignment))
+        return sum(parts.values()), moment
+
+    def _chosen(self, assignment: Sequence[int]) -> list[Configuration]:
+        return [choices[choice] for choices, choice in zip(self.configurations, assignment, strict=True)]
 
     def index(self, layer: int, configuration: Configuration) -> int:
         """The index of a configuration of a layer.

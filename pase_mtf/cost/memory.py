@@ -1,145 +1,227 @@
 """Bytes a device holds under a strategy, by what they are for.
 
-Every layer runs on devices 0, 1, ..., all of which hold equal shares: device 0 is always among the fullest, and the
-bytes of the layers add up. Only what the backward pass computes once more (`mtf.recompute_grad`) is not there all the
-time: the moment at which most of it is there counts.
+Every layer runs on devices 0, 1, ..., all of which hold equal shares: device 0 is always among the fullest. Weights and
+slots of the optimizer are there all the time, all else from one moment of the step to another (`export.lifetimes` tells
+which, and what order of the operations that assumes): a device holds most at one moment, and which that is depends on
+the strategy.
+
+- A tensor that a layer makes: the share that the layer's configuration leaves to a device.
+- A copy of it, where another layer reads other parts: while that layer reads it.
+- A gradient that devices have to sum: until the backward pass is over, for one device may be ahead of the others.
+- What arrives for a sum, or the sum itself, as large as what is summed, while that is made. Where devices share their
+  memory TensorFlow mostly sums in place, but not always.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["MEMORY_PARTS", "add_recomputed", "fullest_moment", "layer_memory", "recomputed_memory",
-           "strategy_memory"]
+__all__ = ["MEMORY_PARTS", "MemoryModel", "strategy_memory"]
 
 MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
-"""What the bytes are for, in the order of the rows of `layer_memory`."""
+"""What the bytes are for. Gradients: of weights, and what updates make of them. Activations: all else that layers make.
+Communication buffers: copies of tensors that are moved, and what arrives for sums."""
 _WEIGHTS, _SLOTS, _GRADIENTS, _ACTIVATIONS, _BUFFERS = range(len(MEMORY_PARTS))
 
 
-def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.ndarray:
-    """Bytes of a layer on each of its devices, under each configuration.
+class _Item(NamedTuple):
+    """Something that a layer holds.
 
-    Weights and optimizer slots: the variables of the layer. Gradients: one per weight that is updated, of the type of
-    the backward pass; two where a loop adds them up. Activations: what the forward pass computes, where a backward pass
-    will read it (it may not read all of it: an upper bound); otherwise the largest tensor that is computed; of what is
-    computed again, what others than that read (`recomputed_memory` is the rest). In a loop, of one iteration.
-    Communication buffers: what arrives for the largest all-reduce.
-
-    Args:
-      layer: of a graph.
-      configurations: K of its configurations.
-
-    Returns:
-      float64 [len(MEMORY_PARTS), K]; the parts, and the layers, add up.
+    Attributes:
+      part: of `MEMORY_PARTS`, by number.
+      nbytes: unsplit.
+      pattern: the number, in the layer, of the dims whose split divides it.
+      begin, end: the moments from which and until which it is there, both included.
+      parts_of: the number, in the layer, of the dims whose split makes it a partial sum; -1: there are none.
+      waits_until: the moment until which it is there where it is one.
     """
-    position = dim_positions(layer)
-    table = ConfigurationTable.build(configurations, position, len(layer.dims))
-    local = _Local(table, position)
-    result = np.zeros((len(MEMORY_PARTS), len(configurations)))
-    phases = {operation.phase for operation in layer.operations}
-    for variable in layer.variables:
-        nbytes = local(variable.operand)
-        result[_WEIGHTS if variable.trainable else _SLOTS] += nbytes
-        if variable.trainable and ("update" in phases or variable.updated_by):
-            gradient, count = _gradient_of(variable, layer)
-            result[_GRADIENTS] += count * local(gradient)
-    for operation in layer.operations:
-        if operation.phase == "forward" and operation.kind != "none":
-            nbytes = sum(map(local, _kept(operation)), np.zeros(len(configurations)))
-            kept = result[_ACTIVATIONS]
-            result[_ACTIVATIONS] = kept + nbytes if "backward" in phases else np.maximum(kept, nbytes)
-        for dims, outputs in operation.sums:
-            group = 1.0 / table.share(positions_of(dict.fromkeys(dims), position))
-            # The partial sums of the others arrive in pieces, as large together as the device's own.
-            reduced = sum(map(local, outputs), np.zeros(len(configurations)))
-            result[_BUFFERS] = np.maximum(result[_BUFFERS], np.where(group > 1, reduced, 0.0))
-    return result
+
+    part: int
+    nbytes: float
+    pattern: int
+    begin: int
+    end: int
+    parts_of: int = -1
+    waits_until: int = -1
 
 
-class _Local:
-    """The bytes of a tensor that a device holds, under each configuration."""
+class _LayerItems:
+    """What a layer holds, as arrays; its dims are those at the columns of its `ConfigurationTable`."""
 
-    def __init__(self, table: ConfigurationTable, position: dict[str, int]) -> None:
-        self._table, self._position = table, position
-        self._shares: dict[tuple[int, ...], np.ndarray] = {}
+    def __init__(self, layer: Layer, last: int) -> None:
+        self._position, self._width = dim_positions(layer), len(layer.dims)
+        self._patterns: dict[tuple[int, ...], int] = {(): 0}
+        items = list(self._items(layer, last))
+        self.part, self.pattern, self.begin, self.end, self.parts_of, self.waits_until = (
+            np.array([getattr(item, name) for item in items], np.int64)
+            for name in ("part", "pattern", "begin", "end", "parts_of", "waits_until"))
+        self.nbytes = np.array([item.nbytes for item in items], np.float64)
+        self._held: dict[Configuration, tuple[np.ndarray, np.ndarray]] = {}
 
-    def __call__(self, operand: Operand) -> np.ndarray:
-        columns = tuple(sorted(column for column in positions_of(operand.dims, self._position) if column >= 0))
-        if columns not in self._shares:
-            self._shares[columns] = self._table.share(columns)
-        nbytes: np.ndarray = math.prod(operand.shape) * operand.itemsize * self._shares[columns]
-        return nbytes
+    def _pattern(self, dims: Sequence[str]) -> int:
+        columns = tuple(sorted({column for column in positions_of(dims, self._position) if column >= 0}))
+        return self._patterns.setdefault(columns, len(self._patterns))
+
+    def _items(self, layer: Layer, last: int) -> Iterator[_Item]:
+        def size(operand: Operand) -> float:
+            return float(math.prod(operand.shape)) * operand.itemsize
+
+        for variable in layer.variables:
+            yield _Item(_WEIGHTS if variable.trainable else _SLOTS, size(variable.operand),
+                        self._pattern(variable.operand.dims), 0, last)
+        for operation in layer.operations:
+            partial = _partial_sums(operation)
+            for held in operation.held:
+                operand, dims = operation.outputs[held.output], partial.get(held.output)
+                parts_of = -1 if dims is None else self._pattern(dims)
+                part = _GRADIENTS if held.waits_until >= 0 or operation.phase == "update" else _ACTIVATIONS
+                yield _Item(part, held.times * size(operand), self._pattern(operand.dims), held.begin, held.end,
+                            parts_of, max(held.waits_until, held.end))
+                if parts_of >= 0:
+                    yield _Item(_BUFFERS, size(operand), self._pattern(operand.dims), held.begin, held.begin - 1,
+                                parts_of, held.begin)
+
+    def shares(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """What a device holds of something of every pattern, under each configuration: float64 [patterns, K]."""
+        table = ConfigurationTable.build(configurations, self._position, self._width)
+        return np.stack([table.share(columns) for columns in self._patterns])
+
+    def held(self, configuration: Configuration) -> tuple[np.ndarray, np.ndarray]:
+        """Of every item, what a device holds of it, and the moment until which."""
+        if configuration not in self._held:
+            shares = self.shares([configuration])[:, 0]
+            waits = (self.parts_of >= 0) & (shares[self.parts_of] < 1.0)
+            self._held[configuration] = (self.nbytes * shares[self.pattern],
+                                         np.where(waits, self.waits_until, self.end))
+        return self._held[configuration]
+
+    def at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Bytes at a moment under each configuration, float64 [K]."""
+        shares = self.shares(configurations)
+        there = (self.begin <= moment) & (moment <= self.end)
+        total: np.ndarray = np.bincount(self.pattern[there], self.nbytes[there], len(shares)) @ shares
+        for item in np.flatnonzero((self.end < moment) & (self.begin <= moment) & (moment <= self.waits_until)
+                                   & (self.parts_of >= 0)):
+            waits = shares[self.parts_of[item]] < 1.0
+            total = total + np.where(waits, self.nbytes[item] * shares[self.pattern[item]], 0.0)
+        return total
 
 
-def _kept(operation: LayerOperation) -> list[Operand]:
-    return [operand for number, operand in enumerate(operation.outputs) if number not in operation.unread]
+def _partial_sums(operation: LayerOperation) -> dict[int, tuple[str, ...]]:
+    """Output -> the dims whose split makes it a partial sum."""
+    if operation.partial_sums:
+        return {number: dims for number, dims in enumerate(operation.partial_sums) if dims}
+    return dict.fromkeys(range(len(operation.outputs)), operation.reduced) if operation.reduced else {}
 
 
-def recomputed_memory(layer: Layer, configurations: Sequence[Configuration]) -> dict[int, np.ndarray]:
-    """Bytes of what the backward pass computes again, with its gradients, at the moments at which a device holds most.
+class _Copy(NamedTuple):
+    """Bytes of a copy, and the moments from which and until which it is there."""
 
-    Args:
-      layer: of a graph.
-      configurations: K of its configurations.
+    nbytes: float
+    begin: int
+    end: int
 
-    Returns:
-      Moment -> float64 [K], on each of the layer's devices. The layers add up.
+
+class MemoryModel:
+    """What a device holds in a step of a graph, moment by moment.
+
+    Attributes:
+      moments: how many there are.
     """
-    found: dict[int, np.ndarray] = {}
-    again = [operation for operation in layer.operations if operation.moments and operation.kind != "none"]
-    if again:
-        position = dim_positions(layer)
-        local = _Local(ConfigurationTable.build(configurations, position, len(layer.dims)), position)
-        for operation in again:
-            for operand, moments in zip(operation.outputs, operation.moments, strict=True):
-                for moment in moments:
-                    found[moment] = found.get(moment, 0.0) + local(operand)
-    return found
 
+    def __init__(self, graph: ComputationGraph) -> None:
+        """Looks at the graph.
 
-def fullest_moment(graph: ComputationGraph) -> int:
-    """The moment at which most of what is computed again is there while nothing is split; 0 where nothing is."""
-    total: dict[int, float] = {}
-    for layer in graph.layers:
-        for moment, nbytes in recomputed_memory(layer, [Configuration()]).items():
-            total[moment] = total.get(moment, 0.0) + float(nbytes[0])
-    return max(total, key=total.__getitem__, default=0)
+        Args:
+          graph: of the model.
+        """
+        held = [held for layer in graph.layers for operation in layer.operations for held in operation.held]
+        ends = [end for edge in graph.edges for _, end in edge.held]
+        self._last = max([0, *ends, *(max(entry.begin, entry.end, entry.waits_until) for entry in held)])
+        self.moments = self._last + 1
+        self._layers = [_LayerItems(layer, self._last) for layer in graph.layers]
+        self._moved = [edge for edge in graph.edges if edge.held]
+        self._copied: dict[tuple[int, Configuration, Configuration], tuple[float, object]] = {}
+        self._fullest: int | None = None
 
+    @property
+    def fullest(self) -> int:
+        """The moment at which most is there while nothing is split."""
+        if self._fullest is None:
+            self._fullest = self.peak([Configuration()] * len(self._layers))[1]
+        return self._fullest
 
-def add_recomputed(parts: np.ndarray, moments: Iterable[float]) -> dict[str, float]:
-    """Part -> bytes, the most of what is computed again among the activations.
+    def layer(self, number: int, configurations: Sequence[Configuration], moment: int) -> np.ndarray:
+        """Bytes of a layer on each of its devices, at a moment.
 
-    Args:
-      parts: float64 [len(MEMORY_PARTS)], of all layers.
-      moments: bytes of what is computed again, at every moment.
-    """
-    found = dict(zip(MEMORY_PARTS, map(float, parts), strict=True))
-    found[MEMORY_PARTS[_ACTIVATIONS]] += max(moments, default=0.0)
-    return found
+        Args:
+          number: of the layer.
+          configurations: K of its configurations.
+          moment: of the step.
 
+        Returns:
+          float64 [K]. The layers add up; copies of what is moved between them come on top.
+        """
+        return self._layers[number].at(moment, configurations)
 
-def _gradient_of(variable: Variable, layer: Layer) -> tuple[Operand, int]:
-    """The gradient of a weight: the weight, of the type in which the backward pass computes what looks like it. And how
-    many of it are there: of what a loop adds up, the sum and what an iteration adds to it."""
-    looks = variable.operand.dims, variable.operand.shape
-    for operation in layer.operations:
-        if operation.phase == "backward":
-            for operand in operation.outputs:
-                if (operand.dims, operand.shape) == looks:
-                    return operand, 2 if operation.trips > 1 else 1
-    return variable.operand, 1
+    def peak(self, configurations: Sequence[Configuration]) -> tuple[dict[str, float], int]:
+        """The most that a device holds at one moment under a strategy.
+
+        Args:
+          configurations: one per layer.
+
+        Returns:
+          Part -> bytes, for all `MEMORY_PARTS`; and the moment.
+        """
+        nbytes, until = zip(*(items.held(configuration) for items, configuration in zip(
+            self._layers, configurations, strict=True)), strict=True) if self._layers else ((), ())
+        copies = self._copies(configurations)
+        sizes = np.concatenate([*nbytes, [copy.nbytes for copy in copies]])
+        begin = np.concatenate([*(items.begin for items in self._layers), [copy.begin for copy in copies]])
+        end = np.concatenate([*until, [copy.end for copy in copies]]).astype(np.int64)
+        part = np.concatenate([*(items.part for items in self._layers), [_BUFFERS] * len(copies)]).astype(np.int64)
+        begin = begin.astype(np.int64)
+        there = begin <= end
+        change = (np.bincount(begin[there], sizes[there], self.moments + 1)
+                  - np.bincount(end[there] + 1, sizes[there], self.moments + 1))
+        moment = int(np.cumsum(change)[:self.moments].argmax())
+        counted = (begin <= moment) & (moment <= end)
+        total = np.bincount(part[counted], sizes[counted], len(MEMORY_PARTS))
+        return dict(zip(MEMORY_PARTS, map(float, total), strict=True)), moment
+
+    def _copies(self, configurations: Sequence[Configuration]) -> Sequence[_Copy]:
+        """What a device holds of tensors that it needs otherwise than they lie: one copy for all layers that need the
+        same block."""
+        found: dict[tuple[object, ...], _Copy] = {}
+        for number, edge in enumerate(self._moved):
+            nbytes, cuts = self._copied_of(number, configurations[edge.source], configurations[edge.target])
+            for order, (begin, end) in enumerate(edge.held if nbytes else ()):
+                key = edge.source, edge.tensor, edge.shape, cuts, order
+                other = found.get(key, _Copy(nbytes, begin, end))
+                found[key] = _Copy(nbytes, min(begin, other.begin), max(end, other.end))
+        return list(found.values())
+
+    def _copied_of(self, number: int, source: Configuration, target: Configuration) -> tuple[float, object]:
+        """Bytes of the copy on a device of the target, 0 where it holds the same as at the source; and its cuts."""
+        key = number, source, target
+        if key not in self._copied:
+            edge = self._moved[number]
+            held, needed = source.partition(edge.source_dims)[1], target.partition(edge.target_dims)[1]
+            whole = float(math.prod(edge.shape)) * edge.itemsize
+            self._copied[key] = 0.0 if held == needed else whole / math.prod(shards for shards, _ in needed), needed
+        return self._copied[key]
 
 
 def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration]) -> dict[str, float]:
-    """Bytes on the fullest device under a strategy.
+    """Bytes on the fullest device under a strategy, at the moment at which it holds most.
 
     Args:
       graph: of the model.
@@ -148,10 +230,4 @@ def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configurat
     Returns:
       Part -> bytes, for all `MEMORY_PARTS`.
     """
-    total = np.zeros(len(MEMORY_PARTS))
-    moments: dict[int, float] = {}
-    for layer, configuration in zip(graph.layers, configurations, strict=True):
-        total += layer_memory(layer, [configuration])[:, 0]
-        for moment, nbytes in recomputed_memory(layer, [configuration]).items():
-            moments[moment] = moments.get(moment, 0.0) + float(nbytes[0])
-    return add_recomputed(total, moments.values())
+    return MemoryModel(graph).peak(configurations)[0]

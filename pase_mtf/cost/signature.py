@@ -97,7 +97,7 @@ def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
 
 # Of `LayerOperation`, all but its place in the graph and in the backward pass, and what it is called.
 _content = operator.attrgetter(*(field.name for field in dataclasses.fields(LayerOperation)
-                                 if field.name not in ("index", "name", "type", "block", "moments")))
+                                 if field.name not in ("index", "name", "type", "held")))
 
 
 def nameless(layer: Layer) -> Hashable:

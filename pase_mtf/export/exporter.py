@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf
 from pase_mtf.export.grouping import group_operations
+from pase_mtf.export.lifetimes import lifetimes
 from pase_mtf.export.pending_sums import pending_sums
 from pase_mtf.export.phases import FORWARD, phases_of
-from pase_mtf.export.recomputed import Recomputed, recomputed
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
 from pase_mtf.operations.alike import Alike
@@ -84,9 +84,6 @@ class _Content(NamedTuple):
     role: str
 
 
-_NEVER_AGAIN = Recomputed(0)
-
-
 class _Exporter:
 
     def __init__(self, graph: mtf.Graph, facts: list[OperationFacts], phases: list[str], flow: Flow,
@@ -95,11 +92,13 @@ class _Exporter:
         self._facts, self._phases, self._groups, self._flow = facts, phases, groups, flow
         self._group_of = {id(facts[index].operation): number
                           for number, group in enumerate(groups) for index in group.members}
-        self._recomputed = recomputed(graph, facts, phases, lambda operation: self._group_of[id(operation)])
         self._index_of = {id(fact.operation): fact.index for fact in facts}
         # Weights whose new values a layer beside their own computes -> that layer.
         self._updated_in = {id(facts[index].operation): number for number, group in enumerate(groups)
                             for index in group.updates}
+        readers = {**self._group_of, **{id(variable): self._assigning(variable) for fact in facts
+                                        for variable, _ in fact.assigns if id(variable) in self._group_of}}
+        self._lifetimes = lifetimes(facts, phases, flow, readers)
         self._dims = [group.dims() for group in groups]
         self._splittable = [
             tuple(dim for dim, size in dims.items() if dim in group.legal and size > 1)
@@ -214,14 +213,13 @@ class _Exporter:
             content = self._content[key]
         sums = tuple([self._sums.due.get(tensor, ()) for tensor in fact.operation.outputs])
         nodes = fact.nodes if runs else Nodes()
-        again = self._recomputed.get(fact.index, _NEVER_AGAIN)
         return LayerOperation(
             index=fact.index, name=fact.name, type=type(fact.operation).__name__, phase=self._phases[fact.index],
             kind=fact.kind if runs else "none", flops=content.flops if runs else 0.0, dims=content.dims,
             inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            block=again.block, unread=again.unread, moments=again.moments,
+            held=self._lifetimes.of_outputs(fact.operation) if not fact.assigns else (),
             pending_outputs=tuple([number for number, tensor in enumerate(fact.operation.outputs)
                                    if tensor in self._pending_on_edges]))
 
@@ -304,7 +302,7 @@ class _Exporter:
             "source": source, "target": target, "tensor": tensor.name, "phase": phase, "trips": trips,
             "shape": tuple(tensor.shape.to_integer_list), "itemsize": tensor.dtype.size,
             "source_dims": self._operand(source, tensor).dims, "target_dims": self._operand(target, tensor).dims,
-            **others})
+            "held": self._lifetimes.of_copy(tensor, target), **others})
 
     def _edges_of_updates(self) -> list[Edge]:
         """Weights to the layers that compute their new values, where these are sums with the old ones; and back."""
@@ -319,7 +317,8 @@ class _Exporter:
                                        itemsize=variable.slice_dtype.size)
                             for ends in ((owner, updating), (updating, owner)))
                 found += [old] if fact.flops else []
-                found.append(dataclasses.replace(new, tensor=f"{variable.name} updated"))
+                found.append(dataclasses.replace(new, tensor=f"{variable.name} updated",
+                                                 held=self._lifetimes.of_update(variable)))
         return found
 
     def _reads(self, fact: OperationFacts) -> list[tuple[int, mtf.Tensor]]:

@@ -13,20 +13,21 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.fields import GraphFields
 
-__all__ = ["ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
+__all__ = ["ROLES", "ComputationGraph", "Edge", "Held", "Layer", "LayerOperation", "Operand", "Variable"]
 
 _T = TypeVar("_T")
 
 
 FORMAT = "pase_mtf.graph"
-VERSION = 2
+VERSION = 3
+_MOST_MOMENTS = 10 ** 7
 
 ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift")
 """What an operation does that others of its kind do not (`LayerOperation.role`); "" for most."""
@@ -45,6 +46,24 @@ class Operand:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     itemsize: int = 4
+
+
+class Held(NamedTuple):
+    """What an operation makes, while a device holds it. Moments of a step are numbered from 0.
+
+    Attributes:
+      output: the number of the output.
+      begin, end: the moments from which and until which it is there, both included; never, where `end` is before.
+      times: so many times the bytes of the output (what a function of slices makes besides has no shape here).
+      waits_until: where devices have to sum it, the moment until which it may be there: one device waits for the
+        others. -1: as `end` says.
+    """
+
+    output: int
+    begin: int
+    end: int
+    times: float = 1.0
+    waits_until: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,12 +95,8 @@ class LayerOperation:
       partial_sums: `reduced` of every output, where they differ (then `reduced` is empty); else empty. No part of the
         graph's hash either.
       trips: how often a step runs it, in a loop. Its other numbers are of once. Files leave it out where it is 1.
-      block: of an operation that the backward pass runs once more (`mtf.recompute_grad`), of that which does so, and of
-        its gradients: the number of what is computed again together, from 1. No part of the graph's hash, as the next
-        two.
-      unread: of such an operation, the numbers of the outputs that no operation of the backward pass reads.
-      moments: of such an operation in the backward pass, for every output the moments in which a device holds it; they
-        are numbered from 1 over the graph. Empty where it holds none of them in any.
+      held: when the outputs, and what is made besides, are there. Empty where nothing is made. No part of the graph's
+        hash.
       pending_outputs: the numbers of the outputs whose partial sums go as they are over the one edge that takes them
         (`Edge.pending`). No part of the graph's hash.
     """
@@ -103,9 +118,7 @@ class LayerOperation:
     role: str = dataclasses.field(default="", metadata={"hashed": False})
     partial_sums: tuple[tuple[str, ...], ...] = dataclasses.field(default=(), metadata={"hashed": False})
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
-    block: int = dataclasses.field(default=0, metadata={"optional": True, "hashed": False})
-    unread: tuple[int, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
-    moments: tuple[tuple[int, ...], ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    held: tuple[Held, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     pending_outputs: tuple[int, ...] = dataclasses.field(
         default=(), metadata={"optional": True, "hashed": False, "key": "handed_on"})
 
@@ -194,6 +207,8 @@ class Edge:
         from outside of the loop once. Files leave it out where it is 1.
       pending: the dims of the source layer whose split makes it partial sums, which nobody but the target needs: they
         are summed on the way. No part of the graph's hash.
+      held: the (first, last) moments between which a copy of it is there, where the target holds other parts than the
+        source. No part of the graph's hash.
     """
 
     source: int
@@ -206,6 +221,7 @@ class Edge:
     target_dims: tuple[str, ...]
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
     pending: tuple[str, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    held: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +295,7 @@ class ComputationGraph:
         try:
             graph = cls(
                 name=data["name"], layers=tuple(_layer(entry, known) for entry in data["layers"]),
-                edges=tuple(_from_plain(Edge, entry, known) for entry in data["edges"]),
+                edges=tuple(_edge(entry, known) for entry in data["edges"]),
                 operations=data["operations"], meta=data["meta"])
         except ValueError as error:
             raise FormatError(f"{path}: not a graph ({error}); export the graph again") from error
@@ -358,8 +374,10 @@ def _problem_of_operation(operation: LayerOperation) -> str:
         return f"{name} shifts by {shortened(operation.shift)}"
     if operation.partial_sums and len(operation.partial_sums) != len(operation.outputs):
         return f"{name} has {len(operation.outputs)} outputs and sums of {len(operation.partial_sums)}"
-    if operation.moments and len(operation.moments) != len(operation.outputs):
-        return f"{name} has {len(operation.outputs)} outputs and moments of {len(operation.moments)}"
+    for held in operation.held:
+        if not (0 <= held.output < len(operation.outputs) and 0 <= held.begin < _MOST_MOMENTS and held.times >= 0
+                and max(held.end, held.waits_until) < _MOST_MOMENTS):
+            return f"{name} holds {shortened(tuple(held))}"
     if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
                 "pending")
@@ -447,6 +465,10 @@ def _from_plain(cls: Callable[..., _T], data: dict[str, Any], known: dict[Any, A
     return cls(**{name: _once(item, known) for name, item in data.items()})
 
 
+def _edge(data: dict[str, Any], known: dict[Any, Any]) -> Edge:
+    return _from_plain(Edge, {**data, "held": [tuple(span) for span in data.get("held", ())]}, known)
+
+
 def _operand(data: dict[str, Any], known: dict[Any, Any]) -> Operand:
     found = _from_plain(Operand, data, known)
     known.setdefault(found, found)
@@ -462,8 +484,8 @@ def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
         **{name_of[key]: value for key, value in data.items()},
         **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
-        "unread": tuple(data.get("unread", ())), "pending_outputs": tuple(data.get("handed_on", ())),
-        "moments": tuple(_once(moments, known) for moments in data.get("moments", ())),
+        "pending_outputs": tuple(data.get("handed_on", ())),
+        "held": tuple(Held(*entry) for entry in data.get("held", ())),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})
 

@@ -33,9 +33,7 @@ class _OperationFields(TypedDict):
     role: str
     partial_sums: list[list[str]]
     trips: NotRequired[int]
-    block: NotRequired[int]
-    unread: NotRequired[list[int]]
-    moments: NotRequired[list[list[int]]]
+    held: NotRequired[list[list[float]]]
     handed_on: NotRequired[list[int]]
 
 
@@ -67,6 +65,7 @@ class _EdgeFields(TypedDict):
     target_dims: list[str]
     trips: NotRequired[int]
     pending: NotRequired[list[str]]
+    held: NotRequired[list[list[int]]]
 
 
 class GraphFields(TypedDict):

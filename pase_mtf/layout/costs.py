@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from pase_mtf.cost.compute import PARTS, layer_parts
-from pase_mtf.cost.memory import MEMORY_PARTS, add_recomputed, layer_memory
+from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import OperationSignature, layer_signature, nameless
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions
@@ -87,44 +87,6 @@ class Resharding:
     itemsize: int
 
 
-class _Moments:
-    """What the backward pass computes once more, at the moments at which most of it may be there.
-
-    Moments at which as much is there of everything that layouts split alike are one: the blocks of a stack repeat each
-    other.
-
-    Attributes:
-      numbers: of the moments that differ.
-    """
-
-    def __init__(self, layers: Sequence[Layer], group_of: Sequence[Group]) -> None:
-        nbytes: dict[int, collections.Counter[tuple[Group, Group]]] = {}
-        for layer, group in zip(layers, group_of, strict=True):
-            for operation in layer.operations:
-                if operation.kind == "none":
-                    continue
-                for operand, moments in zip(operation.outputs, operation.moments, strict=False):
-                    split = group, tuple(name for name in group if name in operand.dims)
-                    for moment in moments:
-                        there = nbytes.setdefault(moment, collections.Counter())
-                        there[split] += math.prod(operand.shape) * operand.itemsize
-        different = {frozenset(there.items()): moment for moment, there in reversed(sorted(nbytes.items()))}
-        self.numbers = sorted(different.values())
-        self._of_group: dict[Group, dict[Group, np.ndarray]] = {}
-        for place, moment in enumerate(self.numbers):
-            for (group, names), size in nbytes[moment].items():
-                split_alike = self._of_group.setdefault(group, {})
-                split_alike.setdefault(names, np.zeros(len(self.numbers)))[place] = size
-
-    def bytes(self, group: Group, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Of the layers of a group, per device: float64 [moments, configurations]."""
-        total = np.zeros((len(self.numbers), len(configurations)))
-        table = ConfigurationTable.build(configurations, {name: place for place, name in enumerate(group)}, len(group))
-        for names, sizes in self._of_group.get(group, {}).items():
-            total += np.outer(sizes, table.share([group.index(name) for name in names]))
-        return total
-
-
 _LayerKind = tuple[tuple[OperationSignature, ...], tuple[int, ...], int]
 """What the cost of a layer depends on: its signature, the columns of the group's dims in it, the number of its dims."""
 
@@ -137,8 +99,6 @@ class LayoutCosts:
       legality: what the graph's operations demand of a layout.
       dims: the dims whose layout matters: they can be split, and some layer's cost depends on it.
       groups: group -> the numbers of its layers.
-      fullest_moment: of the backward pass, that at which most of what it computes once more is there while nothing is
-        split; 0 where it computes nothing once more.
       reshardings: tensor between two groups -> how many times the graph has it.
     """
 
@@ -156,10 +116,7 @@ class LayoutCosts:
         self._layers = {group: self._alike(numbers) for group, numbers in self.groups.items()}
         self._kinds = {group: self._layer_kinds(group) for group in self.groups}
         self._seconds: dict[tuple[Group, Configuration], np.ndarray] = {}
-        self._bytes: dict[tuple[Group, Configuration], np.ndarray] = {}  # parts, then moments
-        self._moments = _Moments(graph.layers, self._group_of)
-        self.fullest_moment = self._fullest(self._moments.bytes(group, [Configuration()])[:, 0]
-                                            for group in self.groups)
+        self._memory = MemoryModel(graph)
         self._reshard_seconds: dict[Hashable, float] = {}
         self._priced = Reshardings(machine, stock=True)
 
@@ -206,12 +163,9 @@ class LayoutCosts:
         return np.array([self._seconds[group, configuration].sum() for configuration in configurations])
 
     def bytes(self, group: Group, configurations: Sequence[Configuration], moment: int) -> np.ndarray:
-        """Bytes per device of all layers of a group, float64 [configurations]; of what is computed again, those of one
-        moment."""
-        self._compute_bytes(group, configurations)
-        counted = [*range(len(MEMORY_PARTS)), *(len(MEMORY_PARTS) + place for place, other
-                                                in enumerate(self._moments.numbers) if other == moment)]
-        return np.array([self._bytes[group, configuration][counted].sum() for configuration in configurations])
+        """Bytes per device of all layers of a group at a moment, float64 [configurations]."""
+        return sum((self._memory.layer(number, configurations, moment) for number in self.groups[group]),
+                   np.zeros(len(configurations)))
 
     def _compute_seconds(self, group: Group, configurations: Sequence[Configuration]) -> None:
         new = [configuration for configuration in dict.fromkeys(configurations)
@@ -227,18 +181,6 @@ class LayoutCosts:
             total += count * layer_parts(signature, tables[positions, width], self._priced)
         for column, configuration in enumerate(new):
             self._seconds[group, configuration] = total[:, column]
-
-    def _compute_bytes(self, group: Group, configurations: Sequence[Configuration]) -> None:
-        new = [configuration for configuration in dict.fromkeys(configurations)
-               if (group, configuration) not in self._bytes]
-        if not new:
-            return
-        total = np.zeros((len(MEMORY_PARTS) + len(self._moments.numbers), len(new)))
-        for layer, count in self._layers[group]:
-            total[:len(MEMORY_PARTS)] += count * layer_memory(layer, new)
-        total[len(MEMORY_PARTS):] = self._moments.bytes(group, new)
-        for column, configuration in enumerate(new):
-            self._bytes[group, configuration] = total[:, column]
 
     # -- one layout --------------------------------------------------------------------------------------------------
     def parts(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> dict[str, float]:
@@ -260,30 +202,23 @@ class LayoutCosts:
         """Seconds of a training step under one layout."""
         return sum(self.parts(mesh, axis_of).values())
 
+    @functools.cached_property
+    def fullest_moment(self) -> int:
+        """The moment at which a device holds most while nothing is split."""
+        return self._memory.fullest
+
     def memory(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> dict[str, float]:
         """Bytes on the fullest device under one layout, by part."""
-        total = self._bytes_of(mesh, axis_of)
-        return add_recomputed(total[:len(MEMORY_PARTS)], map(float, total[len(MEMORY_PARTS):]))
+        return self._memory.peak(self._of_layers(mesh, axis_of))[0]
 
     def peak_memory(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> tuple[float, int]:
-        """Bytes on the fullest device under one layout, and the moment at which most of what the backward pass computes
-        once more is there (0: it computes nothing once more)."""
-        total = self._bytes_of(mesh, axis_of)
-        moments = total[len(MEMORY_PARTS):]
-        return float(total[:len(MEMORY_PARTS)].sum()) + float(max(moments, default=0.0)), self._fullest([moments])
+        """Bytes on the fullest device under one layout, and the moment at which it holds them."""
+        parts, moment = self._memory.peak(self._of_layers(mesh, axis_of))
+        return sum(parts.values()), moment
 
-    def _fullest(self, of_groups: Iterable[np.ndarray]) -> int:
-        """The moment of the most bytes, given those of groups of layers at every moment."""
-        if not self._moments.numbers:
-            return 0
-        return self._moments.numbers[int(np.sum(list(of_groups), axis=0).argmax())]
-
-    def _bytes_of(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> np.ndarray:
-        total = np.zeros(len(MEMORY_PARTS) + len(self._moments.numbers))
-        for group, configuration in self._configurations(mesh, axis_of).items():
-            self._compute_bytes(group, [configuration])
-            total += self._bytes[group, configuration]
-        return total
+    def _of_layers(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> list[Configuration]:
+        found = self._configurations(mesh, axis_of)
+        return [found[group] for group in self._group_of]
 
     def _configurations(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> dict[Group, Configuration]:
         return {group: configuration_of(_axis_dims(group, axis_of, len(mesh.sizes)), mesh.sizes)

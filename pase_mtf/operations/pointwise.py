@@ -92,8 +92,8 @@ add_rules({
     _ops.ScalarMultiplyOperation: _SCALAR,
     _ops.ScalarAddOperation: _SCALAR,
     _ops.BroadcastOperation: Rule(),
-    _ops.Constant: Rule(lower=_lower_constant, stock_demands=_constant_demands),
-    _ops.RangeOperation: Rule(lower=_lower_range),
+    _ops.Constant: Rule(lower=_lower_constant, is_constant=True, stock_demands=_constant_demands),
+    _ops.RangeOperation: Rule(lower=_lower_range, is_constant=True),
     _ops.PrintOperation: Rule(),
     _ops.ScalarSummaryOperation: Rule(has_effects=True),
 })

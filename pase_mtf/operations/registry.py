@@ -154,6 +154,7 @@ class Rule:
       imported: the TensorFlow tensor that it imports, or None.
       imported_slices: the slices, laid out beforehand, that it imports, or None.
       differentiates: the operation whose very tensors it has TensorFlow differentiate, or None.
+      is_constant: whether its value is part of the program, and made in no step.
       shift: the (dim, offset) that it shifts by, or None.
       nodes: what it becomes on a device, given a dictionary of what was traced already; None: one node, which
         broadcasts inputs of fewer dims where it is elementwise.
@@ -191,6 +192,7 @@ class Rule:
     imported: Callable[[mtf.Operation], tf.Tensor | None] = always(None)
     imported_slices: Callable[[mtf.Operation], LaidOut | None] = always(None)
     differentiates: Callable[[mtf.Operation], mtf.Operation | None] = always(None)
+    is_constant: bool = False
     shift: Callable[[mtf.Operation], tuple[str, int] | None] = always(None)
     nodes: Callable[[mtf.Operation, dict[Hashable, Nodes]], Nodes] | None = None
     leader: Callable[[mtf.Operation], mtf.Operation] = _itself

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes, run_count
 
-__all__ = ["traced_nodes"]
+__all__ = ["early_bytes", "traced_nodes"]
 
 # Neither compute nor move anything: they are there, or pass on their input.
 _STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
@@ -52,6 +52,62 @@ def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tens
                           "pass over its inputs and outputs", stacklevel=2)
             known[key] = Nodes()
     return known[key]
+
+
+def early_bytes(operation: mtf.Operation, late: Sequence[bool], known: dict[Hashable, int]) -> int:
+    """What a function of slices, or TensorFlow's gradient of it, makes before all of its inputs are there: bytes of
+    unsplit tensors, beside those given and returned, that wait for what comes last. TensorFlow runs every node as soon
+    as it can.
+
+    Args:
+      operation: any; of one that is no such function, 0.
+      late: of every input, whether it comes last.
+      known: what was traced already; the same for all operations of a graph.
+    """
+    gradient = isinstance(operation, mtf.ops.GenericGradOperation)
+    forward = operation._forward_op if gradient else operation
+    if not isinstance(forward, mtf.SlicewiseOperation):
+        return 0
+    shapes = tuple((tuple(tensor.shape.to_integer_list), tensor.dtype) for tensor in forward.inputs)
+    key = "early", _text(forward._tf_fn), shapes, gradient, tuple(late)
+    if key not in known:
+        try:
+            known[key] = _trace_early(forward, operation._grad_ys if gradient else (), late)
+        except Exception:  # what cannot be traced has been told (`traced_nodes`)
+            known[key] = 0
+    return known[key]
+
+
+def _trace_early(forward: mtf.SlicewiseOperation, grad_ys: Sequence[mtf.Tensor], late: Sequence[bool]) -> int:
+    with tf.Graph().as_default() as graph:
+        inputs = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in forward.inputs]
+        outputs = forward._tf_fn(*inputs)
+        outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        waited_for = [x.op for x, is_late in zip(inputs, late, strict=False) if is_late]
+        there = list(inputs)
+        if grad_ys:
+            dys = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in grad_ys]
+            tf.gradients(outputs, inputs, dys)
+            waited_for, there = [dy.op for dy in dys], [*inputs, *outputs]
+        return _bytes(_waiting(graph, there, waited_for))
+
+
+def _waiting(graph: tf.Graph, there: Sequence[tf.Tensor], waited_for: Sequence[tf.Operation]) -> list[tf.Tensor]:
+    """What can be made without some nodes and is read by what needs these."""
+    late = set(waited_for)
+    shown = {tensor.ref(): tensor.ref() for tensor in there}  # a view -> what it shows
+    known, held = set(shown), {}
+    for node in graph.get_operations():
+        if any(tensor.op in late for tensor in node.inputs):
+            late.add(node)
+            for tensor in node.inputs:
+                whole = shown.get(tensor.ref(), tensor.ref())
+                if whole not in known and tensor.op not in late and whole.deref().op.type != "Const":
+                    held[whole] = whole.deref()
+        elif node.inputs and node.type in _STILL | _VIEWS:
+            for tensor in node.outputs:
+                shown.setdefault(tensor.ref(), shown.get(node.inputs[0].ref(), node.inputs[0].ref()))
+    return list(held.values())
 
 
 def _text(function: object, depth: int = 4) -> tuple[Hashable, ...]:

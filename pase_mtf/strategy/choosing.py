@@ -1,32 +1,19 @@
-"""Which assignment of a priced network is taken: the cheapest within a limit of memory, or data parallelism where that
-is as good."""
+"""Whether data parallelism is taken instead of what was found: where it is as good."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from typing import Any
 
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search import Solution, solve
-from pase_mtf.search.peak import minimise_within_peak
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.strategy.devices import useful_devices
 from pase_mtf.strategy.experts import data_parallel
 from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
-__all__ = ["simpler", "solve_within"]
-
-
-def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any]) -> Solution:
-    """The cheapest assignment that needs no more than so many bytes per device (None: however many)."""
-    if memory_limit is None:
-        return solve(priced.network, "exact", **options)
-    return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
-                                **options)
+__all__ = ["simpler"]
 
 
 def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:

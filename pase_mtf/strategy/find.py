@@ -16,13 +16,14 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.search import Solution, methods, solve
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
-from pase_mtf.strategy.choosing import simpler, solve_within
+from pase_mtf.strategy.choosing import simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import BY_HAND, data_parallel, expert, zero
 from pase_mtf.strategy.kernels_text import untraced_text
 from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.simulated import shortest_simulated, walk_simulated, worth_simulating
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy, price_assignment, with_configurations
+from pase_mtf.strategy.within import solve_within
 
 __all__ = ["find_strategy", "least_seconds", "simpler", "solve_within"]
 

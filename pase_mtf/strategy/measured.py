@@ -25,12 +25,13 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
-from pase_mtf.strategy.choosing import simpler, solve_within
+from pase_mtf.strategy.choosing import simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
 from pase_mtf.strategy.search_report import KernelsReport, SearchReport
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
+from pase_mtf.strategy.within import solve_within
 
 __all__ = ["MeasuredPrices"]
 

@@ -15,13 +15,12 @@ from typing_extensions import TypedDict
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
-from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import FormatError, MismatchError, PaseError, UsageError, nearest, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL
-from pase_mtf.search.frontier import FrontierPoint, frontier
+from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.simulator.schedule import LONGEST
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.timeline import Timeline
@@ -32,6 +31,7 @@ from pase_mtf.strategy.kernels_text import is_report, kernels_text
 from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
+from pase_mtf.strategy.within import frontier_of
 
 __all__ = ["FORMAT", "VERSION", "Strategy", "evaluate_strategy", "price_assignment", "with_configurations"]
 
@@ -203,8 +203,7 @@ class Strategy:
           UsageError: the strategy was loaded without a machine, or fewer than two points.
           InfeasibleError: no strategy was found in that time.
         """
-        priced = self._need_prices()
-        return frontier(priced.network, priced.memory, points, time_limit=time_limit)
+        return frontier_of(self._need_prices(), points, time_limit)
 
     def timeline(self) -> Timeline:
         """What each device does when, in a simulated step: kernels, all-reduces, and what devices send to each other.
@@ -399,7 +398,7 @@ def price_assignment(name: str, priced: PricedNetwork, assignment: Sequence[int]
         name=name, graph_name=graph.name, graph_hash=graph.hash, devices=priced.devices, machine_name=machine.name,
         machine_source=machine.source, layer_names=tuple(layer.name for layer in graph.layers),
         configurations=configurations, layer_parts=breakdown.layers, edge_parts=tuple(moved), parts=breakdown.parts,
-        seconds=breakdown.total, memory=strategy_memory(graph, configurations),
+        seconds=breakdown.total, memory=priced.memory_parts(assignment),
         search={**search, **_assumptions(graph)}, _priced=priced)
 
 

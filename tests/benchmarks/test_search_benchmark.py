@@ -23,7 +23,6 @@ from benchmarks.search_densenet import BLOCKS, densenet, paper_configurations, p
 from benchmarks.search_networks import Variation, Workshop, price_densenet, shuffled
 from benchmarks.search_process import main as search_process
 from pase_mtf.cost.build import build_network
-from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.search import solve
@@ -290,11 +289,12 @@ def test_memory_section(tmp_path):
     """The sweep of a small network: its numbers are those of the searches, its page and plot show them."""
     network = price_densenet(densenet(8, blocks=(2,)), 4)
     row = search_memory.sweep(network, 300.0, (0.0, 0.5, 1.0))
-    usage = search_memory.memory_of(network)
+    usage = network.memory
     free = solve(network.network)
     first, _, last = row["points"]
     assert row["cost"] == last["cost"] == free.cost
-    assert last["limit_bytes"] == pytest.approx(strategy_memory_bytes(network, free.assignment))
+    assert last["limit_bytes"] == pytest.approx(sum(entry[choice] for entry, choice in zip(
+        usage, free.assignment, strict=True)))
     assert row["least_bytes"] == first["limit_bytes"] == least_memory(network.network, usage)[0]
     assert row["below"]["right"]
     assert row["below"]["limit_bytes"] < row["least_bytes"]
@@ -319,17 +319,12 @@ def test_memory_section(tmp_path):
     assert search_document.limits({"memory": {"x": {"error": "broke"}}}) == [("x", "", "broke", "no", False)]
 
 
-def strategy_memory_bytes(network, assignment):
-    return sum(strategy_memory(network.graph, [choices[choice] for choices, choice in zip(
-        network.configurations, assignment, strict=True)]).values())
-
-
 def test_networks_of_the_memory_section(tmp_path, capsys):
     assert search_memory.main(["alexnet-big_7", f"--work={tmp_path}"]) == 2
     assert "did you mean 'alexnet-big_8'" in capsys.readouterr().err
     network = search_memory.priced("densenet-layer_8", Workshop(tmp_path))
     assert network.devices == 8
-    assert [len(entry) for entry in search_memory.memory_of(network)] == list(network.network.sizes)
+    assert [len(entry) for entry in network.memory] == list(network.network.sizes)
 
 
 def test_a_wrong_proof_would_be_seen():

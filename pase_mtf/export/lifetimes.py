@@ -1,0 +1,330 @@
+"""From when to when a device holds each tensor of a step: what memory predictions rest on.
+
+TensorFlow runs an operation as soon as its last input is there: what waits for nothing (one-hots of labels, the
+gradient of a mean) at the very start, an update as soon as its gradient is known, what `mtf.recompute_grad` makes once
+more when the gradient that it waits for is there. Of several that are ready, any may be next: two orders are looked at,
+first come, first served, and that of the program, and the one in which more is held counts. A tensor is there until its
+last reader is done. The moments of a step are numbered from 0, as many as make a difference.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+from collections.abc import Collection, Hashable, Sequence
+from typing import NamedTuple
+
+from pase_mtf.compat import mtf
+from pase_mtf.export.phases import BACKWARD, UPDATE
+from pase_mtf.graph.computation_graph import Held
+from pase_mtf.operations.facts import OperationFacts
+from pase_mtf.operations.flow import Flow
+from pase_mtf.operations.tracing import early_bytes
+
+__all__ = ["Lifetimes", "lifetimes"]
+
+# Moments that follow each other are taken for one at which all is there that is there at any of them, if that adds no
+# more than this to the largest.
+_JOINED = 0.01
+
+
+class _Interval(NamedTuple):
+    """What is held from one place in the order of the step to another, both included.
+
+    Attributes:
+      tensor: of its layout.
+      begin, end: the places.
+      times: as much as so many of the tensor.
+      waits_until: where devices have to sum it, the place until which it may be held.
+    """
+
+    tensor: mtf.Tensor
+    begin: int
+    end: int
+    times: float = 1.0
+    waits_until: int = -1
+
+
+class _Found(NamedTuple):
+    """When tensors are there, in one order of the operations.
+
+    Attributes:
+      intervals: of all tensors.
+      reads: (tensor, layer) -> the places from which and until which operations of the layer read it.
+      updated: variable -> the place at which it is assigned.
+      places: how many there are.
+    """
+
+    intervals: Sequence[_Interval]
+    reads: dict[tuple[mtf.Tensor, int], tuple[int, int]]
+    updated: dict[mtf.Operation, int]
+    places: int
+
+
+class Lifetimes:
+    """From which moment to which tensors are there, in several orders: the moments of one follow those of another."""
+
+    def __init__(self, orders: Sequence[_Found]) -> None:
+        """Numbers the moments.
+
+        Args:
+          orders: of the operations, and when tensors are there in each.
+        """
+        self._held: dict[mtf.Operation, list[Held]] = collections.defaultdict(list)
+        self._orders, self._moment_of, first = orders, list[list[int]](), 0
+        for order in orders:
+            moment_of = [first + moment for moment in _moments(order.intervals, order.places)]
+            self._moment_of.append(moment_of)
+            first = moment_of[-1] + 1 if moment_of else first
+            for interval in order.intervals:
+                operation = interval.tensor.operation
+                waits = moment_of[interval.waits_until] if interval.waits_until >= 0 else -1
+                self._held[operation].append(Held(
+                    operation.outputs.index(interval.tensor), moment_of[interval.begin], moment_of[interval.end],
+                    interval.times, waits))
+
+    def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
+        """When what the operation makes is there."""
+        return tuple(self._held.get(operation, ()))
+
+    def of_copy(self, tensor: mtf.Tensor, layer: int) -> tuple[tuple[int, int], ...]:
+        """From when to when a copy of a tensor is there, in the layout of a layer that reads it, in every order."""
+        return self._spans([order.reads.get((tensor, layer)) for order in self._orders])
+
+    def of_update(self, variable: mtf.Operation) -> tuple[tuple[int, int], ...]:
+        """From when to when the new value of a variable is there that another layer made, in every order."""
+        places = [order.updated.get(variable) for order in self._orders]
+        return self._spans([None if place is None else (place, place) for place in places])
+
+    def _spans(self, places: Sequence[tuple[int, int] | None]) -> tuple[tuple[int, int], ...]:
+        return tuple((moment_of[span[0]], moment_of[span[1]]) for moment_of, span in zip(
+            self._moment_of, places, strict=True) if span is not None)
+
+
+def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow,
+              layers: dict[int, int]) -> Lifetimes:
+    """When tensors are there.
+
+    Args:
+      facts: of all operations of a graph.
+      phases: of all operations.
+      flow: of the graph.
+      layers: id of an operation -> the number of its layer.
+    """
+    maker = {tensor: fact for fact in facts for tensor in fact.operation.outputs}
+    # Gradients that no assignment needs never run.
+    running = [fact for fact in facts if fact.is_needed or phases[fact.index] not in (BACKWARD, UPDATE)]
+    awaited = {fact.index: _awaited(fact, maker, flow) for fact in running}
+    traced: dict[Hashable, int] = {}
+    orders = (_ordered(running, awaited, at_once) for at_once in (None, _at_once(running, awaited, phases)))
+    return Lifetimes([_Lives(order, phases, flow, layers, maker, traced).found() for order in orders])
+
+
+class _Lives:
+
+    def __init__(self, order: Sequence[OperationFacts], phases: Sequence[str], flow: Flow, layers: dict[int, int],
+                 maker: dict[mtf.Tensor, OperationFacts], traced: dict[Hashable, int]) -> None:
+        self._order, self._phases, self._flow, self._layers = order, phases, flow, layers
+        self._maker, self._traced = maker, traced
+        self._place = {fact.operation: place for place, fact in enumerate(self._order)}
+        self._loop_ends = self._ends_of_loops()
+        self._views: dict[mtf.Tensor, mtf.Tensor] = {}
+        self._begin: dict[mtf.Tensor, int] = {}
+        self._end: dict[mtf.Tensor, int] = {}
+        self._reads: dict[tuple[mtf.Tensor, int], tuple[int, int]] = {}
+        self._updated: dict[mtf.Operation, int] = {}
+        self._waiting: set[mtf.Tensor] = set()
+        self._more: list[_Interval] = []
+
+    def found(self) -> _Found:
+        """All of it."""
+        for place, fact in enumerate(self._order):
+            self._read(fact, place)
+            self._make(fact, place)
+        last_gradient = max((place for place, fact in enumerate(self._order)
+                             if self._phases[fact.index] == BACKWARD), default=-1)
+        self._merge_taken_over()
+        intervals = [_Interval(tensor, begin, self._end[tensor],
+                               waits_until=max(last_gradient, self._end[tensor]) if tensor in self._waiting else -1)
+                     for tensor, begin in self._begin.items()]
+        return _Found([*intervals, *self._more, *self._of_loops()], self._reads, self._updated, len(self._order))
+
+    def _ends_of_loops(self) -> dict[mtf.Operation, int]:
+        """Loop -> the place at which the last of its operations is done."""
+        ends: dict[mtf.Operation, int] = {}
+        for place, fact in enumerate(self._order):
+            for loop in (*fact.loops, fact.operation):
+                ends[loop] = place
+        return ends
+
+    def _read(self, fact: OperationFacts, place: int) -> None:
+        if fact.operation in self._flow.parts:
+            return
+        updated = {id(value): variable for variable, value in fact.assigns}
+        for variable, value in fact.assigns:
+            origin = self._flow.origin(value)
+            self._updated[variable] = self._begin.get(self._views.get(origin, origin), place)
+        for origin, tensor in zip(fact.sources, fact.reads, strict=True):
+            source = self._views.get(origin, origin)
+            # What is made outside of a loop is there until the loop has ended.
+            around = self._maker[source].loops if source in self._maker else ()
+            done = max([place, *(self._loop_ends[loop] for loop in fact.loops if loop not in around)])
+            if fact.assigns:
+                # A grouped assignment changes every variable as soon as its value is known.
+                done = self._begin.get(source, place)
+            if self._phases[fact.index] == UPDATE and source in self._begin and (
+                    self._phases[self._maker[source].index] == BACKWARD):
+                self._waiting.add(source)
+            layer = self._layers.get(id(updated.get(id(tensor), fact.operation)), -1)
+            if source in self._end:
+                self._end[source] = max(self._end[source], done)
+            for name in {origin, tensor}:
+                begin, end = self._reads.get((name, layer), (place, place))
+                self._reads[name, layer] = min(begin, place), max(end, place, done)
+
+    def _make(self, fact: OperationFacts, place: int) -> None:
+        operation = fact.operation
+        if fact.rule.is_variable or (fact.rule.leader(operation) is not operation and not fact.reads):
+            for tensor in operation.outputs:  # read as it lies, or converted to another type
+                if fact.rule.is_variable and tensor.dtype.size != operation.slice_dtype.size:
+                    self._begin[tensor] = self._end[tensor] = place
+        elif fact.rule.is_constant or operation in self._flow.parts:
+            pass
+        elif fact.kind == "none" and fact.sources:
+            for number, tensor in enumerate(operation.outputs):
+                source = fact.sources[min(number, len(fact.sources) - 1)]
+                self._views[tensor] = self._views.get(source, source)
+        else:
+            for tensor in operation.outputs:
+                self._begin[tensor] = self._end[tensor] = place
+            self._made_early(fact, place)
+
+    def _made_early(self, fact: OperationFacts, place: int) -> None:
+        """What a gradient makes of the forward pass's tensors, before gradients come, is there until they do."""
+        if self._phases[fact.index] != BACKWARD or not fact.operation.outputs:
+            return
+        late = [source in self._maker and self._phases[self._maker[source].index] == BACKWARD
+                for source in fact.sources]
+        nbytes = early_bytes(fact.operation, late, self._traced) if any(late) and not all(late) else 0
+        if nbytes:
+            first = fact.operation.outputs[0]
+            begin = max(self._place.get(source.operation, 0) for source, is_late in zip(fact.sources, late, strict=True)
+                        if not is_late)
+            self._more.append(_Interval(first, min(begin, place), place,
+                                        nbytes / (first.size * first.dtype.size)))
+
+    def _merge_taken_over(self) -> None:
+        """An elementwise operation writes its output where an input lies of which it is the last reader: then that is
+        there for as long as the output, which takes nothing."""
+        lies_in: dict[mtf.Tensor, mtf.Tensor] = {}
+        for place, fact in enumerate(self._order):
+            if fact.kind != "pointwise" or fact.assigns or not fact.operation.outputs:
+                continue
+            output = fact.operation.outputs[0]
+            for source in fact.sources:
+                source = self._views.get(source, source)
+                source = lies_in.get(source, source)
+                if self._can_take_over(source, output, place):
+                    lies_in[output] = source
+                    self._end[source] = self._end.pop(output)
+                    del self._begin[output]
+                    self._waiting |= {source} if output in self._waiting else set()
+                    break
+
+    def _can_take_over(self, source: mtf.Tensor, output: mtf.Tensor, place: int) -> bool:
+        return (output in self._begin and self._begin.get(source, place) < place and self._end[source] == place
+                and source.dtype == output.dtype and source.shape == output.shape
+                and self._layers.get(id(source.operation)) == self._layers.get(id(output.operation))
+                and self._maker[source].rule.imported(source.operation) is None)
+
+    def _of_loops(self) -> list[_Interval]:
+        """What loops hold besides: what goes round, of the iteration before as well; what they add up so far."""
+        found = []
+        for loop, parts in self._flow.parts.items():
+            if loop not in self._loop_ends or loop not in self._place:
+                continue
+            inside = [place for place, fact in enumerate(self._order) if loop in fact.loops]
+            begin, end = min(inside, default=self._place[loop]), self._loop_ends[loop]
+            handed_on = [variable.next for variable in parts.variables]
+            for tensor in [*handed_on, *(inner for inner, _ in parts.accumulators)]:
+                origin = self._flow.origin(tensor)
+                origin = self._views.get(origin, origin)
+                if origin in self._begin:
+                    found.append(_Interval(origin, begin, end, waits_until=end if origin in self._waiting else -1))
+        return found
+
+
+def _awaited(fact: OperationFacts, maker: dict[mtf.Tensor, OperationFacts], flow: Flow) -> set[int]:
+    """What an operation waits for, by index."""
+    found = [maker.get(tensor) for tensor in fact.sources]
+    for dependency in fact.rule.waits_for(fact.operation):
+        outputs = dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
+        found += [maker.get(flow.origin(tensor)) for tensor in outputs]
+    return {other.index for other in found if other is not None and other is not fact}
+
+
+def _ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
+             at_once: Collection[int] | None) -> list[OperationFacts]:
+    """The operations in an order in which they can run.
+
+    Args:
+      running: in the order of the program.
+      awaited: index -> those that it waits for.
+      at_once: those that run as soon as they can, the others in the order of the program; None: first come, first
+        served.
+    """
+    of_index = {fact.index: fact for fact in running}
+    left = {index: len(others & of_index.keys()) for index, others in awaited.items()}
+    waiting: dict[int, list[int]] = collections.defaultdict(list)
+    for index, others in awaited.items():
+        for other in others:
+            waiting[other].append(index)
+    turns = itertools.count()
+
+    def turn(index: int) -> tuple[int, int]:
+        return (next(turns), index) if at_once is None else (int(index not in at_once), index)
+
+    ready = [turn(index) for index, count in left.items() if not count]
+    heapq.heapify(ready)
+    found: dict[int, OperationFacts] = {}
+    while ready:
+        _, index = heapq.heappop(ready)
+        found[index] = of_index[index]
+        for other in waiting[index]:
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, turn(other))
+    # Two loop variables that change places wait for each other.
+    return [*found.values(), *(fact for fact in running if fact.index not in found)]
+
+
+def _at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]], phases: Sequence[str]) -> set[int]:
+    """What runs as soon as it can in the order of the program, too: what needs no weights, and updates."""
+    with_weights: set[int] = set()
+    for fact in running:  # what an operation waits for stands before it, but for loops
+        if fact.rule.is_variable or awaited[fact.index] & with_weights:
+            with_weights.add(fact.index)
+    return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
+
+
+def _moments(intervals: Sequence[_Interval], places: int) -> list[int]:
+    """The number of the moment that each place belongs to; at a moment all is there that is there at any of its places.
+    """
+    born, gone = [0.0] * (places + 1), [0.0] * (places + 1)
+    for interval in intervals:
+        nbytes = interval.times * float(interval.tensor.size) * interval.tensor.dtype.size
+        born[interval.begin] += nbytes
+        gone[interval.end + 1 if interval.end >= interval.begin else interval.begin] += nbytes
+    found: list[int] = []
+    live = together = largest = 0.0
+    for place in range(places):
+        live += born[place] - gone[place]
+        union, most = together + born[place], max(largest, live)
+        if found and union <= (1 + _JOINED) * most:
+            together, largest = union, most
+            found.append(found[-1])
+        else:
+            together = largest = live
+            found.append(found[-1] + 1 if found else 0)
+    return found
