@@ -24,7 +24,7 @@ from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["MEMORY_PARTS", "MemoryModel", "strategy_memory"]
+__all__ = ["MEMORY_PARTS", "MemoryModel", "layer_memory", "strategy_memory"]
 
 MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
 """What the bytes are for. Gradients: of weights, and what updates make of them. Activations: all else that layers make.
@@ -113,6 +113,21 @@ class _LayerItems:
             waits = shares[self.parts_of[item]] < 1.0
             total = total + np.where(waits, self.nbytes[item] * shares[self.pattern[item]], 0.0)
         return total
+
+    def most(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """The most bytes of every part at any moment, under each configuration: float64 [len(MEMORY_PARTS), K]."""
+        shares = self.shares(configurations)
+        sizes = self.nbytes[:, None] * shares[self.pattern]
+        waits = (self.parts_of >= 0)[:, None] & (shares[self.parts_of] < 1.0)
+        until = np.where(waits, self.waits_until[:, None], self.end[:, None])
+        found = np.zeros((len(MEMORY_PARTS), len(configurations)))
+        for part in np.unique(self.part):
+            mine = self.part == part
+            begin, end, held = self.begin[mine], until[mine], sizes[mine]
+            for moment in np.unique(begin):
+                there = (begin <= moment)[:, None] & (moment <= end)
+                found[part] = np.maximum(found[part], np.where(there, held, 0.0).sum(axis=0))
+        return found
 
 
 def _partial_sums(operation: LayerOperation) -> dict[int, tuple[str, ...]]:
@@ -218,6 +233,22 @@ class MemoryModel:
             whole = float(math.prod(edge.shape)) * edge.itemsize
             self._copied[key] = 0.0 if held == needed else whole / math.prod(shards for shards, _ in needed), needed
         return self._copied[key]
+
+
+def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.ndarray:
+    """The most that a layer holds on each of its devices, part by part, at any moments.
+
+    Args:
+      layer: of a graph.
+      configurations: K of its configurations.
+
+    Returns:
+      float64 [len(MEMORY_PARTS), K]. Added up over layers, a bound of what a device holds, but for copies of what is
+      moved between them.
+    """
+    last = max((max(held.begin, held.end, held.waits_until) for operation in layer.operations
+                for held in operation.held), default=0)
+    return _LayerItems(layer, last).most(configurations)
 
 
 def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration]) -> dict[str, float]:

@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.cost.build import build_network
-from pase_mtf.cost.memory import MEMORY_PARTS, strategy_memory
+from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
@@ -136,7 +138,9 @@ def _pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: i
     made = []
     for number, (stage, taken, idle) in enumerate(zip(stages, step.stages, step.idle, strict=True)):
         flying = in_flight(schedule, len(stages) - number, microbatches)
-        memory = strategy_memory(part_of_graph(graph, stage.first, stage.stop), stage.configurations)
+        held = np.sum([layer_memory(layer, [configuration])[:, 0] for layer, configuration in zip(
+            part_of_graph(graph, stage.first, stage.stop).layers, stage.configurations, strict=True)], axis=0)
+        memory = dict(zip(MEMORY_PARTS, map(float, held), strict=True))
         memory[_ACTIVATIONS] *= flying
         made.append(Stage(stage.first, stage.stop, stage.offset, stage.devices, *taken, idle, flying, memory))
     return Pipeline(graph.name, graph.hash, devices, machine.name, microbatches, schedule,

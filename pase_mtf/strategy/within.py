@@ -41,7 +41,7 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
     """
     if points < 2:
         raise UsageError(f"a frontier of {points} points; ask for at least two")
-    options = {"time_limit": time_limit, "certificate": False}
+    options: dict[str, Any] = {"time_limit": time_limit, "certificate": False}
     cheapest = solve(priced.network, "exact", **options)
     lightest = least_memory(priced.network, priced.memory)[1]
     most, least = (priced.peak_memory(assignment)[0] for assignment in (cheapest.assignment, lightest))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_graphs import dense, perceptron
 
-from pase_mtf.cost.memory import MEMORY_PARTS, MemoryModel, strategy_memory
+from pase_mtf.cost.memory import MEMORY_PARTS, MemoryModel, layer_memory, strategy_memory
 from pase_mtf.graph.computation_graph import ComputationGraph, Held, Operand, Variable
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.strategy.find import find_strategy
@@ -55,6 +55,15 @@ def test_layers_add_up_at_every_moment():
             choices, chosen, strict=True))) for when in range(2)]
         assert sum(parts.values()) == pytest.approx(max(added))
         assert added[moment] == max(added)
+
+
+def test_the_most_of_layers_bounds_what_is_there_at_once():
+    layer = dense("dense", 32, 64, 128)
+    assert layer_memory(layer, [Configuration()])[:, 0].tolist() == list(_memory(layer).values())
+    graph = ComputationGraph("blocks", (_at("large", 1, 64), _at("small", 2, 32)), (), 2)
+    added = sum(layer_memory(each, [Configuration()])[:, 0] for each in graph.layers)
+    assert added[MEMORY_PARTS.index("activations")] == 4 * 32 * (64 + 32)
+    assert sum(strategy_memory(graph, [Configuration()] * 2).values()) < added.sum()
 
 
 def test_more_splits_never_need_more_weights():
