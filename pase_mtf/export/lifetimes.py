@@ -128,7 +128,7 @@ class _Lives:
         self._order, self._phases, self._flow, self._layers = order, phases, flow, layers
         self._maker, self._traced = maker, traced
         self._place = {fact.operation: place for place, fact in enumerate(self._order)}
-        self._loop_ends = self._ends_of_loops()
+        self._loop_begins, self._loop_ends = self._spans_of_loops()
         self._views: dict[mtf.Tensor, mtf.Tensor] = {}
         self._begin: dict[mtf.Tensor, int] = {}
         self._end: dict[mtf.Tensor, int] = {}
@@ -150,13 +150,15 @@ class _Lives:
                      for tensor, begin in self._begin.items()]
         return _Found([*intervals, *self._more, *self._of_loops()], self._reads, self._updated, len(self._order))
 
-    def _ends_of_loops(self) -> dict[mtf.Operation, int]:
-        """Loop -> the place at which the last of its operations is done."""
+    def _spans_of_loops(self) -> tuple[dict[mtf.Operation, int], dict[mtf.Operation, int]]:
+        """Loop -> the places at which the first of its operations begins and the last is done."""
+        begins: dict[mtf.Operation, int] = {}
         ends: dict[mtf.Operation, int] = {}
         for place, fact in enumerate(self._order):
             for loop in (*fact.loops, fact.operation):
+                begins.setdefault(loop, place)
                 ends[loop] = place
-        return ends
+        return begins, ends
 
     def _read(self, fact: OperationFacts, place: int) -> None:
         if fact.operation in self._flow.parts:
@@ -244,8 +246,7 @@ class _Lives:
         for loop, parts in self._flow.parts.items():
             if loop not in self._loop_ends or loop not in self._place:
                 continue
-            inside = [place for place, fact in enumerate(self._order) if loop in fact.loops]
-            begin, end = min(inside, default=self._place[loop]), self._loop_ends[loop]
+            begin, end = self._loop_begins[loop], self._loop_ends[loop]
             handed_on = [variable.next for variable in parts.variables]
             for tensor in [*handed_on, *(inner for inner, _ in parts.accumulators)]:
                 origin = self._flow.origin(tensor)
