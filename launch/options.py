@@ -224,10 +224,12 @@ class Options:
         if rate is None:
             rate = config.learning_rate if optimizer == config.optimizer else OPTIMIZERS[optimizer]
         devices = self.mesh_flag.devices
-        if batch % devices and self.arms[0].method == "data_parallel":
-            near = max(devices, round(batch / devices) * devices)
-            raise UsageError(f"--strategy=data_parallel: --batch={batch} does not split over {devices} devices; take "
-                             f"--batch={near}, --mesh={largest_divisor(batch, devices)}, or --strategy=search")
+        if batch % (pieces * devices) and self.arms[0].method == "data_parallel":
+            whole = f"--batch={batch}" + (f" in {pieces} microbatches" if pieces > 1 else "")
+            near = max(1, round(batch / (pieces * devices))) * pieces * devices
+            raise UsageError(f"--strategy=data_parallel: {whole} does not split over {devices} devices; take "
+                             f"--batch={near}, --mesh={largest_divisor(batch // pieces, devices)}, or "
+                             "--strategy=search")
         return ResolvedOptions(**{**self.to_json(), "preset": preset, "batch": batch, "optimizer": optimizer,
                                   "learning_rate": rate, "dtype": config.dtype,
                                   "output_dir": self.output_dir or self._new_output_dir()})
@@ -291,22 +293,27 @@ class ResolvedOptions(Options):
     @property
     def arms(self) -> tuple[ArmName, ...]:
         """The arms to measure, the one of --strategy first; of data parallelism, what the batch allows."""
-        return fitting_arms(parse_arms(self.strategy, self.compare), self.batch, self.mesh_flag.devices)
+        return fitting_arms(parse_arms(self.strategy, self.compare), self.together, self.mesh_flag.devices)
+
+    @property
+    def together(self) -> int:
+        """Examples that are computed together: those of a microbatch."""
+        return self.batch // (self.microbatch_count or 1)
 
     @property
     def parallel_devices(self) -> int:
         """How many devices data parallelism runs on; the others idle."""
-        return largest_divisor(self.batch, self.mesh_flag.devices)
+        return largest_divisor(self.together, self.mesh_flag.devices)
 
     @property
     def uneven(self) -> str:
         """What becomes of data parallelism where the batch does not split over the devices; empty where it does."""
         devices = self.mesh_flag.devices
-        if self.batch % devices == 0 or not any(
+        if self.together % devices == 0 or not any(
                 arm.method in ("stock", "data_parallel") for arm in parse_arms(self.strategy, self.compare)):
             return ""
-        count = largest_divisor(self.batch, devices)
-        return f"a batch of {self.batch} does not split over {devices} devices: " + (
+        count, name = self.parallel_devices, "batch" if self.together == self.batch else "microbatch"
+        return f"a {name} of {self.together} does not split over {devices} devices: " + (
             f"over {count} of them, {devices - count} idle" if count > 1 else "left out")
 
 

@@ -29,6 +29,8 @@ def fitting_microbatches(plan: Plan, machine: Machine) -> int:
     if math.isinf(limit):
         return 1
     most = 1 if models.get(plan.options.model).batch_statistics else batch
+    if plan.options.arms[0].method == "data_parallel":  # every microbatch is to split over all devices
+        most, batch = min(most, batch // plan.devices.count), batch // plan.devices.count
     for count in (count for count in range(1, most + 1) if batch % count == 0):
         graph, _ = export_with_program(plan.in_microbatches(count))
         try:

@@ -42,6 +42,10 @@ def test_auto_takes_as_few_as_fit(launch):
     assert code == 0, err
     chosen = int(json.loads((folder / "config.json").read_text())["options"]["microbatches"])
     assert chosen == 4
+    code, _, _, err = launch("--search_only", "--compare=none", "--batch=8", "--mesh=4", "--strategy=data_parallel",
+                             "--microbatches=auto", "--memory_limit=1kB", output="parallel")
+    assert code == 3
+    assert "in up to 2 microbatches" in err.splitlines()[-1]
     code, _, _, err = launch(*flags, "--microbatches=auto", "--memory_limit=1kB", output="none")
     assert code == 3
     assert "--microbatches=auto: no strategy keeps to" in err.splitlines()[-1]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from small_graphs import perceptron
 
-from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
+from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError, UsageError
 from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.options import Options
@@ -47,6 +47,25 @@ def test_chains_walk_on_simulated_steps_where_devices_have_cores_of_their_own(mo
         for arm in ("mcmc", "mcmc_expert"):
             assert (1 < strategies[arm].search.get("simulated", 0) <= 51) == own
         assert strategies["mcmc"].simulated_seconds == strategies["mcmc"].search.get("simulated_seconds")
+
+
+@pytest.mark.parametrize(("mesh", "count", "names"), [
+    ("8", 16, ["stock_data_parallel_4", "data_parallel_4"]), ("6", 8, ["stock_data_parallel_4", "data_parallel_4"]),
+    ("4", 64, [])])
+def test_data_parallelism_splits_a_microbatch(mesh, count, names):
+    """The batch is 64. Of one example at a time there is none, whatever else its layers could be split by."""
+    options = _plan(mesh=mesh, microbatches=str(count)).options
+    assert [arm.name for arm in options.arms] == ["search", *names, "expert"]
+    assert options.uneven.startswith(f"a microbatch of {64 // count} does not split over {mesh} devices")
+    with pytest.raises(UsageError, match=rf"--batch=64 in {count} microbatches does not split over {mesh} devices"):
+        _plan(mesh=mesh, microbatches=str(count), strategy="data_parallel")
+
+
+def test_a_microbatch_that_splits_over_all_devices():
+    options = _plan(mesh="4", microbatches="16", strategy="data_parallel").options
+    assert [arm.name for arm in options.arms][:2] == ["data_parallel", "stock_data_parallel"]
+    assert options.parallel_devices == 4
+    assert options.uneven == ""
 
 
 def test_nothing_to_compare_with():
