@@ -150,9 +150,11 @@ class _LoopLowering:
         for t, impl in zip(op._body_outputs[len(op.inputs):], self.impls[len(op.inputs):], strict=True):
             shape = impl.slice_shape(t.shape)
             starts.append(impl.slicewise(lambda shape=shape, t=t: tf.zeros(shape, t.dtype)).tensor_list)
+        # One iteration at a time, or the tensors of several are there at once.
+        options = {"parallel_iterations": 1, **op._tf_kwargs}
+        options.pop("back_prop", None)
         results = lowering.emitter.while_loop(
-            self.tf_cond, self.tf_body, starts, [impl.devices for impl in self.impls],
-            {key: value for key, value in op._tf_kwargs.items() if key != "back_prop"})
+            self.tf_cond, self.tf_body, starts, [impl.devices for impl in self.impls], options)
         for t, stored in before.items():
             lowering.tensors[t] = stored
         for number, (slices, t, impl) in enumerate(zip(results, op.outputs, self.impls, strict=True)):

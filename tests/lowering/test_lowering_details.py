@@ -208,6 +208,18 @@ def test_loop_variables_held_in_variables(builder):
     np.testing.assert_allclose(got, [state, total], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("asked", "wanted"), [({}, 1), ({"parallel_iterations": 3}, 3)])
+def test_a_loop_runs_one_iteration_at_a_time(builder, asked, wanted):
+    """Unless it is told otherwise: TensorFlow begins up to ten, and holds the activations of ten microbatches."""
+    x = builder.input("x", [dim("a", 8)])
+    count = mtf.import_tf_tensor(builder.mesh, tf.constant(0), [])
+    last = mtf.while_loop(lambda i, *_: mtf.less(i, 5), lambda i, s: [i + 1, s + s], [count, x], **asked)
+    lowering = PlanLowering(builder.graph, random_plan(builder.graph, 4, 3), _DEVICES[:4])
+    assert {node.get_attr("parallel_iterations") for node in tf.get_default_graph().get_operations()
+            if node.type in ("While", "StatelessWhile")} == {wanted}
+    np.testing.assert_allclose(_values(lowering, last[1])[0], 32 * builder.values("x", [8]), rtol=1e-5)
+
+
 def test_the_gradient_of_an_input_that_all_parts_share_is_summed(builder):
     batch = dim("batch", 8)
     x, w = builder.input("x", [batch, dim("f", 4)]), builder.variable("w", [dim("f", 4)])
