@@ -25,7 +25,7 @@ from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.microbatches import import_features, loss_and_gradients
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program", "dtype_of", "export_with_program", "optimizer_of", "program_of",
+__all__ = ["Program", "build_program", "export_with_program", "flags_of", "optimizer_of", "program_of",
            "variables_by_name"]
 
 
@@ -144,22 +144,35 @@ def _looked_at(plan: Plan) -> mtf.Graph:
         return program_of(plan).graph
 
 
-def dtype_of(graph_hash: str, plan: Plan) -> str | None:
-    """The other type of activations with which the program of a run has a graph with this hash; None: none is."""
+def flags_of(graph_hash: str, plan: Plan) -> str:
+    """The flags that a run lacks for its program to have a graph with this hash: of the type of activations, of the
+    number of microbatches, of sharded updates. Empty where none of these helps."""
+    for flag, other in (("", plan), *_in_other_types(plan), *_in_other_pieces(plan)):
+        program = _looked_at(other)
+        for sharded in (False, True):
+            if export_graph(program, sharded_updates=sharded).hash == graph_hash:
+                beside = "" if sharded == plan.options.sharded_updates else f"--{'no' * (not sharded)}sharded_updates"
+                return " ".join(filter(None, (flag, beside)))
+    return ""
+
+
+def _in_other_types(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The run with every other type of activations, and the flag that asks for it."""
     for dtype in DTYPES:
-        other = dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype=dtype))
-        if dtype != plan.config.dtype and export_as(_looked_at(other), graph_hash).hash == graph_hash:
-            return dtype
-    return None
+        if dtype != plan.config.dtype:
+            yield f"--dtype={dtype}", dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype=dtype))
+
+
+def _in_other_pieces(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The run in every other number of microbatches, and the flag that asks for it."""
+    most = 1 if models.get(plan.options.model).batch_statistics else plan.options.batch
+    for count in range(1, most + 1):
+        if plan.options.batch % count == 0 and count != plan.microbatches:
+            yield f"--microbatches={count}", plan.in_microbatches(count)
 
 
 def _is_of(graph_hash: str, plan: Plan, program: mtf.Graph, graph: ComputationGraph) -> bool:
     """Whether a checkpoint of a graph with this hash is of this program: it holds whole variables, whatever layer
     updates them, and in however many pieces the batch was computed."""
-    if graph_hash in (graph.hash, export_as(program, graph_hash).hash):
-        return True
-    others = (count for count in range(1, plan.options.batch + 1)
-              if plan.options.batch % count == 0 and count != plan.microbatches)
-    model = models.get(plan.options.model)
-    return not model.batch_statistics and any(
-        export_as(_looked_at(plan.in_microbatches(count)), graph_hash).hash == graph_hash for count in others)
+    return graph_hash in (graph.hash, export_as(program, graph_hash).hash) or any(
+        export_as(_looked_at(other), graph_hash).hash == graph_hash for _, other in _in_other_pieces(plan))

@@ -14,7 +14,7 @@ from pase_mtf.amounts import bytes_text
 from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
-from pase_mtf.launch.arms.program import dtype_of
+from pase_mtf.launch.arms.program import flags_of
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
@@ -189,15 +189,15 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
 
 
 def _load(path: str, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:
-    mesh, mine = plan.options.mesh_flag, plan.config.dtype
+    mesh = plan.options.mesh_flag
     try:
         strategy = Strategy.load(path, graph, machine)
     except MismatchError:
-        theirs = dtype_of(Strategy.load(path).graph_hash, plan)
-        if theirs is None:
+        found = Strategy.load(path)
+        flags = flags_of(found.graph_hash, plan) if found.graph_name == graph.name else ""
+        if not flags:
             raise
-        raise MismatchError(f"{path}: this strategy is for {theirs}, the run asks for {mine}; add --dtype={theirs}, or "
-                            "search anew") from None
+        raise MismatchError(f"{path}: this strategy is for a run with {flags}; add that, or search anew") from None
     if strategy.devices != mesh.devices:
         raise MismatchError(f"{path}: a strategy for {strategy.devices} devices, --mesh={mesh.text} has "
                             f"{mesh.devices}; use --mesh={strategy.devices}, or search anew")

@@ -121,16 +121,27 @@ def test_drawn_strategies_are_legal_and_none_is_better_than_the_best():
             assert configuration in enumerate_configurations(layer, 8)
 
 
-def test_a_strategy_for_another_type_is_told_by_that(tmp_path):
+@pytest.mark.parametrize(("asked", "flags"), [
+    ({"dtype": "bfloat16"}, "--dtype=float32"), ({"microbatches": "4"}, "--microbatches=1"),
+    ({"sharded_updates": True}, "--nosharded_updates"),
+    ({"microbatches": "2", "sharded_updates": True}, "--microbatches=1 --nosharded_updates")])
+def test_a_strategy_for_other_flags_names_them(tmp_path, asked, flags):
+    path = str(tmp_path / "strategy.json")
+    options = Options(model="rnnlm", preset="tiny", mesh="2", devices="cpu", machine="h100", dtype="float32")
+    machine, plan = Machine.load("h100"), resolve(options)
+    graph, _ = export_with_program(plan)
+    evaluate_strategy(graph, data_parallel(graph, 2), 2, machine).save(path)
+    assert finding._load(path, plan, graph, machine).devices == 2
+    other = resolve(dataclasses.replace(options, **asked))
+    with pytest.raises(MismatchError, match=f"is for a run with {flags}; add that"):
+        finding._load(path, other, export_with_program(other)[0], machine)
+
+
+def test_a_strategy_for_another_program_is_told_so(tmp_path):
     path = str(tmp_path / "strategy.json")
     options = Options(model="rnnlm", preset="tiny", mesh="2", devices="cpu", machine="h100")
-    plans = {dtype: resolve(dataclasses.replace(options, dtype=dtype)) for dtype in ("float32", "bfloat16")}
-    graphs = {dtype: export_with_program(plan)[0] for dtype, plan in plans.items()}
-    machine = Machine.load("h100")
-    evaluate_strategy(graphs["float32"], data_parallel(graphs["float32"], 2), 2, machine).save(path)
-    assert finding._load(path, plans["float32"], graphs["float32"], machine).devices == 2
-    with pytest.raises(MismatchError, match="is for float32, the run asks for bfloat16; add --dtype=float32"):
-        finding._load(path, plans["bfloat16"], graphs["bfloat16"], machine)
+    graph, _ = export_with_program(resolve(options))
+    evaluate_strategy(graph, data_parallel(graph, 2), 2, Machine.load("h100")).save(path)
     smaller = resolve(dataclasses.replace(options, batch=4))
     with pytest.raises(MismatchError, match=r"made for rnnlm.* search again for this one"):
-        finding._load(path, smaller, export_with_program(smaller)[0], machine)
+        finding._load(path, smaller, export_with_program(smaller)[0], Machine.load("h100"))
