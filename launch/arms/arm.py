@@ -321,9 +321,12 @@ def _copies(variable: mtf.Variable, laid_out: Any) -> list[list[tf.Tensor]]:
     return [[slices[position]._graph_element for position in group] for group in groups if len(group) > 1]
 
 
-def _rows(program: Program, lowering: PlanLowering) -> frozenset[int]:
-    """The rows of a batch, which every feature but single numbers has in front, that are read by this process."""
-    fed = {id(placeholder) for placeholder in program.placeholders.values()}
+def _rows(program: Program, lowering: PlanLowering) -> frozenset[int] | None:
+    """The rows of a batch, which every feature but single numbers has in front, that are read by this process; None:
+    that is not known, for it is imported in pieces."""
+    fed = {id(placeholder) for placeholder in program.placeholders.values() if placeholder.shape.rank}
+    if fed - {id(rule_of(operation).imported(operation)) for operation in program.graph.operations}:
+        return None
     regions = [region for operation in program.graph.operations
                if id(rule_of(operation).imported(operation)) in fed
                for region in lowering.regions(operation.outputs[0]) if region]
@@ -352,7 +355,7 @@ def build_arm(plan: Plan, recipe: Recipe, board: Board | None = None, graph: Com
     """
     plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, dtype=recipe.dtype))
     if board:
-        board.tell(do="build", recipe=dataclasses.asdict(recipe))
+        board.tell(do="build", recipe=recipe.to_json())
     making = making_of(plan, recipe, _rank(plan.devices), graph)
     return Arm(recipe.name, making.build, making.lower, plan.devices, plan.checkpoint, cast=recipe.cast,
                works=making.works if recipe.traced else None, board=board)

@@ -50,12 +50,17 @@ class Recipe:
     traced: bool = False
     pipeline: Pipeline | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as `json` takes it."""
+        return {**dataclasses.asdict(self), "pipeline": self.pipeline and self.pipeline.to_json()}
+
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Recipe:
-        """Of what `json` made of it; pipelines are not told."""
-        axes = found["configurations"]
+        """Of what `json` made of `to_json`."""
+        axes, pipeline = found["configurations"], found["pipeline"]
         return cls(**{**found, "configurations": tuple(
-            Configuration(tuple(map(tuple, configuration["axes"]))) for configuration in axes)})
+            Configuration(tuple(map(tuple, configuration["axes"]))) for configuration in axes),
+            "pipeline": pipeline and Pipeline.of_json(pipeline)})
 
 
 def recipe_of(name: str, chosen: Chosen | None, graph_hash: str, dtype: str, *, cast: bool = False) -> Recipe:

@@ -63,7 +63,6 @@ def _impossible(plan: Plan) -> str:
         f"stages need two devices; take a larger --mesh than {options.mesh}": plan.devices.count < 2,
         f"{model.name} normalises over the batch, so that microbatches are another model": model.batch_statistics,
         "its updates are not sharded; leave out --sharded_updates": options.sharded_updates,
-        "it is lowered by one client of all devices; take --clients=one": options.clients == "ranks",
         f"--batch={options.batch} does not split into microbatches; take one that has small divisors":
             not counts_of_microbatches(plan),
         "every microbatch draws a dropout mask of its own, and losses could not be compared; give --microbatches, so "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from tabulate import tabulate
@@ -150,9 +151,24 @@ class Pipeline:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the pipeline as JSON, whole or not at all."""
-        data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        data["configurations"] = [[list(axis) for axis in configuration.axes] for configuration in self.configurations]
-        write_atomically(path, json.dumps(data, indent=1))
+        write_atomically(path, json.dumps({"format": FORMAT, "version": VERSION, **self.to_json()}, indent=1))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as `json` takes it."""
+        configurations = [[list(axis) for axis in configuration.axes] for configuration in self.configurations]
+        return {**dataclasses.asdict(self), "configurations": configurations}
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> Pipeline:
+        """Of what `json` made of `to_json`.
+
+        Raises:
+          PaseError: a configuration that is none.
+        """
+        configurations = tuple(Configuration(tuple(map(tuple, axes))) for axes in data["configurations"])
+        stages = tuple(Stage(**stage) for stage in data["stages"])
+        return cls(**{**{field.name: data[field.name] for field in dataclasses.fields(cls)},
+                      "configurations": configurations, "layer_names": tuple(data["layer_names"]), "stages": stages})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Pipeline:
@@ -164,12 +180,9 @@ class Pipeline:
         data = read_json(path, FORMAT, VERSION)
         check_schema(path, data, _PipelineFields)
         try:
-            configurations = tuple(Configuration(tuple(map(tuple, axes))) for axes in data["configurations"])
+            found = cls.of_json(data)
         except PaseError as error:
             raise FormatError(f"{path}: {error}") from error
-        stages = tuple(Stage(**stage) for stage in data["stages"])
-        found = cls(**{**{field.name: data[field.name] for field in dataclasses.fields(cls)},
-                       "configurations": configurations, "layer_names": tuple(data["layer_names"]), "stages": stages})
         if problem := found._problem():
             raise FormatError(f"{path}: not a complete pipeline ({problem}); search again")
         return found

@@ -70,7 +70,6 @@ def test_a_wrong_one_is_caught(launch, monkeypatch):
 @pytest.mark.parametrize(("flags", "reason"), [
     (["--mesh=1"], "stages need two devices; take a larger --mesh than 1"),
     (["--sharded_updates"], "its updates are not sharded; leave out --sharded_updates"),
-    (["--cluster=local:2", "--clients=ranks"], "take --clients=one"),
     (["--batch=7"], "--batch=7 does not split into microbatches"),
     ("resnet101", "resnet101 normalises over the batch, so that microbatches are another model"),
     ("transformer", "give --microbatches, so that all arms draw the same")])

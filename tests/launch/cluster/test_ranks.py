@@ -12,6 +12,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.launch.arms.arm import build_arms
 from pase_mtf.launch.arms.program import export_with_program
+from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.cluster.follower import tell_run
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.membership import Membership
@@ -23,6 +24,7 @@ from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering import collectives
 from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.find import find_pipeline
 from pase_mtf.runtime import Devices
 from pase_mtf.strategy.strategy import evaluate_strategy
 
@@ -106,3 +108,42 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model):
         for name, value in values.items():
             assert theirs[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
         assert own_nodes < nodes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "schedule"), [("transformer", "1f1b"), ("transformer", "gpipe"), ("gnmt", "1f1b")])
+def test_losses_of_pipelines(clusters, tmp_path, monkeypatch, model, schedule):
+    """Stages on devices of several processes, and processes with devices of several stages."""
+    sizes = tmp_path / f"{model}.json"
+    sizes.write_text(json.dumps({"preset": "tiny", **SIZES[model]}))
+    plan = resolve(parse_command_line([
+        f"--model={model}", f"--preset={sizes}", f"--mesh={DEVICES}", "--devices=cpu", "--machine=h100",
+        "--compare=none", f"--output_dir={tmp_path / 'run'}"]))
+    graph, _ = export_with_program(plan)
+    data = open_data(None, models.get(model), plan.config, plan.options.batch, 0)
+    batches = list(itertools.islice(data.batches(), 4))
+    pipelines = {f"{stages} stages": find_pipeline(
+        {4: microbatch_of(plan, 4)[1]}, DEVICES, Machine.load("h100"), stages=stages, schedule=schedule)
+        for stages in (2, 4)}
+
+    def losses(devices, board=None):
+        of_run = dataclasses.replace(plan, devices=devices)
+        if board:
+            tell_run(board, of_run, data)
+        found = []
+        for arm in build_arms(of_run, graph, pipelines, list(pipelines), board):
+            found.append([arm.step(batch)[0] for batch in batches])
+            assert arm.differing_copies() is None
+            found.append(dict(arm.values()))
+            arm.close()
+        return found
+
+    expected = losses(Devices.first(DEVICES, "cpu"))
+    for ranks in clusters[:1 if model in _LARGE else 2]:
+        monkeypatch.setattr(collectives, "_KEYS", ranks.keys)
+        for mine, theirs in zip(expected, losses(ranks.devices, ranks.board), strict=True):
+            if isinstance(mine, list):
+                assert theirs == pytest.approx(mine, rel=1e-6)
+                continue
+            for name, value in mine.items():
+                assert theirs[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
