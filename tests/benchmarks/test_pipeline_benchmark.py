@@ -1,0 +1,42 @@
+"""python -m benchmarks.pipeline."""
+
+import json
+
+import pytest
+from markdown_cells import rows
+
+from benchmarks import pipeline
+
+_FLAGS = ["--parts=predicted", "--models=transformer", "--machines=2080ti", "--devices=2"]
+
+
+@pytest.mark.slow
+def test_a_case_is_predicted_and_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pipeline, "_COUNTS", (2, 4))
+    monkeypatch.setattr(pipeline, "PREDICTED", {
+        "transformer": ("transformer", "tiny", {"layers": 1, "d_model": 16, "d_ff": 32, "vocab": 64, "batch": 8})})
+    assert pipeline.main([*_FLAGS, f"--output={tmp_path}"]) == 0
+    measured = json.loads((tmp_path / "pipeline.json").read_text())
+    row, = measured["predicted"]
+    arms = row["arms"]
+    assert set(arms) == {"data_parallel", "expert", "exact", "1f1b", "gpipe"}
+    assert arms["1f1b"]["seconds"] <= arms["gpipe"]["seconds"]
+    assert arms["1f1b"]["devices"] == [1, 1]
+    assert arms["exact"]["bytes"] > 0
+    page = (tmp_path / "pipeline.md").read_text()
+    assert rows(page) == rows(pipeline.document(measured))
+    assert f"{1e3 * arms['1f1b']['seconds']:,.1f}" in page
+    # What is there is not predicted again.
+    capsys.readouterr()
+    assert pipeline.main([*_FLAGS, f"--output={tmp_path}"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("flag", "said"), [
+    ("--models=gnnt", "--models=gnnt: unknown; did you mean 'gnmt'"), ("--parts=measure", "did you mean 'measured'"),
+    ("--machines=none", "unknown machine"), ("--devices=many", "many")])
+def test_wrong_flags_are_one_line(tmp_path, capsys, flag, said):
+    assert pipeline.main([*_FLAGS, f"--output={tmp_path}", flag]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
