@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow,
               pytest.mark.skipif("TEST_SRCDIR" in os.environ, reason="Bazel lays out only the files a target names")]
 
-_FOLDERS = ("pase_mtf", "models", "launch", "configs", "tests", "examples", "docs")
+_FOLDERS = ("pase_mtf", "models", "launch", "configs", "tests", "tools", "examples", "docs")
 _FENCED = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
