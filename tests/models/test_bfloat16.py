@@ -60,8 +60,13 @@ def test_strategies_train_as_one_device_and_as_float32(name, config):
         harness.stock(), harness.under_strategy("random1")))
     exact = _trained(name, wide, harness.stock(), batches).losses
     assert not np.array_equal(one, exact)
-    np.testing.assert_allclose(other, one, rtol=1e-2)
-    np.testing.assert_allclose(one, exact, rtol=2e-2)
+    # Threads add in the order in which they are done. The first loss has the rounding of one forward pass; updates
+    # multiply it, and batch normalisation most: of inception_v3 later losses were 0.8 % apart on an idle machine, 1.2 %
+    # on a loaded one. Whether updates are right is told by the same strategies in float64.
+    np.testing.assert_allclose(other[0], one[0], rtol=1e-2)
+    np.testing.assert_allclose(one[0], exact[0], rtol=1e-2)
+    np.testing.assert_allclose(other, one, rtol=3e-2)
+    np.testing.assert_allclose(one, exact, rtol=3e-2)
 
 
 @pytest.mark.slow
