@@ -42,6 +42,7 @@ def test_it_trains_beside_the_others(launch):
     assert pipeline.statement in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_transformer_in_as_many_microbatches_as_all_arms(launch, tmp_path):
     code, folder, _, err = launch(*_preset(tmp_path, "transformer", dropout=0.1), "--compare=pipeline", "--mesh=4",
                                   "--microbatches=4", "--optimizer=adam", "--steps=2")
