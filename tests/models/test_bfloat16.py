@@ -15,6 +15,11 @@ from pase_mtf.export.exporter import export_graph
 
 _PRODUCTS = ("matmul", "convolution")
 
+# Threads add in the order in which they are done, and updates multiply what that rounds, most in the deepest net with
+# batch normalisation: its later losses were 0.8 % apart on an idle machine, 1.2 % on a loaded one;
+# others, at most 0.2 %.
+_APART = {"inception_v3": 3e-2}
+
 
 @pytest.fixture
 def config(tmp_path):
@@ -61,13 +66,9 @@ def test_strategies_train_as_one_device_and_as_float32(name, config):
         harness.stock(), harness.under_strategy("random1")))
     exact = _trained(name, wide, harness.stock(), batches).losses
     assert not np.array_equal(one, exact)
-    # Threads add in the order in which they are done. The first loss has the rounding of one forward pass; updates
-    # multiply it, and batch normalisation most: of inception_v3 later losses were 0.8 % apart on an idle machine, 1.2 %
-    # on a loaded one. Whether updates are right is told by the same strategies in float64.
     np.testing.assert_allclose(other[0], one[0], rtol=1e-2)
-    np.testing.assert_allclose(one[0], exact[0], rtol=1e-2)
-    np.testing.assert_allclose(other, one, rtol=3e-2)
-    np.testing.assert_allclose(one, exact, rtol=3e-2)
+    np.testing.assert_allclose(other, one, rtol=_APART.get(name, 1e-2))
+    np.testing.assert_allclose(one, exact, rtol=_APART.get(name, 2e-2))
 
 
 @pytest.mark.slow
