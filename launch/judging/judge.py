@@ -18,8 +18,8 @@ from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Data
 from pase_mtf.launch.flag_values import parse_arms
-from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, Update, agree, first_difference, largest_update
-from pase_mtf.launch.judging.settling import STEPS, Settled, settle, slot_of
+from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, agree, first_difference, largest_update, updates_of
+from pase_mtf.launch.judging.settling import STEPS, Settled, settle
 from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.training import History
@@ -110,12 +110,10 @@ class Judge:
         if not self._start:
             return None
         reference, *others = ours
-        expected, kinds = dict(reference.values()), slot_of(self._start)
+        expected = dict(reference.values())
         precision = float(np.finfo(kept_dtype(self._plan.config.dtype)).eps)
         for arm in others:
-            difference = largest_update(
-                (Update.of(name, kinds[name], self._start[name], expected[name], value)
-                 for name, value in arm.values()), precision, self._update)
+            difference = largest_update(updates_of(self._start, expected, dict(arm.values())), precision, self._update)
             if difference:
                 return f"{difference} under {arm.name} than under {reference.name}"
         return None

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 __all__ = ["FIRST", "FIRST_NARROW", "STRICT_STEPS", "Update", "agree", "first_difference", "largest_update",
-           "relative_tolerance"]
+           "relative_tolerance", "slot_of", "updates_of"]
 
 STRICT_STEPS = 6
 """Steps whose rounding can be bounded; after them only what is grossly different is suspicious."""
@@ -30,6 +30,7 @@ FIRST, FIRST_NARROW = 1e-5, 1e-2
 the point: ten in TF32 (NVIDIA, "Accelerating AI Training with NVIDIA TF32 Tensor Cores", 2021), seven in bfloat16,
 where float32 has 23. Strategies of the tiny models differed by up to 1e-3 of the first loss in bfloat16."""
 
+_SIGNS = 2.0  # times its change, by which an element changes otherwise that takes the other sign
 _NOTHING = 1e-6  # a loss below this is none
 
 
@@ -107,10 +108,53 @@ class Update:
     difference: float
 
     @classmethod
-    def of(cls, name: str, kind: str, before: np.ndarray, expected: np.ndarray, found: np.ndarray) -> Update:
-        """The update of a variable from its values before, after under the reference, and after under another."""
+    def of(cls, name: str, kind: str, before: np.ndarray, expected: np.ndarray, found: np.ndarray,
+           slots: Iterable[tuple[np.ndarray, np.ndarray]] = ()) -> Update:
+        """The update of a variable.
+
+        Args:
+          name, kind: of the variable.
+          before, expected, found: its values before the step, after it under the reference, and after it under another.
+          slots: of each slot of the variable's shape the values after the step, under the reference and the other. An
+            optimizer that divides a gradient by its size (Adam) changes an element with next to no gradient by what
+            rounding made of that. Where slots differ, an element may change otherwise by twice as large a part of its
+            change, which it does where a gradient takes the other sign; the slots themselves are compared as well.
+        """
         before, expected, found = (np.asarray(value, np.float64) for value in (before, expected, found))
-        return cls(name, kind, *(_root_mean_square(value) for value in (before, expected - before, found - expected)))
+        change, difference = expected - before, np.abs(found - expected)
+        for pair in slots:
+            reference, other = (np.asarray(value, np.float64) for value in pair)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                share = np.nan_to_num(np.abs(other - reference) / np.abs(reference), nan=0.0, posinf=_SIGNS)
+            difference = np.maximum(difference - np.minimum(2.0 * share, _SIGNS) * np.abs(change), 0.0)
+        return cls(name, kind, *(_root_mean_square(value) for value in (before, change, difference)))
+
+
+def updates_of(before: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray],
+               found: Mapping[str, np.ndarray]) -> Iterator[Update]:
+    """The updates of all variables: their values before a step, after it under a reference, and after it under another.
+    """
+    kinds = slot_of(before)
+    slots: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        if kind:
+            slots.setdefault(name.removesuffix(kind), []).append(name)
+    for name, value in found.items():
+        yield Update.of(name, kinds[name], before[name], expected[name], value, (
+            (expected[slot], found[slot]) for slot in slots.get(name, ()) if found[slot].shape == value.shape))
+
+
+def slot_of(names: Iterable[str]) -> dict[str, str]:
+    """Variable -> "" for a variable of the model, else what its optimizer calls this slot of it.
+
+    Mesh-TensorFlow names a slot after its variable: "conv1/filters/adam_m", "conv1/filters_slot_vr".
+    """
+    known = set(names)
+    found = {}
+    for name in known:
+        ends = [end for end in range(1, len(name)) if name[:end] in known and name[end] in "/_"]
+        found[name] = name[max(ends):] if ends else ""
+    return found
 
 
 def largest_update(updates: Iterable[Update], precision: float, tolerance: float) -> str | None:

@@ -21,13 +21,13 @@ from pase_mtf.launch.arms.program import Program, program_of
 from pase_mtf.launch.arms.recipe import recipe_of
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.data import Batch
-from pase_mtf.launch.judging.losses import Update, first_difference, largest_update
+from pase_mtf.launch.judging.losses import first_difference, largest_update, updates_of
 from pase_mtf.launch.plan import Plan
 from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
 from pase_mtf.runtime import Devices
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["STEPS", "Settled", "settle", "slot_of"]
+__all__ = ["STEPS", "Settled", "settle"]
 
 STEPS = 3
 
@@ -125,20 +125,6 @@ def _difference(name: str, found: _Course, expected: _Course, optimizer: str, ou
         return difference
     if found.differing_copies:
         return f"after a step {found.differing_copies} is not the same on all devices that hold it"
-    kinds = slot_of(expected.before)
     return largest_update(
-        (Update.of(variable, kinds[variable], expected.before[variable], expected.after[variable], value)
-         for variable, value in found.after.items()),
+        updates_of(expected.before, expected.after, found.after),
         _PRECISION.get(optimizer, _PRECISION_OTHERWISE), _UPDATE.get(optimizer, _UPDATE_OTHERWISE))
-
-
-def slot_of(names: Sequence[str] | Mapping[str, object]) -> dict[str, str]:
-    """Variable -> "" for a variable of the model, else what its optimizer calls this slot of it.
-
-    Mesh-TensorFlow names a slot after its variable: "conv1/filters/adam_m", "conv1/filters_slot_vr".
-    """
-    found, known = {}, set(names)
-    for name in names:
-        ends = [end for end in range(1, len(name)) if name[:end] in known and name[end] in "/_"]
-        found[name] = name[max(ends):] if ends else ""
-    return found

@@ -13,8 +13,10 @@ from pase_mtf.launch.judging.losses import (
     first_difference,
     largest_update,
     relative_tolerance,
+    slot_of,
+    updates_of,
 )
-from pase_mtf.launch.judging.settling import Settled, slot_of
+from pase_mtf.launch.judging.settling import Settled
 from pase_mtf.runtime import Devices
 
 EPSILON = float(np.finfo(np.float32).eps)
@@ -100,6 +102,47 @@ def test_a_variable_whose_gradient_is_rounding_alone():
     """Its updates have nothing to do with each other, and nothing with the loss."""
     updates = [*_updates(0.0), Update("key/bias", "", 0.0, 1e-8, 1.4e-8)]
     assert largest_update(updates, EPSILON, 0.02) is None
+
+
+def _adam(gradient, rounding, wrong=0.0, lost=0.0):
+    """A variable and its slots before and after Adam's first step, of a gradient and of what another order of summation
+    makes of it; `wrong` shards of it get the gradient of others, `lost` is the part of a gradient that is not added."""
+    def values(gradient, variable):
+        return {"scale": variable - 0.003 * gradient / (np.abs(gradient) + 1e-8), "scale/adam_m": 0.1 * gradient,
+                "scale/adam_v": 0.001 * gradient ** 2}
+    ones = np.ones_like(gradient)
+    other = (1.0 - lost) * gradient + rounding
+    found = values(other, ones)
+    if wrong:
+        found["scale"] = found["scale"].copy()
+        found["scale"][:int(wrong * len(ones))] = found["scale"][::-1][:int(wrong * len(ones))]
+    return values(np.zeros_like(gradient), ones), values(gradient, ones), found
+
+
+def _gradient(smallest):
+    """Of 128 elements, one of which has next to none."""
+    gradient = np.random.default_rng(1).standard_normal(128)
+    gradient[17] = smallest
+    return gradient, 1e-7 * np.random.default_rng(2).standard_normal(128)
+
+
+@pytest.mark.parametrize("smallest", [3e-8, 1e-7, 1e-6])
+def test_an_element_without_gradient_goes_either_way(smallest):
+    """Adam divides by the size of a gradient, and so makes a whole step of its rounding."""
+    gradient, rounding = _gradient(smallest)
+    rounding[17] = -2.0 * smallest
+    before, expected, found = _adam(gradient, rounding)
+    scale = Update.of("scale", "", before["scale"], expected["scale"], found["scale"])
+    assert scale.difference > 0.05 * scale.change
+    assert largest_update(updates_of(before, expected, found), EPSILON, 0.02) is None
+
+
+@pytest.mark.parametrize(("wrong", "lost"), [(0.125, 0.0), (0.0, 0.5), (0.0, 0.05)])
+def test_adam_hides_no_fault(wrong, lost):
+    """Neither parts of a variable in the wrong place, nor gradients that were not added up (which Adam's first update
+    shows nothing of: its slots do)."""
+    gradient, rounding = _gradient(1e-6)
+    assert "scale" in largest_update(updates_of(*_adam(gradient, rounding, wrong, lost)), EPSILON, 0.02)
 
 
 def test_slots_of_optimizers():
