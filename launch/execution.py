@@ -26,7 +26,7 @@ from pase_mtf.launch.flag_values import ArmName
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.reports.text import describe_run, final_table, orders_note, search_summary
+from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
 from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
 from pase_mtf.launch.strategies.layout_file import layout_of_run
 from pase_mtf.launch.strategies.pieces import fitting_microbatches
@@ -249,6 +249,8 @@ def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> N
     rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
                          found.left_out, found.layout, built.same, built.arms, history)
     print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
+    if note := elsewhere_note(run.plan, run.machine):
+        print(f"note: {note}")
     if note := orders_note(rows):
         print(f"note: {note}")
     if slower := speed_note(history.slowness):

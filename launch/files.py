@@ -25,7 +25,7 @@ from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
-from pase_mtf.launch.reports.text import headline, orders_note, search_summary
+from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
@@ -218,6 +218,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         notes = {"Losses": history.note, **notes}
     if note := speed_note(history.slowness):
         notes["Speed of the machine"] = f"{note[0].upper()}{note[1:]}."
+    if history.records and (note := elsewhere_note(plan, machine)):
+        notes["Predicted times"] = note
     if note := orders_note(rows):
         notes["Simulated steps"] = note
     notes.update({name.capitalize(): pipeline.table() for name, pipeline in chosen.items()
@@ -233,7 +235,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         history=history, strategy_table=main.table(), layout=layout, notes=notes,
         # Who interrupts a run does not want to wait for it.
         frontier=() if history.interrupted else _frontier(main), memory_limit=plan.options.bytes_per_device(machine),
-        headline=headline(rows, main), parts={name: strategy.parts for name, strategy in strategies.items()},
+        headline=headline(rows, main, plan.elsewhere),
+        parts={name: strategy.parts for name, strategy in strategies.items()},
         timeline=timeline, traced=traced,
         graph="" if history.interrupted else graph_picture(graph, main)))
     return rows

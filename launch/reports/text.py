@@ -25,7 +25,7 @@ from pase_mtf.strategy.judged_text import judged_text, trial_text
 from pase_mtf.strategy.kernels_text import kernels_text
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["describe_run", "final_table", "headline", "orders_note", "search_summary"]
+__all__ = ["describe_run", "elsewhere_note", "final_table", "headline", "orders_note", "search_summary"]
 
 
 def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGraph,
@@ -40,7 +40,7 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
                     f"{_version('mesh-tensorflow')}, Python {platform.python_version()}",
         "devices": str(plan.devices),
         "machine": f"{machine.name}: {machine.source}" + (
-            "; NOT the devices of this run: predicted and measured times do not compare" if plan.elsewhere else
+            "; NOT the devices of this run" if plan.elsewhere else
             "; measured in one process: what moves between processes takes longer than predicted"
             if len(plan.devices.tasks) > 1 and not between_processes else ""),
         "model": f"{options.model}, preset {options.preset}, {graph.parameters:,} parameters, "
@@ -115,6 +115,12 @@ def final_table(rows: Mapping[str, ArmRow]) -> str:
     return tabulate(lines, head, disable_numparse=True, colalign=("left", *["right"] * (len(head) - 1)))
 
 
+def elsewhere_note(plan: Plan, machine: Machine) -> str:
+    """That predicted times are of other devices than measured ones; empty where they are of the same."""
+    return (f"predicted for {plan.devices.count} devices of {machine.name}, measured on {plan.devices}: predicted and "
+            "measured times do not compare" if plan.elsewhere else "")
+
+
 def orders_note(rows: Mapping[str, ArmRow]) -> str:
     """Which arms simulated steps order otherwise than sums of costs do; empty where none.
 
@@ -141,12 +147,13 @@ def size(value: float | None) -> str:
     return "-" if value is None else bytes_text(value)
 
 
-def headline(rows: Mapping[str, ArmRow], strategy: Strategy) -> str:
+def headline(rows: Mapping[str, ArmRow], strategy: Strategy, elsewhere: bool = False) -> str:
     """What a run found, in one line: how much faster than data parallelism, whether proven, how well predicted.
 
     Args:
       rows: the numbers of every arm; the first is that of the strategy.
       strategy: of the first arm.
+      elsewhere: whether predicted times are of other devices than measured ones.
     """
     row = next(iter(rows.values()))
     parallel = next((other for name, other in rows.items() if name.startswith("data_parallel")), None)
@@ -161,7 +168,7 @@ def headline(rows: Mapping[str, ArmRow], strategy: Strategy) -> str:
         said.append(f"the shortest simulated step of {strategy.search['simulated']}")
     elif strategy.search.get("gap") is not None and math.isfinite(strategy.search["gap"]):
         said.append(f"at most {100 * strategy.search['gap']:.2g} % above the optimum")
-    if row["measured_ms"] and row["predicted_ms"]:
+    if row["measured_ms"] and row["predicted_ms"] and not elsewhere:
         said.append(f"predicted within {100 * abs(row['predicted_ms'] / row['measured_ms'] - 1):.0f} %")
     text = ", ".join(said)
     return text[:1].upper() + text[1:]

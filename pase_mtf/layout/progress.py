@@ -41,10 +41,19 @@ class Progress:
     def _show(self) -> None:
         if self._done.wait(_AFTER):
             return
-        every = _EVERY if self._file.isatty() else _EVERY_IN_A_FILE
+        if not self._file.isatty():
+            return self._tell()
         with tqdm(bar_format="{desc} [{elapsed}]", file=self._file, leave=False) as bar:
             bar.start_t = self._start
             while True:
                 bar.set_description_str(f"{self._name}: {self._text}")
-                if self._done.wait(every):
+                if self._done.wait(_EVERY):
                     return
+
+    def _tell(self) -> None:
+        """Whole lines, for a file: what a bar takes back stays there, and what others say would stand behind it."""
+        while True:
+            seconds = time.time() - self._start
+            print(f"{self._name}: {self._text} [{tqdm.format_interval(seconds)}]", file=self._file, flush=True)
+            if self._done.wait(_EVERY_IN_A_FILE):
+                return

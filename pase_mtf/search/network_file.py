@@ -92,7 +92,8 @@ def read_network(path: str | os.PathLike[str]) -> tuple[NetworkArrays, tuple[str
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, EOFError, MemoryError, OverflowError,
             NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FormatError(f"{path}: not a complete cost network ({reason}); it is truncated or foreign") from error
+        raise FormatError(f"{path}: not a complete cost network ({reason}); it is truncated or foreign; give one that "
+                          "CostNetwork.save wrote") from error
 
 
 class _Members:

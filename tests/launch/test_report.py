@@ -121,6 +121,7 @@ def test_what_was_found_is_said_first(rows):
     predicted = {name: {**row, "measured_ms": None, "speedup_over_data_parallel": None} for name, row in rows.items()}
     strategy = SimpleNamespace(search={"optimal": False, "gap": 0.02})
     assert headline(predicted, strategy) == "2.37× data parallelism, predicted, at most 2 % above the optimum"
+    assert "predicted within" not in headline(rows, strategy, elsewhere=True)  # than what was measured
     text = report_html(title="net", facts={}, rows=rows, history=None, strategy_table="", layout="", notes={},
                        headline=headline(rows, strategy))
     assert "2.50× data parallelism" in text

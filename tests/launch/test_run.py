@@ -84,6 +84,10 @@ def test_a_whole_run(launch):
     assert len(steps) == 5 * len(trained)
     report = (folder / "report.html").read_text()
     assert strategy.table() in html.unescape(report)
+    other = "predicted for 2 devices of a100, measured on 2 virtual CPU devices"
+    assert f"note: {other}" in out
+    assert other in report
+    assert "predicted within" not in report
     assert {event["name"].rpartition(" ")[0] for event in _timeline(folder, "measured")} <= {
         event["name"].rpartition(" ")[0] for event in _timeline(folder, "predicted")} == {
         layer.name for layer in graph.layers}
