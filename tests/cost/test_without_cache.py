@@ -31,6 +31,7 @@ def _read_only_copy(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.first
 def test_nothing_needs_a_cache(tmp_path):
     _read_only_copy(tmp_path)
     places = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")

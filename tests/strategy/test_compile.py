@@ -93,6 +93,7 @@ FUZZ = ("tests/search/test_exact.py", "tests/search/test_depth_first.py", "tests
 
 
 @pytest.mark.slow
+@pytest.mark.first
 def test_nothing_is_compiled_after_it_and_every_index_is_within_bounds(tmp_path):
     """In a new environment: one process compiles and keeps it, the next finds everything there."""
     environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"}
