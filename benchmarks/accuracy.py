@@ -6,9 +6,9 @@
 
 Searched, expert and data parallel strategies, random ones, and those between the searched and random ones (without
 these, nearly all strategies of some models are as slow as each other, and their ranks are those of the machine's
-drift), measured interleaved in one run of the launcher per model and number of devices. What accuracy.json holds is not
-measured again without --again; the file is written after every run, with the commit it was measured at. Writes
-docs/benchmarks/accuracy.md, accuracy.json, and a plot per run.
+drift), measured interleaved in one run of the launcher per model and number of devices. What accuracy.json holds of
+the processor at hand is not measured again without --again, what it holds of others stays; the file is written after
+every run, with the commit it was measured at. Writes docs/benchmarks/accuracy.md, accuracy.json, and a plot per run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from pase_mtf import models
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.console import LOSSES_DISAGREE
 from pase_mtf.launch.options import PRICES
+from pase_mtf.runtime import describe_host
 
 __all__ = ["agreement", "document", "main", "points"]
 
@@ -82,16 +84,15 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
     """The text of accuracy.md.
 
     Args:
-      results: "model-devices" -> what `main` keeps of a run: model, points, preset, devices, facts, commit.
+      results: "model-devices-processor" -> what `main` keeps of a run: model, points, preset, devices, facts, commit.
       stem: what the names of its files begin with.
     """
-    rows, errors, count = [], [], 0
+    rows, errors = [], dict[str, list[float]]()
     for result in results.values():
         found = result["points"]
         predicted, measured = map(np.asarray, zip(*found.values(), strict=True))
         error, correlation = agreement(predicted, measured)
-        errors.extend(np.abs(predicted - measured) / measured)
-        count += len(found)
+        errors.setdefault(processor(result["facts"]), []).extend(np.abs(predicted - measured) / measured)
         bias = float(np.median(predicted / measured)) - 1
         missed = measured[predicted.argmin()] / measured.min() - 1
         slowness = result.get("slowness")  # of runs from before it was looked at, nobody knows
@@ -103,7 +104,10 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
                      f"{measured.max() / measured.min():.1f}×", f"{100 * error:.0f} %", at_speed,
                      f"{100 * bias:+.0f} %", f"{correlation:.2f}", f"{100 * missed:.0f} %", processor(result["facts"]),
                      result["commit"] or "-"])
-    rows.append(["all", "", count, "", f"{100 * float(np.median(errors)):.0f} %", *[""] * 6])
+    every = {where: found for where, found in errors.items() if len(errors) > 1} | {
+        "": [error for found in errors.values() for error in found]}
+    rows += [["all", "", len(found), "", f"{100 * float(np.median(found)):.0f} %", *[""] * 4, where, ""]
+             for where, found in every.items()]
     table = markdown.table(["model", "devices", "strategies", "slowest ÷ fastest", "median error",
                             "at the speed of the run", "bias",
                             "rank correlation", "best missed by", "measured on", "commit"], rows, left=(0, 9, 10))
@@ -120,7 +124,7 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         "than prices say: a virtual machine is not of one speed for an hour.", "", table, "",
         *(f"{text}  " for text in sorted(machines)),
         f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "",
-        *(f"![{result['model']}, {result['devices']} devices]({stem}-{name}.svg)" for name, result in results.items()),
+        *(f"![{_title(result)}]({stem}-{name}.svg)" for name, result in results.items()),
         ""])
 
 
@@ -135,11 +139,16 @@ def _earlier(path: str) -> dict[str, Any]:
         return {}
     found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     kept = [{"model": name, **result} for name, result in found.items() if "points" in result]
-    return {_name(result["model"], result["devices"]): result for result in kept}
+    return {_name(result["model"], result["devices"], processor(result["facts"])): result for result in kept}
 
 
-def _name(model: str, devices: int) -> str:
-    return f"{model}-{devices}"
+def _name(model: str, devices: int, host: str) -> str:
+    """What tells a run from others, and is part of a file's name."""
+    return "-".join([model, str(devices), re.sub(r"[^a-z0-9.]+", "-", host.lower().replace("(r)", "")).strip("-")])
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    return f"{result['model']}, {result['devices']} devices, {processor(result['facts'])}"
 
 
 def _counts(text: str) -> list[int]:
@@ -187,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = os.path.join(flags.output, f"{stem}.json")
     results, failed = _earlier(path), False
     runs = [(name, devices) for devices in flags.mesh for name in names]
-    missing = [run for run in runs if flags.again or _name(*run) not in results]
+    host = describe_host()
+    missing = [run for run in runs if flags.again or _name(*run, host) not in results]
     with tempfile.TemporaryDirectory(prefix="pase_mtf-data-") as folder:
         for name, devices in (bar := tqdm(missing, unit="run", disable=None)):
             bar.set_description(f"{name}, {devices} devices")
@@ -197,10 +207,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 tqdm.write(f"error: {error}", file=sys.stderr)
                 failed = True
                 continue
-            results = dict(sorted({**results, _name(name, devices): found}.items()))
+            results = dict(sorted({**results, _name(name, devices, host): found}.items()))
             write_atomically(path, json.dumps(results, indent=1) + "\n")
-            plot(f"{name}, {devices} devices", found["points"],
-                 os.path.join(flags.output, f"{stem}-{_name(name, devices)}.svg"))
+            plot(_title(found), found["points"],
+                 os.path.join(flags.output, f"{stem}-{_name(name, devices, host)}.svg"))
             error, correlation = agreement(*zip(*found["points"].values(), strict=True))
             tqdm.write(f"{name}, {devices} devices: {len(found['points'])} strategies, median error "
                        f"{100 * error:.0f} %, rank correlation {correlation:.2f}, {found['wall_seconds']:.0f} s in all",

@@ -189,17 +189,18 @@ def test_a_failed_run_says_why():
 
 
 def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, monkeypatch, capsys):
-    runs = []
+    runs, host = [], ["Zilog(R) Z80 (2 cores)"]
 
     def run(flags, limit, allowed):
         runs.append(flags[0].removeprefix("--model=") + flags[2].removeprefix("--mesh="))
-        facts = {"devices": "8 virtual CPU devices", "versions": "TensorFlow 9", "machine": "local"}
+        facts = {"devices": f"8 virtual CPU devices on {host[-1]}", "versions": "TensorFlow 9", "machine": "local"}
         arms = {"search": _row(10, 9), "expert": _row(20, 22), "data_parallel": _row(30, 45),
                 "stock_data_parallel": _row(50, None), "random_0": _row(10, 9, same_as="search")}
         return {"preset": "tiny", "devices": int(runs[-1][-1]), "facts": facts, "arms": arms, "wall_seconds": 1.0,
                 "slowness": 0.9 if flags[0] == "--model=alexnet" else None}
 
     monkeypatch.setattr(accuracy, "run_launcher", run)
+    monkeypatch.setattr(accuracy, "describe_host", lambda: host[-1])
     (tmp_path / "accuracy.json").write_text('{"gnmt": {"search": [1, 2]}}')  # as earlier versions wrote it
     arguments = ["--models=resnet101,alexnet", f"--output={tmp_path}"]
     assert accuracy.main(arguments) == 0
@@ -211,10 +212,18 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
                                                   ("resnet101 (tiny)", "4"), ("resnet101 (tiny)", "8"), ("all", "")]
     assert table[3][5] == "-"  # nobody looked
     assert table[-1][:5] == ["all", "", "12", "", "10 %"]
-    assert text.index("accuracy-alexnet-8.svg") < text.index("accuracy-resnet101-4.svg")
+    assert text.index("accuracy-alexnet-8-zilog-z80-2-cores.svg") < text.index("accuracy-resnet101-4-zilog")
     assert accuracy.main(arguments) == 0
     assert len(runs) == 4
     assert accuracy.main([*arguments, "--mesh=4", "--again"]) == 0
     assert len(runs) == 6
+    host.append("MOS 6502 (1 core)")
+    assert accuracy.main(["--models=alexnet", "--mesh=4", f"--output={tmp_path}"]) == 0
+    table = rows((tmp_path / "accuracy.md").read_text())
+    assert [(*row[:2], row[9]) for row in table[1:]] == [
+        ("alexnet (tiny)", "4", host[1]), ("alexnet (tiny)", "4", host[0]), ("alexnet (tiny)", "8", host[0]),
+        ("resnet101 (tiny)", "4", host[0]), ("resnet101 (tiny)", "8", host[0]),
+        ("all", "", host[1]), ("all", "", host[0]), ("all", "", "")]
+    assert table[-1][2] == "15"
     assert accuracy.main(["--models=nonsense"]) == 2
     assert "unknown model 'nonsense'" in capsys.readouterr().err
