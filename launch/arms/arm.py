@@ -310,7 +310,7 @@ class Arm:
             raise lost_process(error, f"arm {self.name}") from error
 
 
-def _copies(variable: mtf.Variable, laid_out: Any) -> list[list[tf.Tensor]]:
+def _copies(variable: mtf.Variable, laid_out: mtf.MeshImpl.LaidOutVariable) -> list[list[tf.Tensor]]:
     """The reads of the slices of a variable that hold the same part of it (on devices of other ranks, stand-ins); none
     of a lowering that is not ours."""
     mesh_impl = getattr(laid_out, "_mesh_impl", None)

@@ -25,7 +25,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from more_itertools import constrained_batches
@@ -197,7 +196,7 @@ class Nodes:
         self._reads: dict[tuple[str, Block, int], str] = {}
         self._constants: dict[tuple[str, Block], str] = {}
 
-    def _add(self, operation: str, inputs: Sequence[str], device: str, **attributes: Any) -> str:
+    def _add(self, operation: str, inputs: Sequence[str], device: str, **attributes: tf.AttrValue) -> str:
         name = f"n{len(self.definition.node)}"
         self.definition.node.add(name=name, op=operation, input=inputs, device=device, attr=attributes)
         return name

@@ -23,7 +23,7 @@ __all__ = ["export_as", "export_graph"]
 
 
 @checked_arguments
-def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] | None = None,
+def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, object] | None = None,
                  alike: Alike | None = None, sharded_updates: bool = False) -> ComputationGraph:
     """Exports a Mesh-TensorFlow graph: its layers with their dims, operations and variables, and the edges.
 

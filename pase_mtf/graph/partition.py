@@ -9,11 +9,11 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
-__all__ = ["Partition", "Piece", "cover", "groups", "nearest", "of_mesh", "scattered", "scattered_sum", "translate",
-           "volume", "whole", "with_parts"]
+__all__ = ["MeshImpl", "Partition", "Piece", "cover", "groups", "nearest", "of_mesh", "scattered", "scattered_sum",
+           "translate", "volume", "whole", "with_parts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +69,29 @@ class Piece:
         return Piece(self.parts[:left], self.begin[:left], self.size[:left])
 
 
+class _MeshShape(Protocol):
+    to_integer_list: list[int]
+
+
+class MeshImpl(Protocol):
+    """What is read of an mtf.MeshImpl.
+
+    Attributes:
+      shape: of the mesh.
+    """
+
+    shape: _MeshShape
+
+    def tensor_layout(self, arg: object, /) -> Iterable[int | None]:
+        """The mesh axis of every dim of a tensor or a shape; None: it is whole."""
+
+
 def whole(device: int, rank: int) -> Partition:
     """The partition of a tensor that one device holds completely."""
     return Partition((device,), ((1, 1),) * rank)
 
 
-def of_mesh(mesh_impl: Any, shape: Any, devices: Sequence[int]) -> Partition:
+def of_mesh(mesh_impl: MeshImpl, shape: object, devices: Sequence[int]) -> Partition:
     """The partition that a Mesh-TF mesh implementation gives a tensor.
 
     Args:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.layout.space import expressible
@@ -82,7 +81,7 @@ class StockLegality:
         self._sums: dict[mtf.Tensor, PendingSum] = {}
         self._used: set[mtf.Tensor] = set(outputs)
         self._spaces: set[Dims] = set()
-        self._reshape_cache: dict[tuple[Any, ...], tuple[str, bool]] = {}
+        self._reshape_cache: dict[tuple[Hashable, ...], tuple[str, bool]] = {}
         self._using: dict[str, list[tuple[frozenset[str], Dims, Dims, str]]] = {}  # dim name -> reshapes
         for operation in _with_bodies(graph.operations):
             self._used.update(operation.inputs)

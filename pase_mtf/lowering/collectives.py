@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
@@ -166,8 +165,8 @@ class Collectives:
         self._key_of[number] = key
         return number
 
-    def _make(self, device: str, number: int, kind: Callable[..., Any], devices: Sequence[str], **attributes: Any,
-              ) -> tf.Operation:
+    def _make(self, device: str, number: int, kind: Callable[..., tf.Operation | tf.Tensor], devices: Sequence[str],
+              **attributes: object) -> tf.Operation:
         """A collective of this process; by NCCL, after the last one on its device."""
         scope = next(scopes())
         last = self._last.get((scope, device)) if self._hint == "nccl" else None
@@ -185,7 +184,7 @@ class Collectives:
         return {"group_size": len(devices), "group_key": self._group(devices),
                 "instance_key": self._key_of.get(number, number)}
 
-    def settings(self, devices: Sequence[str], number: int) -> dict[str, Any]:
+    def settings(self, devices: Sequence[str], number: int) -> dict[str, object]:
         """The attributes of a collective that is not one of the lowering's transfers."""
         return {**self.keys(devices, number), "communication_hint": self._hint, "timeout_seconds": self._timeout}
 

@@ -11,7 +11,6 @@ import collections
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
@@ -256,7 +255,7 @@ class _SingleOperation(PlanLowering):
     def _made(self, before: int) -> list[tf.Operation]:
         return [node for node in tf.get_default_graph().get_operations()[before:] if node.device in ("", _DEVICE)]
 
-    def mesh_impl(self, m: Any) -> DeviceMeshImpl:
+    def mesh_impl(self, m: object) -> DeviceMeshImpl:
         """The one there is."""
         return self._mesh
 

@@ -65,7 +65,7 @@ class Kernel(NamedTuple):
     operation: str
     inputs: tuple[Block, ...]
     outputs: tuple[Block, ...]
-    attributes: tuple[tuple[str, Any], ...] = ()
+    attributes: tuple[tuple[str, object], ...] = ()
     apart: bool = False
 
     @property
@@ -118,7 +118,7 @@ class Kernel(NamedTuple):
                 f"{' from other devices' if self.apart else ''} -> {', '.join(map(str, self.outputs)) or 'nothing'}")
         return "; ".join([text, *(f"{name}={value}" for name, value in self.attributes)])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As plain values, which `from_json` takes back."""
         return {"operation": self.operation, "inputs": [_plain_block(block) for block in self.inputs],
                 "outputs": [_plain_block(block) for block in self.outputs],
@@ -165,11 +165,13 @@ def send_kernel(elements: int, itemsize: int) -> Kernel:
 _BY_REFERENCE = frozenset({SENT, "Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice",
                            "Unpack", "AssignVariableOp", "ReadVariableOp"})
 _REDUCTIONS = frozenset({"Max", "Mean", "Min", "Prod", "Sum"})
-def _frozen(value: Any) -> Any:
+
+
+def _frozen(value: object) -> object:
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _plain_block(block: Block) -> list[Any]:
+def _plain_block(block: Block) -> list[object]:
     return [block.dtype, list(block.shape), *([list(block.value)] if block.value is not None else [])]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, tf
@@ -30,7 +30,10 @@ KINDS = ("matmul", "convolution", "reduction", "pointwise", "gather", "none")
 _ANONYMOUS = "_anonymous_"
 
 
-def always(value: Any) -> Callable[..., Any]:
+_T = TypeVar("_T")
+
+
+def always(value: _T) -> Callable[..., _T]:
     """A function that returns the value, whatever it is called with."""
     return lambda *_: value
 

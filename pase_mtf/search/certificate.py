@@ -18,7 +18,7 @@ import dataclasses
 import heapq
 import itertools
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import more_itertools
 import numpy as np
@@ -94,7 +94,7 @@ def _surely(total: float, additions: int) -> float:
     return max(0.0, total * (1 - (additions + 8) * 2.0 ** -52))
 
 
-def _given(flat: FlatNetwork, potentials: Any) -> np.ndarray:
+def _given(flat: FlatNetwork, potentials: Sequence[Potential]) -> np.ndarray:
     """The potential of every slot.
 
     Raises:
@@ -233,7 +233,7 @@ def _least_sum(tables: list[tuple[tuple[int, ...], np.ndarray]]) -> float:
     return _surely(total, additions)
 
 
-def _prove(network: CheckedNetwork, potentials: Any, active: np.ndarray, limit: float) -> None:
+def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.ndarray, limit: float) -> None:
     """Verifies that no assignment of active configurations costs less than the limit; clears some that do not.
 
     Raises:
@@ -292,7 +292,7 @@ def _halves(certificate: Certificate, first: np.ndarray, active: np.ndarray) -> 
     return one, other
 
 
-def _claimed_cost(network: CostNetwork, solution: Any) -> tuple[float, float]:
+def _claimed_cost(network: CostNetwork, solution: Solution) -> tuple[float, float]:
     """The cost of a solution, rounded once, and the sum of the absolute values of its parts.
 
     Raises:
@@ -324,7 +324,7 @@ def _whole(network: CostNetwork) -> bool:
     return all(np.array_equal(np.floor(array), array) for array in (network.arrays.unary, *network.arrays.matrices()))
 
 
-def _check(network: Any, solution: Any) -> float:
+def _check(network: CostNetwork, solution: Solution) -> float:
     """See check_certificate."""
     cost, parts = _claimed_cost(network, solution)
     if solution.certificate is None:
