@@ -185,7 +185,7 @@ def _addition(entry: LayerOperation, configuration: Configuration) -> Kernel:
     accumulates, and what stands for an operation that could not be lowered by itself."""
     operand = max((*entry.outputs, *entry.inputs), key=lambda operand: math.prod(operand.shape))
     block = Block(float_of_size(operand.itemsize), tuple(
-        size // configuration.parts(name) if name else size
+        size // configuration.shards(name) if name else size
         for name, size in zip(operand.dims, operand.shape, strict=True)))
     return Kernel("AddV2", (block, block), (block,))
 

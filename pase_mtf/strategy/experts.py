@@ -88,7 +88,7 @@ def _updated_in_place(graph: ComputationGraph, configurations: Sequence[Configur
     for number, owner in _updating(graph).items():
         layer, split = graph.layers[number], configurations[owner]
         result[number] = Configuration(tuple(
-            (name if name in layer.splittable and layer.dims[name] % split.parts(name) == 0 else "", parts)
+            (name if name in layer.splittable and layer.dims[name] % split.shards(name) == 0 else "", parts)
             for name, parts in split.axes))
     return tuple(result)
 
