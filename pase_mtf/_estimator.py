@@ -1,6 +1,6 @@
 """What programs still name of `tf.estimator`, which left TensorFlow in 2.16: the names that only hold values.
 
-A `model_fn` returns an EstimatorSpec, a configuration is handed around as a RunConfig: such names hold what they are
+A `model_fn` returns an EstimatorSpec, a configuration is passed around as a RunConfig: such names hold what they are
 given and do nothing. Estimators themselves, and all else that has a behaviour, are not put back: who reads them is
 told.
 """

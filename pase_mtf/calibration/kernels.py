@@ -433,7 +433,7 @@ class _Bench:
 
     def _handing(self) -> Sequence[tuple[Kernel, bool]]:
         """What tells how long it takes to hand a node from thread to thread. Of GPUs nothing: they compute meanwhile.
-        Nor of several processes: to start a run of these takes as long as handing over hundreds of nodes."""
+        Nor of several processes: to start a run of these takes as long as sending hundreds of nodes."""
         return ((_IN_A_ROW, False), (_BESIDE, True)) if self._shared else ()
 
     def _handing_seconds(self, looked: Mapping[Kernel, Timing]) -> float:

@@ -172,7 +172,7 @@ class Layer:
     """A vertex of the graph: one configuration holds for everything in it.
 
     Attributes:
-      name: unique in the graph; the name of the operation that founds the layer.
+      name: unique in the graph; the name of the operation that anchors the layer.
       kind: "matmul", "convolution", "pool", "normalize" (reductions and what follows them: softmax, layer norm),
         "gather", "pointwise", "loop", "update" (what computes the new values of another layer's weights), "other".
       dims: dim name -> size, in the order of the iteration space, outermost first. Where one name appears with several
@@ -233,7 +233,7 @@ class ComputationGraph:
 
     Attributes:
       name: of the model, for people.
-      layers: in the order of the operations that found them.
+      layers: in the order of the operations that anchor them.
       edges: every (tensor, target layer, target_dims) once.
       operations: number of operations of the Mesh-TF graph that was exported, those in its loops counted.
       meta: what the exporter wants to pass on (optimizer, batch, preset, ...); not part of the hash. "assumed": what
@@ -438,7 +438,7 @@ def _to_plain(value: object, known: dict[int, dict[str, object]] | None = None) 
     """`dataclasses.asdict` without its deep copies (tens of thousands of operations).
 
     Args:
-      value: anything JSON can hold, with dataclasses, all alive until this returns.
+      value: anything JSON can hold, with dataclasses, all live until this returns.
       known: id of an operand that has been met -> what became of it: operations share most of theirs.
     """
     known = {} if known is None else known

@@ -23,7 +23,7 @@ __all__ = ["Reads", "watched"]
 
 _ops = mtf.ops
 _MESH, _RULES = "mesh_shape", "layout"
-# The module of Mesh-TF whose attention cuts its inputs as the layout says; programs without attention never load it.
+# The module of Mesh-TF whose attention splits its inputs as the layout says; programs without attention never load it.
 _ATTENTION = "mesh_tensorflow.transformer.attention"
 _RESHAPE = "maybe_reshape_attention_input_for_2d_sharding"
 # What Python itself asks of an object, whatever the program does.
@@ -100,13 +100,13 @@ def _answer(kind: str, about: Any, mesh: MeshShape, rules: Mapping[str, str], te
 @functools.lru_cache(maxsize=4096)
 def _attention_shapes(reshape: Callable[..., _Tensors], inputs: tuple[tuple[mtf.Dimension, ...] | None, ...],
                       kept: tuple[mtf.Dimension, ...], mesh_shape: str, rules: str) -> Hashable:
-    """What Mesh-TF's attention makes of its inputs under a layout: it cuts a dim of them further where an axis of the
+    """What Mesh-TF's attention makes of its inputs under a layout: it splits a dim of them further where an axis of the
     mesh is left. It looks at all axes and rules for that, and nearly always leaves them as they are.
 
     Args:
       reshape: Mesh-TF's own function.
       inputs: the dims of queries, keys, values, bias.
-      kept: dims that are not to be cut.
+      kept: dims that are not to be split.
       mesh_shape, rules: the layout.
     """
     mesh = mtf.Mesh(mtf.Graph(), "attention")

@@ -60,21 +60,21 @@ class Collectives:
 
     def bring(self, device: str, x: tf.Tensor) -> tf.Tensor:
         """The tensor on a device: received, where it is in another process; sent once to every process."""
-        home = self.ledger.home(x)
-        if home is None or process_of(home) == process_of(device):
+        owner = self.ledger.device_of(x)
+        if owner is None or process_of(owner) == process_of(device):
             return x
         here = list(scopes())
         for scope in here:
             found = self._brought.get((scope, id(x), process_of(device)))
             if found is not None:
                 return found[1]
-        number = self._transfer("send", (home, device), x)
+        number = self._transfer("send", (owner, device), x)
         got = StandIn(x.shape, x.dtype, device)
-        if home in self._own:
-            self._make(home, number, tf.raw_ops.CollectiveBcastSendV2, (home, device), input=_carried(x))
+        if owner in self._own:
+            self._make(owner, number, tf.raw_ops.CollectiveBcastSendV2, (owner, device), input=_carried(x))
         elif device in self._own:
             shape = self._constant(device, tuple(x.shape.as_list()))
-            made = self._make(device, number, tf.raw_ops.CollectiveBcastRecvV2, (home, device), T=_carrier(x.dtype),
+            made = self._make(device, number, tf.raw_ops.CollectiveBcastRecvV2, (owner, device), T=_carrier(x.dtype),
                               shape=shape)
             made.outputs[0].set_shape(x.shape)
             got = _as(x.dtype, made.outputs[0], device)

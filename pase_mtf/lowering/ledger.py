@@ -95,7 +95,7 @@ class Ledger:
         self._loops: list[_Loop] = []
         self._waiting = [0]
 
-    def home(self, x: object) -> str | None:
+    def device_of(self, x: object) -> str | None:
         """The device that a tensor is on; None where every process has it: it was made outside of the lowering."""
         entry = self._entries.get(id(x))
         return None if entry is None else entry.device

@@ -177,7 +177,7 @@ class RankEmitter(Emitter):
             result = fn(device, *row)
             # A tensor that is known already stays what it was; this one is known by another name.
             fresh = [x if isinstance(x, tf.Tensor) and x.graph is graph and x.op._id > before
-                     and self.ledger.home(x) is None else tf.identity(x) for x in _each(result)]
+                     and self.ledger.device_of(x) is None else tf.identity(x) for x in _each(result)]
         return tuple(fresh) if isinstance(result, tuple) else fresh[0]
 
     def _traced(self, fn: Callable, device: str, row: Sequence[object]) -> _Result:
@@ -213,7 +213,7 @@ class RankEmitter(Emitter):
         """A constant on a device, made once."""
         if self._made_by_function or self.owns(device):
             found = super().constant(device, value, dtype, shape)
-            if not self._made_by_function and self.ledger.home(found) is None:
+            if not self._made_by_function and self.ledger.device_of(found) is None:
                 self.ledger.enter(found, device, 0)
             return found
         key = (next(scopes()), device, dtype, value, type(value), shape and tuple(shape))

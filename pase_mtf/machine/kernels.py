@@ -16,7 +16,7 @@ from pase_mtf.errors import FormatError, shortened
 __all__ = ["SENT", "TINY", "Block", "Kernel", "Timing", "float_of_size", "send_kernel", "sum_kernel"]
 
 SENT = "Identity"
-"""TensorFlow's name of what only hands on what it reads: where that lies apart, it is sent and nothing else."""
+"""TensorFlow's name of what only forwards what it reads: where that lies apart, it is sent and nothing else."""
 _BITS = {"bool": 8, "string": 64, "complex64": 64, "complex128": 128, "half": 16, "resource": 64}
 """Of the types whose names do not end in their bits. A variable is read and written: twice its four bytes."""
 
@@ -82,7 +82,7 @@ class Kernel(NamedTuple):
 
     @property
     def by_reference(self) -> bool:
-        """Whether it may hand on what it reads without a copy, as a sum over a single element does."""
+        """Whether it may forward what it reads without a copy, as a sum over a single element does."""
         return self.operation in _BY_REFERENCE or (
             self.operation in _REDUCTIONS and self.inputs[0].elements == self.outputs[0].elements)
 

@@ -175,7 +175,7 @@ class Mesh(Protocol):
         """A slice of one shape with the order and the number of dims of another."""
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> LaidOut:
-        """A whole tensor cut into slices."""
+        """The slices of a whole tensor."""
 
 
 class SlicedVariable(Protocol):

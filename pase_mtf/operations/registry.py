@@ -75,7 +75,7 @@ def _itself(operation: mtf.Operation) -> mtf.Operation:
 
 
 class LoopVariable(NamedTuple):
-    """What a loop hands from one iteration to the next.
+    """What a loop passes from one iteration to the next.
 
     Attributes:
       start: its value before the first iteration.
@@ -110,7 +110,7 @@ class LoopParts(NamedTuple):
     Attributes:
       stages: its condition and its body.
       condition: whether to go on, made from what the variables are seen as.
-      variables: handed from one iteration to the next.
+      variables: passed from one iteration to the next.
       accumulators: (what an iteration makes, its sum over all iterations after the loop).
       is_plain: whether Mesh-TF's own code lowers it, by a loop of TensorFlow's without options.
       with_operations: a copy of the loop that runs others in place of the operations of its condition and its body.

@@ -43,9 +43,10 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     """Finds stages, the strategy of each, and how many microbatches go through them.
 
     Layers are made into blocks. The cheapest strategy of every run of blocks on every group of devices comes from the
-    exact search; the blocks are cut into stages so that the sum over the stages, and K - 1 times the slowest, is least;
-    the best cuts into every number of stages are simulated, with what travels between stages, and the one whose step is
-    shortest is returned. Groups are of consecutive devices, of a size that divides p, and begin at a multiple of it.
+    exact search; the blocks are cut into stages so that the sum over the stages, and K - 1 times the bottleneck, is
+    least; the best cuts into every number of stages are simulated, with what travels between stages, and the one whose
+    step is shortest is returned. Groups are of consecutive devices, of a size that divides p, and begin at a multiple
+    of it.
 
     Args:
       graphs: number of microbatches K -> the training step of one of them (a batch of 1/K of the examples).

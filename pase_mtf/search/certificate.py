@@ -43,7 +43,7 @@ __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
 # What the checker is willing to do by itself: sums of table entries, and rounds of leaving configurations out.
 _MOST_SUMS = 1 << 22
 _MOST_ROUNDS = 30
-# Configurations per layer from where on it may minimise over what is left without leaving out all it can.
+# Configurations per layer from where on it may minimise over the remainder without leaving out all it can.
 _FEW = 3
 # Pairs of equal costs that are looked at side by side.
 _AT_ONCE = 64

@@ -77,7 +77,7 @@ def compiled(function: Callable[..., object] | None = None, *, fastmath: bool | 
     Args:
       function: what to compile.
       fastmath: which of IEEE 754's rules need not be kept; as of numba.njit.
-      inline: copy it into whatever compiled function calls it: handing over a dozen arrays takes a tenth of a
+      inline: copy it into whatever compiled function calls it: passing a dozen arrays takes a tenth of a
         microsecond. For small functions that are called in the innermost loops.
     """
     options = {"fastmath": fastmath, "inline": "always" if inline else "never"}
