@@ -223,7 +223,7 @@ class GraphSearch:
                     "(none lifts it)")
         if search.rejected:
             return f"{name}: no layout lowers: {search.rejected[0][1]}; change the operation or fix other dims"
-        for dim, (parts, operation, reason) in legality.parts.items():
+        for dim, (parts, operation, reason) in legality.shards.items():
             return (f"{name}: no layout lowers: operation {operation}, dim {dim}: {reason}; give a mesh shape with an "
                     f"axis of {parts}")
         return f"{name}: no layout lowers over {self.request.devices} devices with what is fixed; fix fewer dims"

@@ -23,7 +23,7 @@ _Output: TypeAlias = LaidOut | tuple[LaidOut, ...]  # where the function returns
 class PendingSum(mtf.ops.LazyAllreduceSum):
     """A sum that is still spread over the devices, seen from another mesh implementation.
 
-    Both see the same parts and the same result: whichever is asked first sums, once.
+    Both see the same partial sums and the same result: whichever is asked first sums, once.
     """
 
     def __init__(self, mesh_impl: DeviceMeshImpl, lazy: mtf.ops.LazyAllreduceSum, mesh_axes: Sequence[int]):
@@ -54,7 +54,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
     LaidOutVariable = LaidOutVariable
 
     def __init__(self, spec: MeshSpec, emitter: Emitter):
-        shape = mtf.Shape([mtf.Dimension(f"axis{i}", parts) for i, (_, parts) in enumerate(spec.axes)])
+        shape = mtf.Shape([mtf.Dimension(f"axis{i}", size) for i, (_, size) in enumerate(spec.axes)])
         rules = [(name, f"axis{i}") for i, (names, _) in enumerate(spec.axes) for name in names]
         super().__init__(shape, rules, [emitter.devices[number] for number in spec.devices])
         self.spec = spec

@@ -115,7 +115,7 @@ def _demands(operation: mtf.ops.ImportLaidOutTensorOperation, demands: StockDema
         elif stride == 0:
             demands.refuse(operation, [dim.name], "its slices, laid out beforehand, are in the order of no mesh")
         else:
-            demands.need_parts(operation, dim.name, dim.size // size, stride)
+            demands.need_shards(operation, dim.name, dim.size // size, stride)
 
 
 add_rules({_ops.ImportLaidOutTensorOperation: Rule(

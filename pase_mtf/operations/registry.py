@@ -307,7 +307,7 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
     """The names of the dims that can truly be split when our lowering lowers this operation.
 
     What an operation declares (`splittable_dims`) and what really lowers to right values differ both ways in Mesh-TF
-    0.1.21, see the rules. Not decided here: sizes (a dim splits into parts that divide every size it has in the
+    0.1.21, see the rules. Not decided here: sizes (the number of a dim's shards divides every size it has in the
     operation) and whether two dims of one tensor share a mesh axis (they must not).
 
     Args:
