@@ -59,7 +59,7 @@ def test_what_is_too_large_or_too_late_is_not_timed():
     assert list(timer.time([_ADD], seconds=0.0)) == []
 
 
-def test_a_kernel_is_handed_from_thread_to_thread(monkeypatch):
+def test_a_kernel_goes_from_thread_to_thread(monkeypatch):
     monkeypatch.setattr(timing, "_handings", {})
     bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
     nodes, kernels = 2 * timing._TINY_REPEATS, 2 * bench._repeats(_ADD)
