@@ -14,7 +14,6 @@ decides. What is handed in is checked before it is used, so that damage ends in 
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import math
@@ -36,6 +35,7 @@ from pase_mtf.search.checked_bounds import (
 )
 from pase_mtf.search.checked_network import CertificateError, CheckedNetwork, checked
 from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.proof import Certificate, Potential
 from pase_mtf.search.registry import Solution
 
 __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
@@ -52,41 +52,6 @@ _TOLERANCE = 1e-12
 # Integers that add up to less are told apart exactly.
 _MOST_WHOLE = 2e12
 _TOO_LITTLE = "certificate: proves too little; what it leaves open is too large to search"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Potential:
-    """What is moved from the edges between two layers to the layers themselves.
-
-    Attributes:
-      source, target: the layers, source < target. Several potentials of one pair add up.
-      row_classes, column_classes: int32 [configurations] of source and target.
-      rows, columns: float64 per class, the amounts.
-    """
-
-    source: int
-    target: int
-    row_classes: np.ndarray
-    rows: np.ndarray
-    column_classes: np.ndarray
-    columns: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Certificate:
-    """A proof that no assignment is cheaper: either potentials, or a layer whose domain is cut, and a proof per part.
-
-    Attributes:
-      potentials: of every pair of layers that edges join.
-      layer: the layer whose domain is cut; -1 where potentials prove the bound.
-      part: the configurations of that layer in the first part.
-      proofs: for the assignments with that layer inside and outside of `part`.
-    """
-
-    potentials: tuple[Potential, ...] = ()
-    layer: int = -1
-    part: tuple[int, ...] = ()
-    proofs: tuple[Certificate, ...] = ()
 
 
 def _surely(total: float, additions: int) -> float:

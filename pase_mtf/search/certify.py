@@ -8,12 +8,12 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
-from pase_mtf.search.certificate import Certificate, Potential
 from pase_mtf.search.elimination import plan_elimination
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.packed import Packed, Potentials, lift, reduce
 from pase_mtf.search.part import Part
 from pase_mtf.search.pass_state import count_below
+from pase_mtf.search.proof import Certificate, Potential
 from pase_mtf.search.pulls import EXACTLY
 
 __all__ = ["certify", "potentials_of"]

@@ -9,15 +9,13 @@ import math
 import time
 from collections.abc import Callable
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.search.bar import ProgressBar
 from pase_mtf.search.network import CostNetwork
-
-if TYPE_CHECKING:  # which checks solutions, and so stands above
-    from pase_mtf.search.certificate import Certificate
+from pase_mtf.search.proof import Certificate
 
 __all__ = ["Progress", "Solution", "methods", "register", "relative_gap", "solve"]
 
