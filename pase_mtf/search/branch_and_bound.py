@@ -5,7 +5,7 @@
 2. Configurations that can be in no better assignment are pruned; vertices with one configuration left are folded away.
 3. What remains is eliminated exactly (elimination.py) as soon as its tables are small, or searched depth first where
    that is quick (depth_first.py).
-4. Where even that is too much, the domain of one vertex is cut in two, best bound first, diving. Parts that wait take
+4. Where even that is too much, the domain of one vertex is split in two, best bound first, diving. Parts that wait take
    a share of the memory at most: once they fill it, the newest are explored first, so that they get fewer.
 
 Nothing here calls itself but the search among a few promising configurations, and that one does not do so again.
@@ -194,7 +194,7 @@ class Minimiser:
             self._progress(time.perf_counter() - self._start, self.cost, bound)
 
     def _explore(self, bound: float, active: np.ndarray | None, others: float) -> _Outcome:
-        """Solves the active part of the root (None: all of it), or cuts it in two.
+        """Solves the active part of the root (None: all of it), or splits it in two.
 
         Args:
           bound: of that part.
@@ -331,7 +331,7 @@ class Minimiser:
         return found.complete
 
     def _halves(self, part: Part, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts the domain of one vertex: the one that makes the largest tables. The first half holds the more
+        """Splits the domain of one vertex: the one that makes the largest tables. The first half holds the more
         promising configurations. Both as active configurations of the root."""
         p, active, costs = part.p, part.state.flags(part.p), part.state.costs(part.p)
         v = plan.widest(part.domains())

@@ -4,7 +4,7 @@ A certificate holds numbers (potentials) for the two ends of every pair of layer
 of a configuration from the pair and adding it to the layer changes no assignment's cost, so the sum of the minima of
 what remains at every layer and pair is a lower bound, whatever the numbers are: a wrong certificate can only prove too
 little. Where that bound falls short of the cost, the checker leaves out the configurations that it excludes and
-minimises over the rest itself; where that would be too large, the certificate cuts the domain of a layer in two and
+minimises over the rest itself; where that would be too large, the certificate splits the domain of a layer in two and
 proves both parts.
 
 Costs and potentials are taken for the real numbers that their float64 stand for, and every number that the checker
@@ -236,14 +236,14 @@ def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.
 
 
 def _halves(certificate: Certificate, first: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The active configurations inside and outside of the part that a certificate cuts off.
+    """The active configurations inside and outside of the part that a certificate splits off.
 
     Raises:
-      CertificateError: it does not cut a layer in two.
+      CertificateError: it does not split a layer in two.
     """
     layer, part = certificate.layer, certificate.part
     if not 0 <= layer < len(first) - 1 or type(part) not in (tuple, list):
-        raise CertificateError("certificate: cuts something else than a layer; it is damaged")
+        raise CertificateError("certificate: splits something else than a layer; it is damaged")
     begin, end = first[layer:layer + 2].tolist()
     inside = np.zeros(len(active), bool)
     for choice in part:
@@ -253,7 +253,7 @@ def _halves(certificate: Certificate, first: np.ndarray, active: np.ndarray) -> 
     one, other = active.copy(), active & ~inside
     one[begin:end] &= inside[begin:end]
     if not one[begin:end].any() or not other[begin:end].any():
-        raise CertificateError(f"certificate: does not cut layer {layer} in two; it is damaged")
+        raise CertificateError(f"certificate: does not split layer {layer} in two; it is damaged")
     return one, other
 
 
@@ -311,7 +311,8 @@ def _check(network: CostNetwork, solution: Solution) -> float:
             _prove(prepared, certificate.potentials, active, limit)
             continue
         if type(certificate.proofs) not in (tuple, list) or len(certificate.proofs) != 2:
-            raise CertificateError(f"certificate: no two proofs for a cut of layer {certificate.layer}; it is damaged")
+            raise CertificateError(f"certificate: no two proofs for a split of layer {certificate.layer}; it is "
+                                   "damaged")
         todo += zip(certificate.proofs, _halves(certificate, prepared.flat.first, active), strict=True)
     return tolerance
 

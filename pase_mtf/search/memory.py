@@ -4,7 +4,7 @@ Lagrangian relaxation: with every byte charged at a multiplier the problem is an
 charge for the limit bounds the constrained cost from below. The best multiplier is found by cutting planes (Kelley).
 Assignments are repaired and improved within the limit. The gap that is left is closed by branch and bound: the layer in
 which the two best assignments at that multiplier, one within and one above the limit, differ most in memory has its
-configurations cut into light and heavy ones.
+configurations split into light and heavy ones.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class _Search:
         return (self.best.cost if self.best else math.inf), True
 
     def halves(self, active: np.ndarray, light: _Point | None, heavy: _Point | None) -> list[np.ndarray]:
-        """Cuts the domain of one layer into configurations of less and of more memory."""
+        """Splits the domain of one layer into configurations of less and of more memory."""
         packed = self.packed
         first = packed.first[:-1]
         low = np.minimum.reduceat(np.where(active, self.memory, np.inf), first)
@@ -304,7 +304,7 @@ class _Search:
         begin, end = int(packed.first[v]), int(packed.first[v + 1])
         if high[v] > low[v]:
             lighter = self.memory[begin:end] <= (low[v] + high[v]) / 2
-        else:  # no layer's memory is open any more: cut by number
+        else:  # no layer's memory is open any more: split by number
             sizes = np.add.reduceat(active, first, dtype=np.int64)
             v = int(np.argmax(sizes))
             begin, end = int(packed.first[v]), int(packed.first[v + 1])

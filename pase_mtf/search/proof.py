@@ -29,11 +29,11 @@ class Potential:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Certificate:
-    """A proof that no assignment is cheaper: either potentials, or a layer whose domain is cut, and a proof per part.
+    """A proof that no assignment is cheaper: either potentials, or a layer whose domain is split, and a proof per part.
 
     Attributes:
       potentials: of every pair of layers that edges join.
-      layer: the layer whose domain is cut; -1 where potentials prove the bound.
+      layer: the layer whose domain is split; -1 where potentials prove the bound.
       part: the configurations of that layer in the first part.
       proofs: for the assignments with that layer inside and outside of `part`.
     """
