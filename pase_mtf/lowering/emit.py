@@ -186,7 +186,7 @@ class Emitter:
         return math.prod(shape[axis:]) // parts <= _SHORT_ROW and rows > 1 and rows * parts >= _MANY_ROWS
 
     def _split_in_order(self, device: str, x: tf.Tensor, parts: int, axis: int) -> list[tf.Tensor]:
-        """Brings the parts one after the other, in one pass over x, and hands them out without a copy."""
+        """Brings the parts one after the other, in one pass over x, and gives them out without a copy."""
         shape = x.shape.as_list()
         part = [*shape[:axis], shape[axis] // parts, *shape[axis + 1:]]
         x = self.reshape(device, x, (math.prod(shape[:axis]), parts, math.prod(shape[axis:]) // parts))

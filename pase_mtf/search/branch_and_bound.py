@@ -176,7 +176,7 @@ class Minimiser:
     def _enough(self, bound: float) -> bool:
         return self._gap > 0 and self.best is not None and relative_gap(self.cost, bound) <= self._gap
 
-    def _offer(self, p: Packed, choice: np.ndarray, cost: float) -> None:
+    def _consider(self, p: Packed, choice: np.ndarray, cost: float) -> None:
         """Takes an assignment of a reduced network if it is the best so far."""
         if not cost < self.cost:
             return
@@ -265,7 +265,7 @@ class Minimiser:
         found = message_passes(p, part.steps, part.state, self.cost, -target, target, passes,
                                self._budget.seconds, rounding, 0 if look else _POLISHING)
         self.statistics["passes"] += found.passes
-        self._offer(p, part.state.best, found.cost)
+        self._consider(p, part.state.best, found.cost)
         if look and part.look_now():
             before = self.cost
             self._look_for_better(p, part.state)
@@ -298,13 +298,13 @@ class Minimiser:
             return
         if search.best is not None:
             choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
-            self._offer(p, choice, improve(p, choice, _SWEEPS))
+            self._consider(p, choice, improve(p, choice, _SWEEPS))
 
     def _eliminate(self, p: Packed, plan: Plan) -> None:
         self.statistics["eliminations"] += 1
         self.statistics["largest_table"] = max(self.statistics["largest_table"], int(plan.largest))
         cost, choice = eliminate(p, plan)
-        self._offer(p, choice, cost + p.constant)
+        self._consider(p, choice, cost + p.constant)
 
     def _descend(self, part: Part) -> bool:
         """Searches a part depth first once passes bring little, as far as that is quick. Whether it got to the end."""
@@ -325,7 +325,7 @@ class Minimiser:
         self.statistics["descents"] += 1
         found = descend(part.p, self.cost, self._target(), most, self._budget.seconds)
         if len(found.choice):
-            self._offer(part.p, found.choice, improve(part.p, found.choice, _SWEEPS))
+            self._consider(part.p, found.choice, improve(part.p, found.choice, _SWEEPS))
         if not found.complete:
             self._most_read *= 4
         return found.complete

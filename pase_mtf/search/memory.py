@@ -146,7 +146,7 @@ class _Search:
         self.points.append(point)
         return search.bound - multiplier * self.limit, point
 
-    def offer(self, point: _Point) -> None:
+    def consider(self, point: _Point) -> None:
         """Takes what can be made of an assignment within the limit, if it is the best so far."""
         choice = point.choice.copy()
         _repair(self.packed, self.memory, self.limit, choice)
@@ -212,7 +212,7 @@ class _Search:
                 bound, best_multiplier = value, now
             if point is None:
                 break
-            self.offer(point)
+            self.consider(point)
             if self.best is not None and (bound >= self.best.cost - self.target or self.within_gap(bound)):
                 break
             if light is not None and heavy is not None:
@@ -425,7 +425,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
     except TimeoutError:  # all that is known
         assignment, bound, proven, used = tuple(lightest.tolist()), -math.inf, False, least
     else:
-        search.offer(search.point(lightest))
+        search.consider(search.point(lightest))
         bound, proven = search.run()
         best = search.best
         assert best is not None  # the lightest assignment fits
