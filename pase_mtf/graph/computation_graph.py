@@ -13,15 +13,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.fields import EdgeFields, GraphFields, LayerFields, OperandFields
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from pase_mtf.graph.plain import keys_of, to_plain, unhashed_keys
 
 __all__ = ["ROLES", "ComputationGraph", "Edge", "Held", "Layer", "LayerOperation", "Operand", "Variable"]
 
@@ -249,7 +247,7 @@ class ComputationGraph:
     @functools.cached_property
     def hash(self) -> str:
         """16 hex digits that agree for graphs with the same layers, operations and edges."""
-        return _hash(_to_plain(self))
+        return _hash(to_plain(self, Operand))
 
     @property
     def assumed(self) -> tuple[str, ...]:
@@ -277,7 +275,7 @@ class ComputationGraph:
     @uncollected()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as JSON, whole or not at all."""
-        plain = _to_plain(self)
+        plain = to_plain(self, Operand)
         vars(self).setdefault("hash", _hash(plain))  # where the property keeps it: to ask that would convert all anew
         data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **plain}
         write_atomically(path, json.dumps(data))
@@ -398,67 +396,14 @@ def _is_size(extents: Sequence[int]) -> bool:
 
 
 def _hash(data: Mapping[str, Any]) -> str:
-    """Of what `_to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
+    """Of what `to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
     def hashed(entries: list[dict[str, object]], unhashed: frozenset[str]) -> list[dict[str, object]]:
         return [{name: value for name, value in entry.items() if name not in unhashed} for entry in entries]
 
-    layers = [{**layer, "operations": hashed(layer["operations"], _unhashed(LayerOperation))}
+    layers = [{**layer, "operations": hashed(layer["operations"], unhashed_keys(LayerOperation))}
               for layer in data["layers"]]
-    counts = {"layers": layers, "edges": hashed(data["edges"], _unhashed(Edge)), "operations": data["operations"]}
+    counts = {"layers": layers, "edges": hashed(data["edges"], unhashed_keys(Edge)), "operations": data["operations"]}
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-_SCALARS = frozenset({str, int, float, bool})
-
-
-@functools.cache
-def _fields(cls: type[DataclassInstance]) -> dict[str, str]:
-    """Name of every field of a dataclass -> the key it has in files, which stays where a field is renamed."""
-    return {field.name: field.metadata.get("key", field.name) for field in dataclasses.fields(cls)}
-
-
-_NEVER = object()
-
-
-@functools.cache
-def _written(cls: type[DataclassInstance]) -> tuple[tuple[str, str, object], ...]:
-    """Name and key of every field of a dataclass, and the value that files leave out (_NEVER: none)."""
-    return tuple((field.name, _fields(cls)[field.name], field.default if field.metadata.get("optional") else _NEVER)
-                 for field in dataclasses.fields(cls))
-
-
-@functools.cache
-def _unhashed(cls: type[DataclassInstance]) -> frozenset[str]:
-    """The keys of what files hold and hashes leave out."""
-    return frozenset(_fields(cls)[field.name] for field in dataclasses.fields(cls)
-                     if not field.metadata.get("hashed", True))
-
-
-def _to_plain(value: object, known: dict[int, dict[str, object]] | None = None) -> Any:
-    """`dataclasses.asdict` without its deep copies (tens of thousands of operations).
-
-    Args:
-      value: anything JSON can hold, with dataclasses, all live until this returns.
-      known: id of an operand that has been met -> what became of it: operations share most of theirs.
-    """
-    known = {} if known is None else known
-    cls: Any = type(value)
-    if cls in _SCALARS:
-        return value
-    if isinstance(value, (tuple, list)):
-        return [item if type(item) in _SCALARS else _to_plain(item, known) for item in value]
-    if not hasattr(cls, "__dataclass_fields__"):
-        return value
-    plain = known.get(id(value))
-    if plain is None:
-        plain = {}
-        for name, key, left_out in _written(cls):
-            item = getattr(value, name)
-            if left_out is _NEVER or item != left_out:
-                plain[key] = item if type(item) in _SCALARS else _to_plain(item, known) if item != () else []
-        if cls is Operand:
-            known[id(value)] = plain
-    return plain
 
 
 def _once(value: object, known: dict[object, object]) -> object:
@@ -485,7 +430,7 @@ def _operand(data: OperandFields, known: dict[object, object]) -> Operand:
 def _operation(data: Mapping[str, Any], known: dict[object, object]) -> LayerOperation:
     if data["role"] not in ROLES:  # which the hash does not cover
         raise ValueError(f"unknown role {data['role']!r}")
-    name_of = {key: name for name, key in _fields(LayerOperation).items()}
+    name_of = {key: name for name, key in keys_of(LayerOperation).items()}
     return LayerOperation(**{
         **{name_of[key]: value for key, value in data.items()},
         **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
