@@ -149,7 +149,7 @@ def _tiny(name: str) -> dict[str, Any]:
     from pase_mtf.lowering.lowering import lower
     from pase_mtf.runtime import Devices
     from pase_mtf.strategy.find import find_strategy
-    # Owners of the small programs run them on 8 devices. TensorFlow nodes of large ones are dear: 4 will do.
+    # Owners of the small programs run them on 8 devices. TensorFlow nodes of large ones take long: 4 will do.
     count = 8 if name in programs.tables()["small"] else 4
     machine, devices = layout_cases.slow_machine(), Devices.first(count, "cpu")
     layout = layout_cases.find(name, "reduced", count, machine)

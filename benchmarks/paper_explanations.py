@@ -15,9 +15,9 @@ of the batch. Convolutions and the fully connected layer cost the same in both, 
 
 STRATEGIES = {
     "alexnet": """\
-conv 1-4: ours splits the channels of conv 3 and 4 in two beside 16 parts of the batch, which sends fewer gradients of
-weights than 32 parts of the batch. conv 5: we split what it makes, the paper what it reads. fc 1: the parts are the
-paper's (4 of n, 8 of c), only that c is three dims in our graph (channels, height, width) and is cut in all of them.
+conv 1-4: ours splits the channels of conv 3 and 4 in two beside 16 shards of the batch, which sends fewer gradients of
+weights than 32 shards of the batch. conv 5: we split what it makes, the paper what it reads. fc 1: the splits are the
+paper's (4 of n, 8 of c), only that c is three dims in our graph (channels, height, width) and is split in all of them.
 fc 2, fc 3 and the softmax are the paper's.""",
     "inception_v3": """\
 Up to module E the strategies agree, but for one convolution. In module E the paper splits the out-channels of every
@@ -26,16 +26,16 @@ has to be summed, to split the in-channels, what it makes; and module E reads up
 That sends more partial sums of outputs and moves more between convolutions (the two negative numbers), and far fewer
 gradients. The paper's tool prices normalisations otherwise (see Table I), and took its row under those prices.""",
     "rnnlm": """\
-The paper splits the vocabulary of embedding and output 32 ways, ours 16 ways beside two parts of the batch: a
+The paper splits the vocabulary of embedding and output 32 ways, ours 16 ways beside two shards of the batch: a
 device's share of the embedding's output is half as large, and so are its all-reduce and what moves on to the LSTM.
-The same holds by hand: 32 parts of the vocabulary cost the embedding 3.16e11 of arithmetic and 3.25e11 for the
+The same holds by hand: 32 shards of the vocabulary cost the embedding 3.16e11 of arithmetic and 3.25e11 for the
 all-reduce, at 5000 FLOP a word; ours 3.16e11, 1.57e11 and 0.64e11 for the gradients of the weights. The published row
 is therefore not the optimum of these constants; nor is it of any other price of a word that we tried. The LSTM: both
-use the two layers as a pipeline; ours has more parts of the batch, the paper also cuts what a cell reads, which costs
-partial sums.""",
+use the two layers as a pipeline; ours has more shards of the batch, the paper also splits what a cell reads, which
+costs partial sums.""",
     "transformer": """\
 Embedding and output: the paper's rows use 16 of the 32 devices, ours all, which is where most of the difference lies:
-arithmetic, the all-reduce of the embedding's output, and what moves from and to the parts of the batch. Attention:
+arithmetic, the all-reduce of the embedding's output, and what moves from and to the shards of the batch. Attention:
 ours has the two devices of a part of the batch do the same work (or one of them idle, at the same price) rather than
 split the heads; that is more arithmetic, and saves more in the all-reduces that a split of heads needs. Feed forward
 is the paper's in every layer.""",

@@ -1,7 +1,7 @@
 """Random networks, hard and held out: drawn anew from a seed, never looked at while the search is written.
 
 Families of shapes and of costs. `noise` has nothing that helps; `structured` costs are sums of a cost per pair of tags
-that configurations carry, as those of layers are that cut the same tensors; `close` ones differ by little.
+that configurations carry, as those of layers are that shard the same tensors; `close` ones differ by little.
 """
 
 from __future__ import annotations

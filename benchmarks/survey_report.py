@@ -124,7 +124,7 @@ def _verdicts(entries: _Entries, known: int) -> str:
             if _own_seconds(found) > _LIMIT]
     beyond = [f"{name} at p = {devices}: {_gigabytes(found['ours']['bytes'])}" for name, devices, found in answered
               if found["limit"] is not None and found["ours"]["bytes"] > found["limit"]]
-    dearer = [f"{name} at p = {devices}: {found['ours']['seconds'] / found['own']['seconds']:.2f}×"
+    costlier = [f"{name} at p = {devices}: {found['ours']['seconds'] / found['own']['seconds']:.2f}×"
               for name, devices, found in answered if found["own"] and not found["own"]["problem"]
               and (found["limit"] is None or found["own"]["bytes"] <= found["limit"])
               and found["ours"]["seconds"] > found["own"]["seconds"] * (1 + 1e-9)]
@@ -140,7 +140,7 @@ def _verdicts(entries: _Entries, known: int) -> str:
         + f"; no answer at all: {_named(silent)}.",
         f"Over {_LIMIT:.0f} s of export, search and verification: {_named(slow)}.",
         f"Beyond the device's memory: {_named(beyond)}.",
-        f"Dearer than an own layout that lowers and fits: {_named(dearer)}.",
+        f"Costlier than an own layout that lowers and fits: {_named(costlier)}.",
         f"{len(trained)} programs trained at tiny size; did not lower or run: {_named(failing)}; losses that differ by "
         f"more than {_EQUAL:g} of one device's: {_named(apart)}, of them with as little agreement between one device "
         f"and itself with other noise: {_named(noise)}."]

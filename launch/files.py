@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -257,7 +256,7 @@ def _frontier(strategy: Strategy) -> tuple[FrontierPoint, ...]:
         return ()
 
 
-def _search(strategies: Mapping[str, Strategy]) -> dict[str, Any] | None:
+def _search(strategies: Mapping[str, Strategy]) -> dict[str, object] | None:
     """What the exact search says about itself; None where no arm used it."""
     if "search" not in strategies:
         return None

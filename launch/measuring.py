@@ -21,7 +21,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -304,8 +304,9 @@ def _list(request: Request) -> None:
     others = [path for path in map(str, kernel_tables()) if path not in dict(kept)] if not request.meshes else []
     for path in others:
         times = load_times(path)
-        where = " ".join(str(times.on[name]) for name in ("devices", "kind", "processor", "host", "tensorflow")
-                      if name in times.on) or "of an earlier version"
+        told: Mapping[str, object] = times.on
+        where = " ".join(str(told[name]) for name in ("devices", "kind", "processor", "host", "tensorflow")
+                      if name in told) or "of an earlier version"
         print(f"not read here, measured under other circumstances ({where}): {len(times)} kernels in {path}")
     if not kept and not others:
         print("no kernel times are kept")

@@ -346,7 +346,7 @@ def load_run_config(folder: str) -> dict[str, Any]:
     return data
 
 
-def run_config(options: ResolvedOptions, **more: Any) -> str:
+def run_config(options: ResolvedOptions, **more: object) -> str:
     """The text of config.json: the resolved options and what else decides the run."""
     return json.dumps({"format": CONFIG_FORMAT, "version": CONFIG_VERSION, "options": options.to_json(), **more},
                       indent=2) + "\n"

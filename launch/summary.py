@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from typing_extensions import NotRequired, TypedDict
 
@@ -86,7 +85,7 @@ class Summary(TypedDict):
     disagreement: str | None
     note: str | None
     slowness: NotRequired[float | None]
-    search: dict[str, Any] | None
+    search: dict[str, object] | None
     nodes: dict[str, int]
     build_seconds: dict[str, float]
     memory_method: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pase_mtf.errors import UsageError, nearest
-from pase_mtf.models.presets import CONFIGS, load_config, presets
+from pase_mtf.models.presets import CONFIGS, ModelConfig, load_config, presets
 
 if TYPE_CHECKING:
     from pase_mtf.compat import mtf, tf
@@ -50,7 +50,7 @@ def names() -> list[str]:
     return sorted(CONFIGS)
 
 
-def get(name: str) -> Model[Any]:
+def get(name: str) -> Model[ModelConfig]:
     """The model of that name.
 
     Raises:

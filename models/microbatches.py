@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
@@ -24,7 +24,7 @@ __all__ = ["WrittenOut", "check_microbatches", "import_features", "loss_and_grad
 _T = TypeVar("_T")
 
 
-def check_microbatches(model: Model[Any], batch: int, count: int) -> None:
+def check_microbatches(model: Model[ModelConfig], batch: int, count: int) -> None:
     """Refuses pieces that would not add up to the batch.
 
     Args:
@@ -43,7 +43,7 @@ def check_microbatches(model: Model[Any], batch: int, count: int) -> None:
                          "another model; take 1")
 
 
-def import_features(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, batch: int, count: int = 1,
+def import_features(model: Model[ModelConfig], config: ModelConfig, mesh: mtf.Mesh, batch: int, count: int = 1,
                     ) -> tuple[dict[str, tf.Tensor], dict[str, mtf.Tensor]]:
     """A placeholder per feature of a whole batch, and the same imported into the mesh.
 
@@ -67,7 +67,7 @@ def import_features(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, batc
     return placeholders, imported
 
 
-def loss_and_gradients(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, features: dict[str, mtf.Tensor],
+def loss_and_gradients(model: Model[ModelConfig], config: ModelConfig, mesh: mtf.Mesh, features: dict[str, mtf.Tensor],
                        batch: int, count: int = 1) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
     """Adds a model to a graph, with its gradients: of the whole batch, computed in one go or microbatch by microbatch
     in a loop.
@@ -130,7 +130,7 @@ class WrittenOut:
     losses: list[mtf.Operation]
 
 
-def write_out(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, batch: int, count: int) -> WrittenOut:
+def write_out(model: Model[ModelConfig], config: ModelConfig, mesh: mtf.Mesh, batch: int, count: int) -> WrittenOut:
     """Adds a model to a graph microbatch by microbatch, with its gradients.
 
     Args:
@@ -193,7 +193,7 @@ def _weighted(losses: Sequence[mtf.Tensor], parts: Sequence[mtf.Tensor]) -> mtf.
     return mtf.add_n([loss * part for loss, part in zip(losses, parts, strict=True)])
 
 
-def _one_imported(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, placeholders: dict[str, tf.Tensor],
+def _one_imported(model: Model[ModelConfig], config: ModelConfig, mesh: mtf.Mesh, placeholders: dict[str, tf.Tensor],
                   batch: int, count: int, number: int) -> dict[str, mtf.Tensor]:
     """The features of one microbatch."""
     found = {}
@@ -207,7 +207,7 @@ def _one_imported(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, placeh
     return found
 
 
-def _shares(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, features: Sequence[dict[str, mtf.Tensor]],
+def _shares(model: Model[ModelConfig], config: ModelConfig, mesh: mtf.Mesh, features: Sequence[dict[str, mtf.Tensor]],
             ) -> list[mtf.Tensor]:
     """What every microbatch counts in the mean, scalars."""
     if model.weight is None:
@@ -217,7 +217,7 @@ def _shares(model: Model[Any], config: ModelConfig, mesh: mtf.Mesh, features: Se
     return [weight / total for weight in weights]
 
 
-def _batch_dim(model: Model[Any], config: ModelConfig, batch: int) -> mtf.Dimension:
+def _batch_dim(model: Model[ModelConfig], config: ModelConfig, batch: int) -> mtf.Dimension:
     return next(shape.dims[0] for shape, _ in model.features(config, batch).values() if shape.dims)
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import importlib.resources
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 from pase_mtf.errors import UsageError, nearest, shortened
@@ -92,7 +92,7 @@ CONFIGS: dict[str, type[ModelConfig]] = {
 }
 
 
-def presets(model: str) -> dict[str, dict[str, Any]]:
+def presets(model: str) -> dict[str, dict[str, object]]:
     """The presets of a model: name -> its values as they stand in configs/models/<model>.json.
 
     Raises:
@@ -134,7 +134,7 @@ def load_config(model: str, preset_or_path: str, **overrides: object) -> ModelCo
     return _checked(model, {**known[base], **values, "preset": preset_or_path, **overrides}, f"{preset_or_path}: ")
 
 
-def config_of(model: str, values: dict[str, Any]) -> ModelConfig:
+def config_of(model: str, values: Mapping[str, object]) -> ModelConfig:
     """The sizes of a model, of what `dataclasses.asdict` made of them.
 
     Raises:
@@ -143,7 +143,7 @@ def config_of(model: str, values: dict[str, Any]) -> ModelConfig:
     return _checked(model, values, "")
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> dict[str, object]:
     try:
         with open(path, encoding="utf-8") as file:
             values = json.load(file)
@@ -157,7 +157,7 @@ def _read(path: str) -> dict[str, Any]:
     return values
 
 
-def _checked(model: str, values: dict[str, Any], where: str) -> ModelConfig:
+def _checked(model: str, values: Mapping[str, object], where: str) -> ModelConfig:
     try:
         config = cast(ModelConfig, _typed(CONFIGS[model], values))
         config._check()
@@ -166,7 +166,7 @@ def _checked(model: str, values: dict[str, Any], where: str) -> ModelConfig:
     return config
 
 
-def _typed(cls: Callable[..., _T], values: dict[str, Any]) -> _T:
+def _typed(cls: Callable[..., _T], values: Mapping[str, object]) -> _T:
     """`cls(**values)`, with every key known and every value of the declared type."""
     fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
     for key in values:
@@ -198,7 +198,7 @@ def _convert(key: str, kind: str, value: object) -> object:
     raise UsageError(f"{key}={shortened(value)}: it has to be {wanted}")
 
 
-def _object(key: str, value: object) -> dict[str, Any]:
+def _object(key: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise UsageError(f"{key}: {value!r} has to be an object such as {{\"channels\": 64, \"kernel\": 3}}")
     return value

@@ -10,7 +10,7 @@ second.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pase_mtf import _early_signals, _import_hook  # noqa: F401 - the first takes the signals when it is imported
 from pase_mtf.errors import PaseError
@@ -48,10 +48,10 @@ _LATER = {"export_graph": "export.exporter", "lower": "lowering.lowering", "Layo
           "EpochCurve": "epochs.curve", "StepTimes": "epochs.step_times", "project_training": "epochs.projection"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module 'pase_mtf' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"pase_mtf.{_LATER[name]}"), name)
+    value: object = getattr(importlib.import_module(f"pase_mtf.{_LATER[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,6 +1,6 @@
 """What programs still name of `tf.estimator`, which left TensorFlow in 2.16: the names that only hold values.
 
-A `model_fn` returns an EstimatorSpec, a configuration is handed around as a RunConfig: such names hold what they are
+A `model_fn` returns an EstimatorSpec, a configuration is passed around as a RunConfig: such names hold what they are
 given and do nothing. Estimators themselves, and all else that has a behaviour, are not put back: who reads them is
 told.
 """
@@ -8,7 +8,7 @@ told.
 from __future__ import annotations
 
 import types
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 __all__ = ["estimator_modules"]
 
@@ -17,38 +17,38 @@ class EstimatorSpec(NamedTuple):
     """What a model_fn returns."""
 
     mode: str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metric_ops: Any = None
-    export_outputs: Any = None
-    training_chief_hooks: Any = None
-    training_hooks: Any = None
-    scaffold: Any = None
-    evaluation_hooks: Any = None
-    prediction_hooks: Any = None
+    predictions: object = None
+    loss: object = None
+    train_op: object = None
+    eval_metric_ops: object = None
+    export_outputs: object = None
+    training_chief_hooks: object = None
+    training_hooks: object = None
+    scaffold: object = None
+    evaluation_hooks: object = None
+    prediction_hooks: object = None
 
 
 class TPUEstimatorSpec(NamedTuple):
     """What a model_fn for TPUs returns."""
 
     mode: str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metrics: Any = None
-    export_outputs: Any = None
-    scaffold_fn: Any = None
-    host_call: Any = None
-    training_hooks: Any = None
-    evaluation_hooks: Any = None
-    prediction_hooks: Any = None
+    predictions: object = None
+    loss: object = None
+    train_op: object = None
+    eval_metrics: object = None
+    export_outputs: object = None
+    scaffold_fn: object = None
+    host_call: object = None
+    training_hooks: object = None
+    evaluation_hooks: object = None
+    prediction_hooks: object = None
 
 
 class _Held(types.SimpleNamespace):
     """Holds its keyword arguments as attributes; what it was not given is None."""
 
-    def __init__(self, *values: Any, **named: Any) -> None:
+    def __init__(self, *values: object, **named: object) -> None:
         super().__init__(values=values, **named)
 
     def __getattr__(self, name: str) -> None:
@@ -60,7 +60,7 @@ _HOLDERS = ("RunConfig", "TPUConfig", "InputPipelineConfig", "ServingInputReceiv
             "PredictOutput", "ClassificationOutput", "RegressionOutput")
 
 
-def _module(name: str, **names: Any) -> types.ModuleType:
+def _module(name: str, **names: object) -> types.ModuleType:
     """A module with these names, which says of others why they are not there."""
     module = types.ModuleType(name, "Put back by pase_mtf: names that hold values, nothing with a behaviour.")
     vars(module).update(names)
@@ -74,7 +74,7 @@ def _module(name: str, **names: Any) -> types.ModuleType:
     return module
 
 
-def estimator_modules(tf: Any) -> dict[str, types.ModuleType]:
+def estimator_modules(tf: types.ModuleType) -> dict[str, types.ModuleType]:
     """The modules to put back: name -> module.
 
     Args:

@@ -43,11 +43,11 @@ def checked_arguments(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 @functools.cache
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(function: Callable[..., object]) -> dict[str, object]:
     return typing.get_type_hints(function)
 
 
-def _check(function: str, name: str, value: object, hint: Any) -> None:
+def _check(function: str, name: str, value: object, hint: object) -> None:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     classes = [float | int if option is float else option for option in options
                if isinstance(option, type) and getattr(option, "_is_runtime_protocol", True)]
@@ -63,7 +63,7 @@ def _check(function: str, name: str, value: object, hint: Any) -> None:
         raise UsageError(f"{function}: {name}={shortened(value)}: {problem}")
 
 
-def _problem(value: object, hint: Any) -> str:
+def _problem(value: object, hint: object) -> str:
     """What is wrong with a collection or a function, looked into; empty: nothing."""
     from typeguard import CollectionCheckStrategy, TypeCheckError, check_type  # a tenth of a second
     try:
@@ -75,5 +75,5 @@ def _problem(value: object, hint: Any) -> str:
     return ""
 
 
-def _name(option: Any) -> str:
+def _name(option: object) -> str:
     return str(getattr(option, "__name__", option)).lstrip("_").replace("Callable", "function")

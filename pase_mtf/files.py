@@ -1,12 +1,17 @@
 """Files that are written whole or not at all, and read with errors a person can use."""
 
+from __future__ import annotations
+
 import functools
 import json
 import os
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pase_mtf.errors import FormatError, UsageError, shortened
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 __all__ = ["check_schema", "path_of", "read_json", "write_atomically"]
 
@@ -69,7 +74,7 @@ def read_json(path: str | os.PathLike[str], expected: str, version: int) -> dict
     return data
 
 
-def check_schema(path: str | os.PathLike[str], data: Any, schema: Any) -> None:
+def check_schema(path: str | os.PathLike[str], data: object, schema: type) -> None:
     """Checks the types of what a file holds: nothing is converted, and nothing may stand there that is not known.
 
     Args:
@@ -96,7 +101,7 @@ def check_schema(path: str | os.PathLike[str], data: Any, schema: Any) -> None:
 
 
 @functools.cache
-def _adapter(schema: Any) -> Any:
+def _adapter(schema: Any) -> TypeAdapter[object]:
     from pydantic import TypeAdapter  # as in `check_schema`
     schema.__pydantic_config__ = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
     return TypeAdapter(schema)

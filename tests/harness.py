@@ -138,7 +138,7 @@ def random_with(number: int, devices: int = DEVICES, **wanted: Configuration,
         drawn = list(random_configurations(graph, devices, number, 0))
         for place, layer in enumerate(graph.layers):
             for dim, configuration in wanted.items():
-                if dim in layer.splittable and layer.dims[dim] % configuration.parts(dim) == 0:
+                if dim in layer.splittable and layer.dims[dim] % configuration.shards(dim) == 0:
                     drawn[place] = configuration
         return drawn
 

@@ -34,7 +34,7 @@ def partition_pairs(draw):
 def block(values, partition, position):
     """The block that a position holds, straight from the definition."""
     region = []
-    for size, (parts, stride) in zip(values.shape, partition.cuts, strict=True):
+    for size, (parts, stride) in zip(values.shape, partition.shards, strict=True):
         part = (position // stride) % parts
         region.append(slice(part * size // parts, (part + 1) * size // parts))
     return values[tuple(region)]

@@ -58,6 +58,11 @@ def test_every_module_has_one_row_and_every_row_a_module(files, rows):
     assert [name for name, _, text in rows if not text.strip()] == []
 
 
+def test_every_file_can_be_read_in_one_go(files):
+    lengths = {str(file): file.read_text(encoding="utf-8").count("\n") for file in files.values()}
+    assert [f"{file}: {lines} lines; split it" for file, lines in lengths.items() if lines >= 500] == []
+
+
 def test_packages_stand_in_the_order_of_the_contract(repository, rows):
     settings = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))
     contract, = (contract for contract in settings["tool"]["importlinter"]["contracts"] if contract["type"] == "layers")

@@ -147,7 +147,7 @@ def test_wheels_hold_the_path_file_beside_the_package(repository, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_message_that_is_not_the_banner_is_handed_on():
+def test_a_message_that_is_not_the_banner_is_passed_on():
     code = ("import os, pase_mtf.compat as c\n"
             "with c._without_banner():\n"
             "    os.write(2, b'a warning\\nWARNING: All log messages before absl::InitializeLog() is called\\n')")

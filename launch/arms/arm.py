@@ -16,11 +16,11 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.chosen import Chosen
-from pase_mtf.launch.arms.copies import Sketch, differ, sketch, sketches_differ
 from pase_mtf.launch.arms.masters import PassingMasters, few_at_a_time, load_values
 from pase_mtf.launch.arms.memory import peak_bytes_per_device, short_device, variable_bytes_per_device
 from pase_mtf.launch.arms.program import Program
 from pase_mtf.launch.arms.recipe import Recipe, making_of, recipe_of
+from pase_mtf.launch.arms.replicas import Sketch, differ, sketch, sketches_differ
 from pase_mtf.launch.arms.traced import Work, fallen_to_cpu, timeline_of, traced_slices
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, FileEntry, entry_of, restore
 from pase_mtf.launch.checkpoints.shards import ShardWriter, data_file, merge_shards, shard_prefix
@@ -108,8 +108,8 @@ class Arm:
             self._to_masters = lowering.copy_slices_to_masters()
             self._masters = {variable.op.name: variable for variable in tf.global_variables()}
             self._saver = tf.train.Saver(tf.global_variables(), max_to_keep=1)
-            self._copies = {variable.name: copies for variable, laid_out in lowering.variables.items()
-                            if (copies := _copies(variable, laid_out))}
+            self._replicas = {variable.name: replicas for variable, laid_out in lowering.variables.items()
+                            if (replicas := _replicas(variable, laid_out))}
             self._shards = self._own_shards(lowering) if board and isinstance(lowering, PlanLowering) else None
             initialize = tf.global_variables_initializer()
             self._held = variable_bytes_per_device(self._graph)
@@ -208,19 +208,19 @@ class Arm:
         self._tell("collect")
         self._run(self._to_masters, together=True)
 
-    def differing_copies(self) -> str | None:
+    def differing_replicas(self) -> str | None:
         """The name of a variable of which not all devices that hold the same part hold the same; None: there is none.
 
         Equal up to rounding: what devices sum by themselves, each may sum in another order. Of devices of several ranks
-        not the values are compared but what `copies.sketch` makes of them.
+        not the values are compared but what `replicas.sketch` makes of them.
         """
-        self._tell("differing_copies")
-        sizes = {name: sum(len(group) * group[0].shape.num_elements() for group in copies)
-                 for name, copies in self._copies.items()}
+        self._tell("differing_replicas")
+        sizes = {name: sum(len(group) * group[0].shape.num_elements() for group in replicas)
+                 for name, replicas in self._replicas.items()}
         sketches: list[list[Sketch]] = []
         differing = None
         for names in few_at_a_time(sizes):
-            own = {name: [[copy for copy in group if isinstance(copy, tf.Tensor)] for group in self._copies[name]]
+            own = {name: [[held for held in group if isinstance(held, tf.Tensor)] for group in self._replicas[name]]
                    for name in names}
             found = self._run(own)
             differing = differing or next((name for name in names if any(map(differ, found[name]))), None)
@@ -231,7 +231,7 @@ class Arm:
         of_ranks = self._board.gather([differing, sketches])
         if told := next((name for name, _ in of_ranks if name), None):
             return str(told)
-        groups = [name for name in itertools.chain(*few_at_a_time(sizes)) for _ in self._copies[name]]
+        groups = [name for name in itertools.chain(*few_at_a_time(sizes)) for _ in self._replicas[name]]
         return next((name for name, *rows in zip(groups, *(theirs for _, theirs in of_ranks), strict=True)
                      if sketches_differ([entry for row in rows for entry in row])), None)
 
@@ -310,7 +310,7 @@ class Arm:
             raise lost_process(error, f"arm {self.name}") from error
 
 
-def _copies(variable: mtf.Variable, laid_out: Any) -> list[list[tf.Tensor]]:
+def _replicas(variable: mtf.Variable, laid_out: mtf.MeshImpl.LaidOutVariable) -> list[list[tf.Tensor]]:
     """The reads of the slices of a variable that hold the same part of it (on devices of other ranks, stand-ins); none
     of a lowering that is not ours."""
     mesh_impl = getattr(laid_out, "_mesh_impl", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from more_itertools import constrained_batches
 
@@ -37,7 +36,7 @@ class PassingMasters:
                       for name, master in self._masters.items()}
         self._others = {variable.op.name: variable for variable in others if variable.op.name not in self._masters}
 
-    def fill(self, run: Callable[..., Any], prefix: str | None) -> None:
+    def fill(self, run: Callable[..., object], prefix: str | None) -> None:
         """Gives every variable its first value.
 
         Args:
@@ -54,14 +53,14 @@ class PassingMasters:
             run([self._drop[name] for name in names])
 
     @staticmethod
-    def _set(run: Callable[..., Any], variables: Mapping[str, tf.Variable], prefix: str | None) -> None:
+    def _set(run: Callable[..., object], variables: Mapping[str, tf.Variable], prefix: str | None) -> None:
         if prefix is None:
             run([variable.initializer for variable in variables.values()])
         else:
             load_values(run, variables, prefix)
 
 
-def load_values(run: Callable[..., Any], variables: Mapping[str, tf.Variable], prefix: str) -> None:
+def load_values(run: Callable[..., object], variables: Mapping[str, tf.Variable], prefix: str) -> None:
     """Sets variables, one after another, to the values in files, which may be of another type.
 
     Args:

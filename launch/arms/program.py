@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
 
 from pase_mtf import models
 from pase_mtf.compat import mtf, tf
@@ -92,7 +91,8 @@ def variables_by_name() -> Iterator[None]:
     To make the TensorFlow variables, which an export never looks at, takes most of the time that a deep model's
     program takes.
     """
-    def name_only(getter: Any, name: str, collections: Collection[str] | None = None, **settings: Any) -> Any:
+    def name_only(getter: Callable[..., tf.Variable], name: str, collections: Collection[str] | None = None,
+                  **settings: object) -> tf.Variable | _Named:
         if tf.GraphKeys.GLOBAL_STEP in (collections or ()):  # which optimizers compute with
             return getter(name, collections=collections, **settings)
         return _Named(f"{name}:0")

@@ -50,7 +50,7 @@ class Recipe:
     traced: bool = False
     pipeline: Pipeline | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it, as `json` takes it."""
         return {**dataclasses.asdict(self), "pipeline": self.pipeline and self.pipeline.to_json()}
 

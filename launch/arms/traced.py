@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -105,7 +105,7 @@ def fallen_to_cpu(metadata: tf.RunMetadata, graph: tf.Graph) -> list[str]:
                    if node.node_name in on_gpus and (kind := _type_of(node)) and kind not in IDLE_NODES})
 
 
-def _type_of(node: Any) -> str:
+def _type_of(node: tf.NodeExecStats) -> str:
     """TensorFlow's name of a node's operation, of its label: "name = AddN(first, second)"."""
     return node.timeline_label.partition(" = ")[2].partition("(")[0]
 

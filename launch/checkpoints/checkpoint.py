@@ -18,7 +18,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import filelock
 from typing_extensions import NotRequired, TypedDict
@@ -232,7 +231,7 @@ def _checked(folder: str, named: int | None) -> CheckpointInfo:
     return CheckpointInfo(folder, step, manifest["graph_hash"], manifest.get("next_loss"))
 
 
-def _check_file(file: str, entry: Mapping[str, Any]) -> None:
+def _check_file(file: str, entry: Mapping[str, object]) -> None:
     found = os.path.getsize(file) if os.path.isfile(file) else None
     if found is None:
         raise FormatError(f"{file}: is missing, the checkpoint is not whole")
@@ -246,7 +245,7 @@ def _check_file(file: str, entry: Mapping[str, Any]) -> None:
         raise FormatError(f"{file}: its SHA-256 is not the one of {_MANIFEST}, it was damaged or changed")
 
 
-def _own_hash(manifest: dict[str, Any]) -> str:
+def _own_hash(manifest: Mapping[str, object]) -> str:
     """SHA-256 of a manifest without its own."""
     rest = {name: value for name, value in manifest.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

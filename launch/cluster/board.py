@@ -56,7 +56,8 @@ class Board:
             self._channels = {size: self._channel(devices, number, size) for number, size in enumerate((_SHORT, _LONG))}
         self._session = tf.Session(devices.target, graph=graph, config=session_config(devices))
 
-    def _channel(self, devices: Devices, number: int, size: int) -> tuple[Any, Any, Any]:
+    def _channel(self, devices: Devices, number: int,
+                 size: int) -> tuple[tf.Tensor, tf.Operation | tf.Tensor, tf.Tensor]:
         """(what is fed, the broadcast, the gathering) of pieces of so many words."""
         # Groups are known by their devices, which are those of the lowering's: it is another one all the same.
         group = zlib.crc32("|".join(("board", *devices.tasks)).encode()) & 0x7fffffff

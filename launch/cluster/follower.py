@@ -79,8 +79,8 @@ def follow(board: Board, devices: Devices) -> None:
                 arms[told["arm"]].collect()
             case "save":
                 arms[told["arm"]].save(told["prefix"])
-            case "differing_copies":
-                arms[told["arm"]].differing_copies()
+            case "differing_replicas":
+                arms[told["arm"]].differing_replicas()
             case "close":
                 arms[told["arm"]].close()
 

@@ -64,7 +64,7 @@ class RemoteTask:
         self._connection.close()
 
 
-def _passport(membership: Membership) -> dict[str, Any]:
+def _passport(membership: Membership) -> dict[str, object]:
     """What has to be the same everywhere."""
     versions = {}
     for package in _PACKAGES:
@@ -116,7 +116,7 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
     return found
 
 
-def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapping[str, Any],
+def _let_in(strangers: list[Connection], came: dict[int, Connection], mine: Mapping[str, object],
             tasks: Sequence[str]) -> None:
     """Takes those who say who they are from the strangers; of one rank the last, who is there again after a fault.
 

@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar
 
 from pase_mtf.epochs.curve import MOST
 from pase_mtf.errors import UsageError, shortened
+from pase_mtf.machine.machine import LOCAL
 
 __all__ = ["new_file", "numbers", "parser"]
 
@@ -119,8 +120,8 @@ def _project(flags: argparse.ArgumentParser) -> None:
                        "time was measured; one for every mix (may be repeated)")
     flags.add_argument("--model", help="whose steps are predicted")
     flags.add_argument("--preset", default="big", help="its sizes (default: %(default)s)")
-    flags.add_argument("--machine", default="h100", help="whose numbers count: a name, a file, or local (default: "
-                       "%(default)s)")
+    flags.add_argument("--machine", default=LOCAL, help="whose numbers count: a name, a file, or local, measured "
+                       "(default: %(default)s)")
     flags.add_argument("--worker_batch", type=whole, help="examples of a worker per step; default: the preset's batch, "
                        "or what the JSON says")
     flags.add_argument("--devices", type=numbers, default="1,2,4,8,16,32,64", help="numbers of devices, such as "

@@ -100,8 +100,8 @@ def _steps(flags: argparse.Namespace) -> StepTimes:
 
 
 def _predicted(flags: argparse.Namespace) -> StepTimes:
+    config = load_config(flags.model, flags.preset)  # a mistyped name does not wait for a measurement
     machine = load_machine(flags.machine, max(flags.devices))
-    config = load_config(flags.model, flags.preset)
     from pase_mtf.epochs.predict import predict_steps  # loads numba
     mixes = [(number // ways, ways) for number in flags.devices for ways in {1, *flags.ways} if number % ways == 0]
     with tqdm(total=len(mixes), desc="pricing", file=sys.stderr, disable=None) as bar:

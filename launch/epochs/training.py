@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -38,7 +37,7 @@ class _Step:
 class Trainer:
     """A model whose batch is one or more pieces. A context: on its end the session is closed."""
 
-    def __init__(self, model: Model[Any], config: ModelConfig, piece: int, seed: int, threads: int = 1):
+    def __init__(self, model: Model[ModelConfig], config: ModelConfig, piece: int, seed: int, threads: int = 1):
         """Builds and lowers the program for one device, and sets the initial values.
 
         Args:
@@ -88,7 +87,7 @@ class Trainer:
         self._session.close()
 
 
-def _lowered(model: Model[Any], config: ModelConfig, piece: int) -> _Step:
+def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int) -> _Step:
     """The program in the current tf.Graph."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer([_DEVICE]))

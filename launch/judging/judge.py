@@ -104,9 +104,9 @@ class Judge:
         """Whether the first step changed the variables of all arms alike, and on all devices."""
         ours = [arm for arm in self._arms if arm.name in self._chosen]
         for arm in ours:
-            copy = arm.differing_copies()
-            if copy:
-                return f"after the first step of {arm.name} not all devices hold the same {copy}"
+            name = arm.differing_replicas()
+            if name:
+                return f"after the first step of {arm.name} not all devices hold the same {name}"
         if not self._start:
             return None
         reference, *others = ours

@@ -57,12 +57,12 @@ class Settled:
 
 @dataclasses.dataclass(frozen=True)
 class _Course:
-    """The first steps of an arm: the loss of every one, the variables before and after the first, and the copies."""
+    """The first steps of an arm: the loss of every one, the variables before and after the first, and the replicas."""
 
     losses: list[float]
     before: dict[str, np.ndarray]
     after: dict[str, np.ndarray]
-    differing_copies: str | None
+    differing_replicas: str | None
 
 
 def settle(plan: Plan, chosen: Mapping[str, Chosen], names: Sequence[str], batches: Sequence[Batch],
@@ -111,11 +111,11 @@ def _course(arm: Arm, batches: Sequence[Batch]) -> _Course:
         before = dict(arm.values(up_to_date=False))
         losses = [arm.step(batches[0])[0]]
         after = dict(arm.values())
-        copies = arm.differing_copies()
+        replicas = arm.differing_replicas()
         losses += [arm.step(batch)[0] for batch in batches[1:]]
     finally:
         arm.close()
-    return _Course(losses, before, after, copies)
+    return _Course(losses, before, after, replicas)
 
 
 def _difference(name: str, found: _Course, expected: _Course, optimizer: str, ours: bool) -> str | None:
@@ -123,8 +123,8 @@ def _difference(name: str, found: _Course, expected: _Course, optimizer: str, ou
                                   first=_LOSS.get(optimizer, _LOSS_OTHERWISE))
     if difference or not ours:
         return difference
-    if found.differing_copies:
-        return f"after a step {found.differing_copies} is not the same on all devices that hold it"
+    if found.differing_replicas:
+        return f"after a step {found.differing_replicas} is not the same on all devices that hold it"
     return largest_update(
         updates_of(expected.before, expected.after, found.after),
         _PRECISION.get(optimizer, _PRECISION_OTHERWISE), _UPDATE.get(optimizer, _UPDATE_OTHERWISE))

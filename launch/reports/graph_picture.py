@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import jinja2
 
@@ -84,7 +83,7 @@ def _places(layers: int, edges: list[Edge]) -> list[tuple[int, int]]:
 
 
 def _line(edge: Edge, at: list[tuple[int, int]], layers: tuple[Layer, ...],
-          configurations: tuple[Configuration, ...]) -> dict[str, Any]:
+          configurations: tuple[Configuration, ...]) -> dict[str, int | str]:
     """An edge, red where its ends shard the tensor differently."""
     (x1, y1), (x2, y2) = at[edge.source], at[edge.target]
     ends = []

@@ -114,7 +114,7 @@ def single_mesh(graph: ComputationGraph, configurations: Sequence[Configuration]
         if configuration.devices != devices:
             return None
         strides = configuration.strides
-        split = {dim: (strides[dim], strides[dim] * parts) for dim, parts in configuration.splits.items()}
+        split = {dim: (strides[dim], strides[dim] * shards) for dim, shards in configuration.splits.items()}
         # A renamed dim is laid out like the one it was renamed from: its name needs the same rule.
         split.update({other: split[dim] for other, dim in layer.aliases.items() if dim in split})
         splits.append(split)
@@ -155,7 +155,7 @@ def layout_text(graph: ComputationGraph, configurations: Sequence[Configuration]
              "# Axes are numbered per layer, outermost first; devices 0..n-1 lie row-major over them.",
              *([beside] if beside else [])]
     for layer, configuration in zip(graph.layers, configurations, strict=True):
-        mesh = [(f"axis_{number}", parts) for number, (_, parts) in enumerate(configuration.axes)]
+        mesh = [(f"axis_{number}", size) for number, (_, size) in enumerate(configuration.axes)]
         rules_here = [(name, axis) for (dim, _), (axis, _) in zip(configuration.axes, mesh, strict=True) if dim
                       for name in (dim, *(other for other, same in layer.aliases.items() if same == dim))]
         lines.append(f"{layer.name}: mesh_shape = {_join(mesh)}  layout = {_join(rules_here)}")

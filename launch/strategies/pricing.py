@@ -15,7 +15,7 @@ from pase_mtf.launch.cluster.lost import LOST, lost_process
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
-from pase_mtf.strategy.kernels_text import untraced_text
+from pase_mtf.strategy.kernels_text import untraced_note
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.strategy import Strategy
 
@@ -75,5 +75,5 @@ def tell_untraced(strategies: Iterable[Strategy]) -> None:
     """Says once, of all strategies together, which operations have no measured kernels and why."""
     found = dict.fromkeys(entry for strategy in strategies if "kernels" in strategy.search
                           for entry in strategy.search["kernels"].get("untraced", ()))
-    if text := untraced_text({"kernels": {"untraced": list(found)}}):
+    if text := untraced_note(list(found)):
         Telling().note(text)

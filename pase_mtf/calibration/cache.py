@@ -9,13 +9,14 @@ import json
 import os
 import pathlib
 import platform
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
 import filelock
 import platformdirs
 
 from pase_mtf.errors import FormatError, UsageError, nearest
+from pase_mtf.machine.kernel_times import Circumstances
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import Devices, cores, gpu_names, operation_threads, processor_name
 
@@ -67,7 +68,7 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) -> dict[str, Any]:
+def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) -> dict[str, object]:
     """What a measurement depends on: measured again when any of it changes.
 
     Args:
@@ -86,15 +87,16 @@ KERNEL_VERSION = 4
 """Of the way of timing kernels; times of another version are not read."""
 
 
-def fingerprint_of_kernels(devices: int, kind: str = "cpu") -> dict[str, Any]:
+def fingerprint_of_kernels(devices: int, kind: str = "cpu") -> Circumstances:
     """What the time of a kernel depends on besides itself: the machine, how many share its cores, and whose code it is:
     builds of one version of TensorFlow, with oneDNN or without it, have kernels of their own."""
-    return {**fingerprint(devices, kind), "version": KERNEL_VERSION, "build": tensorflow_build(),
+    found = {**fingerprint(devices, kind), "version": KERNEL_VERSION, "build": tensorflow_build(),
             "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").strip().lower() not in ("0", "false"),
             "gpus": gpu_names()[:devices] if kind == "gpu" else []}  # of every kind: a schema asks for it
+    return cast(Circumstances, found)
 
 
-def _cached(name: str, on: dict[str, Any]) -> pathlib.Path:
+def _cached(name: str, on: Mapping[str, object]) -> pathlib.Path:
     key = hashlib.sha256(json.dumps(on, sort_keys=True).encode()).hexdigest()[:12]
     return platformdirs.user_cache_path("pase_mtf", appauthor=False) / name.format(key)
 

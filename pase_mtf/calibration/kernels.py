@@ -25,7 +25,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from more_itertools import constrained_batches
@@ -50,7 +49,7 @@ _BATCH_BYTES = 1 << 30
 _LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
 _DISTURBED = 1.25  # times as long as a probe took at best
 _TRIES = 2  # of what was disturbed
-_SESSIONS = 5  # that tell what it takes to hand a node from thread to thread, where no table does
+_SESSIONS = 5  # that tell what it takes to dispatch a node from thread to thread, where no table does
 _WAITING = 4 / 3  # of shared cores: how much longer a run may take than the work of the cores
 
 _PROBES = (
@@ -65,8 +64,8 @@ _MAKING = "Making"
 _TINY_REPEATS = 16  # on every device, of either
 _undisturbed_seconds: dict[tuple[Devices, Kernel], float] = {}
 """What they took at best in this process."""
-_handings: dict[Devices, list[float]] = {}
-"""What it took to hand a node from thread to thread, of every session of this process."""
+_dispatches: dict[Devices, list[float]] = {}
+"""What it took to dispatch a node from thread to thread, of every session of this process."""
 
 
 class KernelTimer:
@@ -108,7 +107,7 @@ class KernelTimer:
         """
         begin = time.perf_counter()
         if self._shared and self._tiny is None:
-            for _ in range(_SESSIONS - len(_handings.get(self._devices, ()))):
+            for _ in range(_SESSIONS - len(_dispatches.get(self._devices, ()))):
                 _Bench(self._devices, self._shared, {}).measure([])
         for batch in self._batches([kernel for kernel in kernels if kernel not in self.failed]):
             if time.perf_counter() - begin >= seconds:
@@ -197,7 +196,7 @@ class Nodes:
         self._reads: dict[tuple[str, Block, int], str] = {}
         self._constants: dict[tuple[str, Block], str] = {}
 
-    def _add(self, operation: str, inputs: Sequence[str], device: str, **attributes: Any) -> str:
+    def _add(self, operation: str, inputs: Sequence[str], device: str, **attributes: tf.AttrValue) -> str:
         name = f"n{len(self.definition.node)}"
         self.definition.node.add(name=name, op=operation, input=inputs, device=device, attr=attributes)
         return name
@@ -388,7 +387,7 @@ class _Bench:
                  for kernel in kernels}
         names |= {_making(kernel): nodes.making(kernel, self._repeats(kernel))
                   for kernel in kernels if self._is_fresh(kernel)}
-        for kernel, beside in self._handing():
+        for kernel, beside in self._dispatching():
             names[kernel] = nodes.kernel(TINY, _TINY_REPEATS, beside)
         names[_IDLE], fill_name = nodes.idle(), nodes.group(nodes.fills)
         with tf.Graph().as_default() as graph:
@@ -407,22 +406,22 @@ class _Bench:
                     if kernel not in found or timing.seconds < found[kernel].seconds:
                         found[kernel] = timing
         timings = self.of_one(found)
-        if self._handing():
-            _handings.setdefault(self._devices, []).append(self._handing_now(found))
+        if self._dispatching():
+            _dispatches.setdefault(self._devices, []).append(self._dispatch_now(found))
         return timings
 
     def of_one(self, looked: Mapping[Kernel, Timing]) -> dict[Kernel, Timing]:
         """What one run of each kernel takes in a step, by what `opened` tells."""
-        handing = self._handing_seconds(looked)
+        dispatch = self._dispatch_seconds(looked)
         return {kernel: self._of_one(kernel, timing, looked[_making(kernel) if self._is_fresh(kernel) else _IDLE],
-                                     0.0 if kernel.operation == SENT else handing)  # what is only sent is no node
+                                     0.0 if kernel.operation == SENT else dispatch)  # what is only sent is no node
                 for kernel, timing in looked.items()
                 if kernel not in (_IDLE, _IN_A_ROW, _BESIDE) and kernel.operation != _MAKING}
 
-    def _of_one(self, kernel: Kernel, timing: Timing, without: Timing, handing: float) -> Timing:
+    def _of_one(self, kernel: Kernel, timing: Timing, without: Timing, dispatch: float) -> Timing:
         """What one run of a kernel takes, by what a run of all of them took, and one without them."""
         each = (timing.seconds - without.seconds) / self._runs(self._repeats(kernel))
-        return dataclasses.replace(timing, seconds=max(each, _LEAST_SECONDS) + handing)
+        return dataclasses.replace(timing, seconds=max(each, _LEAST_SECONDS) + dispatch)
 
     def _is_fresh(self, kernel: Kernel) -> bool:
         """Whether its inputs are made anew for every run: those that other devices of this process made."""
@@ -432,22 +431,22 @@ class _Bench:
         """How many kernels a run waits for, one after the other."""
         return repeats * (self._devices.count if self._shared else 1)
 
-    def _handing(self) -> Sequence[tuple[Kernel, bool]]:
-        """What tells how long it takes to hand a node from thread to thread. Of GPUs nothing: they compute meanwhile.
-        Nor of several processes: to start a run of these takes as long as handing over hundreds of nodes."""
+    def _dispatching(self) -> Sequence[tuple[Kernel, bool]]:
+        """What tells how long it takes to dispatch a node from thread to thread. Of GPUs nothing: they compute
+        meanwhile. Nor of several processes: to start a run of these takes as long as sending hundreds of nodes."""
         return ((_IN_A_ROW, False), (_BESIDE, True)) if self._shared else ()
 
-    def _handing_seconds(self, looked: Mapping[Kernel, Timing]) -> float:
+    def _dispatch_seconds(self, looked: Mapping[Kernel, Timing]) -> float:
         """What it takes: as much as in the table that this belongs to, or else the median of this and the sessions of
         this process in which kernels were measured, for it differs from one to the next."""
-        if not self._handing():
+        if not self._dispatching():
             return 0.0
         if self._tiny is None:
-            return max(0.0, float(np.median([*_handings.get(self._devices, ()), self._handing_now(looked)])))
+            return max(0.0, float(np.median([*_dispatches.get(self._devices, ()), self._dispatch_now(looked)])))
         alone = (looked[_IN_A_ROW].seconds - looked[_IDLE].seconds) / self._runs(_TINY_REPEATS)
         return max(0.0, self._tiny - max(alone, _LEAST_SECONDS))
 
-    def _handing_now(self, looked: Mapping[Kernel, Timing]) -> float:
+    def _dispatch_now(self, looked: Mapping[Kernel, Timing]) -> float:
         """What it took in one session."""
         return (looked[_BESIDE].seconds - looked[_IN_A_ROW].seconds) / self._runs(_TINY_REPEATS)
 

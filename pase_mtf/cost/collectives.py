@@ -44,7 +44,7 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     """Seconds of an all-reduce, done by all groups of devices at the same time.
 
     On real devices: reduce-scatter at each level, innermost first, so that less is left for the next, and back; each
-    level moves 2 (q - 1) / q of what is left and takes 2 log2(q) messages. On shared cores each group of q sums once,
+    level moves 2 (q - 1) / q of the remainder and takes 2 log2(q) messages. On shared cores each group of q sums once,
     for all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it there
     (mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings of 2 q - 2 operations
     sum a q-th each, and every member puts them together; small blocks go round a single ring.

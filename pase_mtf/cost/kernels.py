@@ -214,9 +214,9 @@ def _sums(layer: Layer, configuration: Configuration) -> Iterator[tuple[str, Ker
     """What adds up the partial sums of a layer."""
     for operation in layer.operations:
         for dims, outputs in operation.sums:
-            members = math.prod(configuration.parts(dim) for dim in set(dims))
+            members = math.prod(configuration.shards(dim) for dim in set(dims))
             if members > 1:
                 for output in outputs:
-                    held = math.prod(output.shape) // math.prod(configuration.parts(dim) for dim in output.dims if dim)
+                    held = math.prod(output.shape) // math.prod(configuration.shards(dim) for dim in output.dims if dim)
                     yield (f"all-reduce {operation.phase}", sum_kernel(members, held, output.itemsize),
                            configuration.devices // members * operation.trips)

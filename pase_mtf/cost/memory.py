@@ -217,15 +217,15 @@ class MemoryModel:
         same block."""
         found: dict[tuple[object, ...], _Copy] = {}
         for number, edge in enumerate(self._moved):
-            nbytes, cuts = self._copied_of(number, configurations[edge.source], configurations[edge.target])
+            nbytes, shards = self._copied_of(number, configurations[edge.source], configurations[edge.target])
             for order, (begin, end) in enumerate(edge.held if nbytes else ()):
-                key = edge.source, edge.tensor, edge.shape, cuts, order
+                key = edge.source, edge.tensor, edge.shape, shards, order
                 other = found.get(key, _Copy(nbytes, begin, end))
                 found[key] = _Copy(nbytes, min(begin, other.begin), max(end, other.end))
         return list(found.values())
 
     def _copied_of(self, number: int, source: Configuration, target: Configuration) -> tuple[float, object]:
-        """Bytes of the copy on a device of the target, 0 where it holds the same as at the source; and its cuts."""
+        """Bytes of the copy on a device of the target, 0 where it holds the same as at the source; and its shards."""
         key = number, source, target
         if key not in self._copied:
             edge = self._moved[number]

@@ -22,7 +22,7 @@ __all__ = ["pending_seconds"]
 # Shardings that are looked at in one call.
 _AT_ONCE = 32
 
-_Cuts = tuple[tuple[int, int], ...]
+_Shards = tuple[tuple[int, int], ...]
 """Shards and stride of every dim."""
 
 
@@ -53,15 +53,15 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     parts = source.shards[:, rank:].prod(axis=1)
     seconds += _allreduced(source, rank, nbytes, reshardings)[:, None]
     blocks, wanted = source.shards[:, :rank].prod(axis=1), target.shards.prod(axis=1)
-    pieces = {column: piece.cuts for column, (devices, cuts) in enumerate(zip(
-        target.devices.tolist(), _cuts(target), strict=True))
-        if (piece := scattered(Partition(tuple(range(devices)), cuts), tuple(shape))) is not None}
+    pieces = {column: piece.shards for column, (devices, shards) in enumerate(zip(
+        target.devices.tolist(), _shards_of(target), strict=True))
+        if (piece := scattered(Partition(tuple(range(devices)), shards), tuple(shape))) is not None}
     able = np.array([column in pieces for column in range(len(target.devices))], bool)
     here = (parts > 1)[:, None] & able & (wanted > blocks[:, None]) & (target.devices >= source.devices[:, None])
     columns = np.flatnonzero(here.any(axis=0))
     if len(columns):
         held = [pieces[column] for column in columns.tolist()]
-        gathered = _gathered(reshardings, target.devices[columns], held, _cuts(target, columns), nbytes)
+        gathered = _gathered(reshardings, target.devices[columns], held, _shards_of(target, columns), nbytes)
         for count in np.unique(parts[here.any(axis=1)]).tolist():
             rows = np.flatnonzero((parts == count) & here.any(axis=1))
             needed = _sharded(target.devices[columns], held, source.shards.shape[1])
@@ -80,7 +80,7 @@ def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings
                              reshardings.machine)
 
 
-def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Cuts], wanted: list[_Cuts], nbytes: float
+def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Shards], wanted: list[_Shards], nbytes: float
               ) -> np.ndarray:
     """Seconds in which those that need a block give each other their pieces of it, for each of some shardings."""
     seconds = np.zeros(len(devices))
@@ -94,16 +94,16 @@ def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Cuts]
     return seconds
 
 
-def _cuts(shardings: DistinctShardings, rows: Sequence[int] | np.ndarray | None = None,
-          ) -> list[_Cuts]:
+def _shards_of(shardings: DistinctShardings, rows: Sequence[int] | np.ndarray | None = None,
+          ) -> list[_Shards]:
     """(shards, stride) per dim of shardings: of all, or of some."""
     rows = range(len(shardings.devices)) if rows is None else rows
     return [tuple(zip(shardings.shards[row].tolist(), shardings.strides[row].tolist(), strict=True)) for row in rows]
 
 
-def _sharded(devices: np.ndarray, cuts: Sequence[_Cuts], width: int) -> Sharded:
-    """Shardings of tensors of so many dims, of which those that have no cuts are whole."""
-    both = np.ones((2, len(cuts), width), np.int64)
-    for row, entries in enumerate(cuts):
+def _sharded(devices: np.ndarray, shards: Sequence[_Shards], width: int) -> Sharded:
+    """Shardings of tensors of so many dims, of which those without any are whole."""
+    both = np.ones((2, len(shards), width), np.int64)
+    for row, entries in enumerate(shards):
         both[:, row, :len(entries)] = np.array(entries, np.int64).reshape(-1, 2).T
     return Sharded(devices, both[0], both[1])

@@ -115,14 +115,15 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
     """What Mesh-TF's allconcat and allsplit of the dims that are split differently cost on shared cores: [R, C]."""
     shards, wanted = source.shards[:, None, :], target.shards[None, :, :]
     same = (shards == wanted) & ((source.strides[:, None, :] == target.strides[None, :, :]) | (shards == 1))
-    joined, cut = np.where(same, 1, shards), np.where(same, 1, wanted)
-    joins, cuts = (joined > 1).sum(axis=2), (cut > 1).sum(axis=2)
+    joined, split = np.where(same, 1, shards), np.where(same, 1, wanted)
+    joins, splits = (joined > 1).sum(axis=2), (split > 1).sum(axis=2)
     block = nbytes / np.where(same, shards, 1).prod(axis=2)  # when everything is concatenated
     message = machine.overhead + machine.links[-1].latency
     seconds = ((joined - 1).sum(axis=2) * message
                + joins * (machine.overhead + 2.0 * block / machine.memory_bandwidth)
                # The place of a shard is computed, then it is sliced.
-               + cuts * 4.0 * machine.overhead + (cuts > 0) * 2.0 * block / cut.prod(axis=2) / machine.memory_bandwidth)
+               + splits * 4.0 * machine.overhead
+               + (splits > 0) * 2.0 * block / split.prod(axis=2) / machine.memory_bandwidth)
     total: np.ndarray = np.maximum(source.devices[:, None], target.devices[None, :]) * seconds
     return total
 

@@ -33,7 +33,7 @@ def roofline_machine(times: KernelTimes, devices: int, memory_bytes: float, sour
     rates = {kind: best[kind] if best[kind] > 1.0 else rate
              for kind in ("matmul", "convolution", "filter gradient", "pointwise")}
     least = min((timing.seconds for _, timing in times.items()), default=1e-9)
-    # What is looked up or cut is copied once; a reduction does as much arithmetic as it reads elements.
+    # What is looked up or sliced is copied once; a reduction does as much arithmetic as it reads elements.
     rates |= {"reduction": rates["pointwise"], "gather": rate, "batched matmul": rates["matmul"]}
     bandwidth = _best(copying, flops=False)
     return Machine(name=LOCAL, rates=rates, memory_bandwidth=bandwidth, memory_bytes=memory_bytes, overhead=least,

@@ -31,7 +31,7 @@ def with_workers(graph: ComputationGraph, configurations: Iterable[Configuration
         if workers == 1:
             return configuration
         name = batch if batch in splittable else ""
-        mine = configuration.parts(name) if name else 1
+        mine = configuration.shards(name) if name else 1
         return Configuration(((name, workers * mine),
                               *(axis for axis in configuration.axes if not (name and axis[0] == name))))
     return tuple(repeated(configuration, layer.splittable)

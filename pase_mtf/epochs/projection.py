@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.epochs.curve import EpochCurve, Epochs
@@ -163,13 +162,13 @@ class Projection:
             return None
         return best.best.ahead_of(alone.data_parallel)
 
-    def to_json(self, examples: int | None = None) -> dict[str, Any]:
+    def to_json(self, examples: int | None = None) -> dict[str, object]:
         """All of it, for files.
 
         Args:
           examples: of an epoch: then the hours of every mix are told.
         """
-        def mix_json(mix: Mix) -> dict[str, Any]:
+        def mix_json(mix: Mix) -> dict[str, object]:
             row = {"workers": mix.workers, "ways": mix.ways, "batch": mix.batch, "step_seconds": mix.step.seconds,
                    "step_source": mix.step.source, "epochs": dataclasses.asdict(mix.epochs),
                    "seconds_per_example": mix.seconds_per_example}

@@ -23,7 +23,7 @@ __all__ = ["export_as", "export_graph"]
 
 
 @checked_arguments
-def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, Any] | None = None,
+def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, object] | None = None,
                  alike: Alike | None = None, sharded_updates: bool = False) -> ComputationGraph:
     """Exports a Mesh-TensorFlow graph: its layers with their dims, operations and variables, and the edges.
 
@@ -131,7 +131,7 @@ class _Exporter:
         for fact in self._facts:
             if fact.index not in self._unused:
                 for group, tensor in self._reads(fact):
-                    for read in {tensor, self._flow.home(tensor)} & readers.keys():
+                    for read in {tensor, self._flow.owner(tensor)} & readers.keys():
                         readers[read].add((group, fact.loops))
         return frozenset(tensor for tensor, found in readers.items() if len(found) == 1 and all(
             group != self._group_of[id(tensor.operation)] and around == loops[id(tensor.operation)]
@@ -236,7 +236,7 @@ class _Exporter:
         found: dict[int, list[LayerOperation]] = {}
         for fact in self._running_loops():
             for inside, output in self._flow.parts[fact.operation].accumulators:
-                maker = self._flow.home(inside).operation
+                maker = self._flow.owner(inside).operation
                 group = self._group_of[id(maker)]
                 operand, sums = self._operand(group, output), self._sums.due.get(output, ())
                 adding = LayerOperation(
@@ -274,7 +274,7 @@ class _Exporter:
         found: dict[tuple[int, int, tuple[str, ...]], Edge] = {}
 
         def add(tensor: mtf.Tensor, group: int, phase: str, trips: int) -> None:
-            source = self._group_of.get(id(self._flow.home(tensor).operation))
+            source = self._group_of.get(id(self._flow.owner(tensor).operation))
             if source is None or source == group or tensor.size <= 1:
                 return
             key = (id(tensor), group, self._operand(group, tensor).dims)
@@ -291,7 +291,7 @@ class _Exporter:
                 add(tensor, group, self._phases[fact.index], trips)
         for loop in self._running_loops():
             for variable in self._flow.parts[loop.operation].variables:
-                maker = self._flow.home(variable.output).operation
+                maker = self._flow.owner(variable.output).operation
                 group, phase = self._group_of[id(maker)], self._phases[self._index_of[id(maker)]]
                 add(variable.start, group, phase, loop.trips)
                 add(variable.next, group, phase, self._trips_in(loop))
@@ -324,7 +324,7 @@ class _Exporter:
     def _reads(self, fact: OperationFacts) -> list[tuple[int, mtf.Tensor]]:
         """(layer that reads it, tensor): the layer is the operation's, of an assignment that which makes the new value.
 
-        What a loop hands on is read by nobody before it is used.
+        What goes round in a loop is read by nobody before it is used.
         """
         if fact.operation in self._flow.parts:
             return []

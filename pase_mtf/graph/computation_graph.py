@@ -12,13 +12,14 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.garbage import uncollected
-from pase_mtf.graph.fields import GraphFields
+from pase_mtf.graph.fields import EdgeFields, GraphFields, LayerFields, OperandFields
+from pase_mtf.graph.plain import keys_of, to_plain, unhashed_keys
 
 __all__ = ["ROLES", "ComputationGraph", "Edge", "Held", "Layer", "LayerOperation", "Operand", "Variable"]
 
@@ -169,7 +170,7 @@ class Layer:
     """A vertex of the graph: one configuration holds for everything in it.
 
     Attributes:
-      name: unique in the graph; the name of the operation that founds the layer.
+      name: unique in the graph; the name of the operation that anchors the layer.
       kind: "matmul", "convolution", "pool", "normalize" (reductions and what follows them: softmax, layer norm),
         "gather", "pointwise", "loop", "update" (what computes the new values of another layer's weights), "other".
       dims: dim name -> size, in the order of the iteration space, outermost first. Where one name appears with several
@@ -230,7 +231,7 @@ class ComputationGraph:
 
     Attributes:
       name: of the model, for people.
-      layers: in the order of the operations that found them.
+      layers: in the order of the operations that anchor them.
       edges: every (tensor, target layer, target_dims) once.
       operations: number of operations of the Mesh-TF graph that was exported, those in its loops counted.
       meta: what the exporter wants to pass on (optimizer, batch, preset, ...); not part of the hash. "assumed": what
@@ -241,12 +242,17 @@ class ComputationGraph:
     layers: tuple[Layer, ...]
     edges: tuple[Edge, ...]
     operations: int
-    meta: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    meta: dict[str, object] = dataclasses.field(default_factory=dict, compare=False)
 
     @functools.cached_property
     def hash(self) -> str:
         """16 hex digits that agree for graphs with the same layers, operations and edges."""
-        return _hash(_to_plain(self))
+        return _hash(to_plain(self, Operand))
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What predictions rest on that is not known of the graph, a sentence each (`meta`)."""
+        return tuple(cast(Sequence[str], self.meta.get("assumed", ())))
 
     @property
     def parameters(self) -> int:
@@ -269,7 +275,7 @@ class ComputationGraph:
     @uncollected()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as JSON, whole or not at all."""
-        plain = _to_plain(self)
+        plain = to_plain(self, Operand)
         vars(self).setdefault("hash", _hash(plain))  # where the property keeps it: to ask that would convert all anew
         data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **plain}
         write_atomically(path, json.dumps(data))
@@ -291,7 +297,7 @@ class ComputationGraph:
         if _hash(data) != data["hash"]:
             raise FormatError(
                 f"{path}: contents do not match their hash; the file was changed, export the graph again")
-        known: dict[Any, Any] = {}
+        known: dict[object, object] = {}
         try:
             graph = cls(
                 name=data["name"], layers=tuple(_layer(entry, known) for entry in data["layers"]),
@@ -389,71 +395,18 @@ def _is_size(extents: Sequence[int]) -> bool:
     return min(extents) >= 0 and math.prod(extents) < 2 ** 63
 
 
-def _hash(data: dict[str, Any]) -> str:
-    """Of what `_to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
-    def hashed(entries: list[dict[str, Any]], unhashed: frozenset[str]) -> list[dict[str, Any]]:
+def _hash(data: Mapping[str, Any]) -> str:
+    """Of what `to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
+    def hashed(entries: list[dict[str, object]], unhashed: frozenset[str]) -> list[dict[str, object]]:
         return [{name: value for name, value in entry.items() if name not in unhashed} for entry in entries]
 
-    layers = [{**layer, "operations": hashed(layer["operations"], _unhashed(LayerOperation))}
+    layers = [{**layer, "operations": hashed(layer["operations"], unhashed_keys(LayerOperation))}
               for layer in data["layers"]]
-    counts = {"layers": layers, "edges": hashed(data["edges"], _unhashed(Edge)), "operations": data["operations"]}
+    counts = {"layers": layers, "edges": hashed(data["edges"], unhashed_keys(Edge)), "operations": data["operations"]}
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_SCALARS = frozenset({str, int, float, bool})
-
-
-@functools.cache
-def _fields(cls: Any) -> dict[str, str]:
-    """Name of every field of a dataclass -> the key it has in files, which stays where a field is renamed."""
-    return {field.name: field.metadata.get("key", field.name) for field in dataclasses.fields(cls)}
-
-
-_NEVER = object()
-
-
-@functools.cache
-def _written(cls: Any) -> tuple[tuple[str, str, Any], ...]:
-    """Name and key of every field of a dataclass, and the value that files leave out (_NEVER: none)."""
-    return tuple((field.name, _fields(cls)[field.name], field.default if field.metadata.get("optional") else _NEVER)
-                 for field in dataclasses.fields(cls))
-
-
-@functools.cache
-def _unhashed(cls: Any) -> frozenset[str]:
-    """The keys of what files hold and hashes leave out."""
-    return frozenset(_fields(cls)[field.name] for field in dataclasses.fields(cls)
-                     if not field.metadata.get("hashed", True))
-
-
-def _to_plain(value: Any, known: dict[int, Any] | None = None) -> Any:
-    """`dataclasses.asdict` without its deep copies (tens of thousands of operations).
-
-    Args:
-      value: anything JSON can hold, with dataclasses, all alive until this returns.
-      known: id of an operand that has been met -> what became of it: operations share most of theirs.
-    """
-    known = {} if known is None else known
-    cls: Any = type(value)
-    if cls in _SCALARS:
-        return value
-    if isinstance(value, (tuple, list)):
-        return [item if type(item) in _SCALARS else _to_plain(item, known) for item in value]
-    if not hasattr(cls, "__dataclass_fields__"):
-        return value
-    plain = known.get(id(value))
-    if plain is None:
-        plain = {}
-        for name, key, left_out in _written(cls):
-            item = getattr(value, name)
-            if left_out is _NEVER or item != left_out:
-                plain[key] = item if type(item) in _SCALARS else _to_plain(item, known) if item != () else []
-        if cls is Operand:
-            known[id(value)] = plain
-    return plain
-
-
-def _once(value: Any, known: dict[Any, Any]) -> Any:
+def _once(value: object, known: dict[object, object]) -> object:
     """A tuple of a list; equal ones are one object, since the operations of a graph repeat each other's shapes."""
     if isinstance(value, list):
         value = tuple(value)
@@ -461,25 +414,23 @@ def _once(value: Any, known: dict[Any, Any]) -> Any:
     return value
 
 
-def _from_plain(cls: Callable[..., _T], data: dict[str, Any], known: dict[Any, Any]) -> _T:
+def _from_plain(cls: Callable[..., _T], data: Mapping[str, object], known: dict[object, object]) -> _T:
     return cls(**{name: _once(item, known) for name, item in data.items()})
 
 
-def _edge(data: dict[str, Any], known: dict[Any, Any]) -> Edge:
+def _edge(data: EdgeFields, known: dict[object, object]) -> Edge:
     return _from_plain(Edge, {**data, "held": [tuple(span) for span in data.get("held", ())]}, known)
 
 
-def _operand(data: dict[str, Any], known: dict[Any, Any]) -> Operand:
+def _operand(data: OperandFields, known: dict[object, object]) -> Operand:
     found = _from_plain(Operand, data, known)
-    known.setdefault(found, found)
-    same: Operand = known[found]
-    return same
+    return cast(Operand, known.setdefault(found, found))
 
 
-def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
+def _operation(data: Mapping[str, Any], known: dict[object, object]) -> LayerOperation:
     if data["role"] not in ROLES:  # which the hash does not cover
         raise ValueError(f"unknown role {data['role']!r}")
-    name_of = {key: name for name, key in _fields(LayerOperation).items()}
+    name_of = {key: name for name, key in keys_of(LayerOperation).items()}
     return LayerOperation(**{
         **{name_of[key]: value for key, value in data.items()},
         **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
@@ -490,7 +441,7 @@ def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})
 
 
-def _layer(data: dict[str, Any], known: dict[Any, Any]) -> Layer:
+def _layer(data: LayerFields, known: dict[object, object]) -> Layer:
     operations = tuple(_operation(entry, known) for entry in data["operations"])
     variables = tuple(
         Variable(entry["name"], _operand(entry["operand"], known), entry["trainable"], entry.get("updated_by", ""))

@@ -24,8 +24,8 @@ class Configuration:
     """How one layer is split.
 
     Attributes:
-      axes: (dim name, parts) per mesh axis, outermost (slowest varying over the devices) first. The name "" is an axis
-        that only replicates. No dim appears twice, no axis has one part.
+      axes: (dim name, shards) per mesh axis, outermost first. The name "" is an axis
+        that only replicates. No dim appears twice, no axis has size 1.
     """
 
     axes: tuple[tuple[str, int], ...] = ()
@@ -33,36 +33,39 @@ class Configuration:
     def __post_init__(self) -> None:
         if not isinstance(self.axes, tuple) or not all(
                 type(axis) is tuple and list(map(type, axis)) == [str, int] for axis in self.axes):
-            raise UsageError(f"a configuration of {shortened(self.axes)}; give a tuple of (dim, parts), such as "
+            raise UsageError(f"a configuration of {shortened(self.axes)}; give a tuple of (dim, shards), such as "
                              "((\"batch\", 8),)")
         names = [name for name, _ in self.axes if name]
         if len(set(names)) != len(names):
             raise UsageError(f"a dim appears twice in {shortened(self.axes)}; split it once")
-        if any(parts < 2 for _, parts in self.axes):
-            raise UsageError(f"an axis with fewer than two parts in {shortened(self.axes)}; leave it out")
+        if any(size < 2 for _, size in self.axes):
+            raise UsageError(f"an axis of a size below 2 in {shortened(self.axes)}; leave it out")
 
     @functools.cached_property
     def devices(self) -> int:
         """Number of devices the layer runs on: 0..devices-1."""
-        return math.prod(parts for _, parts in self.axes)
+        return math.prod(size for _, size in self.axes)
 
     @functools.cached_property
     def splits(self) -> dict[str, int]:
-        """Dim name -> number of parts, for the dims that are split."""
-        return {name: parts for name, parts in self.axes if name}
+        """Dim name -> number of shards, for the dims that are split."""
+        return {name: size for name, size in self.axes if name}
 
-    def parts(self, dim: str) -> int:
-        """Into how many parts the dim is split (1 if it is not)."""
+    def shards(self, dim: str) -> int:
+        """The number of shards of a dim (1 where it is not split)."""
         return self.splits.get(dim, 1)
+
+    parts = shards
+    """What `shards` was called before."""
 
     @functools.cached_property
     def strides(self) -> dict[str, int]:
-        """Dim name -> how many consecutive devices hold the same part: device d holds part (d // stride) % parts."""
+        """Dim name -> how many consecutive devices hold the same shard: device d holds shard (d // stride) % number."""
         strides, stride = {}, 1
-        for name, parts in reversed(self.axes):
+        for name, size in reversed(self.axes):
             if name:
                 strides[name] = stride
-            stride *= parts
+            stride *= size
         return strides
 
     def partition(self, dims: Sequence[str]) -> tuple[int, tuple[tuple[int, int], ...]]:
@@ -71,8 +74,8 @@ class Configuration:
         Two configurations with equal results place a tensor identically.
 
         Returns:
-          (devices, ((parts, stride) per dim of the tensor)): device d < devices holds part (d // stride) % parts of
-          every dim; (1, 1) where the dim is whole.
+          (devices, ((number of shards, stride) per dim of the tensor)): device d < devices holds shard
+          (d // stride) % number of every dim; (1, 1) where the dim is whole.
         """
         return self.devices, tuple(
             (self.splits[name], self.strides[name]) if name in self.splits else (1, 1) for name in dims)
@@ -84,13 +87,13 @@ class Configuration:
           layer: that is split in this way.
           dims: of the tensor, by names of the layer, aliases too; others are whole.
         """
-        devices, cuts = self.partition([name if name in layer.dims else layer.aliases.get(name, "") for name in dims])
-        return Partition(tuple(range(devices)), cuts)
+        devices, shards = self.partition([name if name in layer.dims else layer.aliases.get(name, "") for name in dims])
+        return Partition(tuple(range(devices)), shards)
 
     def __str__(self) -> str:
         if not self.axes:
             return "one device"
-        return " ".join(f"{name or '(replicated)'}:{parts}" for name, parts in self.axes)
+        return " ".join(f"{name or '(replicated)'}:{size}" for name, size in self.axes)
 
 
 def _ordered_factorizations(number: int, length: int) -> Iterator[tuple[int, ...]]:
@@ -121,16 +124,16 @@ def _enumerate(dims: tuple[tuple[str, int], ...], totals: tuple[int, ...], repli
                max_axes: int) -> tuple[Configuration, ...]:
     found: list[Configuration] = []
     for total in totals:
-        # Copies on some devices while others idle would be neither here nor there.
+        # To replicate on some devices while others idle would be neither here nor there.
         choices = [*dims, ("", 0)] if replicate and total == totals[-1] else list(dims)
-        # The axes that may have so many parts; those of one dim are told apart by its name.
-        offered = {parts: [(name, parts) for name, size in choices if size % parts == 0]
-                   for parts in range(2, total + 1) if total % parts == 0}
+        # The axes that may have such a size; those of one dim are told apart by its name.
+        offered = {shards: [(name, shards) for name, size in choices if size % shards == 0]
+                   for shards in range(2, total + 1) if total % shards == 0}
         for length in range(min(max_axes, len(choices)) + 1):
             for factors in _ordered_factorizations(total, length):
                 partial: list[tuple[tuple[str, int], ...]] = [()]
-                for parts in factors:
-                    partial = [(*axes, axis) for axes in partial for axis in offered[parts]
+                for shards in factors:
+                    partial = [(*axes, axis) for axes in partial for axis in offered[shards]
                                if axis[0] not in [name for name, _ in axes]]
                 found.extend(map(_trusted, partial))
     return tuple(found)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from typing_extensions import NotRequired, TypedDict
 
-__all__ = ["GraphFields"]
+__all__ = ["EdgeFields", "GraphFields", "LayerFields", "OperandFields", "OperationFields"]
 
 
-class _OperandFields(TypedDict):
+class OperandFields(TypedDict):
+    """See `computation_graph.Operand`."""
+
     dims: list[str]
     shape: list[int]
     itemsize: int
 
 
-class _OperationFields(TypedDict):
+class OperationFields(TypedDict):
+    """See `computation_graph.LayerOperation`."""
+
     index: int
     name: str
     type: str
@@ -23,8 +25,8 @@ class _OperationFields(TypedDict):
     kind: str
     flops: float
     dims: list[str]
-    inputs: list[_OperandFields]
-    outputs: list[_OperandFields]
+    inputs: list[OperandFields]
+    outputs: list[OperandFields]
     reduced: list[str]
     shift: list[str | int]
     nodes: int
@@ -39,22 +41,26 @@ class _OperationFields(TypedDict):
 
 class _VariableFields(TypedDict):
     name: str
-    operand: _OperandFields
+    operand: OperandFields
     trainable: bool
     updated_by: NotRequired[str]
 
 
-class _LayerFields(TypedDict):
+class LayerFields(TypedDict):
+    """See `computation_graph.Layer`."""
+
     name: str
     kind: str
     dims: dict[str, int]
     splittable: list[str]
-    operations: list[_OperationFields]
+    operations: list[OperationFields]
     variables: list[_VariableFields]
     aliases: dict[str, str]
 
 
-class _EdgeFields(TypedDict):
+class EdgeFields(TypedDict):
+    """See `computation_graph.Edge`."""
+
     source: int
     target: int
     tensor: str
@@ -75,7 +81,7 @@ class GraphFields(TypedDict):
     version: int
     hash: str
     name: str
-    layers: list[_LayerFields]
-    edges: list[_EdgeFields]
+    layers: list[LayerFields]
+    edges: list[EdgeFields]
     operations: int
-    meta: dict[str, Any]
+    meta: dict[str, object]

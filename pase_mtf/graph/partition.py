@@ -9,45 +9,46 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
-__all__ = ["Partition", "Piece", "cover", "groups", "nearest", "of_mesh", "scattered", "scattered_sum", "translate",
-           "volume", "whole", "with_parts"]
+__all__ = ["MeshImpl", "Partition", "Piece", "cover", "groups", "nearest", "of_mesh", "scattered", "scattered_sum",
+           "translate", "volume", "whole", "with_partial_sums"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """A tensor cut evenly along its dims, laid on devices; canonical: equal means placed identically.
+    """A tensor split evenly along its dims, laid on devices; canonical: equal means placed identically.
 
     Attributes:
       devices: the device number at every position. Positions count row-major over the axes of the mesh.
-      cuts: (parts, stride) per dim of the tensor: position k holds part (k // stride) % parts. (1, 1) where whole.
+      shards: (number of shards, stride) per dim of the tensor: position k holds shard (k // stride) % number of them.
+        (1, 1) where whole.
     """
 
     devices: tuple[int, ...]
-    cuts: tuple[tuple[int, int], ...]
+    shards: tuple[tuple[int, int], ...]
 
-    def parts(self, position: int) -> tuple[int, ...]:
-        """The part of every dim that a position holds."""
-        return tuple((position // stride) % parts for parts, stride in self.cuts)
+    def block(self, position: int) -> tuple[int, ...]:
+        """Which block a position holds: its shard of every dim."""
+        return tuple((position // stride) % number for number, stride in self.shards)
 
     def block_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of every block of a tensor of this shape (evenly divisible)."""
-        return tuple(size // parts for size, (parts, _) in zip(shape, self.cuts, strict=True))
+        return tuple(size // number for size, (number, _) in zip(shape, self.shards, strict=True))
 
     @functools.cached_property
     def holders(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """Block (its part of every dim) -> the positions that hold it, ascending."""
+        """Block (its shard of every dim) -> the positions that hold it, ascending."""
         found: dict[tuple[int, ...], list[int]] = {}
         for position in range(len(self.devices)):
-            found.setdefault(self.parts(position), []).append(position)
-        return {parts: tuple(positions) for parts, positions in found.items()}
+            found.setdefault(self.block(position), []).append(position)
+        return {block: tuple(positions) for block, positions in found.items()}
 
     @functools.cached_property
     def is_whole(self) -> bool:
         """Whether every position holds the whole tensor."""
-        return all(parts == 1 for parts, _ in self.cuts)
+        return all(number == 1 for number, _ in self.shards)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,18 +56,35 @@ class Piece:
     """What one block of the source contributes to a block of the target.
 
     Attributes:
-      parts: which block of the source.
+      block: which block of the source.
       begin, size: the region of it that is needed, per dim, relative to that block.
     """
 
-    parts: tuple[int, ...]
+    block: tuple[int, ...]
     begin: tuple[int, ...]
     size: tuple[int, ...]
 
     def without(self, dims: int) -> Piece:
         """The piece without its last dims."""
-        left = len(self.parts) - dims
-        return Piece(self.parts[:left], self.begin[:left], self.size[:left])
+        left = len(self.block) - dims
+        return Piece(self.block[:left], self.begin[:left], self.size[:left])
+
+
+class _MeshShape(Protocol):
+    to_integer_list: list[int]
+
+
+class MeshImpl(Protocol):
+    """What is read of an mtf.MeshImpl.
+
+    Attributes:
+      shape: of the mesh.
+    """
+
+    shape: _MeshShape
+
+    def tensor_layout(self, arg: object, /) -> Iterable[int | None]:
+        """The mesh axis of every dim of a tensor or a shape; None: it is whole."""
 
 
 def whole(device: int, rank: int) -> Partition:
@@ -74,7 +92,7 @@ def whole(device: int, rank: int) -> Partition:
     return Partition((device,), ((1, 1),) * rank)
 
 
-def of_mesh(mesh_impl: Any, shape: Any, devices: Sequence[int]) -> Partition:
+def of_mesh(mesh_impl: MeshImpl, shape: object, devices: Sequence[int]) -> Partition:
     """The partition that a Mesh-TF mesh implementation gives a tensor.
 
     Args:
@@ -83,13 +101,13 @@ def of_mesh(mesh_impl: Any, shape: Any, devices: Sequence[int]) -> Partition:
       devices: the device number of every processor of the mesh.
     """
     sizes = mesh_impl.shape.to_integer_list
-    cuts = []
+    shards = []
     for axis in mesh_impl.tensor_layout(shape):
         if axis is None or sizes[axis] == 1:
-            cuts.append((1, 1))
+            shards.append((1, 1))
         else:
-            cuts.append((sizes[axis], math.prod(sizes[axis + 1:])))
-    return Partition(tuple(devices), tuple(cuts))
+            shards.append((sizes[axis], math.prod(sizes[axis + 1:])))
+    return Partition(tuple(devices), tuple(shards))
 
 
 def nearest(candidates: Sequence[int], devices: Sequence[int], device: int) -> int:
@@ -112,31 +130,31 @@ def groups(positions: int, axes: Sequence[tuple[int, int]]) -> list[tuple[int, .
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _cover_dim(size: int, source_parts: int, target_parts: int, target_part: int) -> tuple[tuple[int, int, int], ...]:
-    """(source part, begin in it, size) of every source part that one part of the target overlaps."""
-    source, target = size // source_parts, size // target_parts
-    begin, end = target_part * target, (target_part + 1) * target
+def _cover_dim(size: int, source_shards: int, target_shards: int, wanted: int) -> tuple[tuple[int, int, int], ...]:
+    """(source shard, begin in it, size) of every source shard that one shard of the target overlaps."""
+    source, target = size // source_shards, size // target_shards
+    begin, end = wanted * target, (wanted + 1) * target
     return tuple(
-        (part, max(begin - part * source, 0), min(end, (part + 1) * source) - max(begin, part * source))
-        for part in range(begin // source, -(-end // source)))
+        (shard, max(begin - shard * source, 0), min(end, (shard + 1) * source) - max(begin, shard * source))
+        for shard in range(begin // source, -(-end // source)))
 
 
-def cover(source: Partition, target: Partition, shape: Sequence[int], parts: tuple[int, ...],
+def cover(source: Partition, target: Partition, shape: Sequence[int], block: tuple[int, ...],
           ) -> tuple[tuple[int, ...], Iterator[Piece]]:
     """The pieces of source blocks that make up one block of the target.
 
     Args:
       source, target: partitions of a tensor of this shape.
       shape: its unsplit shape.
-      parts: which block of the target.
+      block: which one of the target.
 
     Returns:
       How many pieces the block has along every dim, and the pieces, row-major.
     """
     along = [
-        _cover_dim(size, source_parts, target_parts, part)
-        for size, (source_parts, _), (target_parts, _), part
-        in zip(shape, source.cuts, target.cuts, parts, strict=True)]
+        _cover_dim(size, source_shards, target_shards, wanted)
+        for size, (source_shards, _), (target_shards, _), wanted
+        in zip(shape, source.shards, target.shards, block, strict=True)]
     pieces = (
         Piece(tuple(item[0] for item in cell), tuple(item[1] for item in cell), tuple(item[2] for item in cell))
         for cell in itertools.product(*along))
@@ -147,33 +165,33 @@ def cover(source: Partition, target: Partition, shape: Sequence[int], parts: tup
 def volume(source: Partition, target: Partition, shape: tuple[int, ...]) -> int:
     """Number of elements that travel between devices when a tensor goes from one partition to the other."""
     total = 0
-    for parts, positions in target.holders.items():
-        pieces = list(cover(source, target, shape, parts)[1])
+    for block, positions in target.holders.items():
+        pieces = list(cover(source, target, shape, block)[1])
         for position in positions:
             device = target.devices[position]
             for piece in pieces:
-                owner = nearest(source.holders[piece.parts], source.devices, device)
+                owner = nearest(source.holders[piece.block], source.devices, device)
                 if source.devices[owner] != device:
                     total += math.prod(piece.size)
     return total
 
 
-def with_parts(partition: Partition, axes: Sequence[tuple[int, int]]) -> Partition:
-    """The partition of the parts of a sum: which of them a position holds is told by dims behind those of the tensor.
+def with_partial_sums(partition: Partition, axes: Sequence[tuple[int, int]]) -> Partition:
+    """The partition of partial sums: which of them a position holds is told by dims behind those of the tensor.
 
     Args:
       partition: of the tensor.
-      axes: (size, stride) of the mesh axes over which the parts are to be summed.
+      axes: (size, stride) of the mesh axes over which they are to be added up.
     """
-    return Partition(partition.devices, (*partition.cuts, *sorted(axes, key=lambda axis: -axis[1])))
+    return Partition(partition.devices, (*partition.shards, *sorted(axes, key=lambda axis: -axis[1])))
 
 
 def scattered_sum(source: Partition, target: Partition, shape: Sequence[int]) -> Partition | None:
-    """Where parts of a sum are summed on their way to another partition: a reduce-scatter, after which those that hold
+    """Where partial sums are added up on their way to another partition: a reduce-scatter, after which those that hold
     a block of the target together give each other what they have of it.
 
     Args:
-      source: of the parts.
+      source: of the partial sums.
       target: where the sum is wanted.
       shape: the unsplit shape of the tensor.
 
@@ -190,21 +208,21 @@ def scattered_sum(source: Partition, target: Partition, shape: Sequence[int]) ->
 
 @functools.lru_cache(maxsize=1 << 14)
 def scattered(partition: Partition, shape: tuple[int, ...]) -> Partition | None:
-    """The partition cut further, until every position has a block of its own; None where no dim divides so far."""
-    cuts, outer = list(partition.cuts), len(partition.devices)
-    for parts, stride in [*sorted((cut for cut in cuts if cut[0] > 1), key=lambda cut: -cut[1]), (1, 1)]:
-        if outer % (parts * stride):
+    """The partition split further, until every position has a block of its own; None where no dim divides so far."""
+    shards, outer = list(partition.shards), len(partition.devices)
+    for number, stride in [*sorted((split for split in shards if split[0] > 1), key=lambda split: -split[1]), (1, 1)]:
+        if outer % (number * stride):
             return None
-        copies = outer // (parts * stride)
-        if copies > 1:
-            # A whole dim, the first so that what is cut lies together; else one that is cut just outside of the copies.
-            dim = next((dim for dim, (count, inner) in enumerate(cuts) if shape[dim] % (count * copies) == 0 and (
+        replicas = outer // (number * stride)
+        if replicas > 1:
+            # A whole dim, the first so that shards are contiguous; else one that is split just outside of the replicas.
+            dim = next((dim for dim, (count, inner) in enumerate(shards) if shape[dim] % (count * replicas) == 0 and (
                 count == 1 or inner == outer)), None)
             if dim is None:
                 return None
-            cuts[dim] = cuts[dim][0] * copies, parts * stride
+            shards[dim] = shards[dim][0] * replicas, number * stride
         outer = stride
-    return Partition(partition.devices, tuple(cuts))
+    return Partition(partition.devices, tuple(shards))
 
 
 def _atoms(old: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
@@ -231,33 +249,34 @@ def _atoms(old: Sequence[int], new: Sequence[int]) -> tuple[list[int], list[list
         sizes.append(small)
 
 
-def _to_atoms(cut: tuple[int, int], run: Sequence[int], sizes: Sequence[int]) -> dict[int, tuple[int, int]] | None:
-    """The cut of a dim as cuts of the factors it consists of, outermost first; None where it cannot be said so."""
-    parts, stride = cut
+def _to_atoms(split: tuple[int, int], run: Sequence[int], sizes: Sequence[int]) -> dict[int, tuple[int, int]] | None:
+    """The split of a dim as splits of the factors it consists of, outermost first; None where it cannot be said so."""
+    shards, stride = split
     found = {}
     for atom in run:
-        if parts == 1:
+        if shards == 1:
             break
-        here = math.gcd(parts, sizes[atom])
-        # A part must be a contiguous range: before the next factor is cut, this one has to be cut completely.
-        if here not in (parts, sizes[atom]):
+        here = math.gcd(shards, sizes[atom])
+        # A shard must be a contiguous range: before the next factor is split, this one has to be split completely.
+        if here not in (shards, sizes[atom]):
             return None
-        parts //= here
-        found[atom] = (here, stride * parts)
-    return found if parts == 1 else None
+        shards //= here
+        found[atom] = (here, stride * shards)
+    return found if shards == 1 else None
 
 
-def _from_atoms(run: Sequence[int], cuts: dict[int, tuple[int, int]], sizes: Sequence[int]) -> tuple[int, int] | None:
-    """The cuts of the factors of a dim as one cut of the dim, or None."""
-    parts, stride, complete = 1, 1, True
+def _from_atoms(run: Sequence[int], splits: dict[int, tuple[int, int]], sizes: Sequence[int],
+                ) -> tuple[int, int] | None:
+    """The splits of the factors of a dim as one split of the dim, or None."""
+    shards, stride, complete = 1, 1, True
     for atom in run:
-        here, here_stride = cuts.get(atom, (1, 1))
+        here, here_stride = splits.get(atom, (1, 1))
         if here > 1:
-            if not complete or (parts > 1 and stride != here_stride * here):
+            if not complete or (shards > 1 and stride != here_stride * here):
                 return None
-            parts, stride = parts * here, here_stride
+            shards, stride = shards * here, here_stride
         complete = complete and here == sizes[atom]
-    return parts, stride
+    return shards, stride
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -265,47 +284,47 @@ def translate(partition: Partition, old: tuple[int, ...], new: tuple[int, ...]) 
     """The partition that a reshape of every block by itself produces.
 
     A reshape keeps the row-major order of the elements: a block can be reshaped where it stands if both shapes can
-    express its cuts. Cuts that cannot be expressed in the new shape have to be undone first.
+    express its splits. Those that cannot be expressed in the new shape have to be undone first.
 
     Args:
       partition: of a tensor of shape `old`.
       old, new: unsplit shapes with the same number of elements.
 
     Returns:
-      (partition of the old shape with only the cuts that both shapes express, the same in terms of the new shape);
-      the first is `partition` itself where all its cuts translate.
+      (partition of the old shape with only the splits that both shapes express, the same in terms of the new shape);
+      the first is `partition` itself where all its splits translate.
     """
-    uncut = (Partition(partition.devices, ((1, 1),) * len(old)), Partition(partition.devices, ((1, 1),) * len(new)))
+    unsplit = (Partition(partition.devices, ((1, 1),) * len(old)), Partition(partition.devices, ((1, 1),) * len(new)))
     if partition.is_whole:
-        return partition, uncut[1]
+        return partition, unsplit[1]
     factors = _atoms(old, new)
     if factors is None:
         # Leading dims that agree still translate one by one.
         same = 0
         while same < min(len(old), len(new)) and old[same] == new[same]:
             same += 1
-        kept = partition.cuts[:same]
-        return (Partition(partition.devices, kept + uncut[0].cuts[same:]),
-                Partition(partition.devices, kept + uncut[1].cuts[same:]))
+        kept = partition.shards[:same]
+        return (Partition(partition.devices, kept + unsplit[0].shards[same:]),
+                Partition(partition.devices, kept + unsplit[1].shards[same:]))
     sizes, old_runs, new_runs = factors
-    cuts = list(partition.cuts)
+    shards = list(partition.shards)
     while True:
-        atom_cuts: dict[int, tuple[int, int]] = {}
+        atom_splits: dict[int, tuple[int, int]] = {}
         dim_of_atom = {}
         for dim, run in enumerate(old_runs):
-            found = _to_atoms(cuts[dim], run, sizes)
+            found = _to_atoms(shards[dim], run, sizes)
             if found is None:
-                cuts[dim], found = (1, 1), {}
-            atom_cuts.update(found)
+                shards[dim], found = (1, 1), {}
+            atom_splits.update(found)
             dim_of_atom.update(dict.fromkeys(run, dim))
-        new_cuts = []
+        new_shards = []
         for run in new_runs:
-            cut = _from_atoms(run, atom_cuts, sizes)
-            if cut is None:
-                # Undo the innermost of the cuts that clash, and look again.
-                clash = max(atom for atom in run if atom in atom_cuts)
-                cuts[dim_of_atom[clash]] = (1, 1)
+            split = _from_atoms(run, atom_splits, sizes)
+            if split is None:
+                # Undo the innermost of the splits that clash, and look again.
+                clash = max(atom for atom in run if atom in atom_splits)
+                shards[dim_of_atom[clash]] = (1, 1)
                 break
-            new_cuts.append(cut)
+            new_shards.append(split)
         else:
-            return Partition(partition.devices, tuple(cuts)), Partition(partition.devices, tuple(new_cuts))
+            return Partition(partition.devices, tuple(shards)), Partition(partition.devices, tuple(new_shards))

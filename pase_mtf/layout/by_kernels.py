@@ -7,7 +7,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
 
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
@@ -26,6 +25,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.registry import rule_of
 from pase_mtf.strategy.by_kernels import Telling
 from pase_mtf.strategy.kernels_text import origin_text
+from pase_mtf.strategy.search_report import KernelsReport
 
 __all__ = ["check_program", "find_layout_by_kernels", "machine_of_kernels"]
 
@@ -113,15 +113,19 @@ class _Judge:
                  for part, counts in self._run(cost).parts.items()}
         return dataclasses.replace(cost, seconds=sum(parts.values()), parts=parts)
 
-    def report(self, best: LayoutCost) -> dict[str, Any]:
+    def report(self, best: LayoutCost) -> KernelsReport:
         """How many kernels are measured, as a strategy's search tells it."""
         times = self._kernels.times
         run, seen = _kernels_of([self._run(best)]), _kernels_of(self._lowered.values())
         failed = [f"{kernel}: {why}" for kernel, why in self._kernels.failed.items() if kernel in run]
         untraced = [*failed, *(f"{name}: its sizes are known when it runs" for name in sorted(self.unknown))]
-        return {"of_strategy": len(run), "measured_of_strategy": sum(kernel in times for kernel in run),
-                "seen": len(seen), "measured": sum(kernel in times for kernel in seen), "rounds": self.rounds,
-                "seconds": round(self._kernels.spent, 1), **({"untraced": untraced} if untraced else {})}
+        told: KernelsReport = {
+            "of_strategy": len(run), "measured_of_strategy": sum(kernel in times for kernel in run),
+            "seen": len(seen), "measured": sum(kernel in times for kernel in seen), "rounds": self.rounds,
+            "seconds": round(self._kernels.spent, 1)}
+        if untraced:
+            told["untraced"] = untraced
+        return told
 
 
 def _kernels_of(lowered: Iterable[LayoutKernels]) -> set[Kernel]:

@@ -111,8 +111,8 @@ def capture_graph() -> Iterator[CapturedGraph]:
     """
     captured = CapturedGraph()
 
-    def stop(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: Any,
-             **__: Any) -> None:
+    def stop(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: object,
+             **__: object) -> None:
         del self
         captured._graph, captured.mesh_to_impl = graph, dict(mesh_to_impl)
         _OWN[graph] = captured.own
@@ -160,8 +160,8 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
     swapped = SwappedLowering()
     original = mtf.Lowering.__init__
 
-    def lower(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: Any,
-              **__: Any) -> None:
+    def lower(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: object,
+              **__: object) -> None:
         if type(self) is not mtf.Lowering:
             if isinstance(self, PlanLowering):
                 original(self, graph, mesh_to_impl)

@@ -13,7 +13,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.arguments import checked_arguments
@@ -38,7 +37,7 @@ __all__ = ["find_layout"]
 
 
 @checked_arguments
-def find_layout(graph: mtf.Graph | Callable[..., Any], devices: int | None = None,
+def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = None,
                 outputs: Iterable[mtf.Tensor] = (), machine: GivenMachine = LOCAL,
                 mesh_shape: GivenShape | None = None, memory_limit: float | str | None = "device",
                 fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),

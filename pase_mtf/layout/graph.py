@@ -13,7 +13,7 @@ from pase_mtf.errors import InfeasibleError, UsageError, nearest
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.costs import LayoutCosts
-from pase_mtf.layout.layout import LayoutCost
+from pase_mtf.layout.layout import LayoutCost, LayoutReport
 from pase_mtf.layout.legality import Problem, StockLegality
 from pase_mtf.layout.own_classes import own_class_notes
 from pase_mtf.layout.request import Request
@@ -201,7 +201,7 @@ class GraphSearch:
         """Names of the dims of size 1."""
         return [name for name, sizes in self._legality.sizes.items() if set(sizes) == {1} and not name.startswith("_")]
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> LayoutReport:
         """Of the search, for people."""
         networks = self.search.networks.values()
         return {"mesh_shapes": len(self.meshes), "dims": len(self.search.costs.dims),
@@ -223,7 +223,7 @@ class GraphSearch:
                     "(none lifts it)")
         if search.rejected:
             return f"{name}: no layout lowers: {search.rejected[0][1]}; change the operation or fix other dims"
-        for dim, (parts, operation, reason) in legality.parts.items():
+        for dim, (parts, operation, reason) in legality.shards.items():
             return (f"{name}: no layout lowers: operation {operation}, dim {dim}: {reason}; give a mesh shape with an "
                     f"axis of {parts}")
         return f"{name}: no layout lowers over {self.request.devices} devices with what is fixed; fix fewer dims"
@@ -275,7 +275,7 @@ class GraphSearch:
 
     def assumptions(self) -> tuple[str, ...]:
         """What predictions rest on that is not known of the graph."""
-        return tuple(f"note: {sentence}" for sentence in self.exported.meta.get("assumed", ()))
+        return tuple(f"note: {sentence}" for sentence in self.exported.assumed)
 
 
 def _keep_together(legality: StockLegality, request: Request) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.layout.space import MeshShape, rules_text
 from pase_mtf.lowering.nodes import IDLE_NODES, kernel_of
 from pase_mtf.machine.kernels import Kernel
+from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
 
 __all__ = ["COMPUTE", "LayoutKernels", "layout_kernels"]
@@ -44,7 +45,7 @@ class _Slices:
         self.laid_out_tensor = mesh_impl.LaidOutTensor(slices)
         self.copy_master_to_slices = self.copy_slices_to_master = tf.no_op()
 
-    def assign_to_slices(self, assign_fn: Callable[..., Any], values: Sequence[tf.Tensor]) -> tf.Operation:
+    def assign_to_slices(self, assign_fn: Callable[..., tf.Operation], values: Sequence[tf.Tensor]) -> tf.Operation:
         """As that of Mesh-TensorFlow's own class does."""
         return tf.group(mtf.parallel(self._devices, assign_fn, [self._variable] * len(values),
                                      self.laid_out_tensor.all_slices, values))
@@ -55,17 +56,17 @@ class _MeshImpl(placement_mesh_impl.PlacementMeshImpl):
 
     LaidOutVariable = _Slices
 
-    def allreduce(self, *arguments: Any, **named: Any) -> Any:
+    def allreduce(self, *arguments: object, **named: object) -> LaidOut:
         """Combines partial sums."""
         with tf.name_scope(_SCOPES[_SUMS]):
             return super().allreduce(*arguments, **named)
 
-    def allconcat(self, *arguments: Any, **named: Any) -> Any:
+    def allconcat(self, *arguments: object, **named: object) -> LaidOut:
         """Puts the blocks of a dim together."""
         with tf.name_scope(_SCOPES[_MOVES]):
             return super().allconcat(*arguments, **named)
 
-    def alltoall(self, *arguments: Any, **named: Any) -> Any:
+    def alltoall(self, *arguments: object, **named: object) -> LaidOut:
         """Splits one dim in place of another."""
         with tf.name_scope(_SCOPES[_MOVES]):
             return super().alltoall(*arguments, **named)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tabulate import tabulate
 
@@ -13,8 +12,9 @@ from pase_mtf.layout.formats import format_layout
 from pase_mtf.layout.search import Search
 from pase_mtf.layout.space import parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.strategy.kernels_text import kernels_text, untraced_text
+from pase_mtf.strategy.search_report import PricedByKernels
 
-__all__ = ["Layout", "LayoutCost"]
+__all__ = ["Layout", "LayoutCost", "LayoutReport"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,32 @@ class LayoutCost:
         return [*names, *(f"{1e3 * seconds:.3f}" for seconds in split), f"{self.memory_bytes / 2**20:.1f}"]
 
 
+class LayoutReport(PricedByKernels, total=False):
+    """How a layout was found.
+
+    Attributes:
+      seconds, export_seconds: of all of it, and of exporting the graph.
+      optimal: whether the cost is proven to be the least.
+      gap: fraction by which the cost may be above the least.
+      mesh_shapes, dims, layers, vertices, configurations: sizes of what was searched.
+      builds, graphs: of a graph that depends on its layout, how often it was built, and how many different ones.
+      priced: of one priced by kernels, how many layouts were.
+    """
+
+    seconds: float
+    export_seconds: float
+    optimal: bool
+    gap: float
+    mesh_shapes: int
+    dims: int
+    layers: int
+    vertices: int
+    configurations: int
+    builds: int
+    graphs: int
+    priced: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The cheapest layout of a graph.
@@ -78,9 +104,7 @@ class Layout:
       own: the layout that the program itself names; None where it names none for so many devices.
       compared: the layouts that were given for comparison, in order.
       alternatives: the next best, cheapest first.
-      search: "seconds", "export_seconds", "optimal", "gap", "mesh_shapes", "dims", "layers", "vertices",
-        "configurations"; of a graph that depends on its layout also "builds" (how often it was built) and "graphs" (how
-        many different ones); of one priced by kernels "priced" (how many layouts were) and "kernels", as of a strategy.
+      search: how it was found (`LayoutReport`).
       notes: what a person should know: cheaper layouts that do not lower, and why.
       variables: name -> the names of its dims, of every variable of the program.
     """
@@ -95,7 +119,7 @@ class Layout:
     own: LayoutCost | None
     compared: tuple[LayoutCost, ...]
     alternatives: tuple[LayoutCost, ...]
-    search: dict[str, Any]
+    search: LayoutReport
     notes: tuple[str, ...]
     variables: dict[str, tuple[str, ...]]
     _search: Search = dataclasses.field(compare=False, repr=False)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.layout.space import expressible
@@ -51,7 +50,7 @@ class StockLegality:
       sizes: dim name -> size -> the first operation that has it with that size.
       whole: dim name -> the problem that any split of it causes.
       apart: pairs of dims that may not share a mesh axis -> the problem.
-      parts: dim name -> (number of parts it must have, operation, why).
+      shards: dim name -> (number of shards it must have, operation, why).
       strides: dim name -> (devices from one part to the next that its axis must have, the problem where it has not).
       together: pairs of dims that have to share a mesh axis, or both be whole -> the problem where they do not.
       reshapes: (dims before, dims after) -> operation.
@@ -71,7 +70,7 @@ class StockLegality:
         self.sizes: dict[str, dict[int, str]] = {}
         self.whole: dict[str, Problem] = {}
         self.apart: dict[frozenset[str], Problem] = {}
-        self.parts: dict[str, tuple[int, str, str]] = {}
+        self.shards: dict[str, tuple[int, str, str]] = {}
         self.strides: dict[str, tuple[int, Problem]] = {}
         self.together: dict[frozenset[str], Problem] = {}
         self.reshapes: dict[tuple[Dims, Dims], str] = {}
@@ -82,7 +81,7 @@ class StockLegality:
         self._sums: dict[mtf.Tensor, PendingSum] = {}
         self._used: set[mtf.Tensor] = set(outputs)
         self._spaces: set[Dims] = set()
-        self._reshape_cache: dict[tuple[Any, ...], tuple[str, bool]] = {}
+        self._reshape_cache: dict[tuple[Hashable, ...], tuple[str, bool]] = {}
         self._using: dict[str, list[tuple[frozenset[str], Dims, Dims, str]]] = {}  # dim name -> reshapes
         for operation in _with_bodies(graph.operations):
             self._used.update(operation.inputs)
@@ -134,21 +133,21 @@ class StockLegality:
         """No layout at all lowers."""
         self.hopeless.append(Problem(operation.name, tuple(names), reason))
 
-    def need_parts(self, operation: mtf.Operation, name: str, parts: int, stride: int | None = None) -> None:
-        """This dim has to be split into so many parts, so many devices from one to the next (None: on any axis)."""
-        reason = f"its slices were laid out beforehand in {parts} parts"
+    def need_shards(self, operation: mtf.Operation, name: str, shards: int, stride: int | None = None) -> None:
+        """This dim has to be split into so many shards, so many devices from one to the next (None: on any axis)."""
+        reason = f"its slices were laid out beforehand in {shards} shards"
         if stride is not None:
             reason += f", {stride} device{'s' * (stride > 1)} from one to the next"
             known = self.strides.setdefault(name, (stride, Problem(operation.name, (name,), reason)))
             if known[0] != stride:
                 self.refuse(operation, [name], f"{reason}; those of {known[1].operation}, {known[0]}")
-        self.parts.setdefault(name, (parts, operation.name, reason))
+        self.shards.setdefault(name, (shards, operation.name, reason))
 
-    def need_together(self, operation: mtf.Operation, names: tuple[str, str], parts: int) -> None:
+    def need_together(self, operation: mtf.Operation, names: tuple[str, str], shards: int) -> None:
         """These two dims have to be on one axis, of so many devices."""
-        reason = f"its function of slices lowers only with {names[0]} and {names[1]} together on an axis of {parts}"
+        reason = f"its function of slices lowers only with {names[0]} and {names[1]} together on an axis of {shards}"
         for name in names:
-            self.parts.setdefault(name, (parts, operation.name, reason))
+            self.shards.setdefault(name, (shards, operation.name, reason))
         self.keep_together(names, Problem(operation.name, names, reason))
 
     def keep_together(self, names: tuple[str, str], problem: Problem) -> None:
@@ -207,8 +206,8 @@ class StockLegality:
         for size, operation in self.sizes[name].items():
             if size % sizes[axis]:
                 return Problem(operation, (name,), f"size {size} does not divide by {sizes[axis]}")
-        if name in self.parts and self.parts[name][0] != sizes[axis]:
-            _, operation, reason = self.parts[name]
+        if name in self.shards and self.shards[name][0] != sizes[axis]:
+            _, operation, reason = self.shards[name]
             return Problem(operation, (name,), reason)
         if name in self.strides and self.strides[name][0] != math.prod(sizes[axis + 1:]):
             return self.strides[name][1]
@@ -234,7 +233,7 @@ class StockLegality:
         if self.hopeless:
             return self.hopeless[0]
         axis_of = {name: axis for name, axis in axis_of.items() if name in self.sizes}
-        for name, (_, operation, reason) in self.parts.items():
+        for name, (_, operation, reason) in self.shards.items():
             if name not in axis_of:
                 return Problem(operation, (name,), reason)
         for pair, apart in self.together.items():

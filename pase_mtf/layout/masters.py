@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 
@@ -21,7 +20,7 @@ def placeholder_masters() -> Iterator[None]:
     making = False
     original = mtf.Variable.__init__
 
-    def init(self: mtf.Variable, *args: Any, **kwargs: Any) -> None:
+    def init(self: mtf.Variable, *args: object, **kwargs: object) -> None:
         nonlocal making
         before, making = making, True
         try:
@@ -29,7 +28,7 @@ def placeholder_masters() -> Iterator[None]:
         finally:
             making = before
 
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def create(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
         if not making:
             return next_creator(**kwargs)
         with tf.name_scope(None):

@@ -8,14 +8,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 from pase_mtf.errors import PaseError, UsageError, nearest
 
 __all__ = ["named_function"]
 
 
-def named_function(text: str | None) -> Callable[..., Any]:
+def named_function(text: str | None) -> Callable[..., object]:
     """The function that --graph names; what it raises is one line.
 
     Raises:
@@ -26,7 +25,7 @@ def named_function(text: str | None) -> Callable[..., Any]:
     return _reporting(_load(text), text)
 
 
-def _load(text: str) -> Callable[..., Any]:
+def _load(text: str) -> Callable[..., object]:
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise UsageError(f"--graph={text}: not module:function; write it as in my_project.train:build_graph")
@@ -39,7 +38,7 @@ def _load(text: str) -> Callable[..., Any]:
     elif os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(place)
+        found: object = importlib.import_module(place)
     except (Exception, SystemExit) as error:  # a script without a guard may parse its flags, and leave
         if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
             raise UsageError(f"--graph={text}: no module {error.name!r}; run it in the folder that holds it, or set "
@@ -56,10 +55,10 @@ def _load(text: str) -> Callable[..., Any]:
     return found
 
 
-def _reporting(build_graph: Callable[..., Any], named: str) -> Callable[..., Any]:
+def _reporting(build_graph: Callable[..., object], named: str) -> Callable[..., object]:
     """The function, with what it raises in one line."""
     @functools.wraps(build_graph)
-    def build(*args: Any, **kwargs: Any) -> Any:
+    def build(*args: object, **kwargs: object) -> object:
         try:
             return build_graph(*args, **kwargs)
         except PaseError:

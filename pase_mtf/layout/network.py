@@ -70,7 +70,7 @@ class MeshNetwork:
                     if size > 1 and (name, axis) not in banned
                     and self._legality.problem_of(name, axis, self._sizes) is None]
             choices: tuple[int | None, ...] = (None, *free)
-            if name in self._legality.parts:
+            if name in self._legality.shards:
                 choices = tuple(free)
             if name in self._fixed:
                 # What is fixed is taken as it is: whether it is legal has been checked.

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError, shortened
@@ -90,7 +89,7 @@ class Program:
       has_defaults: whether it can be called without them.
     """
 
-    def __init__(self, build_graph: Callable[..., Any]) -> None:
+    def __init__(self, build_graph: Callable[..., object]) -> None:
         """Looks at what the function takes.
 
         Raises:

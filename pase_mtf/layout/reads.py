@@ -13,8 +13,8 @@ import functools
 import re
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl
 from pase_mtf.layout.space import MeshShape
@@ -23,12 +23,15 @@ __all__ = ["Reads", "watched"]
 
 _ops = mtf.ops
 _MESH, _RULES = "mesh_shape", "layout"
-# The module of Mesh-TF whose attention cuts its inputs as the layout says; programs without attention never load it.
+# The module of Mesh-TF whose attention splits its inputs as the layout says; programs without attention never load it.
 _ATTENTION = "mesh_tensorflow.transformer.attention"
 _RESHAPE = "maybe_reshape_attention_input_for_2d_sharding"
 # What Python itself asks of an object, whatever the program does.
 _UNSEEN = {"__new__", "__init__", "__class__", "__getattribute__", "__init_subclass__", "__subclasshook__", "__dir__",
            "__setattr__", "__delattr__", "__doc__", "__sizeof__", "__getstate__", "__bool__"}
+
+
+_Tensors: TypeAlias = "Sequence[mtf.Tensor | None]"
 
 
 class Reads:
@@ -95,15 +98,15 @@ def _answer(kind: str, about: Any, mesh: MeshShape, rules: Mapping[str, str], te
 
 
 @functools.lru_cache(maxsize=4096)
-def _attention_shapes(reshape: Callable[..., Any], inputs: tuple[tuple[mtf.Dimension, ...] | None, ...],
+def _attention_shapes(reshape: Callable[..., _Tensors], inputs: tuple[tuple[mtf.Dimension, ...] | None, ...],
                       kept: tuple[mtf.Dimension, ...], mesh_shape: str, rules: str) -> Hashable:
-    """What Mesh-TF's attention makes of its inputs under a layout: it cuts a dim of them further where an axis of the
+    """What Mesh-TF's attention makes of its inputs under a layout: it splits a dim of them further where an axis of the
     mesh is left. It looks at all axes and rules for that, and nearly always leaves them as they are.
 
     Args:
       reshape: Mesh-TF's own function.
       inputs: the dims of queries, keys, values, bias.
-      kept: dims that are not to be cut.
+      kept: dims that are not to be split.
       mesh_shape, rules: the layout.
     """
     mesh = mtf.Mesh(mtf.Graph(), "attention")
@@ -116,12 +119,12 @@ def _attention_shapes(reshape: Callable[..., Any], inputs: tuple[tuple[mtf.Dimen
     return tuple(None if tensor is None else tuple(tensor.shape.dims) for tensor in made)
 
 
-def _noting(base: type, ask: Callable[[Any], None]) -> dict[str, Any]:
+def _noting(base: type, ask: Callable[[Any], None]) -> dict[str, Callable[..., object]]:
     """All methods of a class, each of which notes that it was called."""
-    def method(name: str) -> Callable[..., Any]:
+    def method(name: str) -> Callable[..., object]:
         original = getattr(base, name)
 
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(self: object, *args: object, **kwargs: object) -> object:
             ask(self)
             return original(self, *args, **kwargs)
         return call
@@ -225,14 +228,17 @@ class _Rules(mtf.LayoutRules):
             return super().tensor_dimension_to_mesh_axis(tensor_dimension, mesh_shape)
 
 
-class _Parsed(list[tuple[str, Any]]):
+_Pairs: TypeAlias = "list[tuple[str, str | int]]"
+
+
+class _Parsed(list[tuple[str, str | int]]):
     """What Mesh-TF's parser makes of one of the two strings."""
 
     reads: Reads
 
 
-def _parse(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]:
-    def parse(text: str, seconds_to_int: bool = False) -> Any:
+def _parse(reads: Reads, original: Callable[[str, bool], _Pairs]) -> Callable[..., _Pairs]:
+    def parse(text: str, seconds_to_int: bool = False) -> _Pairs:
         if not isinstance(text, _Text) or text.reads is not reads:
             return original(text, seconds_to_int)
         with reads.paused():
@@ -245,17 +251,17 @@ def _parse(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]:
     return parse
 
 
-def _are_of(reads: Reads, layout: Any, mesh_shape: Any) -> bool:
+def _are_of(reads: Reads, layout: object, mesh_shape: object) -> bool:
     """Whether these are the layout and the mesh shape that the program was given, as text or as Mesh-TF reads them."""
     return isinstance(layout, (_Text, _Rules)) and isinstance(mesh_shape, (_Text, _MeshOfAxes)) and (
         layout.reads is reads is mesh_shape.reads and getattr(layout, "argument", _RULES) == _RULES
         and getattr(mesh_shape, "argument", _MESH) == _MESH)
 
 
-def _attention(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]:
+def _attention(reads: Reads, original: Callable[..., _Tensors]) -> Callable[..., _Tensors]:
     """Of Mesh-TF's attention, what it makes of its inputs, not all that it looks at for that."""
-    def reshape(context: Any, q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, bias: mtf.Tensor | None,
-                unsplittable_dims: list[mtf.Dimension]) -> Any:
+    def reshape(context: object, q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor, bias: mtf.Tensor | None,
+                unsplittable_dims: list[mtf.Dimension]) -> _Tensors:
         model = getattr(context, "model", None)
         if not _are_of(reads, getattr(model, "layout", None), getattr(model, "mesh_shape", None)):
             return original(context, q, k, v, bias, unsplittable_dims)
@@ -268,7 +274,7 @@ def _attention(reads: Reads, original: Callable[..., Any]) -> Callable[..., Any]
 
 def _parts(reads: Reads, original: Callable[..., int]) -> Callable[..., int]:
     """Of `tensor_dim_to_mesh_dim_size`, which looks for an axis and tells its size only."""
-    def parts(layout: Any, mesh_shape: Any, tensor_dim: mtf.Dimension) -> int:
+    def parts(layout: object, mesh_shape: object, tensor_dim: mtf.Dimension) -> int:
         if not _are_of(reads, layout, mesh_shape):
             return original(layout, mesh_shape, tensor_dim)
         reads.ask("parts", tensor_dim.name)
@@ -278,7 +284,7 @@ def _parts(reads: Reads, original: Callable[..., int]) -> Callable[..., int]:
 
 
 def _new_shape(original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: mtf.Shape, dims: Any) -> None:
+    def init(self: mtf.Shape, dims: object) -> None:
         original(self, dims)
         if isinstance(dims, _Parsed) and hasattr(dims, "reads") and type(self) is mtf.Shape:
             axes = _Axes(_Axis(name, size) for name, size in dims)
@@ -291,7 +297,7 @@ def _new_shape(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _new_rules(original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: mtf.LayoutRules, pairs: Any) -> None:
+    def init(self: mtf.LayoutRules, pairs: object) -> None:
         original(self, pairs)
         if isinstance(pairs, _Parsed) and hasattr(pairs, "reads") and type(self) is mtf.LayoutRules:
             known = self.__dict__.pop("_pairs")
@@ -302,14 +308,14 @@ def _new_rules(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _unnoted(reads: Reads, original: Callable[..., None]) -> Callable[..., None]:
-    def init(*args: Any, **kwargs: Any) -> None:
+    def init(*args: object, **kwargs: object) -> None:
         with reads.paused():
             original(*args, **kwargs)
     return init
 
 
 @contextlib.contextmanager
-def _replaced(place: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+def _replaced(place: object, name: str, replacement: Callable[..., object]) -> Iterator[None]:
     original = getattr(place, name)
     setattr(place, name, replacement)
     try:
@@ -318,11 +324,11 @@ def _replaced(place: Any, name: str, replacement: Callable[..., Any]) -> Iterato
         setattr(place, name, original)
 
 
-def _in_patterns(name: str) -> Callable[..., Any]:
+def _in_patterns(name: str) -> Callable[..., object]:
     """A function of `re`, whose compiled code asks its strings nothing."""
     original = getattr(re, name)
 
-    def search(*args: Any, **kwargs: Any) -> Any:
+    def search(*args: object, **kwargs: object) -> object:
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, _Text):
                 argument.reads.ask("text", argument.argument)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 
@@ -23,7 +22,7 @@ def shared_scalars() -> Iterator[None]:
     original = _ops.binary_arguments_to_tensors
     constants: dict[Hashable, tf.Tensor] = {}
 
-    def shared(value: Any, other: Any) -> Any:
+    def shared(value: object, other: object) -> object:
         if type(value) not in (int, float) or not isinstance(other, mtf.Tensor):
             return value
         key = tf.get_default_graph(), other.dtype, type(value), repr(value)
@@ -32,7 +31,7 @@ def shared_scalars() -> Iterator[None]:
                 constants[key] = tf.convert_to_tensor(value, dtype=other.dtype)
         return constants[key]
 
-    def convert(x1: Any, x2: Any) -> tuple[mtf.Tensor, mtf.Tensor]:
+    def convert(x1: object, x2: object) -> tuple[mtf.Tensor, mtf.Tensor]:
         return original(shared(x1, x2), shared(x2, x1))
 
     _ops.binary_arguments_to_tensors = convert

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from pase_mtf.compat import variable_scope
 
@@ -46,7 +45,7 @@ def quick_scopes() -> Iterator[None]:
     store = variable_scope._VariableScopeStore
     original = store.close_variable_subscopes
 
-    def close(self: Any, scope: str | None) -> None:
+    def close(self: variable_scope._VariableScopeStore, scope: str | None) -> None:
         if scope is None:
             original(self, scope)
             return

@@ -318,7 +318,7 @@ class Search:
     def trim(self, candidate: Candidate) -> Candidate:
         """The same layout without the rules that change nothing."""
         axis_of = dict(candidate.axis_of)
-        needed = {*self.fixed, *self.costs.legality.parts, *itertools.chain(*self.costs.legality.together)}
+        needed = {*self.fixed, *self.costs.legality.shards, *itertools.chain(*self.costs.legality.together)}
         for name in sorted(axis_of):
             if name in needed:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.protocols import HasDims, dims_in
@@ -50,7 +50,7 @@ class ShapeVariable:
         self.laid_out_tensor = mesh_impl.slices(variable.slice_dtype, self._shape)
         self.copy_master_to_slices = self.copy_slices_to_master = None
 
-    def assign_to_slices(self, assign_fn: Callable[..., Any], values: list[tf.Tensor]) -> tf.Operation:
+    def assign_to_slices(self, assign_fn: Callable[..., tf.Operation], values: list[tf.Tensor]) -> tf.Operation:
         """Checks what would be assigned."""
         del assign_fn
         for value in values:
@@ -125,7 +125,8 @@ class ShapeMeshImpl(mtf.MeshImpl):
             self._shapes[key] = super().slice_shape(tensor_shape)
         return list(self._shapes[key])
 
-    def slicewise(self, fn: Callable[..., Any], *inputs: _LaidOut | tf.Tensor | float) -> Slices | tuple[Slices, ...]:
+    def slicewise(self, fn: Callable[..., tf.Tensor | tuple[tf.Tensor, ...]],
+                  *inputs: _LaidOut | tf.Tensor | float) -> Slices | tuple[Slices, ...]:
         """Calls the function on the one slice."""
         result = fn(*(x.tensor_list[0] if isinstance(x, Slices) else x
                       for x in mtf.ops.convert_args_to_laid_out_tensors(inputs)))
@@ -163,7 +164,7 @@ class ShapeMeshImpl(mtf.MeshImpl):
         """The number of the device."""
         return Slices([tf.constant(0)])
 
-    def random(self, shape: mtf.Shape, tf_fn: Callable[..., tf.Tensor], kwargs: Mapping[str, Any]) -> Slices:
+    def random(self, shape: mtf.Shape, tf_fn: Callable[..., tf.Tensor], kwargs: Mapping[str, object]) -> Slices:
         """Random numbers for one slice."""
         return Slices([tf_fn(self.slice_shape(shape), seed=1, **kwargs)])
 

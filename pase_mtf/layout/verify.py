@@ -219,7 +219,7 @@ class _ShapeLowering(mtf.Lowering):
 
     def _lower_anew(self, operation: mtf.Operation) -> _Made:
         """Lowers an operation by its own code, and puts slices of the same shapes in the place of what it made."""
-        unfinished = [(number, laid_out) for number, laid_out in enumerate(map(self.tensors.get, operation.inputs))
+        pending = [(number, laid_out) for number, laid_out in enumerate(map(self.tensors.get, operation.inputs))
                       if isinstance(laid_out, _PendingSum) and laid_out.finished_in is None]
         rule = rule_of(operation)
         if (slices := rule.imported_slices(operation)) is not None:
@@ -240,7 +240,7 @@ class _ShapeLowering(mtf.Lowering):
             outputs.append((slices.tensor_list[0].dtype, tuple(slices.slice_shape), axes))
             if not isinstance(laid_out, _PendingSum):
                 self.tensors[output] = self._laid_out(*outputs[-1])
-        finished = tuple(number for number, laid_out in unfinished if laid_out.finished_in is not None)
+        finished = tuple(number for number, laid_out in pending if laid_out.finished_in is not None)
         return _Made(tuple(outputs), finished)
 
     def _lower_loop(self, loop: mtf.Operation, parts: LoopParts) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
@@ -61,21 +60,21 @@ class Collectives:
 
     def bring(self, device: str, x: tf.Tensor) -> tf.Tensor:
         """The tensor on a device: received, where it is in another process; sent once to every process."""
-        home = self.ledger.home(x)
-        if home is None or process_of(home) == process_of(device):
+        owner = self.ledger.device_of(x)
+        if owner is None or process_of(owner) == process_of(device):
             return x
         here = list(scopes())
         for scope in here:
             found = self._brought.get((scope, id(x), process_of(device)))
             if found is not None:
                 return found[1]
-        number = self._transfer("send", (home, device), x)
+        number = self._transfer("send", (owner, device), x)
         got = StandIn(x.shape, x.dtype, device)
-        if home in self._own:
-            self._make(home, number, tf.raw_ops.CollectiveBcastSendV2, (home, device), input=_carried(x))
+        if owner in self._own:
+            self._make(owner, number, tf.raw_ops.CollectiveBcastSendV2, (owner, device), input=_carried(x))
         elif device in self._own:
             shape = self._constant(device, tuple(x.shape.as_list()))
-            made = self._make(device, number, tf.raw_ops.CollectiveBcastRecvV2, (home, device), T=_carrier(x.dtype),
+            made = self._make(device, number, tf.raw_ops.CollectiveBcastRecvV2, (owner, device), T=_carrier(x.dtype),
                               shape=shape)
             made.outputs[0].set_shape(x.shape)
             got = _as(x.dtype, made.outputs[0], device)
@@ -166,8 +165,8 @@ class Collectives:
         self._key_of[number] = key
         return number
 
-    def _make(self, device: str, number: int, kind: Callable[..., Any], devices: Sequence[str], **attributes: Any,
-              ) -> tf.Operation:
+    def _make(self, device: str, number: int, kind: Callable[..., tf.Operation | tf.Tensor], devices: Sequence[str],
+              **attributes: object) -> tf.Operation:
         """A collective of this process; by NCCL, after the last one on its device."""
         scope = next(scopes())
         last = self._last.get((scope, device)) if self._hint == "nccl" else None
@@ -185,7 +184,7 @@ class Collectives:
         return {"group_size": len(devices), "group_key": self._group(devices),
                 "instance_key": self._key_of.get(number, number)}
 
-    def settings(self, devices: Sequence[str], number: int) -> dict[str, Any]:
+    def settings(self, devices: Sequence[str], number: int) -> dict[str, object]:
         """The attributes of a collective that is not one of the lowering's transfers."""
         return {**self.keys(devices, number), "communication_hint": self._hint, "timeout_seconds": self._timeout}
 

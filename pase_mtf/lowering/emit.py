@@ -104,7 +104,8 @@ class Emitter:
         """The result of fn(...) on one device."""
         return self.per_device([device], lambda _, *row: fn(*row), [[x] for x in xs])[0]
 
-    def held_on(self, device: str, make: Callable[[], Any], shape: Sequence[int], dtype: tf.DType) -> Any:
+    def held_on(self, device: str, make: Callable[[], tf.Tensor | tf.Variable], shape: Sequence[int],
+                dtype: tf.DType) -> tf.Tensor | tf.Variable:
         """What `make` makes on a device, such as the slice of a variable: it has this shape and type."""
         return make()
 
@@ -124,12 +125,12 @@ class Emitter:
         """Of the copies of a tensor on the first devices of all processes, this process's, to be fetched by all."""
         return copies[0]
 
-    def known(self, device: str, x: Any) -> Any:
+    def known(self, device: str, x: tf.Tensor) -> tf.Tensor:
         """A tensor that is on a device and was made there, such as what a variable was read as."""
         return x
 
     def while_loop(self, condition: Callable, body: Callable, starts: Sequence[Sequence[tf.Tensor]],
-                   devices: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Sequence[Sequence[tf.Tensor]]:
+                   devices: Sequence[Sequence[str]], options: Mapping[str, object]) -> Sequence[Sequence[tf.Tensor]]:
         """A loop over lists of slices.
 
         Args:
@@ -185,7 +186,7 @@ class Emitter:
         return math.prod(shape[axis:]) // parts <= _SHORT_ROW and rows > 1 and rows * parts >= _MANY_ROWS
 
     def _split_in_order(self, device: str, x: tf.Tensor, parts: int, axis: int) -> list[tf.Tensor]:
-        """Brings the parts one after the other, in one pass over x, and hands them out without a copy."""
+        """Brings the parts one after the other, in one pass over x, and gives them out without a copy."""
         shape = x.shape.as_list()
         part = [*shape[:axis], shape[axis] // parts, *shape[axis + 1:]]
         x = self.reshape(device, x, (math.prod(shape[:axis]), parts, math.prod(shape[axis:]) // parts))

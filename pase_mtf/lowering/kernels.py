@@ -11,7 +11,6 @@ import collections
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
@@ -186,7 +185,7 @@ def _addition(entry: LayerOperation, configuration: Configuration) -> Kernel:
     accumulates, and what stands for an operation that could not be lowered by itself."""
     operand = max((*entry.outputs, *entry.inputs), key=lambda operand: math.prod(operand.shape))
     block = Block(float_of_size(operand.itemsize), tuple(
-        size // configuration.parts(name) if name else size
+        size // configuration.shards(name) if name else size
         for name, size in zip(operand.dims, operand.shape, strict=True)))
     return Kernel("AddV2", (block, block), (block,))
 
@@ -256,7 +255,7 @@ class _SingleOperation(PlanLowering):
     def _made(self, before: int) -> list[tf.Operation]:
         return [node for node in tf.get_default_graph().get_operations()[before:] if node.device in ("", _DEVICE)]
 
-    def mesh_impl(self, m: Any) -> DeviceMeshImpl:
+    def mesh_impl(self, m: object) -> DeviceMeshImpl:
         """The one there is."""
         return self._mesh
 

@@ -12,11 +12,16 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 from pase_mtf.compat import tf
 
-__all__ = ["Ledger", "StandIn"]
+__all__ = ["AnyTensor", "Ledger", "StandIn"]
+
+_Made = TypeVar("_Made")
+
+AnyTensor: TypeAlias = "tf.Tensor | StandIn"
+"""A tensor; or what stands for it, where another process has it."""
 
 
 class StandIn:
@@ -90,7 +95,7 @@ class Ledger:
         self._loops: list[_Loop] = []
         self._waiting = [0]
 
-    def home(self, x: object) -> str | None:
+    def device_of(self, x: object) -> str | None:
         """The device that a tensor is on; None where every process has it: it was made outside of the lowering."""
         entry = self._entries.get(id(x))
         return None if entry is None else entry.device
@@ -104,7 +109,7 @@ class Ledger:
                 found |= entry.needs
         return found
 
-    def enter(self, made: Any, device: str, needs: int) -> Any:
+    def enter(self, made: _Made, device: str, needs: int) -> _Made:
         """Enters a tensor, or an operation, that depends on transfers (besides those of what it waits for)."""
         needs |= self._waiting[-1]
         self._entries[id(made)] = _Entry(made, device, needs)

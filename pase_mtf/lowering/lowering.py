@@ -131,7 +131,7 @@ class PlanLowering(mtf.Lowering):
         # Not super().__init__: it rewrites the graph (autostack) and assumes one layout.
         self._prepare(graph, Emitter(devices, shared_memory) if rank is None else RankEmitter(devices, rank), step)
         flow = Flow(graph)
-        self._home_of = {tensor: flow.home(tensor).operation for tensor in flow.carried()}
+        self._owner_of = {tensor: flow.owner(tensor).operation for tensor in flow.carried()}
         operations = all_operations(graph)
         self._idle.update(operation for operation, needed in zip(
             operations, needed_for_updates(operations), strict=True) if not needed)
@@ -174,7 +174,7 @@ class PlanLowering(mtf.Lowering):
         self._seeds: dict[Hashable, tf.Tensor] = {}
 
     def _impl(self, spec: MeshSpec) -> DeviceMeshImpl:
-        """One implementation per spec: lazy sums are compatible only within one."""
+        """One implementation per spec: pending sums are compatible only within one."""
         if spec not in self._impls:
             if spec.devices and max(spec.devices) >= len(self.emitter.devices):
                 raise UsageError(f"the plan uses device {max(spec.devices)}, but only {len(self.emitter.devices)} "
@@ -213,7 +213,7 @@ class PlanLowering(mtf.Lowering):
         For a Mesh: that of the operation being lowered, otherwise one that splits nothing.
         """
         if isinstance(m, mtf.Tensor):
-            m = self._home_of.get(m, m.operation)
+            m = self._owner_of.get(m, m.operation)
         if isinstance(m, mtf.Operation):
             return self._impl_of[m]
         return self.current or self.mesh_to_impl[m]
@@ -351,7 +351,7 @@ class PlanLowering(mtf.Lowering):
         impl = self.mesh_impl(tensor)
         partition = impl.partition(tensor.shape)
         block = partition.block_shape(tensor.shape.to_integer_list)
-        return {tuple((part * size, size) for part, size in zip(partition.parts(position), block, strict=True))
+        return {tuple((part * size, size) for part, size in zip(partition.block(position), block, strict=True))
                 for position, device in enumerate(impl.devices) if self.emitter.owns(device)}
 
     def copy_masters_to_slices(self) -> tf.Operation:

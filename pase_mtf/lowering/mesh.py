@@ -23,7 +23,7 @@ _Output: TypeAlias = LaidOut | tuple[LaidOut, ...]  # where the function returns
 class PendingSum(mtf.ops.LazyAllreduceSum):
     """A sum that is still spread over the devices, seen from another mesh implementation.
 
-    Both see the same parts and the same result: whichever is asked first sums, once.
+    Both see the same partial sums and the same result: whichever is asked first sums, once.
     """
 
     def __init__(self, mesh_impl: DeviceMeshImpl, lazy: mtf.ops.LazyAllreduceSum, mesh_axes: Sequence[int]):
@@ -54,7 +54,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
     LaidOutVariable = LaidOutVariable
 
     def __init__(self, spec: MeshSpec, emitter: Emitter):
-        shape = mtf.Shape([mtf.Dimension(f"axis{i}", parts) for i, (_, parts) in enumerate(spec.axes)])
+        shape = mtf.Shape([mtf.Dimension(f"axis{i}", size) for i, (_, size) in enumerate(spec.axes)])
         rules = [(name, f"axis{i}") for i, (names, _) in enumerate(spec.axes) for name in names]
         super().__init__(shape, rules, [emitter.devices[number] for number in spec.devices])
         self.spec = spec
@@ -206,7 +206,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
             self.emitter.constant(device, position // stride % size) for position, device in enumerate(self.devices)])
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> LaidOut:
-        """Slices of a tf.Tensor, cut where it lies."""
+        """Slices of a tf.Tensor, taken where it lies."""
         return self.LaidOutTensor(self.make_slices(tf_x, x.shape))
 
     def make_slices(self, tf_tensor: tf.Tensor, tensor_shape: mtf.Shape) -> list[tf.Tensor]:
@@ -220,16 +220,16 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
         return move([tf_tensor], whole(source, len(sizes)), self.partition(tensor_shape), sizes, emitter)
 
     def _cut_own(self, tf_tensor: tf.Tensor, tensor_shape: mtf.Shape) -> list[tf.Tensor]:
-        """The slices of a tensor that every process has whole: each cuts its own."""
+        """The slices of a tensor that every process has whole: each takes its own."""
         partition, sizes = self.partition(tensor_shape), tensor_shape.to_integer_list
         block = partition.block_shape(sizes)
 
-        def cut(device: str, begin: tuple[int, ...]) -> tf.Tensor:
+        def take(device: str, begin: tuple[int, ...]) -> tf.Tensor:
             return tf_tensor if partition.is_whole else self.emitter.slice(device, tf_tensor, begin, block)
 
-        begins = [tuple(part * extent for part, extent in zip(partition.parts(position), block, strict=True))
+        begins = [tuple(part * extent for part, extent in zip(partition.block(position), block, strict=True))
                   for position in range(self.size)]
-        return self.emitter.per_device(self.devices, cut, [begins])
+        return self.emitter.per_device(self.devices, take, [begins])
 
     def combine_slices(self, slices: Sequence[tf.Tensor], tensor_shape: mtf.Shape, device: str | None = None,
                        ) -> tf.Tensor:

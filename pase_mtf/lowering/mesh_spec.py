@@ -25,7 +25,7 @@ class MeshSpec:
     """What a mesh implementation is made from; equal specs share one implementation object.
 
     Attributes:
-      axes: (names of the dims laid out on the axis, parts) per mesh axis, outermost first.
+      axes: (names of the dims laid out on the axis, size) per mesh axis, outermost first.
       devices: the device number of every processor, row-major over the axes.
     """
 
@@ -41,9 +41,9 @@ class MeshSpec:
           aliases: other dim name -> dim of the layer that it is laid out like (`Layer.aliases`).
         """
         axes = []
-        for name, parts in configuration.axes:
+        for name, size in configuration.axes:
             others = [other for other, dim in (aliases or {}).items() if dim == name]
-            axes.append((frozenset([name, *others] if name else []), parts))
+            axes.append((frozenset([name, *others] if name else []), size))
         return cls(tuple(axes), tuple(range(configuration.devices)))
 
     @classmethod
@@ -107,13 +107,13 @@ def specs_of_layers(computation_graph: ComputationGraph, configurations: Sequenc
         if configuration.devices > len(group):
             raise InfeasibleError(f"layer {layer.name!r} is configured for {configuration.devices} devices, there are "
                                   f"{len(group)}; give more devices or search again")
-        for name, parts in configuration.splits.items():
+        for name, shards in configuration.splits.items():
             if name not in layer.splittable:
                 raise InfeasibleError(f"layer {layer.name!r} cannot split dim {name!r}; it can split: "
                                       f"{', '.join(layer.splittable) or 'nothing'}")
-            if layer.dims[name] % parts:
+            if layer.dims[name] % shards:
                 raise InfeasibleError(f"layer {layer.name!r}: dim {name!r} of size {layer.dims[name]} does not split "
-                                      f"into {parts} parts; choose a divisor")
+                                      f"into {shards} shards; choose a divisor")
         spec = MeshSpec.of_configuration(configuration, layer.aliases)
         found.append(dataclasses.replace(spec, devices=tuple(group[number] for number in spec.devices)))
     return found

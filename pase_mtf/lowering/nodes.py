@@ -45,13 +45,13 @@ def _block(tensor: tf.Tensor) -> Block | None:
     return Block(tensor.dtype.base_dtype.name, shape, value)
 
 
-def _inferred(definition: Any) -> set[str]:
+def _inferred(definition: tf.OpDef) -> set[str]:
     """The attributes that the inputs of an operation tell."""
     return {name for argument in definition.input_arg
             for name in (argument.type_attr, argument.number_attr, argument.type_list_attr) if name}
 
 
-def _attributes(node: tf.Operation) -> tuple[tuple[str, Any], ...]:
+def _attributes(node: tf.Operation) -> tuple[tuple[str, object], ...]:
     definition = node.op_def
     defaults = {attr.name: attr.default_value for attr in definition.attr if attr.HasField("default_value")}
     left_out = _inferred(definition)
@@ -66,7 +66,7 @@ def _attributes(node: tf.Operation) -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: tf.AttrValue) -> object:
     """An attribute's value in plain Python."""
     kind = value.WhichOneof("value")
     if kind == "s":
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
     return str(value)  # a function or a tensor: such a node cannot be made again from here
 
 
-def node_of(kernel: Kernel, name: str, inputs: Sequence[str], device: str) -> Any:
+def node_of(kernel: Kernel, name: str, inputs: Sequence[str], device: str) -> tf.NodeDef:
     """The node of a kernel, for a GraphDef: a tenth of the time in which TensorFlow's Python makes a node.
 
     Args:
@@ -109,7 +109,7 @@ def node_of(kernel: Kernel, name: str, inputs: Sequence[str], device: str) -> An
     return tf.NodeDef(name=name, op=kernel.operation, input=inputs, device=device, attr=attributes)
 
 
-def _told_by(definition: Any, inputs: Sequence[Block]) -> dict[str, Any]:
+def _told_by(definition: tf.OpDef, inputs: Sequence[Block]) -> dict[str, tf.AttrValue]:
     """The attributes that the inputs tell: their types, and how many there are."""
     singles = sum(not (argument.number_attr or argument.type_list_attr) for argument in definition.input_arg)
     resources = [block.dtype for block in inputs if block.dtype != "resource"]
@@ -129,7 +129,7 @@ def _told_by(definition: Any, inputs: Sequence[Block]) -> dict[str, Any]:
     return found
 
 
-def _proto(kind: str, value: Any) -> Any:
+def _proto(kind: str, value: Any) -> tf.AttrValue:
     """An attribute's value in TensorFlow's own words."""
     match kind:
         case "type":

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,15 +19,18 @@ from pase_mtf.compat import func_graph, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.lowering.collectives import Collectives, process_of
 from pase_mtf.lowering.emit import Emitter, scopes
-from pase_mtf.lowering.ledger import Ledger, StandIn
+from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
 __all__ = ["Agreement", "Rank", "RankEmitter", "run_options"]
+
+_Result: TypeAlias = "AnyTensor | tuple[AnyTensor, ...]"
+"""What a function of tensors returns on a device."""
 
 _GRAPH_KEY = 1
 _DIGEST, _ORDER = (1 << 30), (1 << 30) + 1  # instance keys of the comparison: beyond those of any transfer
 
 
-def run_options(**options: Any) -> tf.RunOptions:
+def run_options(**options: object) -> tf.RunOptions:
     """Options of every `session.run` of steps, exports and copies to masters, on all ranks alike.
 
     They tell TensorFlow that the graphs of the ranks belong together; without them some collectives fail, and others
@@ -153,7 +156,7 @@ class RankEmitter(Emitter):
             results.append(tuple(tensors) if isinstance(like, tuple) else tensors[0])
         return results
 
-    def _bring(self, device: str, x: Any) -> Any:
+    def _bring(self, device: str, x: object) -> object:
         if isinstance(x, (tuple, list)):
             return type(x)(self._bring(device, entry) for entry in x)
         return self.exchange.bring(device, x) if isinstance(x, (tf.Tensor, StandIn)) else x
@@ -167,17 +170,17 @@ class RankEmitter(Emitter):
         finally:
             self._made_by_function = False
 
-    def _call(self, fn: Callable, device: str, row: Sequence[object]) -> Any:
+    def _call(self, fn: Callable, device: str, row: Sequence[object]) -> _Result:
         graph = tf.get_default_graph()
         before = graph.version
         with tf.device(device), self._in_function():
             result = fn(device, *row)
             # A tensor that is known already stays what it was; this one is known by another name.
             fresh = [x if isinstance(x, tf.Tensor) and x.graph is graph and x.op._id > before
-                     and self.ledger.home(x) is None else tf.identity(x) for x in _each(result)]
+                     and self.ledger.device_of(x) is None else tf.identity(x) for x in _each(result)]
         return tuple(fresh) if isinstance(result, tuple) else fresh[0]
 
-    def _traced(self, fn: Callable, device: str, row: Sequence[object]) -> Any:
+    def _traced(self, fn: Callable, device: str, row: Sequence[object]) -> _Result:
         """What fn returns, in a graph that is thrown away: this process has none of the devices."""
         kept, self._constants = self._constants, {}
         try:
@@ -186,17 +189,19 @@ class RankEmitter(Emitter):
         finally:
             self._constants = kept
 
-    def held_on(self, device: str, make: Callable[[], Any], shape: Sequence[int], dtype: tf.DType) -> Any:
+    def held_on(self, device: str, make: Callable[[], tf.Tensor | tf.Variable], shape: Sequence[int],
+                dtype: tf.DType) -> AnyTensor | tf.Variable:
         """What `make` makes on a device of this process; a stand-in on another."""
         return make() if self.owns(device) else StandIn(shape, dtype, device)
 
-    def known(self, device: str, x: Any) -> Any:
+    def known(self, device: str, x: AnyTensor) -> AnyTensor:
         """A tensor that is on a device and depends on no transfer, such as what a variable was read as."""
         return self.ledger.enter(x, device, 0)
 
     # Single nodes
 
-    def _emit(self, device: str, xs: Sequence[Any], make: Callable[[list[Any]], Any], shape: Sequence[int]) -> Any:
+    def _emit(self, device: str, xs: Sequence[AnyTensor], make: Callable[[list[tf.Tensor]], tf.Tensor],
+              shape: Sequence[int]) -> AnyTensor:
         if self._made_by_function:
             return make(list(xs))
         xs = [self.exchange.bring(device, x) for x in xs]
@@ -208,7 +213,7 @@ class RankEmitter(Emitter):
         """A constant on a device, made once."""
         if self._made_by_function or self.owns(device):
             found = super().constant(device, value, dtype, shape)
-            if not self._made_by_function and self.ledger.home(found) is None:
+            if not self._made_by_function and self.ledger.device_of(found) is None:
                 self.ledger.enter(found, device, 0)
             return found
         key = (next(scopes()), device, dtype, value, type(value), shape and tuple(shape))
@@ -235,7 +240,8 @@ class RankEmitter(Emitter):
         return self._parts(device, x, sizes, axis,
                            lambda x: super(RankEmitter, self).split_sizes(device, x, sizes, axis))
 
-    def _parts(self, device: str, x: Any, sizes: Sequence[int], axis: int, make: Callable) -> list[Any]:
+    def _parts(self, device: str, x: AnyTensor, sizes: Sequence[int], axis: int,
+               make: Callable[[tf.Tensor], list[tf.Tensor]]) -> list[AnyTensor]:
         x = self.exchange.bring(device, x)
         shape = x.shape.as_list()
         if self.owns(device):
@@ -277,7 +283,7 @@ class RankEmitter(Emitter):
         if len(xs) == 1:
             return xs[0]
 
-        def make(xs: list[Any]) -> tf.Tensor:
+        def make(xs: list[tf.Tensor]) -> tf.Tensor:
             with self._in_function() if not self._made_by_function else contextlib.nullcontext():
                 return super(RankEmitter, self).combine(device, xs, kind)
 
@@ -318,20 +324,20 @@ class RankEmitter(Emitter):
             return tf.identity(own)
 
     def while_loop(self, condition: Callable, body: Callable, starts: Sequence[Sequence[tf.Tensor]],
-                   devices: Sequence[Sequence[str]], options: Mapping[str, Any]) -> Sequence[Sequence[tf.Tensor]]:
+                   devices: Sequence[Sequence[str]], options: Mapping[str, object]) -> Sequence[Sequence[tf.Tensor]]:
         """A loop over the slices of this process, and a number that holds its transfers together.
 
         All processes run it, whether they hold slices or not, and in every iteration all transfers that are in it.
         """
         shapes = [[(x.shape, x.dtype) for x in slices] for slices in starts]
 
-        def lists(own: Iterable[tf.Tensor], needs: int = 0) -> list[list[Any]]:
+        def lists(own: Iterable[tf.Tensor], needs: int = 0) -> list[list[AnyTensor]]:
             own = iter(own)
             return [[self.ledger.enter(next(own) if self.owns(device) else StandIn(*shape, device), device, needs)
                      for device, shape in zip(names, row, strict=True)]
                     for names, row in zip(devices, shapes, strict=True)]
 
-        def own(slices_of: Sequence[Sequence[Any]]) -> list[tf.Tensor]:
+        def own(slices_of: Sequence[Sequence[AnyTensor]]) -> list[tf.Tensor]:
             brought = [(device, self.exchange.bring(device, x)) for names, slices in zip(
                 devices, slices_of, strict=True) for device, x in zip(names, slices, strict=True)]
             mine = []
@@ -360,7 +366,7 @@ class RankEmitter(Emitter):
         self.ledger.pin(number, turns.op)
         return lists(results, loop.needs | bit)
 
-    def _everywhere(self, values: Sequence[Any], devices: Sequence[str]) -> Any:
+    def _everywhere(self, values: Sequence[AnyTensor], devices: Sequence[str]) -> tf.Tensor:
         """What all devices hold alike, in this process."""
         found = None
         for number in self.first_devices:
@@ -433,18 +439,18 @@ class Agreement:
                                     "give one device per process")
 
 
-def _each(result: Any) -> Sequence[Any]:
+def _each(result: _Result) -> Sequence[AnyTensor]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _flat(xs: Any) -> Iterator[Any]:
+def _flat(xs: object) -> Iterator[object]:
     if isinstance(xs, (tuple, list)):
         yield from itertools.chain.from_iterable(map(_flat, xs))
     else:
         yield xs
 
 
-def _placeholders(x: Any) -> Any:
+def _placeholders(x: object) -> object:
     if isinstance(x, (tuple, list)):
         return type(x)(map(_placeholders, x))
     return tf.placeholder(x.dtype, x.shape) if isinstance(x, StandIn) else x

@@ -1,6 +1,6 @@
 """Moves a tensor from one partition to another, and sums what devices hold in parts. Only data that is needed travels.
 
-A tensor here is a list of TensorFlow tensors, one per position of its partition. Pieces are cut out where they lie and
+A tensor here is a list of TensorFlow tensors, one per position of its partition. Pieces are sliced where they lie and
 put together where they are needed; where a block is needed as it is, nothing is emitted: TensorFlow sends a tensor to
 the device of its consumer by itself, once per device.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import tf
-from pase_mtf.graph.partition import Partition, Piece, cover, nearest, scattered_sum, with_parts
+from pase_mtf.graph.partition import Partition, Piece, cover, nearest, scattered_sum, with_partial_sums
 from pase_mtf.lowering.emit import Emitter
 
 __all__ = ["ALL_REDUCE", "RESHARDING", "all_reduce", "assemble", "move", "reduce_and_move"]
@@ -39,8 +39,8 @@ def _rectangles(pieces: Iterable[Piece], block: Sequence[int]) -> list[int] | No
     return parts if math.prod(parts) == len(distinct) else None
 
 
-class _Cutter:
-    """Cuts the pieces out of the blocks of a tensor, each once, on the device where the block lies."""
+class _Slicer:
+    """Slices the pieces out of the blocks of a tensor, each once, on the device where the block lies."""
 
     def __init__(self, tensors: Sequence[tf.Tensor], source: Partition, shape: Sequence[int], emitter: Emitter):
         self._tensors = tensors
@@ -48,10 +48,10 @@ class _Cutter:
         self._block = source.block_shape(shape)
         self._emitter = emitter
         self._wanted: dict[int, set[Piece]] = {}
-        self._cut: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tf.Tensor] = {}
+        self._sliced: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tf.Tensor] = {}
 
     def want(self, position: int, piece: Piece) -> None:
-        """Announces a piece, so that all pieces of a block can be cut by one node."""
+        """Announces a piece, so that all pieces of a block can be sliced by one node."""
         if piece.size != self._block:
             self._wanted.setdefault(position, set()).add(piece)
 
@@ -60,17 +60,17 @@ class _Cutter:
         if piece.size == self._block:
             return self._tensors[position]
         key = (position, piece.begin, piece.size)
-        if key not in self._cut:
-            self._cut_block(position)
-        return self._cut[key]
+        if key not in self._sliced:
+            self._slice_block(position)
+        return self._sliced[key]
 
-    def _cut_block(self, position: int) -> None:
+    def _slice_block(self, position: int) -> None:
         device = self._emitter.devices[self._source.devices[position]]
         pieces = self._wanted[position]
         parts = _rectangles(pieces, self._block)
         if parts is None:
             for piece in sorted(pieces, key=lambda piece: piece.begin):
-                self._cut[position, piece.begin, piece.size] = self._emitter.slice(
+                self._sliced[position, piece.begin, piece.size] = self._emitter.slice(
                     device, self._tensors[position], piece.begin, piece.size)
             return
         size = tuple(extent // count for extent, count in zip(self._block, parts, strict=True))
@@ -79,7 +79,7 @@ class _Cutter:
             cells = [part for cell in cells for part in self._emitter.split(device, cell, count, dim)]
         for cell, index in zip(cells, itertools.product(*(range(count) for count in parts)), strict=True):
             begin = tuple(number * extent for number, extent in zip(index, size, strict=True))
-            self._cut[position, begin, size] = cell
+            self._sliced[position, begin, size] = cell
 
 
 class _Order(NamedTuple):
@@ -94,9 +94,9 @@ class _Order(NamedTuple):
     pieces: Sequence[tuple[int, Piece]]
 
 
-def _deliver(orders: Sequence[_Order], source: Partition, cutter: _Cutter, emitter: Emitter) -> list[list[tf.Tensor]]:
+def _deliver(orders: Sequence[_Order], source: Partition, slicer: _Slicer, emitter: Emitter) -> list[list[tf.Tensor]]:
     """The pieces of every order. Between processes each lies on its device, by one collective where every device of a
-    group gets one piece of each of them; else it lies where it is cut, and travels by itself.
+    group gets one piece of each of them; else it lies where it is sliced, and travels by itself.
     """
     groups = {} if emitter.exchange.has_hubs else _groups(orders, source)
     found: list[list[tf.Tensor]] = [[] for _ in orders]
@@ -104,11 +104,11 @@ def _deliver(orders: Sequence[_Order], source: Partition, cutter: _Cutter, emitt
     for number, order in enumerate(orders):
         members = groups.get(order.device)
         if members is None:
-            found[number] = [cutter.get(position, piece) for position, piece in order.pieces]
+            found[number] = [slicer.get(position, piece) for position, piece in order.pieces]
         elif members not in done:
             done.add(members)
             mine = [next(k for k in range(len(orders)) if orders[k].device == device) for device in members]
-            for k, received in zip(mine, _exchange([orders[k] for k in mine], members, source, cutter, emitter),
+            for k, received in zip(mine, _exchange([orders[k] for k in mine], members, source, slicer, emitter),
                                    strict=True):
                 found[k] = received
     return found
@@ -131,7 +131,7 @@ def _groups(orders: Sequence[_Order], source: Partition) -> dict[int, tuple[int,
             and len(set().union(*(sizes[other] for other in members))) == 1}
 
 
-def _exchange(orders: Sequence[_Order], members: Sequence[int], source: Partition, cutter: _Cutter,
+def _exchange(orders: Sequence[_Order], members: Sequence[int], source: Partition, slicer: _Slicer,
               emitter: Emitter) -> list[list[tf.Tensor]]:
     """The pieces of every order of a group, whose devices get one piece of each."""
     names = [emitter.devices[device] for device in members]
@@ -139,7 +139,7 @@ def _exchange(orders: Sequence[_Order], members: Sequence[int], source: Partitio
     for order in orders:
         for position, piece in order.pieces:
             of_source[source.devices[position]].append((position, piece))
-    rows = [[cutter.get(position, piece) for position, piece in of_source[device]] for device in members]
+    rows = [[slicer.get(position, piece) for position, piece in of_source[device]] for device in members]
     if all(len(set(of_source[device])) == 1 for device in members):
         columns = emitter.exchange.all_gather(names, [row[0] for row in rows])
     else:
@@ -177,7 +177,7 @@ def move(tensors: Sequence[tf.Tensor], source: Partition, target: Partition, sha
     if source == target:
         return list(tensors)
     shape = tuple(shape)
-    cutter = _Cutter(tensors, source, shape, emitter)
+    slicer = _Slicer(tensors, source, shape, emitter)
     orders = []
     for parts, positions in target.holders.items():
         counts, covering = cover(source, target, shape, parts)
@@ -186,12 +186,12 @@ def move(tensors: Sequence[tf.Tensor], source: Partition, target: Partition, sha
         makers = positions[:1] if emitter.shared else positions
         for maker in makers:
             device = target.devices[maker]
-            found = [(nearest(source.holders[piece.parts], source.devices, device), piece) for piece in pieces]
+            found = [(nearest(source.holders[piece.block], source.devices, device), piece) for piece in pieces]
             for position, piece in found:
-                cutter.want(position, piece)
+                slicer.want(position, piece)
             orders.append((positions if emitter.shared else (maker,), device, counts, found))
     result: list[tf.Tensor | None] = [None] * len(target.devices)
-    delivered = _deliver([_Order(device, found) for _, device, _, found in orders], source, cutter, emitter)
+    delivered = _deliver([_Order(device, found) for _, device, _, found in orders], source, slicer, emitter)
     for (positions, device, counts, _), cells in zip(orders, delivered, strict=True):
         block = assemble(cells, counts, emitter.devices[device], emitter)
         for position in positions:
@@ -259,24 +259,24 @@ def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Seque
       The block at every position of `target`; or None where an all-reduce, followed by a `move`, is as good.
     """
     shape = tuple(shape)
-    # Where memory is shared nothing travels: whole blocks are summed once, and the sums are cut.
+    # Where memory is shared nothing travels: whole blocks are summed once, and the sums are sliced.
     sums = None if emitter.shared else scattered_sum(source, target, shape)
     if sums is None:
         return None
-    held = with_parts(source, axes)
-    sizes = [count for count, _ in held.cuts[len(shape):]]
-    needed = Partition(sums.devices, (*sums.cuts, *[(1, 1)] * len(axes)))
-    cutter, orders, counts_of = _Cutter(tensors, source, shape, emitter), [], []
+    held = with_partial_sums(source, axes)
+    sizes = [count for count, _ in held.shards[len(shape):]]
+    needed = Partition(sums.devices, (*sums.shards, *[(1, 1)] * len(axes)))
+    slicer, orders, counts_of = _Slicer(tensors, source, shape, emitter), [], []
     for position, device in enumerate(sums.devices):
-        counts, pieces = cover(held, needed, (*shape, *sizes), needed.parts(position))
-        found = [(nearest(held.holders[piece.parts], source.devices, device), piece.without(len(sizes)))
+        counts, pieces = cover(held, needed, (*shape, *sizes), needed.block(position))
+        found = [(nearest(held.holders[piece.block], source.devices, device), piece.without(len(sizes)))
                  for piece in pieces]
         for holder, piece in found:
-            cutter.want(holder, piece)
+            slicer.want(holder, piece)
         orders.append(_Order(device, found))
         counts_of.append(counts[:len(shape)])
     size, result = math.prod(sizes), []
-    for order, counts, parts_of in zip(orders, counts_of, _deliver(orders, source, cutter, emitter), strict=True):
+    for order, counts, parts_of in zip(orders, counts_of, _deliver(orders, source, slicer, emitter), strict=True):
         name = emitter.devices[order.device]
         cells = [emitter.combine(name, parts_of[begin:begin + size], "SUM") for begin in range(0, len(parts_of), size)]
         result.append(assemble(cells, counts, name, emitter))

@@ -49,7 +49,7 @@ class _MachineFields(TypedDict):
     shared_cores: NotRequired[bool]
     efficiency: NotRequired[list[list[float]]]
     source: NotRequired[str]
-    measured: NotRequired[dict[str, Any]]
+    measured: NotRequired[dict[str, object]]
 
 
 def _folder() -> pathlib.Path:
@@ -103,7 +103,7 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
     return data
 
 
-def _without_fit(path: pathlib.Path, data: Mapping[str, Any]) -> dict[str, Any]:
+def _without_fit(path: pathlib.Path, data: Mapping[str, object]) -> dict[str, object]:
     """The fields of a machine of an earlier version, which may have been fitted: its rates mean nothing without the
     corrections that were fitted with them."""
     for name in sorted(_FITTED & set(data)):
@@ -113,11 +113,11 @@ def _without_fit(path: pathlib.Path, data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in _FITTED}
 
 
-def write_fields(path: str | os.PathLike[str], fields: Mapping[str, Any]) -> None:
+def write_fields(path: str | os.PathLike[str], fields: Mapping[str, object]) -> None:
     """Writes the fields of a machine (plain values, as `dataclasses.asdict` gives them), whole or not at all."""
     data = {"format": _FORMAT, "version": _VERSION, **fields}
     write_atomically(path, json.dumps(data, indent=2) + "\n")
 
 
-def _link(data: Mapping[str, Any]) -> Link:
+def _link(data: _LinkFields) -> Link:
     return Link(data["devices"], float(data["bandwidth"]), float(data["latency"]))

@@ -15,7 +15,7 @@ from typing import Any
 import filelock
 
 from pase_mtf.errors import FormatError, UsageError, shortened
-from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernel_times import Circumstances, KernelTimes
 from pase_mtf.machine.kernels import Kernel, Timing
 
 __all__ = ["append_times", "line_of", "load_times", "read_entry"]
@@ -56,7 +56,7 @@ def read_entry(data: Any) -> tuple[Kernel, Timing]:
     return kernel, timing
 
 
-def load_times(path: str | os.PathLike[str], on: Mapping[str, Any] | None = None) -> KernelTimes:
+def load_times(path: str | os.PathLike[str], on: Circumstances | None = None) -> KernelTimes:
     """The times in a file; none where there is no such file.
 
     Args:
@@ -82,7 +82,7 @@ def load_times(path: str | os.PathLike[str], on: Mapping[str, Any] | None = None
 
 
 def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
-                 on: Mapping[str, Any] | None = None, *, anew: bool = False) -> None:
+                 on: Circumstances | None = None, *, anew: bool = False) -> None:
     """Adds kernels to a file, which is made where there is none; processes that do so at once take turns.
 
     Args:

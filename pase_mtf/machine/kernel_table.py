@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from typing_extensions import TypedDict
 
 from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import check_schema, path_of, read_json, write_atomically
 from pase_mtf.machine.kernel_file import line_of, read_entry
-from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernel_times import Circumstances, KernelTimes
 
 __all__ = ["check_target", "is_table", "load_tables", "save_tables", "table_for"]
 
@@ -24,33 +23,16 @@ _ONE_EACH = ("devices", "threads")
 _HEAD = 4096
 
 
-class _Circumstances(TypedDict):
-    """What the kernels of one table were measured on (`calibration.cache.fingerprint_of_kernels`)."""
-
-    version: int
-    kind: str
-    devices: int
-    processor: str
-    cores: float
-    threads: int
-    memory: int
-    tensorflow: str | None
-    build: str | None
-    onednn: bool
-    gpus: list[str]
-    host: str
-
-
 class _Entry(TypedDict):
     seconds: float
     spread: float
     runs: int
     text: str
-    kernel: dict[str, Any]
+    kernel: dict[str, object]
 
 
 class _Table(TypedDict):
-    on: _Circumstances
+    on: Circumstances
     kernels: list[_Entry]
 
 
@@ -119,7 +101,7 @@ def table_for(path: str | os.PathLike[str], devices: int) -> KernelTimes:
     return tables[devices]
 
 
-def check_target(path: str | os.PathLike[str], on: Mapping[str, Any]) -> tuple[KernelTimes, ...]:
+def check_target(path: str | os.PathLike[str], on: Circumstances) -> tuple[KernelTimes, ...]:
     """What a file holds that kernel times are to be written to: nothing, or those of the same machine.
 
     Args:
@@ -169,9 +151,9 @@ def _table_text(times: KernelTimes) -> str:
     return f'{{"on": {json.dumps(times.on)},\n "kernels": [\n  ' + ",\n  ".join(entries) + "\n]}"
 
 
-def _machine(on: Mapping[str, Any]) -> dict[str, Any]:
+def _machine(on: Circumstances) -> dict[str, object]:
     return {name: value for name, value in on.items() if name not in _ONE_EACH}
 
 
-def _name(on: Mapping[str, Any]) -> str:
+def _name(on: Circumstances) -> str:
     return f"{on['processor']} ({on['cores']:g} cores, {on['host']}, TensorFlow {on['tensorflow']})"

@@ -7,13 +7,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from pase_mtf.machine.kernels import Kernel, Timing
 
-__all__ = ["KernelTimes"]
+__all__ = ["Circumstances", "KernelTimes"]
 
 _ALONG_AXES = frozenset({"All", "Any", "ArgMax", "ArgMin", "ConcatV2", "Cumsum", "ExpandDims", "GatherV2", "Max",
                          "Mean", "Min", "Prod", "Split", "SplitV", "Sum", "Transpose"})
@@ -32,6 +33,23 @@ def _sizes_of(kernel: Kernel) -> tuple[int, ...]:
     return tuple(size for block in (*kernel.inputs, *kernel.outputs) for size in block.shape)
 
 
+class Circumstances(TypedDict):
+    """What kernels were measured on (`calibration.cache.fingerprint_of_kernels`)."""
+
+    version: int
+    kind: str
+    devices: int
+    processor: str
+    cores: float
+    threads: int
+    memory: int
+    tensorflow: str | None
+    build: str | None
+    onednn: bool
+    gpus: list[str]
+    host: str
+
+
 class KernelTimes:
     """Kernels and what they took on one machine.
 
@@ -40,9 +58,9 @@ class KernelTimes:
       damaged: lines of a file that could not be read.
     """
 
-    def __init__(self, on: Mapping[str, Any] | None = None, timings: Mapping[Kernel, Timing] | None = None,
+    def __init__(self, on: Circumstances | None = None, timings: Mapping[Kernel, Timing] | None = None,
                  damaged: int = 0) -> None:
-        self.on, self.damaged = dict(on or {}), damaged
+        self.on, self.damaged = cast(Circumstances, dict(on or {})), damaged
         self._timings = dict(timings or {})
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ from pase_mtf.errors import FormatError, shortened
 __all__ = ["SENT", "TINY", "Block", "Kernel", "Timing", "float_of_size", "send_kernel", "sum_kernel"]
 
 SENT = "Identity"
-"""TensorFlow's name of what only hands on what it reads: where that lies apart, it is sent and nothing else."""
+"""TensorFlow's name of what only forwards what it reads: where that lies apart, it is sent and nothing else."""
 _BITS = {"bool": 8, "string": 64, "complex64": 64, "complex128": 128, "half": 16, "resource": 64}
 """Of the types whose names do not end in their bits. A variable is read and written: twice its four bytes."""
 
@@ -65,7 +65,7 @@ class Kernel(NamedTuple):
     operation: str
     inputs: tuple[Block, ...]
     outputs: tuple[Block, ...]
-    attributes: tuple[tuple[str, Any], ...] = ()
+    attributes: tuple[tuple[str, object], ...] = ()
     apart: bool = False
 
     @property
@@ -82,7 +82,7 @@ class Kernel(NamedTuple):
 
     @property
     def by_reference(self) -> bool:
-        """Whether it may hand on what it reads without a copy, as a sum over a single element does."""
+        """Whether it may forward what it reads without a copy, as a sum over a single element does."""
         return self.operation in _BY_REFERENCE or (
             self.operation in _REDUCTIONS and self.inputs[0].elements == self.outputs[0].elements)
 
@@ -118,7 +118,7 @@ class Kernel(NamedTuple):
                 f"{' from other devices' if self.apart else ''} -> {', '.join(map(str, self.outputs)) or 'nothing'}")
         return "; ".join([text, *(f"{name}={value}" for name, value in self.attributes)])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As plain values, which `from_json` takes back."""
         return {"operation": self.operation, "inputs": [_plain_block(block) for block in self.inputs],
                 "outputs": [_plain_block(block) for block in self.outputs],
@@ -165,11 +165,13 @@ def send_kernel(elements: int, itemsize: int) -> Kernel:
 _BY_REFERENCE = frozenset({SENT, "Reshape", "ExpandDims", "Squeeze", "Split", "SplitV", "Slice", "StridedSlice",
                            "Unpack", "AssignVariableOp", "ReadVariableOp"})
 _REDUCTIONS = frozenset({"Max", "Mean", "Min", "Prod", "Sum"})
-def _frozen(value: Any) -> Any:
+
+
+def _frozen(value: object) -> object:
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _plain_block(block: Block) -> list[Any]:
+def _plain_block(block: Block) -> list[object]:
     return [block.dtype, list(block.shape), *([list(block.value)] if block.value is not None else [])]
 
 

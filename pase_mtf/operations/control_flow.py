@@ -86,7 +86,7 @@ class _LoopLowering:
     """A loop while it is lowered, every operation of its body in a layout of its own.
 
     What goes round stays in the layout of the operation that makes it, and what is accumulated is added up in
-    it (`flow.Flow.home`).
+    it (`flow.Flow.owner`).
 
     Attributes:
       impls: of every output of the loop, the mesh implementation of what it is in the body.

@@ -43,7 +43,7 @@ def _class_functions(operation: mtf.Operation) -> Iterator[types.FunctionType]:
                     yield value
 
 
-def _numbers(value: Any, depth: int = 0) -> Iterator[int]:
+def _numbers(value: object, depth: int = 0) -> Iterator[int]:
     """The integers that a value holds, dims left out."""
     if depth > 5 or isinstance(value, (bool, str, bytes, mtf.Dimension, mtf.Shape, mtf.Tensor, mtf.Operation)):
         return
@@ -95,7 +95,7 @@ class _Copying:
     def shape(self, shape: mtf.Shape) -> mtf.Shape:
         return mtf.Shape([self.dim(dim) for dim in shape.dims])
 
-    def value(self, value: Any, depth: int = 0) -> Any:
+    def value(self, value: object, depth: int = 0) -> Any:
         """What stands in the copy in the place of a value.
 
         Raises:
@@ -129,7 +129,7 @@ class _Copying:
             return value
         return self._container(value, depth + 1)
 
-    def _container(self, value: Any, depth: int) -> Any:
+    def _container(self, value: object, depth: int) -> object:
         if isinstance(value, (list, set, frozenset)):
             return type(value)([self.value(item, depth) for item in value])
         if isinstance(value, tuple):

@@ -55,7 +55,7 @@ class Flow:
                     self._before[seen], self._after[seen] = variable.start, variable.next
             for inside, output in parts.accumulators:
                 self._before[output] = self._after[output] = inside
-        self._homes: dict[mtf.Tensor, mtf.Tensor] = {}
+        self._owners: dict[mtf.Tensor, mtf.Tensor] = {}
 
     def origin(self, tensor: mtf.Tensor) -> mtf.Tensor:
         """The tensor that an operation before has made, of which this one is a later name or value."""
@@ -63,21 +63,21 @@ class Flow:
             tensor = self._before[tensor]
         return tensor
 
-    def home(self, tensor: mtf.Tensor) -> mtf.Tensor:
-        """The tensor whose layout this one has: what an iteration makes is handed to the next as it lies.
+    def owner(self, tensor: mtf.Tensor) -> mtf.Tensor:
+        """The tensor whose layout this one has: what an iteration makes goes into the next as it lies.
 
         Two loop variables that change places have the layouts that they start with.
         """
         if tensor not in self._after:
             return tensor
-        if tensor not in self._homes:
+        if tensor not in self._owners:
             passed = {tensor}
             found = self._after[tensor]
             while found in self._after and found not in passed:
                 passed.add(found)
                 found = self._after[found]
-            self._homes[tensor] = self.origin(tensor) if found in passed else found
-        return self._homes[tensor]
+            self._owners[tensor] = self.origin(tensor) if found in passed else found
+        return self._owners[tensor]
 
     def carried(self) -> Iterable[mtf.Tensor]:
         """What loops give names of their own."""

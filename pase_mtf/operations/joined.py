@@ -114,7 +114,7 @@ def _pairings(gone: Sequence[str], new: Sequence[str]) -> Iterator[tuple[tuple[s
 
 
 def _fits(operation: mtf.SlicewiseOperation, parts: Mapping[str, int]) -> bool:
-    """Whether slices come out in the declared shape where dims are split into so many parts."""
+    """Whether slices come out in the declared shape where dims are split into so many shards."""
     def slices(tensors: Sequence[mtf.Tensor]) -> list[list[int]]:
         return [[dim.size // parts.get(dim.name, 1) for dim in tensor.shape.dims] for tensor in tensors]
     with tf.Graph().as_default():

@@ -1,7 +1,7 @@
 """Tensors that are imported as slices, laid out beforehand for one mesh and one layout (`mtf.import_laid_out_tensor`).
 
 Stock Mesh-TF takes the slices as they are. Under a plan the tensor that they are slices of is imported instead. They
-do not say for which mesh they were laid out: it is found from the nodes that cut them, or told by their shape.
+do not say for which mesh they were laid out: it is found from the nodes that slice it, or told by their shape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ops = mtf.ops
 
 
 class _Source(NamedTuple):
-    """What slices were cut from: the tensor, and for every slice which block along every dim it is."""
+    """What slices were taken from: the tensor, and for every slice which block along every dim it is."""
 
     tensor: tf.Tensor
     blocks: list[tuple[int, ...]]
@@ -34,8 +34,8 @@ def _counts(slices: Sequence[tf.Tensor], shape: mtf.Shape) -> list[int] | None:
     return [dim.size // extent for dim, extent in zip(shape.dims, extents, strict=True)]
 
 
-def _cut(tensor: tf.Tensor) -> tuple[tf.Tensor, tuple[int, ...]] | None:
-    """(what a slice was cut from, where it begins); None where its node does not tell."""
+def _taken_from(tensor: tf.Tensor) -> tuple[tf.Tensor, tuple[int, ...]] | None:
+    """(what a slice was taken from, where it begins); None where its node does not tell."""
     node = tensor.op
     while node.type == "Identity":
         node = node.inputs[0].op
@@ -44,10 +44,10 @@ def _cut(tensor: tf.Tensor) -> tuple[tf.Tensor, tuple[int, ...]] | None:
 
 
 def _source(slices: Sequence[tf.Tensor], counts: Sequence[int], shape: mtf.Shape) -> _Source | None:
-    """The one tensor that the slices were cut from, as Mesh-TF's `make_slices` does: all of it is in them."""
-    cuts = [_cut(tensor) for tensor in slices]
-    known = [cut for cut in cuts if cut is not None]
-    if len(known) < len(cuts) or len({id(source) for source, _ in known}) > 1:
+    """The one tensor that the slices were taken from, as Mesh-TF's `make_slices` does: all of it is in them."""
+    found = [_taken_from(tensor) for tensor in slices]
+    known = [entry for entry in found if entry is not None]
+    if len(known) < len(found) or len({id(source) for source, _ in known}) > 1:
         return None
     extents = [dim.size // count for dim, count in zip(shape.dims, counts, strict=True)]
     blocks = [tuple(place // extent for place, extent in zip(begin, extents, strict=True)) for _, begin in known]
@@ -77,7 +77,7 @@ def _lower(op: mtf.ops.ImportLaidOutTensorOperation, lowering: Lowering) -> None
             whole = lowering.assemble(slices, counts, slices[0].device)
     if whole is None:
         raise UsageError(f"{op.name}: {len(slices)} slices of shape {slices[0].shape} do not say which part of "
-                         f"{output.shape.to_string} each is; cut them by tf.slice from one tensor (as make_slices "
+                         f"{output.shape.to_string} each is; take them by tf.slice from one tensor (as make_slices "
                          "does), or use mtf.import_tf_tensor")
     lowering.set_tensor_lowering(output, impl.import_tf_tensor(output, whole))
 
@@ -115,7 +115,7 @@ def _demands(operation: mtf.ops.ImportLaidOutTensorOperation, demands: StockDema
         elif stride == 0:
             demands.refuse(operation, [dim.name], "its slices, laid out beforehand, are in the order of no mesh")
         else:
-            demands.need_parts(operation, dim.name, dim.size // size, stride)
+            demands.need_shards(operation, dim.name, dim.size // size, stride)
 
 
 add_rules({_ops.ImportLaidOutTensorOperation: Rule(

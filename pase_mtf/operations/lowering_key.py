@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None), frozenset})
 class _Itself:
     """A value of which nobody can say whether another one is alike: it is like no other."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
@@ -55,7 +54,7 @@ def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:
     return type(operation), tensors, attributes
 
 
-def _key(value: Any, depth: int = 0) -> Hashable:
+def _key(value: object, depth: int = 0) -> Hashable:
     """Equal for values that make no difference to a lowering. Arrays and tensors count by shape and dtype."""
     if type(value) in _PLAIN:
         return type(value), value
@@ -90,7 +89,7 @@ def _key(value: Any, depth: int = 0) -> Hashable:
     return type(value), value
 
 
-def _content(cell: types.CellType) -> Any:
+def _content(cell: types.CellType) -> object:
     """What a function has of its surroundings; the cell itself where that is not bound yet."""
     try:
         return cell.cell_contents

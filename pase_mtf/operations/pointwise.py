@@ -65,7 +65,7 @@ def _lower_range(op: mtf.ops.RangeOperation, lowering: Lowering) -> None:
     (size,) = partition.block_shape(output.shape.to_integer_list)
     lowering.set_tensor_lowering(output, impl.LaidOutTensor([
         lowering.emitter.constant(
-            device, tuple(range(size * partition.parts(position)[0], size * (partition.parts(position)[0] + 1))),
+            device, tuple(range(size * partition.block(position)[0], size * (partition.block(position)[0] + 1))),
             output.dtype)
         for position, device in enumerate(impl.devices)]))
 

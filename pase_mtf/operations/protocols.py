@@ -175,7 +175,7 @@ class Mesh(Protocol):
         """A slice of one shape with the order and the number of dims of another."""
 
     def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor) -> LaidOut:
-        """A whole tensor cut into slices."""
+        """The slices of a whole tensor."""
 
 
 class SlicedVariable(Protocol):
@@ -274,10 +274,10 @@ class StockDemands(Protocol):
     def refuse(self, operation: mtf.Operation, names: Iterable[str], reason: str) -> None:
         """No layout at all lowers."""
 
-    def need_parts(self, operation: mtf.Operation, name: str, parts: int, stride: int | None = None) -> None:
-        """This dim has to be split into so many parts, so many devices from one to the next (None: on any axis)."""
+    def need_shards(self, operation: mtf.Operation, name: str, shards: int, stride: int | None = None) -> None:
+        """This dim has to be split into so many shards, so many devices from one to the next (None: on any axis)."""
 
-    def need_together(self, operation: mtf.Operation, names: tuple[str, str], parts: int) -> None:
+    def need_together(self, operation: mtf.Operation, names: tuple[str, str], shards: int) -> None:
         """These two dims have to be on one axis, of so many devices."""
 
     def reshape(self, operation: mtf.Operation, old: Dims, new: Dims) -> None:

@@ -70,10 +70,10 @@ class _Chunks:
         emitter, source = self._lowering.emitter, Partition(tuple(range(self._count)), self._grid)
 
         def block(device: str, position: int, seed: tf.Tensor) -> tf.Tensor:
-            counts, pieces = cover(source, target, self._shape, target.parts(position))
+            counts, pieces = cover(source, target, self._shape, target.block(position))
             cells = []
             for piece in pieces:
-                cell = self._chunk(device, piece.parts[0] if self._shape else 0, seed)
+                cell = self._chunk(device, piece.block[0] if self._shape else 0, seed)
                 cells.append(cell if piece.size == self._size else
                              emitter.slice(device, cell, piece.begin, piece.size))
             return self._lowering.assemble(cells, counts, device)

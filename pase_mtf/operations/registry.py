@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, tf
@@ -30,7 +30,10 @@ KINDS = ("matmul", "convolution", "reduction", "pointwise", "gather", "none")
 _ANONYMOUS = "_anonymous_"
 
 
-def always(value: Any) -> Callable[..., Any]:
+_T = TypeVar("_T")
+
+
+def always(value: _T) -> Callable[..., _T]:
     """A function that returns the value, whatever it is called with."""
     return lambda *_: value
 
@@ -72,7 +75,7 @@ def _itself(operation: mtf.Operation) -> mtf.Operation:
 
 
 class LoopVariable(NamedTuple):
-    """What a loop hands from one iteration to the next.
+    """What a loop passes from one iteration to the next.
 
     Attributes:
       start: its value before the first iteration.
@@ -107,7 +110,7 @@ class LoopParts(NamedTuple):
     Attributes:
       stages: its condition and its body.
       condition: whether to go on, made from what the variables are seen as.
-      variables: handed from one iteration to the next.
+      variables: passed from one iteration to the next.
       accumulators: (what an iteration makes, its sum over all iterations after the loop).
       is_plain: whether Mesh-TF's own code lowers it, by a loop of TensorFlow's without options.
       with_operations: a copy of the loop that runs others in place of the operations of its condition and its body.
@@ -304,7 +307,7 @@ def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
     """The names of the dims that can truly be split when our lowering lowers this operation.
 
     What an operation declares (`splittable_dims`) and what really lowers to right values differ both ways in Mesh-TF
-    0.1.21, see the rules. Not decided here: sizes (a dim splits into parts that divide every size it has in the
+    0.1.21, see the rules. Not decided here: sizes (the number of a dim's shards divides every size it has in the
     operation) and whether two dims of one tensor share a mesh axis (they must not).
 
     Args:

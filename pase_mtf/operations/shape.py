@@ -1,4 +1,4 @@
-"""Operations that cut, join, shift, rename or look up: the numbers stay what they are."""
+"""Operations that slice, join, shift, rename or look up: the numbers stay what they are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _lower_one_hot(op: mtf.ops.OneHotOperation, lowering: Lowering) -> None:
     impl, output, indices = lowering.mesh_impl(op), op.outputs[0], op.inputs[0]
     depth = impl.slice_shape(output.shape)[-1]
     partition = impl.partition(output.shape)
-    offsets = [partition.parts(position)[-1] * depth for position in range(impl.size)]
+    offsets = [partition.block(position)[-1] * depth for position in range(impl.size)]
     emitter = lowering.emitter
 
     def tf_fn(device: str, value: tf.Tensor, offset: int) -> tf.Tensor:

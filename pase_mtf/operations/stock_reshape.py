@@ -1,8 +1,9 @@
 """What stock Mesh-TF does to the slices of a tensor that is reshaped, without lowering anything.
 
-`mtf.ops.ReshapeOperation.lower` cuts, exchanges and joins slices axis by axis. Where an axis cuts a dim that another
-axis has cut already, and that other one is joined first, the parts come out in the wrong order and the values are
-wrong, silently: x=4 on axis a renamed to y=4 on axis b. Here the same steps are followed, with the order of the cuts.
+`mtf.ops.ReshapeOperation.lower` splits, exchanges and joins slices axis by axis. Where an axis splits a dim that
+another axis has split already, and that other one is joined first, the shards come out in the wrong order and the
+values are wrong, silently: x=4 on axis a renamed to y=4 on axis b. Here the same steps are followed, with the order of
+the splits.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
       sizes: of the mesh axes.
 
     Returns:
-      (reason, moved): the reason is "" where values come out right; moved: slices were cut, exchanged or joined, so
+      (reason, moved): the reason is "" where values come out right; moved: slices were split, exchanged or joined, so
       that a pending sum is reduced first.
     """
     before, after = _cumprods(old), _cumprods(new)
     place_old: dict[int, int] = {}  # axis -> the place of what it splits, before and after
     place_new: dict[int, int] = {}
     local = [size for _, size in old]  # sizes of the slices, before the reshape
-    cuts: list[list[int]] = [[] for _ in old]  # the axes that cut each dim, outermost first
+    axes_of: list[list[int]] = [[] for _ in old]  # the axes that split each dim, outermost first
     for number, (name, size) in enumerate(old):
         if name in axis_of:
             axis = axis_of[name]
@@ -51,54 +52,58 @@ def reshape_problem(old: _Dims, new: _Dims, axis_of: Mapping[str, int], sizes: S
                 return f"{name}={size} does not divide by {sizes[axis]}", False
             place_old[axis] = before[number]
             local[number] //= sizes[axis]
-            cuts[number] += [axis] if sizes[axis] > 1 else []
+            axes_of[number] += [axis] if sizes[axis] > 1 else []
     for number, (name, size) in enumerate(new):
         if name in axis_of:
             if size % sizes[axis_of[name]]:
                 return f"{name}={size} does not divide by {sizes[axis_of[name]]}", False
             place_new[axis_of[name]] = after[number]
     moving = [axis for axis in range(len(sizes)) if place_old.get(axis) != place_new.get(axis)]
-    split = [axis for axis in moving if axis not in place_old]
+    added = [axis for axis in moving if axis not in place_old]
     joined = [axis for axis in moving if axis not in place_new]
     exchanged = [axis for axis in moving if axis in place_old and axis in place_new]
 
-    def cut(axis: int, place: int) -> bool:
+    def split(axis: int, place: int) -> bool:
         if local[place] % sizes[axis]:
             return False
         local[place] //= sizes[axis]
-        cuts[place] += [axis] if sizes[axis] > 1 else []
+        axes_of[place] += [axis] if sizes[axis] > 1 else []
         return True
 
     def join(axis: int) -> bool:
         place = _dims_at(before, place_old[axis])[-1]
-        right = sizes[axis] == 1 or cuts[place][-1] == axis
+        right = sizes[axis] == 1 or axes_of[place][-1] == axis
         local[place] *= sizes[axis]
-        if axis in cuts[place]:
-            cuts[place].remove(axis)
+        if axis in axes_of[place]:
+            axes_of[place].remove(axis)
         return right
 
     wrong = "a dim moves from one mesh axis to another, which gives wrong values"
-    for axis in split:
-        # Where there is none, it is cut after the reshape, when every dim has the one axis that it ends with.
+    for axis in added:
+        # Where there is none, it is split after the reshape, when every dim has the one axis that it ends with.
         for place in _dims_at(before, place_new[axis])[-1:]:
-            if cut(axis, place):
+            if split(axis, place):
                 continue
-            return f"{old[place][0]}={old[place][1]} does not divide where {_name_at(new, axis_of, axis)} is cut", True
+            return f"{_text(old[place])} does not divide where {_name_at(new, axis_of, axis)} is split", True
     for axis in exchanged:
         places = _dims_at(before, place_new[axis])
         if not places:
             return f"{_name_at(new, axis_of, axis)} begins inside a dim of the tensor before it", True
         place = places[-1]
-        if not cut(axis, place):
-            return f"{old[place][0]}={old[place][1]} does not divide where {_name_at(new, axis_of, axis)} is cut", True
+        if not split(axis, place):
+            return f"{_text(old[place])} does not divide where {_name_at(new, axis_of, axis)} is split", True
         if not join(axis):
             return wrong, True
     for axis in joined:
         if not join(axis):
             return wrong, True
-    if any(len(axes) > 1 for axes in cuts):
+    if any(len(axes) > 1 for axes in axes_of):
         return wrong, True
     return "", bool(moving)
+
+
+def _text(dim: tuple[str, int]) -> str:
+    return f"{dim[0]}={dim[1]}"
 
 
 def _name_at(dims: _Dims, axis_of: Mapping[str, int], axis: int) -> str:

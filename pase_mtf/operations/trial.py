@@ -1,7 +1,7 @@
 """Tries an operation of a class that nobody described: on small tensors, split and unsplit, comparing values.
 
 A copy of the operation with small sizes is lowered by stock mtf.Lowering on one device, and on virtual devices with a
-dim split into 2 and into 4 parts, with two dims split, and with inputs that are pending sums. Every slice on every
+dim split into 2 and into 4 shards, with two dims split, and with inputs that are pending sums. Every slice on every
 device is compared with what one device computes. What comes out right is taken as what the class can split.
 """
 
@@ -298,10 +298,10 @@ class _Trying:
                        if not name.startswith("_anonymous_") and all(shape.count(name) < 2 for shape in self._shapes)]
 
     def _parts(self, name: str) -> list[int]:
-        """Into how many parts a dim can be split here: 2 and 4, or else its size."""
+        """Into how many shards a dim can be split here: 2 and 4, or else its size."""
         sizes = {size for (other, _), size in self._bench.sizes.items() if other == name}
         common = math.gcd(*sizes)
-        return [parts for parts in (2, 4) if common % parts == 0] or [common][:common > 1]
+        return [shards for shards in (2, 4) if common % shards == 0] or [common][:common > 1]
 
     def trial(self) -> Trial:
         """All of it."""

@@ -125,7 +125,7 @@ def summed_within(graph: ComputationGraph, starts: tuple[int, ...]) -> Blocks:
 
 
 def _keeping(layer: Layer, kept: set[tuple[str, ...]]) -> Layer:
-    """A layer that hands on no sums over these dims."""
+    """A layer that leaves no sums over these dims pending."""
     if not kept:
         return layer
     operations = tuple(dataclasses.replace(operation, pending_outputs=tuple(

@@ -1,7 +1,7 @@
 """Which blocks make a stage, on how many devices: dynamic programming over stages (Alpa, Zheng et al. 2022, 5.2).
 
-A step takes what one microbatch takes through all stages, and K - 1 times what it takes in the slowest. The stages are
-cut for every time that the slowest may take, all of them at once.
+A step takes what one microbatch takes through all stages, and K - 1 times what it takes in the bottleneck stage. The
+stages are cut for every time that this may take, all of them at once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, 
     sums: dict[tuple[int, int, int], np.ndarray] = {(0, blocks, devices): np.zeros(len(limits))}
 
     def through(left: int, first: int, offset: int, stop: int, size: int) -> np.ndarray:
-        """The sum over the stages from here on, for every limit of the slowest."""
+        """The sum over the stages from here on, for every limit of the bottleneck."""
         seconds = choice(left, first, stop, size).seconds
         after = sums.get((left - 1, stop, offset + size), worst)
         found: np.ndarray = np.where(limits >= seconds, seconds + after, math.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, part_of_graph, summed_within
 from pase_mtf.pipeline.cutting import Cut, cut_stages
-from pase_mtf.pipeline.pipeline import Pipeline, Stage
+from pase_mtf.pipeline.pipeline import Pipeline, PipelineReport, Stage
 from pase_mtf.pipeline.schedule import check_schedule, in_flight
 from pase_mtf.pipeline.simulate import Laid, Step, simulate_step
 from pase_mtf.pipeline.stage_costs import StageCosts
@@ -43,9 +43,10 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     """Finds stages, the strategy of each, and how many microbatches go through them.
 
     Layers are made into blocks. The cheapest strategy of every run of blocks on every group of devices comes from the
-    exact search; the blocks are cut into stages so that the sum over the stages, and K - 1 times the slowest, is least;
-    the best cuts into every number of stages are simulated, with what travels between stages, and the one whose step is
-    shortest is returned. Groups are of consecutive devices, of a size that divides p, and begin at a multiple of it.
+    exact search; the blocks are cut into stages so that the sum over the stages, and K - 1 times the bottleneck, is
+    least; the best cuts into every number of stages are simulated, with what travels between stages, and the one whose
+    step is shortest is returned. Groups are of consecutive devices, of a size that divides p, and begin at a multiple
+    of it.
 
     Args:
       graphs: number of microbatches K -> the training step of one of them (a batch of 1/K of the examples).
@@ -76,7 +77,7 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
         raise UsageError(f"blocks={shortened(blocks)}: give a positive number")
     start = time.perf_counter()
     machine = load_machine(machine, devices)
-    told: dict[str, Any] = {"blocks": 0, "pairs": 0, "searched": 0, "optimal": True, "microbatches": sorted(graphs),
+    told: PipelineReport = {"blocks": 0, "pairs": 0, "searched": 0, "optimal": True, "microbatches": sorted(graphs),
                             "simulated": 0}
     found: list[_Candidate] = []
     for count, graph in sorted(graphs.items()):
@@ -88,9 +89,9 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
             laid = _laid(made, cut)
             found.append(_Candidate(count, made.graph, laid,
                                     simulate_step(made.graph, laid, count, schedule, machine)))
-        told.update(blocks=max(told["blocks"], made.count), pairs=told["pairs"] + costs.pairs,
-                    searched=told["searched"] + costs.searched, optimal=told["optimal"] and costs.optimal,
-                    simulated=told["simulated"] + len(wanted))
+        told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs,
+                     "searched": told["searched"] + costs.searched, "optimal": told["optimal"] and costs.optimal,
+                     "simulated": told["simulated"] + len(wanted)})
     if not found:
         name = next(iter(graphs.values())).name
         raise InfeasibleError(f"{name}: no pipeline of {stages or 'two or more'} stages on {devices} devices" + (
@@ -117,8 +118,8 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
     summed = summed_within(graph, (0, *(stage.stop for stage in stages)))
     step = simulate_step(summed.graph, stages, microbatches, schedule, machine)
     devices = stages[-1].offset + stages[-1].devices
-    told = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False, "microbatches": [microbatches],
-            "simulated": 1, "seconds": 0.0}
+    told: PipelineReport = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False,
+                            "microbatches": [microbatches], "simulated": 1, "seconds": 0.0}
     return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told)
 
 
@@ -134,7 +135,7 @@ def _laid(blocks: Blocks, cut: Cut) -> tuple[Laid, ...]:
 
 
 def _pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str, machine: Machine,
-              devices: int, step: Step, told: dict[str, Any]) -> Pipeline:
+              devices: int, step: Step, told: PipelineReport) -> Pipeline:
     made = []
     for number, (stage, taken, idle) in enumerate(zip(stages, step.stages, step.idle, strict=True)):
         flying = in_flight(schedule, len(stages) - number, microbatches)
@@ -146,4 +147,4 @@ def _pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: i
     return Pipeline(graph.name, graph.hash, devices, machine.name, microbatches, schedule,
                     tuple(layer.name for layer in graph.layers),
                     tuple(chosen for stage in stages for chosen in stage.configurations), tuple(made), step.seconds,
-                    dict(told))
+                    {**told})

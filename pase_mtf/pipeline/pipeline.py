@@ -17,7 +17,7 @@ from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.pipeline.schedule import SCHEDULES
 
-__all__ = ["FORMAT", "VERSION", "Pipeline", "Stage"]
+__all__ = ["FORMAT", "VERSION", "Pipeline", "PipelineReport", "Stage"]
 
 FORMAT = "pase_mtf.pipeline"
 VERSION = 1
@@ -66,6 +66,28 @@ class _StageFields(TypedDict):
     memory: dict[str, float]
 
 
+class PipelineReport(TypedDict, total=False):
+    """What was searched.
+
+    Attributes:
+      blocks: of layers, that stages are made of.
+      pairs: of a stage and a group of devices.
+      searched: of these, so many searches found the strategies of all.
+      optimal: whether all these strategies are proven to be.
+      microbatches: the numbers that were tried.
+      simulated: how many cuts were.
+      seconds: of all of it.
+    """
+
+    blocks: int
+    pairs: int
+    searched: int
+    optimal: bool
+    microbatches: list[int]
+    simulated: int
+    seconds: float
+
+
 class _PipelineFields(TypedDict):
     format: str
     version: int
@@ -76,10 +98,10 @@ class _PipelineFields(TypedDict):
     microbatches: int
     schedule: str
     layer_names: list[str]
-    configurations: list[list[list[Any]]]
+    configurations: list[list[list[object]]]
     stages: list[_StageFields]
     seconds: float
-    search: dict[str, Any]
+    search: dict[str, object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +131,7 @@ class Pipeline:
     configurations: tuple[Configuration, ...]
     stages: tuple[Stage, ...]
     seconds: float
-    search: dict[str, Any]
+    search: PipelineReport
 
     @property
     def memory(self) -> dict[str, float]:
@@ -153,7 +175,7 @@ class Pipeline:
         """Writes the pipeline as JSON, whole or not at all."""
         write_atomically(path, json.dumps({"format": FORMAT, "version": VERSION, **self.to_json()}, indent=1))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it, as `json` takes it."""
         configurations = [[list(axis) for axis in configuration.axes] for configuration in self.configurations]
         return {**dataclasses.asdict(self), "configurations": configurations}

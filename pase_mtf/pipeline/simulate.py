@@ -88,7 +88,7 @@ def _held(graph: ComputationGraph, stages: Sequence[Laid], layer: int, dims: Seq
     """How the devices of its stage hold a tensor of a layer."""
     stage = next(stage for stage in stages if stage.first <= layer < stage.stop)
     placed = stage.configurations[layer - stage.first].placed(graph.layers[layer], dims)
-    return Partition(tuple(device + stage.offset for device in placed.devices), placed.cuts)
+    return Partition(tuple(device + stage.offset for device in placed.devices), placed.shards)
 
 
 def _edge_seconds(graph: ComputationGraph, stages: Sequence[Laid], edge: Edge, machine: Machine) -> float:

@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.files import write_atomically
@@ -40,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """What JSON can hold: no infinities, no tuples."""
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -6,9 +6,10 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["DistinctArrays", "NetworkArrays", "NetworkEdge", "collect", "offsets", "read_only"]
 
@@ -154,10 +155,10 @@ class _Collector:
 
     def __init__(self, dtype: type[np.generic], dims: int, what: str) -> None:
         self._dtype, self._dims, self._what = dtype, dims, what
-        self._seen: dict[int, tuple[Any, int]] = {}
+        self._seen: dict[int, tuple[npt.ArrayLike, int]] = {}
         self.distinct = DistinctArrays()
 
-    def number(self, given: Any) -> int:
+    def number(self, given: npt.ArrayLike) -> int:
         known = self._seen.get(id(given))
         if known is None:
             array = _converted(given, self._dtype)
@@ -170,7 +171,7 @@ class _Collector:
 _DIMS = {1: "one dimension", 2: "two dimensions"}
 
 
-def _converted(given: Any, dtype: type[np.generic]) -> np.ndarray:
+def _converted(given: npt.ArrayLike, dtype: type[np.generic]) -> np.ndarray:
     found = np.asarray(given)
     if dtype is np.int32 and found.dtype != dtype and found.size:
         # Converted as they are, 1.5 would become 1, and 2**32 class 0.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 __all__ = ["ProgressBar"]
 
@@ -13,7 +16,7 @@ class ProgressBar:
     """A progress bar on stderr that only appears once a search has taken a second. A context manager."""
 
     def __init__(self) -> None:
-        self._bar: Any = None
+        self._bar: tqdm | None = None
         self._last = 0.0
 
     def __call__(self, seconds: float, cost: float, lower_bound: float) -> None:

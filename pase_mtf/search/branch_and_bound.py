@@ -5,7 +5,7 @@
 2. Configurations that can be in no better assignment are pruned; vertices with one configuration left are folded away.
 3. What remains is eliminated exactly (elimination.py) as soon as its tables are small, or searched depth first where
    that is quick (depth_first.py).
-4. Where even that is too much, the domain of one vertex is cut in two, best bound first, diving. Parts that wait take
+4. Where even that is too much, the domain of one vertex is split in two, best bound first, diving. Parts that wait take
    a share of the memory at most: once they fill it, the newest are explored first, so that they get fewer.
 
 Nothing here calls itself but the search among a few promising configurations, and that one does not do so again.
@@ -176,7 +176,7 @@ class Minimiser:
     def _enough(self, bound: float) -> bool:
         return self._gap > 0 and self.best is not None and relative_gap(self.cost, bound) <= self._gap
 
-    def _offer(self, p: Packed, choice: np.ndarray, cost: float) -> None:
+    def _consider(self, p: Packed, choice: np.ndarray, cost: float) -> None:
         """Takes an assignment of a reduced network if it is the best so far."""
         if not cost < self.cost:
             return
@@ -194,7 +194,7 @@ class Minimiser:
             self._progress(time.perf_counter() - self._start, self.cost, bound)
 
     def _explore(self, bound: float, active: np.ndarray | None, others: float) -> _Outcome:
-        """Solves the active part of the root (None: all of it), or cuts it in two.
+        """Solves the active part of the root (None: all of it), or splits it in two.
 
         Args:
           bound: of that part.
@@ -265,7 +265,7 @@ class Minimiser:
         found = message_passes(p, part.steps, part.state, self.cost, -target, target, passes,
                                self._budget.seconds, rounding, 0 if look else _POLISHING)
         self.statistics["passes"] += found.passes
-        self._offer(p, part.state.best, found.cost)
+        self._consider(p, part.state.best, found.cost)
         if look and part.look_now():
             before = self.cost
             self._look_for_better(p, part.state)
@@ -298,13 +298,13 @@ class Minimiser:
             return
         if search.best is not None:
             choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
-            self._offer(p, choice, improve(p, choice, _SWEEPS))
+            self._consider(p, choice, improve(p, choice, _SWEEPS))
 
     def _eliminate(self, p: Packed, plan: Plan) -> None:
         self.statistics["eliminations"] += 1
         self.statistics["largest_table"] = max(self.statistics["largest_table"], int(plan.largest))
         cost, choice = eliminate(p, plan)
-        self._offer(p, choice, cost + p.constant)
+        self._consider(p, choice, cost + p.constant)
 
     def _descend(self, part: Part) -> bool:
         """Searches a part depth first once passes bring little, as far as that is quick. Whether it got to the end."""
@@ -325,13 +325,13 @@ class Minimiser:
         self.statistics["descents"] += 1
         found = descend(part.p, self.cost, self._target(), most, self._budget.seconds)
         if len(found.choice):
-            self._offer(part.p, found.choice, improve(part.p, found.choice, _SWEEPS))
+            self._consider(part.p, found.choice, improve(part.p, found.choice, _SWEEPS))
         if not found.complete:
             self._most_read *= 4
         return found.complete
 
     def _halves(self, part: Part, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-        """Cuts the domain of one vertex: the one that makes the largest tables. The first half holds the more
+        """Splits the domain of one vertex: the one that makes the largest tables. The first half holds the more
         promising configurations. Both as active configurations of the root."""
         p, active, costs = part.p, part.state.flags(part.p), part.state.costs(part.p)
         v = plan.widest(part.domains())

@@ -4,7 +4,7 @@ A certificate holds numbers (potentials) for the two ends of every pair of layer
 of a configuration from the pair and adding it to the layer changes no assignment's cost, so the sum of the minima of
 what remains at every layer and pair is a lower bound, whatever the numbers are: a wrong certificate can only prove too
 little. Where that bound falls short of the cost, the checker leaves out the configurations that it excludes and
-minimises over the rest itself; where that would be too large, the certificate cuts the domain of a layer in two and
+minimises over the rest itself; where that would be too large, the certificate splits the domain of a layer in two and
 proves both parts.
 
 Costs and potentials are taken for the real numbers that their float64 stand for, and every number that the checker
@@ -14,11 +14,10 @@ decides. What is handed in is checked before it is used, so that damage ends in 
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import more_itertools
 import numpy as np
@@ -36,6 +35,7 @@ from pase_mtf.search.checked_bounds import (
 )
 from pase_mtf.search.checked_network import CertificateError, CheckedNetwork, checked
 from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.proof import Certificate, Potential
 from pase_mtf.search.registry import Solution
 
 __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
@@ -43,7 +43,7 @@ __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
 # What the checker is willing to do by itself: sums of table entries, and rounds of leaving configurations out.
 _MOST_SUMS = 1 << 22
 _MOST_ROUNDS = 30
-# Configurations per layer from where on it may minimise over what is left without leaving out all it can.
+# Configurations per layer from where on it may minimise over the remainder without leaving out all it can.
 _FEW = 3
 # Pairs of equal costs that are looked at side by side.
 _AT_ONCE = 64
@@ -54,47 +54,12 @@ _MOST_WHOLE = 2e12
 _TOO_LITTLE = "certificate: proves too little; what it leaves open is too large to search"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Potential:
-    """What is moved from the edges between two layers to the layers themselves.
-
-    Attributes:
-      source, target: the layers, source < target. Several potentials of one pair add up.
-      row_classes, column_classes: int32 [configurations] of source and target.
-      rows, columns: float64 per class, the amounts.
-    """
-
-    source: int
-    target: int
-    row_classes: np.ndarray
-    rows: np.ndarray
-    column_classes: np.ndarray
-    columns: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Certificate:
-    """A proof that no assignment is cheaper: either potentials, or a layer whose domain is cut, and a proof per part.
-
-    Attributes:
-      potentials: of every pair of layers that edges join.
-      layer: the layer whose domain is cut; -1 where potentials prove the bound.
-      part: the configurations of that layer in the first part.
-      proofs: for the assignments with that layer inside and outside of `part`.
-    """
-
-    potentials: tuple[Potential, ...] = ()
-    layer: int = -1
-    part: tuple[int, ...] = ()
-    proofs: tuple[Certificate, ...] = ()
-
-
 def _surely(total: float, additions: int) -> float:
     """At most the true sum of so many numbers of at least 0 (each rounded down or exact) whose rounded sum this is."""
     return max(0.0, total * (1 - (additions + 8) * 2.0 ** -52))
 
 
-def _given(flat: FlatNetwork, potentials: Any) -> np.ndarray:
+def _given(flat: FlatNetwork, potentials: Sequence[Potential]) -> np.ndarray:
     """The potential of every slot.
 
     Raises:
@@ -233,7 +198,7 @@ def _least_sum(tables: list[tuple[tuple[int, ...], np.ndarray]]) -> float:
     return _surely(total, additions)
 
 
-def _prove(network: CheckedNetwork, potentials: Any, active: np.ndarray, limit: float) -> None:
+def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.ndarray, limit: float) -> None:
     """Verifies that no assignment of active configurations costs less than the limit; clears some that do not.
 
     Raises:
@@ -271,14 +236,14 @@ def _prove(network: CheckedNetwork, potentials: Any, active: np.ndarray, limit: 
 
 
 def _halves(certificate: Certificate, first: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The active configurations inside and outside of the part that a certificate cuts off.
+    """The active configurations inside and outside of the part that a certificate splits off.
 
     Raises:
-      CertificateError: it does not cut a layer in two.
+      CertificateError: it does not split a layer in two.
     """
     layer, part = certificate.layer, certificate.part
     if not 0 <= layer < len(first) - 1 or type(part) not in (tuple, list):
-        raise CertificateError("certificate: cuts something else than a layer; it is damaged")
+        raise CertificateError("certificate: splits something else than a layer; it is damaged")
     begin, end = first[layer:layer + 2].tolist()
     inside = np.zeros(len(active), bool)
     for choice in part:
@@ -288,11 +253,11 @@ def _halves(certificate: Certificate, first: np.ndarray, active: np.ndarray) -> 
     one, other = active.copy(), active & ~inside
     one[begin:end] &= inside[begin:end]
     if not one[begin:end].any() or not other[begin:end].any():
-        raise CertificateError(f"certificate: does not cut layer {layer} in two; it is damaged")
+        raise CertificateError(f"certificate: does not split layer {layer} in two; it is damaged")
     return one, other
 
 
-def _claimed_cost(network: CostNetwork, solution: Any) -> tuple[float, float]:
+def _claimed_cost(network: CostNetwork, solution: Solution) -> tuple[float, float]:
     """The cost of a solution, rounded once, and the sum of the absolute values of its parts.
 
     Raises:
@@ -324,7 +289,7 @@ def _whole(network: CostNetwork) -> bool:
     return all(np.array_equal(np.floor(array), array) for array in (network.arrays.unary, *network.arrays.matrices()))
 
 
-def _check(network: Any, solution: Any) -> float:
+def _check(network: CostNetwork, solution: Solution) -> float:
     """See check_certificate."""
     cost, parts = _claimed_cost(network, solution)
     if solution.certificate is None:
@@ -346,7 +311,8 @@ def _check(network: Any, solution: Any) -> float:
             _prove(prepared, certificate.potentials, active, limit)
             continue
         if type(certificate.proofs) not in (tuple, list) or len(certificate.proofs) != 2:
-            raise CertificateError(f"certificate: no two proofs for a cut of layer {certificate.layer}; it is damaged")
+            raise CertificateError(f"certificate: no two proofs for a split of layer {certificate.layer}; it is "
+                                   "damaged")
         todo += zip(certificate.proofs, _halves(certificate, prepared.flat.first, active), strict=True)
     return tolerance
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
-from pase_mtf.search.certificate import Certificate, Potential
 from pase_mtf.search.elimination import plan_elimination
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.packed import Packed, Potentials, lift, reduce
 from pase_mtf.search.part import Part
 from pase_mtf.search.pass_state import count_below
+from pase_mtf.search.proof import Certificate, Potential
 from pase_mtf.search.pulls import EXACTLY
 
 __all__ = ["certify", "potentials_of"]
@@ -24,8 +24,8 @@ _MOST_PASSES = 60
 _PASSES_AT_ONCE = 4
 
 
-class _Cut(NamedTuple):
-    """A cut of one vertex's domain.
+class _Split(NamedTuple):
+    """A split of one vertex's domain.
 
     Attributes:
       vertex: which.
@@ -41,7 +41,7 @@ class _Cut(NamedTuple):
 
 
 def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certificate | None:
-    """Proves that no assignment is cheaper than cost - slack, with all the passes and cuts that takes.
+    """Proves that no assignment is cheaper than cost - slack, with all the passes and splits that takes.
 
     Args:
       packed: the network.
@@ -49,8 +49,8 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certif
       slack: how far the bound may stay below it.
       budget: time and memory that it may take; None comes back where they are not enough.
     """
-    # Cuts and proofs by number; the two parts of a cut come after it, and are put together from the last on.
-    found: list[Certificate | _Cut] = []
+    # Splits and proofs by number; the two parts of a split come after it, and are put together from the last on.
+    found: list[Certificate | _Split] = []
     parts: list[tuple[int, int]] = []
     todo = [(np.ones(len(packed.unary), bool), Potentials.none(packed), -1)]
     room = budget.memory - packed.bytes
@@ -60,13 +60,13 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certif
             step = _prove(packed, active, messages, cost, slack, Budget(budget.deadline, room))
         except (TimeoutError, MemoryError):
             return None
-        # What a proof holds, or a cut that waits.
-        room -= 16 * packed.potentials + (2 * len(packed.unary) if isinstance(step, _Cut) else 0)
+        # What a proof holds, or a split that waits.
+        room -= 16 * packed.potentials + (2 * len(packed.unary) if isinstance(step, _Split) else 0)
         if room < 0:
             return None
         if above >= 0:
             parts.append((above, len(found)))
-        if isinstance(step, _Cut):
+        if isinstance(step, _Split):
             todo += [(half, step.messages, len(found)) for half in reversed(step.parts)]
         found.append(step)
     proofs: dict[int, Certificate] = {}
@@ -94,8 +94,8 @@ def potentials_of(packed: Packed, messages: Potentials) -> tuple[Potential, ...]
 
 
 def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float, slack: float, budget: Budget
-           ) -> Certificate | _Cut:
-    """A proof for the active part of a network, or the cut that it takes."""
+           ) -> Certificate | _Split:
+    """A proof for the active part of a network, or the split that it takes."""
     try:
         reduction = reduce(packed, active, messages, keep=True, budget=budget)
     except InfeasibleError:  # nothing finite is left: the checker finds that by pruning
@@ -135,4 +135,4 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
     halves = active.copy(), active.copy()
     for half, mask in zip(halves, (inside, ~inside), strict=True):
         half[packed.first[v]:packed.first[v + 1]] &= mask
-    return _Cut(v, tuple(chosen.tolist()), halves, messages)
+    return _Split(v, tuple(chosen.tolist()), halves, messages)

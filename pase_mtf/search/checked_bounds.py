@@ -284,7 +284,7 @@ def exclude(flat: FlatNetwork, reduced: np.ndarray, beyond: np.ndarray, above: f
 @compiled
 def open_table(table: np.ndarray, given: tuple[np.ndarray, np.ndarray], rows: np.ndarray, columns: np.ndarray,
                least: float, out: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """By how much what is left on a pair exceeds its least, at least, for these groups of either side."""
+    """By how much the remainder on a pair exceeds its least, at least, for these groups of either side."""
     for r in range(len(rows)):
         for c in range(len(columns)):
             left = _down(_down(min(table[rows[r], columns[c]], HUGE) - given[0][rows[r]]) - given[1][columns[c]])

@@ -17,7 +17,7 @@ from numba.core.caching import IndexDataCacheFile
 
 __all__ = ["compiled", "seconds_now"]
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 @functools.cache
@@ -36,7 +36,7 @@ class _SafeCacheFile(IndexDataCacheFile):  # type: ignore[misc]
     it calls in others is part of what is kept.
     """
 
-    def save(self, key: Any, data: Any) -> None:
+    def save(self, key: object, data: object) -> None:
         """Saves the code under a name of its own, then the index."""
         with FileLock(f"{self._index_path}.lock"):
             overloads = self._load_index()
@@ -66,8 +66,8 @@ def compiled(*, fastmath: bool | Collection[str] = False, inline: bool = False,
              ) -> Callable[[_Function], _Function]: ...
 
 
-def compiled(function: Callable[..., Any] | None = None, *, fastmath: bool | Collection[str] = False,
-             inline: bool = False) -> Callable[..., Any]:
+def compiled(function: Callable[..., object] | None = None, *, fastmath: bool | Collection[str] = False,
+             inline: bool = False) -> Callable[..., object]:
     """Decorator: compiles a function on its first call.
 
     The compiled code is kept beside the module, or in the user's cache directory where that cannot be written
@@ -77,19 +77,19 @@ def compiled(function: Callable[..., Any] | None = None, *, fastmath: bool | Col
     Args:
       function: what to compile.
       fastmath: which of IEEE 754's rules need not be kept; as of numba.njit.
-      inline: copy it into whatever compiled function calls it: handing over a dozen arrays takes a tenth of a
+      inline: copy it into whatever compiled function calls it: passing a dozen arrays takes a tenth of a
         microsecond. For small functions that are called in the innermost loops.
     """
     options = {"fastmath": fastmath, "inline": "always" if inline else "never"}
 
-    def compile_(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_(inner: Callable[..., object]) -> Callable[..., object]:
         inner.__code__ = inner.__code__.replace(co_filename=os.path.realpath(inner.__code__.co_filename))
         try:
-            return cast(Callable[..., Any], _keep_safely(njit(cache=True, **options)(inner)))
+            return cast(Callable[..., object], _keep_safely(njit(cache=True, **options)(inner)))
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
-            return cast(Callable[..., Any], njit(**options)(inner))
+            return cast(Callable[..., object], njit(**options)(inner))
     return compile_ if function is None else compile_(function)
 
 

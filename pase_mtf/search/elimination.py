@@ -105,7 +105,7 @@ def _neighbours(ends: np.ndarray, vertices: int) -> tuple[np.ndarray, np.ndarray
 
 @compiled
 def _make_neighbours(u: int, scope: np.ndarray, done: np.ndarray, seen: np.ndarray, head: np.ndarray, link: np.ndarray,
-                     target: np.ndarray, used: int, price: np.ndarray, share: np.ndarray
+                     target: np.ndarray, used: int, work: np.ndarray, share: np.ndarray
                      ) -> int:  # pragma: no cover (compiled)
     """Lists the others of a scope as neighbours of u, and takes those eliminated out of its list. Returns how much of
     the lists' room is used. (What was seen in an earlier step is eliminated or still a neighbour.)"""
@@ -123,7 +123,7 @@ def _make_neighbours(u: int, scope: np.ndarray, done: np.ndarray, seen: np.ndarr
         if w != u and seen[w] != u:
             link[used], target[used], head[u] = head[u], w, used
             used += 1
-            price[u] += share[w]
+            work[u] += share[w]
     return used
 
 
@@ -144,11 +144,11 @@ def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_opera
     share = np.empty(vertices, np.int64)
     for v in range(vertices):
         share[v] = np.int64(np.rint(np.log2(float(sizes[v])) * 2.0 ** 32))
-    price = share.copy()
+    work = share.copy()
     (head, link, target), used = _neighbours(ends, vertices), 2 * ends.shape[1]
     for place in range(used):
-        price[ends[place % 2, place // 2]] += share[target[place]]
-    heap = [(price[v], v) for v in range(vertices)]
+        work[ends[place % 2, place // 2]] += share[target[place]]
+    heap = [(work[v], v) for v in range(vertices)]
     heapq.heapify(heap)
     done, seen = np.zeros(vertices, np.bool_), np.full(vertices, -1, np.int64)
     order, scopes_at = np.empty(vertices, np.int64), np.zeros(vertices + 1, np.int64)
@@ -159,7 +159,7 @@ def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_opera
             v = given[steps]
         else:
             value, v = heapq.heappop(heap)
-            while done[v] or value != price[v]:
+            while done[v] or value != work[v]:
                 value, v = heapq.heappop(heap)
         done[v] = True
         begin, table, place = end, 1.0, head[v]
@@ -180,12 +180,12 @@ def _simulate(sizes: np.ndarray, ends: np.ndarray, given: np.ndarray, most_opera
         largest = max(largest, table)
         for position in range(begin, end):
             u = scopes[position]
-            price[u] -= share[v]
+            work[u] -= share[v]
             if end - begin > 1:
                 link, target = _grown(link, used + end - begin), _grown(target, used + end - begin)
-                used = _make_neighbours(u, scopes[begin:end], done, seen, head, link, target, used, price, share)
+                used = _make_neighbours(u, scopes[begin:end], done, seen, head, link, target, used, work, share)
             if not len(given):
-                heapq.heappush(heap, (price[u], u))
+                heapq.heappush(heap, (work[u], u))
     return order[:steps], scopes_at[:steps + 1], scopes[:end], np.array([operations, largest, entries])
 
 

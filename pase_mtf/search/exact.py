@@ -10,11 +10,11 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
-from pase_mtf.search.certificate import Certificate
 from pase_mtf.search.certify import certify, potentials_of
 from pase_mtf.search.memory import minimise_within
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.packed import pack
+from pase_mtf.search.proof import Certificate
 from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 
 __all__ = ["exact"]

@@ -1,8 +1,8 @@
 """The k cheapest assignments, in order.
 
-Lawler's scheme: what is left when the best assignment of a set is taken out of it is cut into sets by the first layer
-that differs. Each has a bound from the reduced costs of that layer's other configurations (messages.py), and is
-searched only once no set with a lower bound is left: few of them ever are.
+Lawler's scheme: the remainder of a set without its best assignment is split into sets by the first layer that differs.
+Each has a bound from the reduced costs of that layer's other configurations (messages.py), and is searched only once no
+set with a lower bound is left: few of them ever are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Solved(NamedTuple):
     Attributes:
       active: bool [configurations] as bits: those that its assignments may hold.
       best: int32 [vertices], the best one.
-      order: int32 [vertices]: by which of them the rest of the set is cut up.
+      order: int32 [vertices]: by which of them the remainder of the set is split.
       bounds: float64, per entry of `order` with a configuration to change to, what every assignment costs at least
         that differs from the best one there; ascending.
     """
@@ -60,7 +60,7 @@ class _Set(NamedTuple):
 
 
 class _Sets:
-    """Cuts the assignments of a network into sets, and searches them."""
+    """Splits the assignments of a network into sets, and searches them."""
 
     def __init__(self, network: CostNetwork, budget: Budget) -> None:
         self._p = pack(network.normalized(budget=budget))
@@ -95,7 +95,7 @@ class _Sets:
         return _Set(search.cost, next(self._numbers), solved, -1)
 
     def first_left(self, entry: _Set) -> _Set | None:
-        """What is left of a set without its best assignment, up to the first place of an order made for it."""
+        """The remainder of a set without its best assignment, up to the first place of an order made for it."""
         p, best = self._p, entry.of.best
         active = self._active(entry.of)
         bound, costs = reduced_costs(p._replace(unary=np.where(active, p.unary, np.inf)), budget=self._search_budget)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import carray, types
 from numba.extending import intrinsic
 
 from pase_mtf.search.compiled import compiled
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.typing.templates import Signature
 
 __all__ = ["Matrices", "matrix"]
 
@@ -50,9 +55,10 @@ def _address(array: np.ndarray) -> int:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _pointer(_: Any, address: Any) -> Any:  # pragma: no cover (compiled)
+def _pointer(_: BaseContext, address: types.Type,
+             ) -> tuple[Signature, Callable[..., Value]]:  # pragma: no cover (compiled)
     """The pointer to a float64 at an address."""
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, values: Sequence[Value]) -> Value:
         return builder.inttoptr(values[0], context.get_value_type(signature.return_type))
     return types.CPointer(types.float64)(types.int64), generate
 

@@ -4,7 +4,7 @@ Lagrangian relaxation: with every byte charged at a multiplier the problem is an
 charge for the limit bounds the constrained cost from below. The best multiplier is found by cutting planes (Kelley).
 Assignments are repaired and improved within the limit. The gap that is left is closed by branch and bound: the layer in
 which the two best assignments at that multiplier, one within and one above the limit, differ most in memory has its
-configurations cut into light and heavy ones.
+configurations split into light and heavy ones.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class _Search:
         self.points.append(point)
         return search.bound - multiplier * self.limit, point
 
-    def offer(self, point: _Point) -> None:
+    def consider(self, point: _Point) -> None:
         """Takes what can be made of an assignment within the limit, if it is the best so far."""
         choice = point.choice.copy()
         _repair(self.packed, self.memory, self.limit, choice)
@@ -212,7 +212,7 @@ class _Search:
                 bound, best_multiplier = value, now
             if point is None:
                 break
-            self.offer(point)
+            self.consider(point)
             if self.best is not None and (bound >= self.best.cost - self.target or self.within_gap(bound)):
                 break
             if light is not None and heavy is not None:
@@ -290,7 +290,7 @@ class _Search:
         return (self.best.cost if self.best else math.inf), True
 
     def halves(self, active: np.ndarray, light: _Point | None, heavy: _Point | None) -> list[np.ndarray]:
-        """Cuts the domain of one layer into configurations of less and of more memory."""
+        """Splits the domain of one layer into configurations of less and of more memory."""
         packed = self.packed
         first = packed.first[:-1]
         low = np.minimum.reduceat(np.where(active, self.memory, np.inf), first)
@@ -304,7 +304,7 @@ class _Search:
         begin, end = int(packed.first[v]), int(packed.first[v + 1])
         if high[v] > low[v]:
             lighter = self.memory[begin:end] <= (low[v] + high[v]) / 2
-        else:  # no layer's memory is open any more: cut by number
+        else:  # no layer's memory is open any more: split by number
             sizes = np.add.reduceat(active, first, dtype=np.int64)
             v = int(np.argmax(sizes))
             begin, end = int(packed.first[v]), int(packed.first[v + 1])
@@ -425,7 +425,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
     except TimeoutError:  # all that is known
         assignment, bound, proven, used = tuple(lightest.tolist()), -math.inf, False, least
     else:
-        search.offer(search.point(lightest))
+        search.consider(search.point(lightest))
         bound, proven = search.run()
         best = search.best
         assert best is not None  # the lightest assignment fits

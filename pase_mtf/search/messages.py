@@ -2,7 +2,7 @@
 configurations.
 
 Every edge has a potential per row class and per column class, taken from the edge and given to its ends; whatever they
-are, the sum of the minima of what is left at every vertex and edge bounds every assignment from below. A pass visits
+are, the sum of the minima of the remainders at every vertex and edge bounds every assignment from below. A pass visits
 the vertices in order: a vertex receives all it can from the edges behind it, then sends what its configurations cost
 above their minimum (their reduced costs) in equal parts to the edges ahead. A reduced cost is a bound as well: a
 configuration whose reduced cost exceeds the gap between the best known assignment and the bound is in no better one,

@@ -15,6 +15,7 @@ from pase_mtf.arguments import checked_arguments
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.search.bar import ProgressBar
 from pase_mtf.search.network import CostNetwork
+from pase_mtf.search.proof import Certificate
 
 __all__ = ["Progress", "Solution", "methods", "register", "relative_gap", "solve"]
 
@@ -50,7 +51,7 @@ class Solution:
     optimal: bool
     seconds: float
     statistics: dict[str, Any]
-    certificate: Any = None
+    certificate: Certificate | None = None
 
 
 def relative_gap(cost: float, lower_bound: float) -> float:
@@ -89,7 +90,7 @@ def methods() -> tuple[str, ...]:
 
 @checked_arguments
 def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | None = None, gap: float = 0.0,
-          progress: Progress | bool | None = None, **options: Any) -> Solution:
+          progress: Progress | bool | None = None, **options: object) -> Solution:
     """Finds a cheap assignment.
 
     Args:

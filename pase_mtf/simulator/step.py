@@ -20,7 +20,7 @@ from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.signature import PHASES
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.computation_graph import Edge
-from pase_mtf.graph.partition import Partition, groups, scattered_sum, with_parts
+from pase_mtf.graph.partition import Partition, groups, scattered_sum, with_partial_sums
 from pase_mtf.simulator.slots import KINDS, Slot, SlotBuilder, transfer_slot
 from pase_mtf.simulator.stages import LayerStages, Stages, first_operations
 from pase_mtf.simulator.summing import SummingTasks
@@ -163,7 +163,7 @@ class Step:
             return ()
         held = self._priced.configurations[edge.source][source_choice].placed(
             self._graph.layers[edge.source], tuple(dict.fromkeys(edge.pending)))
-        return tuple(cut for cut in held.cuts if cut[0] > 1)
+        return tuple(split for split in held.shards if split[0] > 1)
 
     def _summing_slot(self, edge: Edge, source_choice: int, target_choice: int,
                       parts: tuple[tuple[int, int], ...]) -> SummingTasks:
@@ -181,9 +181,9 @@ class Step:
                 tasks.reduce(_SUM, group, seconds, self._ports_of_group(group))
             exchanges = [(_TRANSFER, self._moves(source, target, edge.shape))]
         else:
-            held = with_parts(source, parts)
-            shape = (*edge.shape, *(count for count, _ in held.cuts[len(edge.shape):]))
-            needed = Partition(sums.devices, (*sums.cuts, *[(1, 1)] * len(parts)))
+            held = with_partial_sums(source, parts)
+            shape = (*edge.shape, *(count for count, _ in held.shards[len(edge.shape):]))
+            needed = Partition(sums.devices, (*sums.shards, *[(1, 1)] * len(parts)))
             exchanges = [(_SUM, self._moves(held, needed, shape)), (_SUM, self._moves(sums, target, edge.shape))]
         for kind, moved in exchanges:
             tasks.send(kind, moved, self._seconds(moved, edge, 0.0), self._ports_of_transfers(moved))
@@ -206,7 +206,7 @@ class Step:
         """What each transfer of an edge takes; `cost` is the price of all of them, where devices share cores."""
         sent = moved.elements > 0
         if self._machine.shared_cores:
-            # Blocks may have to be cut where nothing is sent.
+            # Blocks may have to be sliced where nothing is sent.
             busy = sent if sent.any() else np.ones(len(sent), bool)
             return np.where(busy, cost / max(1, busy.sum()), 0.0)
         bandwidth, latency = (np.array([getattr(link, name) for link in self._machine.links])[moved.level]

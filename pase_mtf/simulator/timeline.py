@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pase_mtf.files import write_atomically
 
@@ -64,9 +64,9 @@ class Timeline(NamedTuple):
                 total[one.device] += one.end - one.begin
         return tuple(seconds / self.seconds if self.seconds else 0.0 for seconds in total)
 
-    def trace(self) -> dict[str, Any]:
+    def trace(self) -> dict[str, object]:
         """The step as Chrome's trace events: a process per device, in it a row for kernels and one for what is sent."""
-        events: list[dict[str, Any]] = []
+        events: list[dict[str, object]] = []
         for device in range(self.devices):
             events.append({"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}})
             events += [{"ph": "M", "name": "thread_name", "pid": device, "tid": row, "args": {"name": name}}

@@ -51,7 +51,7 @@ def transfers(source: Partition, target: Partition, shape: Sequence[int], links:
     if source == target:
         found = {(device, device): [0, 0] for device in source.devices}
     for parts, positions in target.holders.items() if source != target else ():
-        pieces = [(piece.parts, math.prod(piece.size)) for piece in cover(source, target, shape, parts)[1]]
+        pieces = [(piece.block, math.prod(piece.size)) for piece in cover(source, target, shape, parts)[1]]
         for position in positions:
             receiver = target.devices[position]
             for block, elements in pieces:

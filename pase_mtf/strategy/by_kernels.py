@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any
 
 from pase_mtf.calibration.load import GivenMachine, is_kernel_file, is_local
 from pase_mtf.calibration.meter import REFERENCES, KernelMeter
@@ -76,7 +75,7 @@ def kernel_times(machine: GivenMachine, devices: int, kind: str = "cpu", *, agai
     return meter
 
 
-def prices_by_kernels(program: Any, graph: ComputationGraph, kernels: KernelMeter | SavedKernels,
+def prices_by_kernels(program: object, graph: ComputationGraph, kernels: KernelMeter | SavedKernels,
                       tell: Telling | None = None) -> MeasuredPrices:
     """The prices of a program's strategies.
 

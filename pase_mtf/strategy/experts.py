@@ -88,8 +88,8 @@ def _updated_in_place(graph: ComputationGraph, configurations: Sequence[Configur
     for number, owner in _updating(graph).items():
         layer, split = graph.layers[number], configurations[owner]
         result[number] = Configuration(tuple(
-            (name if name in layer.splittable and layer.dims[name] % split.parts(name) == 0 else "", parts)
-            for name, parts in split.axes))
+            (name if name in layer.splittable and layer.dims[name] % split.shards(name) == 0 else "", size)
+            for name, size in split.axes))
     return tuple(result)
 
 
@@ -112,9 +112,9 @@ def zero(graph: ComputationGraph, devices: int) -> tuple[Configuration, ...]:
     for number in updating:
         layer, axes, left = graph.layers[number], list[tuple[str, int]](), devices
         for name in sorted(layer.splittable, key=lambda name: -layer.dims[name]):
-            parts = math.gcd(layer.dims[name], left)
-            axes += [(name, parts)] if parts > 1 else []
-            left //= parts
+            shards = math.gcd(layer.dims[name], left)
+            axes += [(name, shards)] if shards > 1 else []
+            left //= shards
         result[number] = Configuration((*axes, ("", left)) if left > 1 else tuple(axes))
     return tuple(result)
 

@@ -149,7 +149,7 @@ def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simu
     return shortest_simulated(priced, solution, most, memory_limit, options.get("time_limit"))
 
 
-def _by_measured_kernels(graph: Any, devices: int, machine: GivenMachine, method: str,
+def _by_measured_kernels(graph: object, devices: int, machine: GivenMachine, method: str,
                          mesh: Sequence[tuple[str, int]] | None, start_from: str | None, memory_limit: float | None,
                          simple_within: float, seconds: float, seed: int, sharded_updates: bool) -> Strategy:
     """`find_strategy` by what the kernels of a program take."""

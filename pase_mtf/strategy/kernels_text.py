@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 from pase_mtf.errors import shortened
+from pase_mtf.machine.kernel_times import Circumstances
+from pase_mtf.strategy.search_report import PricedByKernels
 
-__all__ = ["is_report", "kernels_text", "origin_text", "untraced_text"]
+__all__ = ["is_report", "kernels_text", "origin_text", "untraced_note", "untraced_text"]
 
 _COUNTS = ("of_strategy", "measured_of_strategy", "seen", "measured", "rounds")
 
@@ -21,7 +22,7 @@ def is_report(found: object) -> bool:
             and all(isinstance(entry, str) for entry in found.get("untraced", [])))
 
 
-def origin_text(on: Mapping[str, Any]) -> str:
+def origin_text(on: Circumstances) -> str:
     """Where kernel times come from.
 
     Args:
@@ -31,7 +32,7 @@ def origin_text(on: Mapping[str, Any]) -> str:
             f"TensorFlow {on['tensorflow']}")
 
 
-def kernels_text(search: Mapping[str, Any]) -> str:
+def kernels_text(search: PricedByKernels) -> str:
     """How many of the kernels of a strategy are measured, of how many that were looked at, and what that took; empty
     where its prices are no kernels'.
 
@@ -50,13 +51,21 @@ def kernels_text(search: Mapping[str, Any]) -> str:
     return text + (f", {found['seconds']:.1f} s of measuring" if found["seconds"] else "")
 
 
-def untraced_text(search: Mapping[str, Any]) -> str:
+def untraced_text(search: PricedByKernels) -> str:
     """What stands for kernels that nobody knows or could time, in one line; empty where there are none.
 
     Args:
       search: of a strategy.
     """
-    untraced = (search.get("kernels") or {}).get("untraced") or ()
+    return untraced_note(search["kernels"].get("untraced", [])) if search.get("kernels") else ""
+
+
+def untraced_note(untraced: Sequence[str]) -> str:
+    """How many kernels are estimated, and which, the first by name; empty where there are none.
+
+    Args:
+      untraced: as in `KernelsReport`.
+    """
     if not untraced:
         return ""
     named = "; ".join(shortened(entry, 160, quoted=False) for entry in untraced[:_MOST_NAMED])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-__all__ = ["KernelsReport", "SearchReport", "Trial"]
+__all__ = ["KernelsReport", "PricedByKernels", "SearchReport", "Trial"]
 
 
 class Trial(TypedDict):
@@ -43,7 +43,17 @@ class KernelsReport(_Counts, total=False):
     untraced: list[str]
 
 
-class SearchReport(TypedDict, total=False):
+class PricedByKernels(TypedDict, total=False):
+    """What a search that may be priced by kernels says of them.
+
+    Attributes:
+      kernels: where it is.
+    """
+
+    kernels: KernelsReport
+
+
+class SearchReport(PricedByKernels, total=False):
     """How a strategy was found. Of one that was given, most is missing.
 
     Attributes:
@@ -61,7 +71,6 @@ class SearchReport(TypedDict, total=False):
       cheapest_simulated_seconds, shortest_simulated_seconds, first_simulated_seconds: the simulated step of the
         cheapest, of the shortest where it was not taken, and of the one that a chain began with.
       overlap: the fraction of gradients' all-reduces that these steps hide.
-      kernels: where it is priced by kernels.
       trial: where steps were tried.
     """
 
@@ -85,5 +94,4 @@ class SearchReport(TypedDict, total=False):
     shortest_simulated_seconds: float
     first_simulated_seconds: float
     overlap: float
-    kernels: KernelsReport
     trial: Trial

@@ -7,7 +7,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -99,7 +98,7 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
 
 
 def walk_simulated(priced: PricedNetwork, *, initial: Sequence[int] | None = None, proposals: int | None = None,
-                   time_limit: float | None = None, seed: int = 0, beta: float = 2000.0, **others: Any,
+                   time_limit: float | None = None, seed: int = 0, beta: float = 2000.0, **others: object,
                    ) -> tuple[Solution, SearchReport]:
     """FlexFlow's chain on simulated steps.
 

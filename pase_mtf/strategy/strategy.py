@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from typing_extensions import TypedDict
 
@@ -54,13 +54,13 @@ class _StrategyFields(TypedDict):
     machine_name: str
     machine_source: str
     layer_names: list[str]
-    configurations: list[list[list[Any]]]
+    configurations: list[list[list[object]]]
     layer_parts: list[dict[str, float]]
     edge_parts: list[float]
     parts: dict[str, float]
     seconds: float
     memory: dict[str, float]
-    search: dict[str, Any]
+    search: dict[str, object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Strategy:
     # -- files -------------------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the strategy as JSON, whole or not at all."""
-        data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        data: dict[str, object] = {"format": FORMAT, "version": VERSION}
         for field in dataclasses.fields(self):
             if not field.name.startswith("_") and field.name != "configurations":
                 data[field.name] = getattr(self, field.name)
@@ -330,7 +330,7 @@ class Strategy:
 @checked_arguments
 def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configuration], devices: int,
                       machine: GivenMachine = LOCAL, *, name: str = "given",
-                      search: Mapping[str, Any] | None = None) -> Strategy:
+                      search: Mapping[str, object] | None = None) -> Strategy:
     """A Strategy out of a configuration per layer, whoever chose them.
 
     Args:
@@ -404,4 +404,4 @@ def price_assignment(name: str, priced: PricedNetwork, assignment: Sequence[int]
 
 def _assumptions(graph: ComputationGraph) -> SearchReport:
     """What the predictions rest on, for the strategy's search; empty where nothing is assumed."""
-    return {"assumed": list(graph.meta["assumed"])} if graph.meta.get("assumed") else {}
+    return {"assumed": list(graph.assumed)} if graph.assumed else {}

@@ -61,7 +61,7 @@ def test_what_the_page_says_of_good_answers():
     assert row_of(times, "good")[1:] == ["1,234", "8", "2", "0.5", "0.2", "1.2", "", "2.0", "proven", "abc1234"]
     for words in ("1 of 65 programs, 1 searches: 1 answered, 0 refused in words; no answer at all: none",
                   "verification: none", "up to 3 processes",
-                  "Beyond the device's memory: none", "Dearer than an own layout that lowers and fits: none",
+                  "Beyond the device's memory: none", "Costlier than an own layout that lowers and fits: none",
                   "did not lower or run: none", "one device's: none", "20.00 ms, 1.0 GB", "40.00 ms, 1.0 GB",
                   "Chip (2 cores); TensorFlow 9", "1.5, 1.25"):
         assert words in page

@@ -49,6 +49,17 @@ def test_the_best_of_a_kind_counts():
     assert not machine.shared_cores
 
 
+def test_no_kernel_is_as_short_as_starting_one():
+    """Clocks err: where all kernels seem to be, no rate is infinite or below 0, nor more than twice what was seen."""
+    named = samples(2)
+    machine = machine_of_samples(named, _timed(named, lambda name, kernel: 1e-6), 2, True, 1e9)
+    assert machine.overhead == 1e-6
+    assert machine.rates["matmul"] == pytest.approx(2 * max(kernel.flops for kernel in named["matmul"]) / 1e-6)
+    assert machine.links[0].latency > 0.0
+    tiny = _timed(named, lambda name, kernel: 2e-6 if name == "overhead" else 1e-6)
+    assert machine_of_samples(named, tiny, 2, True, 1e9).rates == machine.rates
+
+
 def test_kernels_that_cannot_be_timed():
     """Another of its kind tells the rate; where there is none, an error does."""
     named = samples(1)

@@ -59,21 +59,21 @@ def test_what_is_too_large_or_too_late_is_not_timed():
     assert list(timer.time([_ADD], seconds=0.0)) == []
 
 
-def test_a_kernel_is_handed_from_thread_to_thread(monkeypatch):
-    monkeypatch.setattr(timing, "_handings", {})
+def test_a_kernel_goes_from_thread_to_thread(monkeypatch):
+    monkeypatch.setattr(timing, "_dispatches", {})
     bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
     nodes, kernels = 2 * timing._TINY_REPEATS, 2 * bench._repeats(_ADD)
 
-    def looked(handing):
+    def looked(dispatch):
         return {_ADD: Timing(1e-4 + kernels * 5e-6), timing._IDLE: Timing(1e-4), timing._IN_A_ROW: Timing(2e-4),
-                timing._BESIDE: Timing(2e-4 + nodes * handing)}
+                timing._BESIDE: Timing(2e-4 + nodes * dispatch)}
 
     first = bench.of_one(looked(3e-6))
     assert set(first) == {_ADD}
     assert first[_ADD].seconds == pytest.approx(5e-6 + 3e-6)
-    monkeypatch.setattr(timing, "_handings", {Devices.first(2, "cpu"): [3e-6]})
+    monkeypatch.setattr(timing, "_dispatches", {Devices.first(2, "cpu"): [3e-6]})
     assert bench.of_one(looked(9e-6))[_ADD].seconds == pytest.approx(5e-6 + 6e-6)  # the median of both sessions
-    monkeypatch.setattr(timing, "_handings", {})
+    monkeypatch.setattr(timing, "_dispatches", {})
     assert bench.of_one(looked(-3e-6))[_ADD].seconds == pytest.approx(5e-6)  # less than none it is not
     # Of a table that knows a tiny kernel, what was measured with it counts for all that comes later.
     table = timing._Bench(Devices.first(2, "cpu"), True, {}, tiny=1e-4 / nodes + 4e-6)
@@ -83,7 +83,7 @@ def test_a_kernel_is_handed_from_thread_to_thread(monkeypatch):
 
 
 def test_what_comes_from_other_devices_is_made_for_every_run(monkeypatch):
-    monkeypatch.setattr(timing, "_handings", {})
+    monkeypatch.setattr(timing, "_dispatches", {})
     total, send = sum_kernel(2, 64, 4), send_kernel(64, 4)
     bench, alone, gpus = (timing._Bench(Devices.first(count, kind), kind == "cpu", {})
                           for count, kind in ((2, "cpu"), (1, "cpu"), (2, "gpu")))

@@ -1,6 +1,7 @@
 """The loader that every entry point shares: what it takes, what it measures, what it says. Nothing is measured here."""
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -10,7 +11,15 @@ from pase_mtf.calibration import cache, calibrate, load
 from pase_mtf.calibration.cache import cache_path, fingerprint
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.errors import FormatError, UsageError
-from pase_mtf.machine.machine import KINDS, Link, Machine
+from pase_mtf.launch.epochs.options import parser as epochs_parser
+from pase_mtf.launch.options import parse_command_line
+from pase_mtf.layout import __main__ as layout_command
+from pase_mtf.layout.capture import swap_lowering
+from pase_mtf.layout.find import find_layout
+from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
+from pase_mtf.pipeline.find import find_pipeline
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import evaluate_strategy
 
 MEASURED = Machine("local", dict.fromkeys(KINDS, 2e10), 3e10, 1e9, 2e-6, (Link(8, 2e10, 5e-6),), shared_cores=True,
                    source="measured here")
@@ -40,6 +49,15 @@ def test_what_is_given(calls, tmp_path):
     with pytest.raises(FormatError, match="check the path"):
         load_machine(tmp_path / "nothing.json")
     assert calls == []
+
+
+def test_every_entry_point_takes_the_machine_at_hand_where_none_is_named():
+    """Of the calls their default, of the commands what they are without --machine."""
+    for function in (find_strategy, evaluate_strategy, find_pipeline, find_layout, swap_lowering, load_machine):
+        assert inspect.signature(function).parameters["machine"].default == LOCAL, function
+    assert parse_command_line(["--model=alexnet", "--mesh=2"]).machine == LOCAL
+    assert layout_command._FLAGS["machine"].default == LOCAL
+    assert epochs_parser("").parse_args(["project", "--curve=curve.csv"]).machine == LOCAL
 
 
 def test_local_is_measured_once(calls, cache_dir):

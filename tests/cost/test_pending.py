@@ -20,7 +20,7 @@ TWO_LEVELS = Machine("two levels", dict.fromkeys(Machine.load("1080ti").rates, 1
 ONE_LEVEL = Machine("one level", TWO_LEVELS.rates, 1e11, 1e10, 0.0, (Link(64, 1e9, 0.0),))
 
 
-def slowest(source, parts, target, shape, itemsize, links):
+def critical_path(source, parts, target, shape, itemsize, links):
     """Seconds of the device that fetches longest: of what it needs, element by element, of every part of the sum, from
     the innermost link domain that has it."""
     count, size = len(source.devices), math.prod(part for part, _ in parts)
@@ -28,7 +28,7 @@ def slowest(source, parts, target, shape, itemsize, links):
     indices = np.indices(shape)
 
     def block(partition, position):
-        begins = zip(partition.parts(position), partition.block_shape(shape), strict=True)
+        begins = zip(partition.block(position), partition.block_shape(shape), strict=True)
         return np.logical_and.reduce([(axis >= part * extent) & (axis < (part + 1) * extent)
                                       for axis, (part, extent) in zip(indices, begins, strict=True)])
 
@@ -71,11 +71,11 @@ def test_what_is_pending_is_known(graphs):
 def ends(graph, edge, source, target):
     """(source partition, (size, stride) of the parts, target partition) of an edge under two configurations."""
     layer = graph.layers[edge.source]
-    parts = [cut for cut in source.placed(layer, edge.pending).cuts if cut[0] > 1]
+    parts = [cut for cut in source.placed(layer, edge.pending).shards if cut[0] > 1]
     return source.placed(layer, edge.source_dims), parts, target.placed(graph.layers[edge.target], edge.target_dims)
 
 
-def test_the_slowest_device_takes_what_the_edge_costs(graphs):
+def test_the_critical_path_device_takes_what_the_edge_costs(graphs):
     """A reduce-scatter of what two layers split in any way, on links of one level and of two without latencies."""
     links = tuple(Link(link.devices, link.bandwidth, 0.0) for link in TWO_LEVELS.links)
     machine = Machine("no latency", TWO_LEVELS.rates, 1e11, 1e10, 0.0, links)
@@ -92,10 +92,11 @@ def test_the_slowest_device_takes_what_the_edge_costs(graphs):
             if sums is None:
                 continue
             # As few elements as show all cuts, each of so many bytes.
-            grid = tuple(math.lcm(*(cuts[dim][0] for cuts in (source.cuts, sums.cuts, target.cuts)))
+            grid = tuple(math.lcm(*(cuts[dim][0] for cuts in (source.shards, sums.shards, target.shards)))
                          for dim in range(len(edge.shape)))
             size = edge.itemsize * math.prod(edge.shape) / math.prod(grid)
-            expected = slowest(source, parts, sums, grid, size, links) + slowest(sums, [], target, grid, size, links)
+            expected = (critical_path(source, parts, sums, grid, size, links)
+                        + critical_path(sums, [], target, grid, size, links))
             assert priced.edge_cost(number, *choices) == pytest.approx(edge.trips * expected, rel=1e-9)
             scattered += 1
     assert scattered > 20

@@ -56,7 +56,7 @@ def _shardings(configurations):
 
 def _brute_force(source, target, shape, itemsize, links):
     """Seconds of the critical-path device: every element comes from the nearest device that holds it."""
-    held, slowest = _blocks(source, shape), 0.0
+    held, bottleneck = _blocks(source, shape), 0.0
     for device, need in enumerate(_blocks(target, shape)):
         left = need - held[device] if device < len(held) else set(need)
         seconds = 0.0
@@ -67,8 +67,8 @@ def _brute_force(source, target, shape, itemsize, links):
             seconds += sum(map(len, pieces)) * itemsize / link.bandwidth + len(pieces) * link.latency
             left = left.difference(*pieces)
         assert not left
-        slowest = max(slowest, seconds)
-    return slowest
+        bottleneck = max(bottleneck, seconds)
+    return bottleneck
 
 
 @pytest.mark.parametrize("devices", [2, 4, 6, 8, 12, 16])
@@ -216,7 +216,7 @@ def test_monotone_in_message_size(shared):
 
 
 def _copied(source, target, shape):
-    """(copies of the tensor, nodes, blocks handed over) as the lowering does it where memory is shared."""
+    """(copies of the tensor, nodes, blocks sent) as the lowering does it where memory is shared."""
     _, source_dims = source.partition(DIMS)
     _, target_dims = target.partition(DIMS)
     copied = nodes = 0

@@ -101,7 +101,7 @@ def test_a_model_is_priced_on_a_machine(curve, tmp_path, capsys):
     preset.write_text(json.dumps({
         "preset": "tiny", "image": 12, "fully_connected": [32], "batch": 16,
         "convolutions": [{"channels": 8, "kernel": 3, "stride": 2, "pool": 2}]}))
-    flags = ["project", f"--curve={curve}", "--devices=1,2,4", "--ways=2"]
+    flags = ["project", f"--curve={curve}", "--devices=1,2,4", "--ways=2", "--machine=h100"]
     assert main([*flags, "--model=alexnet", f"--preset={preset}", f"--save_steps={kept}", "--examples=60000"]) == 0
     out = capsys.readouterr().out
     assert "predicted for h100, 16 examples to a worker" in out

@@ -186,7 +186,7 @@ def _both(*options):
 def test_it_is_what_tensorflow_needs_and_saves(microbatches):
     plain, again = (_both(recompute, microbatches) for recompute in (False, True))
     for live, predicted in (plain, again):
-        # What a loop in TensorFlow is given is there beside what it hands on.
+        # What a loop in TensorFlow is given is there beside what goes round in it.
         assert (1.0 if microbatches == 1 else 0.85) * live <= predicted < 1.1 * live
     assert again[0] < 0.6 * plain[0]
     assert plain[1] - again[1] > 0.6 * (plain[0] - again[0])

@@ -24,7 +24,7 @@ def test_cover_puts_every_block_together(case):
         assert math.prod(counts) == len(pieces)
         cells = []
         for piece in pieces:
-            found = block(values, source, source.holders[piece.parts][-1])
+            found = block(values, source, source.holders[piece.block][-1])
             cells.append(found[tuple(slice(b, b + s) for b, s in zip(piece.begin, piece.size, strict=True))])
         for dim in reversed(range(len(shape))):
             cells = [np.concatenate(cells[k:k + counts[dim]], dim) for k in range(0, len(cells), counts[dim])]
@@ -69,7 +69,7 @@ def test_translated_partitions_hold_the_same_elements(case):
     kept, moved = translate(partition, old, new)
     before = np.arange(math.prod(old)).reshape(old)
     after = before.reshape(new)
-    assert all(cut in ((1, 1), original) for cut, original in zip(kept.cuts, partition.cuts, strict=True))
+    assert all(cut in ((1, 1), original) for cut, original in zip(kept.shards, partition.shards, strict=True))
     for position in range(len(partition.devices)):
         np.testing.assert_array_equal(block(before, kept, position).ravel(), block(after, moved, position).ravel())
 
@@ -98,7 +98,7 @@ def test_a_configuration_and_its_mesh_agree():
     for position in range(8):
         begin = impl.slice_begin(shape, position)
         assert [b * p // s for b, p, s in zip(begin, (2, 1, 2), (4, 3, 2), strict=True)] == list(
-            of_mesh(impl, shape, range(8)).parts(position))
+            of_mesh(impl, shape, range(8)).block(position))
 
 
 def test_nearest_stays_in_the_node():

@@ -131,7 +131,7 @@ def test_imported_slices_keep_their_layout():
         assert "features" not in rules
         with pytest.raises(InfeasibleError, match=r"operation import, dim batch.*imports 4 slices.*8 devices"):
             find_layout(b.graph, 8, [y], FLAT)
-        with pytest.raises(InfeasibleError, match=r"operation import, dim batch.*in 2 parts"):
+        with pytest.raises(InfeasibleError, match=r"operation import, dim batch.*in 2 shards"):
             find_layout(b.graph, outputs=[y], machine=FLAT, mesh_shape="all:4")
 
 

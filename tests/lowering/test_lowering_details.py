@@ -323,7 +323,7 @@ def test_configurations_become_meshes():
                 ([], 8, MismatchError, "0 configurations for 1 layers"),
                 ([Configuration((("batch", 8),))], 4, InfeasibleError, "8 devices, there are 4"),
                 ([Configuration((("hidden", 2),))], 4, InfeasibleError, "cannot split dim 'hidden'"),
-                ([Configuration((("batch", 3),))], 4, InfeasibleError, "does not split into 3 parts")]:
+                ([Configuration((("batch", 3),))], 4, InfeasibleError, "does not split into 3 shards")]:
             with pytest.raises(error, match=match):
                 plan_from_configurations(graph, exported, configurations, devices)
         graph.operations.pop()

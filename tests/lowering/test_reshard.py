@@ -45,7 +45,7 @@ def _check_sums(cases, shared, data):
         moved, expected = [], []
         for shape, source, target in cases:
             # Axes along which the source replicates hold parts of a sum.
-            axes, used, stride = [], sorted((s, p) for p, s in source.cuts if p > 1), 1
+            axes, used, stride = [], sorted((s, p) for p, s in source.shards if p > 1), 1
             for start, parts in [*used, (len(source.devices), 1)]:
                 if start > stride and data.draw(st.booleans()):
                     axes.append((start // stride, stride))

@@ -124,13 +124,13 @@ def test_width(kernel, width):
     assert kernel.width == width
 
 
-def test_a_sum_over_one_element_hands_on_its_tensor():
+def test_a_sum_over_one_element_forwards_its_tensor():
     alone = Kernel("Sum", (_floats(1, 6), Block("int32", (1,), (0,))), (_floats(6),))
     assert alone.by_reference
     assert not _SUM.by_reference
 
 
-def test_what_hands_on_its_tensor_has_a_rate_of_its_own():
+def test_what_forwards_its_tensor_has_a_rate_of_its_own():
     shape = Block("int32", (2,), (1 << 10, 1 << 10))
     reshape = Kernel("Reshape", (_floats(1 << 20), shape), (_floats(1 << 10, 1 << 10),))
     times = KernelTimes(timings={_elementwise("Mul", 1000): Timing(1e-6), reshape: Timing(1e-6)})

@@ -65,4 +65,4 @@ def test_paper_size():
     for devices in (8, 64):
         strategy = find_strategy(graph, devices, Machine.load("1080ti"), simulate=0)
         assert strategy.search["optimal"]
-        assert strategy.configurations[1].parts("layers") == 2
+        assert strategy.configurations[1].shards("layers") == 2

@@ -124,7 +124,7 @@ def test_repeated_blocks_are_searched_once(graph):
     assert costs.searched < costs.pairs == blocks.count
 
 
-def test_a_pipeline_fills_and_then_waits_for_its_slowest_stage(graph):
+def test_a_pipeline_fills_and_then_waits_for_its_bottleneck_stage(graph):
     """At links that take no time. GPipe's order is slower where stages differ in how long they take either way."""
     fast, layers = dataclasses.replace(harness.MACHINE, links=(Link(64, 1e30, 0.0),)), len(graph.layers)
     once = evaluate_pipeline(graph, (Laid(0, layers, 0, 1, _alone(layers)),), _COUNT, "1f1b", fast)
@@ -134,10 +134,10 @@ def test_a_pipeline_fills_and_then_waits_for_its_slowest_stage(graph):
     half = layers // 2
     stages = (Laid(0, half, 0, 1, _alone(half)), Laid(half, layers, 1, 1, _alone(layers - half)))
     twice, gpipe = (evaluate_pipeline(graph, stages, _COUNT, schedule, fast) for schedule in SCHEDULES)
-    slowest = max(one.forward + one.backward for one in twice.stages)
+    bottleneck = max(one.forward + one.backward for one in twice.stages)
     filling = sum(one.forward + one.backward for one in twice.stages)
-    assert filling + (_COUNT - 1) * slowest <= twice.seconds * (1 + 1e-9)
-    assert twice.seconds <= filling + (_COUNT - 1) * slowest + max(one.update for one in twice.stages) * (1 + 1e-9)
+    assert filling + (_COUNT - 1) * bottleneck <= twice.seconds * (1 + 1e-9)
+    assert twice.seconds <= filling + (_COUNT - 1) * bottleneck + max(one.update for one in twice.stages) * (1 + 1e-9)
     assert gpipe.seconds >= twice.seconds * (1 - 1e-9)
 
 

@@ -14,8 +14,8 @@ from pase_mtf.search.network import CostNetwork, NetworkEdge
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
 
 
-def cuts(proof):
-    return (proof.layer >= 0) + sum(map(cuts, proof.proofs))
+def splits(proof):
+    return (proof.layer >= 0) + sum(map(splits, proof.proofs))
 
 
 def frustrated(seed, layers=7, configurations=6):
@@ -48,7 +48,7 @@ def test_random_networks(step):
 
 
 def test_cut_domains(monkeypatch):
-    """With a checker and a prover that may eliminate next to nothing, domains have to be cut."""
+    """With a checker and a prover that may eliminate next to nothing, domains have to be split."""
     monkeypatch.setattr(certificate, "_MOST_SUMS", 100)
     monkeypatch.setattr(certify, "_MOST_OPERATIONS", 30)
     found = 0
@@ -56,7 +56,7 @@ def test_cut_domains(monkeypatch):
         network = frustrated(seed)
         solution = solve(network)
         check_certificate(network, solution)
-        found += cuts(solution.certificate)
+        found += splits(solution.certificate)
         if solution.certificate.layer >= 0:  # a proof of one part only is no proof
             halved = dataclasses.replace(solution.certificate, proofs=solution.certificate.proofs[:1])
             with pytest.raises(CertificateError):

@@ -167,7 +167,7 @@ def junk(proof, network, rng):
     return dataclasses.replace(proof, potentials=tuple(entries))
 
 
-def cut(proof, network, rng, depth=0):
+def split(proof, network, rng, depth=0):
     """Cuts of random layers in random parts, some of which are none."""
     if depth == 3 or rng.random() < 0.2 * depth:
         return FORGERIES[rng.integers(5)](proof, network, rng)
@@ -176,13 +176,13 @@ def cut(proof, network, rng, depth=0):
     part = tuple(rng.permutation(size)[:rng.integers(size + 1)].tolist())
     if rng.random() < 0.1:
         part = (*part, (size, -1, 0.5, None)[rng.integers(4)])
-    proofs = [cut(proof, network, rng, depth + 1), cut(proof, network, rng, depth + 1)]
+    proofs = [split(proof, network, rng, depth + 1), split(proof, network, rng, depth + 1)]
     kind = rng.integers(20)
     proofs = proofs[:1] if kind == 0 else [proofs[0]] * 2 if kind == 1 else [*proofs, proof] if kind == 2 else proofs
     return Certificate((), layer, part, tuple(proofs))
 
 
-FORGERIES = (noisy, absorbing, in_balance, planted, odd_amounts, odd_dtypes, odd_classes, rearranged, junk, cut)
+FORGERIES = (noisy, absorbing, in_balance, planted, odd_amounts, odd_dtypes, odd_classes, rearranged, junk, split)
 
 
 def claims(network, solution, exact, rng):

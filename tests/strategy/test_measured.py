@@ -18,7 +18,7 @@ _DEVICES = 4
 
 
 def _block(operand, configuration):
-    return Block("float32", tuple(size // configuration.parts(name) for name, size in zip(
+    return Block("float32", tuple(size // configuration.shards(name) for name, size in zip(
         operand.dims, operand.shape, strict=True)))
 
 

@@ -100,7 +100,7 @@ def test_data_parallelism_is_taken_where_predictions_do_not_tell_it_apart(graph)
 def test_wide_layers_on_a_slow_network_alternate_their_splits():
     # The paper's finding for AlexNet: no data moves between fully connected layers split n, c, n.
     best = find_strategy(_chain(batch=16), 8, "2080ti")
-    assert all(configuration.parts("batch") < 8 for configuration in best.configurations)
+    assert all(configuration.shards("batch") < 8 for configuration in best.configurations)
 
 
 def test_big_batches_of_narrow_layers_go_data_parallel():

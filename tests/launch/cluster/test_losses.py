@@ -51,7 +51,7 @@ def test_losses_of_every_model(clusters, tmp_path, model):
     for devices in clusters:
         arm, = build_arms(dataclasses.replace(plan, devices=devices), graph, {"random": strategy}, ["random"])
         losses.append([arm.step(batch)[0] for batch in batches])
-        assert arm.differing_copies() is None
+        assert arm.differing_replicas() is None
         arm.close()
     assert len(set(losses[0])) == STEPS
     for found in losses[1:]:

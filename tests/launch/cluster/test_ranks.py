@@ -82,7 +82,7 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model):
             tell_run(board, of_run, data)
         arm, = build_arms(of_run, graph, {"random": strategy}, ["random"], board)
         found = [arm.step(batch, trace=step == 0)[0] for step, batch in enumerate(batches)]
-        assert arm.differing_copies() is None
+        assert arm.differing_replicas() is None
         assert {one.device for one in arm.timeline.slices} == set(range(DEVICES))
         values, nodes = dict(arm.values()), arm.nodes
         prefix = tmp_path / f"{0 if board is None else len(devices.tasks)}" / "model"
@@ -133,7 +133,7 @@ def test_losses_of_pipelines(clusters, tmp_path, monkeypatch, model, schedule):
         found = []
         for arm in build_arms(of_run, graph, pipelines, list(pipelines), board):
             found.append([arm.step(batch)[0] for batch in batches])
-            assert arm.differing_copies() is None
+            assert arm.differing_replicas() is None
             found.append(dict(arm.values()))
             arm.close()
         return found

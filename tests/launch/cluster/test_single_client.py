@@ -68,7 +68,7 @@ def test_losses_are_those_of_one_process(served):
     assert _losses(again) == pytest.approx(expected, rel=1e-6)
     for arm in (alone, over, again):
         assert arm.measured_bytes > 0
-        assert arm.differing_copies() is None
+        assert arm.differing_replicas() is None
     # The slices of the variables lie where they are used, the masters with the client.
     assert sorted(over._held) == sorted(served.names)
     assert {variable.device for variable in over._masters.values()} <= {

@@ -14,14 +14,14 @@ Sketch: TypeAlias = list[float]
 """A few numbers that tell two arrays apart: how far rounding may move the others, and these, sums over random signs."""
 
 _ROUNDINGS = 1e3
-"""So many times the rounding of the largest element may be between two copies."""
+"""So many times the rounding of the largest element may be between two replicas."""
 
 _SUMS = 4
 
 
-def differ(copies: Sequence[np.ndarray]) -> bool:
-    """Whether one of the copies has an element that differs from the first's."""
-    return any(_differ(copies[0], other) for other in copies[1:])
+def differ(replicas: Sequence[np.ndarray]) -> bool:
+    """Whether one of the replicas has an element that differs from the first's."""
+    return any(_differ(replicas[0], other) for other in replicas[1:])
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> bool:

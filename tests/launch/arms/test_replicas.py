@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pase_mtf.launch.arms.copies import differ, sketch, sketches_differ
+from pase_mtf.launch.arms.replicas import differ, sketch, sketches_differ
 
 VALUE = np.random.default_rng(0).normal(size=(300, 40)).astype(np.float32)
 _ROUNDED = VALUE * np.random.default_rng(1).choice(np.float32([1 - 3e-7, 1 + 3e-7]), VALUE.shape)
