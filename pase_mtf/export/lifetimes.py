@@ -84,8 +84,8 @@ class Lifetimes:
                 outputs = operation.outputs
                 waits = moment_of[interval.waits_until] if interval.waits_until >= 0 else -1
                 self._held[operation].append(Held(
-                    outputs.index(interval.tensor) if len(outputs) > 1 else 0, moment_of[interval.begin], moment_of[interval.end],
-                    interval.times, waits))
+                    outputs.index(interval.tensor) if len(outputs) > 1 else 0, moment_of[interval.begin],
+                    moment_of[interval.end], interval.times, waits))
 
     def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
         """When what the operation makes is there."""
