@@ -73,16 +73,19 @@ class Lifetimes:
         """
         self._held: dict[mtf.Operation, list[Held]] = collections.defaultdict(list)
         self._orders, self._moment_of, first = orders, list[list[int]](), 0
+        tensors = {interval.tensor for order in orders for interval in order.intervals}
+        nbytes = {tensor: float(tensor.size) * tensor.dtype.size for tensor in tensors}
         for order in orders:
-            moment_of = [first + moment for moment in _moments(order.intervals, order.places)]
+            moment_of = [first + moment for moment in _moments(order.intervals, nbytes, order.places)]
             self._moment_of.append(moment_of)
             first = moment_of[-1] + 1 if moment_of else first
             for interval in order.intervals:
                 operation = interval.tensor.operation
+                outputs = operation.outputs
                 waits = moment_of[interval.waits_until] if interval.waits_until >= 0 else -1
                 self._held[operation].append(Held(
-                    operation.outputs.index(interval.tensor), moment_of[interval.begin], moment_of[interval.end],
-                    interval.times, waits))
+                    outputs.index(interval.tensor) if len(outputs) > 1 else 0, moment_of[interval.begin],
+                    moment_of[interval.end], interval.times, waits))
 
     def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
         """When what the operation makes is there."""
@@ -116,20 +119,144 @@ def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow
     # Gradients that no assignment needs never run.
     running = [fact for fact in facts if fact.is_needed or phases[fact.index] not in (BACKWARD, UPDATE)]
     awaited = {fact.index: _awaited(fact, maker, flow) for fact in running}
-    traced: dict[Hashable, int] = {}
-    orders = (_ordered(running, awaited, at_once) for at_once in (None, _at_once(running, awaited, phases)))
-    return Lifetimes([_Lives(order, phases, flow, layers, maker, traced).found() for order in orders])
+    orders = [_ordered(running, awaited, at_once) for at_once in (None, _at_once(running, awaited, phases))]
+    steps = _Steps(orders[0], phases, flow, layers, maker)
+    return Lifetimes([_Lives([steps.of[fact.index] for fact in order], steps, flow).found() for order in orders])
+
+
+class _Read(NamedTuple):
+    """A tensor that an operation reads.
+
+    Attributes:
+      source: what it lies in, if it shows another.
+      names: it, and what an operation has made of which it is a later name.
+      layer: that reads it.
+      leaves: the loops around the reader in which the source is not made: it is there until they have ended.
+      waits: whether it is a gradient, of which devices may hold the sum that is to be made until there are all.
+    """
+
+    source: mtf.Tensor
+    names: frozenset[mtf.Tensor]
+    layer: int
+    leaves: tuple[mtf.Operation, ...]
+    waits: bool
+
+
+class _Step(NamedTuple):
+    """What is the same of an operation in every order.
+
+    Attributes:
+      fact: of it.
+      is_backward: whether it makes gradients.
+      reads: what it reads.
+      assigned: variable -> what its new value lies in.
+      makes: those of its outputs that take memory.
+      early: the operations whose outputs it needs for what it makes before gradients come, and how many of its first
+        output that takes; None where there is none.
+      over: what its output may be written over where nobody reads that any more, in this order.
+    """
+
+    fact: OperationFacts
+    is_backward: bool
+    reads: tuple[_Read, ...]
+    assigned: dict[mtf.Operation, mtf.Tensor]
+    makes: tuple[mtf.Tensor, ...]
+    early: tuple[tuple[mtf.Operation, ...], float] | None
+    over: tuple[mtf.Tensor, ...]
+
+
+class _Steps:
+    """What is the same of all operations in every order.
+
+    Attributes:
+      of: index of an operation -> the step.
+    """
+
+    def __init__(self, order: Sequence[OperationFacts], phases: Sequence[str], flow: Flow, layers: dict[int, int],
+                 maker: dict[mtf.Tensor, OperationFacts]) -> None:
+        """Reads all operations.
+
+        Args:
+          order: those that run, in an order in which they can.
+          phases, flow, layers: of `lifetimes`.
+          maker: tensor -> the operation that makes it.
+        """
+        self._phases, self._flow, self._layers, self._maker = phases, flow, layers, maker
+        self._traced: dict[Hashable, int] = {}
+        self._views: dict[mtf.Tensor, mtf.Tensor] = {}
+        self._made: set[mtf.Tensor] = set()
+        self.of = {fact.index: self._step(fact) for fact in order}
+
+    def lies_in(self, tensor: mtf.Tensor) -> mtf.Tensor:
+        """The tensor that it shows; itself where it shows none."""
+        return self._views.get(tensor, tensor)
+
+    def _is_gradient(self, tensor: mtf.Tensor) -> bool:
+        return tensor in self._maker and self._phases[self._maker[tensor].index] == BACKWARD
+
+    def _step(self, fact: OperationFacts) -> _Step:
+        outputs = tuple(fact.operation.outputs)
+        reads, makes = self._reads(fact), self._makes(fact, outputs)
+        assigned = {variable: self.lies_in(self._flow.origin(value)) for variable, value in fact.assigns}
+        over: tuple[mtf.Tensor, ...] = ()
+        if makes and fact.kind == "pointwise" and not fact.assigns:
+            over = tuple([read.source for read in reads if self._can_take_over(read.source, outputs[0])])
+        early = self._early(fact, outputs[0]) if makes and self._phases[fact.index] == BACKWARD else None
+        self._made.update(makes)
+        return _Step(fact, self._phases[fact.index] == BACKWARD, reads, assigned, makes, early, over)
+
+    def _reads(self, fact: OperationFacts) -> tuple[_Read, ...]:
+        if fact.operation in self._flow.parts:
+            return ()
+        updated = {id(value): variable for variable, value in fact.assigns}
+        updates, found = self._phases[fact.index] == UPDATE, []
+        for origin, tensor in zip(fact.sources, fact.reads, strict=True):
+            source = self.lies_in(origin)
+            # What is made outside of a loop is there until the loop has ended.
+            around = self._maker[source].loops if source in self._maker else ()
+            found.append(_Read(
+                source, frozenset((origin, tensor)),
+                self._layers.get(id(updated.get(id(tensor), fact.operation)), -1),
+                tuple([loop for loop in fact.loops if loop not in around]) if fact.loops else (),
+                updates and source in self._made and self._is_gradient(source)))
+        return tuple(found)
+
+    def _makes(self, fact: OperationFacts, outputs: tuple[mtf.Tensor, ...]) -> tuple[mtf.Tensor, ...]:
+        operation = fact.operation
+        if fact.rule.is_variable:  # read as it lies, or converted to another type
+            return tuple([tensor for tensor in outputs if tensor.dtype.size != operation.slice_dtype.size])
+        if fact.rule.is_constant or operation in self._flow.parts or (
+                not fact.reads and fact.rule.leader(operation) is not operation):
+            return ()
+        if fact.kind == "none" and fact.sources:
+            for number, tensor in enumerate(outputs):
+                self._views[tensor] = self.lies_in(fact.sources[min(number, len(fact.sources) - 1)])
+            return ()
+        return outputs
+
+    def _early(self, fact: OperationFacts, first: mtf.Tensor) -> tuple[tuple[mtf.Operation, ...], float] | None:
+        """What a gradient makes of the forward pass's tensors, before gradients come, is there until they do."""
+        late = [self._is_gradient(source) for source in fact.sources]
+        nbytes = early_bytes(fact.operation, late, self._traced) if any(late) and not all(late) else 0
+        if not nbytes:
+            return None
+        return (tuple([source.operation for source, is_late in zip(fact.sources, late, strict=True) if not is_late]),
+                nbytes / (first.size * first.dtype.size))
+
+    def _can_take_over(self, source: mtf.Tensor, output: mtf.Tensor) -> bool:
+        """Whether the one may lie where the other does; so may then what lies there in its place."""
+        return (source in self._made and source.dtype == output.dtype and source.shape == output.shape
+                and self._layers.get(id(source.operation)) == self._layers.get(id(output.operation))
+                and self._maker[source].rule.imported(source.operation) is None)
 
 
 class _Lives:
+    """When tensors are there, in one order of the operations."""
 
-    def __init__(self, order: Sequence[OperationFacts], phases: Sequence[str], flow: Flow, layers: dict[int, int],
-                 maker: dict[mtf.Tensor, OperationFacts], traced: dict[Hashable, int]) -> None:
-        self._order, self._phases, self._flow, self._layers = order, phases, flow, layers
-        self._maker, self._traced = maker, traced
-        self._place = {fact.operation: place for place, fact in enumerate(self._order)}
+    def __init__(self, order: Sequence[_Step], steps: _Steps, flow: Flow) -> None:
+        self._order, self._steps, self._flow = order, steps, flow
+        self._place = {step.fact.operation: place for place, step in enumerate(order)}
         self._loop_begins, self._loop_ends = self._spans_of_loops()
-        self._views: dict[mtf.Tensor, mtf.Tensor] = {}
         self._begin: dict[mtf.Tensor, int] = {}
         self._end: dict[mtf.Tensor, int] = {}
         self._reads: dict[tuple[mtf.Tensor, int], tuple[int, int]] = {}
@@ -139,11 +266,13 @@ class _Lives:
 
     def found(self) -> _Found:
         """All of it."""
-        for place, fact in enumerate(self._order):
-            self._read(fact, place)
-            self._make(fact, place)
-        last_gradient = max((place for place, fact in enumerate(self._order)
-                             if self._phases[fact.index] == BACKWARD), default=-1)
+        for place, step in enumerate(self._order):
+            self._read(step, place)
+            for tensor in step.makes:
+                self._begin[tensor] = self._end[tensor] = place
+            if step.early:
+                self._made_early(step.makes[0], *step.early, place)
+        last_gradient = max((place for place, step in enumerate(self._order) if step.is_backward), default=-1)
         self._merge_taken_over()
         intervals = [_Interval(tensor, begin, self._end[tensor],
                                waits_until=max(last_gradient, self._end[tensor]) if tensor in self._waiting else -1)
@@ -154,91 +283,50 @@ class _Lives:
         """Loop -> the places at which the first of its operations begins and the last is done."""
         begins: dict[mtf.Operation, int] = {}
         ends: dict[mtf.Operation, int] = {}
-        for place, fact in enumerate(self._order):
-            for loop in (*fact.loops, fact.operation):
-                begins.setdefault(loop, place)
-                ends[loop] = place
+        for place, step in enumerate(self._order):
+            fact = step.fact
+            if fact.loops or fact.operation in self._flow.parts:
+                for loop in (*fact.loops, fact.operation):
+                    begins.setdefault(loop, place)
+                    ends[loop] = place
         return begins, ends
 
-    def _read(self, fact: OperationFacts, place: int) -> None:
-        if fact.operation in self._flow.parts:
-            return
-        updated = {id(value): variable for variable, value in fact.assigns}
-        for variable, value in fact.assigns:
-            origin = self._flow.origin(value)
-            self._updated[variable] = self._begin.get(self._views.get(origin, origin), place)
-        for origin, tensor in zip(fact.sources, fact.reads, strict=True):
-            source = self._views.get(origin, origin)
-            # What is made outside of a loop is there until the loop has ended.
-            around = self._maker[source].loops if source in self._maker else ()
-            done = max([place, *(self._loop_ends[loop] for loop in fact.loops if loop not in around)])
-            if fact.assigns:
+    def _read(self, step: _Step, place: int) -> None:
+        begin, end, reads = self._begin, self._end, self._reads
+        for variable, source in step.assigned.items():
+            self._updated[variable] = begin.get(source, place)
+        for source, names, layer, leaves, waits in step.reads:
+            done = place
+            if step.assigned:
                 # A grouped assignment changes every variable as soon as its value is known.
-                done = self._begin.get(source, place)
-            if self._phases[fact.index] == UPDATE and source in self._begin and (
-                    self._phases[self._maker[source].index] == BACKWARD):
+                done = begin.get(source, place)
+            elif leaves:
+                done = max(place, *[self._loop_ends[loop] for loop in leaves])
+            if waits:
                 self._waiting.add(source)
-            layer = self._layers.get(id(updated.get(id(tensor), fact.operation)), -1)
-            if source in self._end:
-                self._end[source] = max(self._end[source], done)
-            for name in {origin, tensor}:
-                begin, end = self._reads.get((name, layer), (place, place))
-                self._reads[name, layer] = min(begin, place), max(end, place, done)
+            if source in end and end[source] < done:
+                end[source] = done
+            for name in names:
+                first, last = reads.get((name, layer), (place, place))
+                reads[name, layer] = min(first, place), max(last, place, done)
 
-    def _make(self, fact: OperationFacts, place: int) -> None:
-        operation = fact.operation
-        if fact.rule.is_variable or (fact.rule.leader(operation) is not operation and not fact.reads):
-            for tensor in operation.outputs:  # read as it lies, or converted to another type
-                if fact.rule.is_variable and tensor.dtype.size != operation.slice_dtype.size:
-                    self._begin[tensor] = self._end[tensor] = place
-        elif fact.rule.is_constant or operation in self._flow.parts:
-            pass
-        elif fact.kind == "none" and fact.sources:
-            for number, tensor in enumerate(operation.outputs):
-                source = fact.sources[min(number, len(fact.sources) - 1)]
-                self._views[tensor] = self._views.get(source, source)
-        else:
-            for tensor in operation.outputs:
-                self._begin[tensor] = self._end[tensor] = place
-            self._made_early(fact, place)
-
-    def _made_early(self, fact: OperationFacts, place: int) -> None:
-        """What a gradient makes of the forward pass's tensors, before gradients come, is there until they do."""
-        if self._phases[fact.index] != BACKWARD or not fact.operation.outputs:
-            return
-        late = [source in self._maker and self._phases[self._maker[source].index] == BACKWARD
-                for source in fact.sources]
-        nbytes = early_bytes(fact.operation, late, self._traced) if any(late) and not all(late) else 0
-        if nbytes:
-            first = fact.operation.outputs[0]
-            begin = max(self._place.get(source.operation, 0) for source, is_late in zip(fact.sources, late, strict=True)
-                        if not is_late)
-            self._more.append(_Interval(first, min(begin, place), place,
-                                        nbytes / (first.size * first.dtype.size)))
+    def _made_early(self, first: mtf.Tensor, awaited: Sequence[mtf.Operation], times: float, place: int) -> None:
+        begin = max(self._place.get(operation, 0) for operation in awaited)
+        self._more.append(_Interval(first, min(begin, place), place, times))
 
     def _merge_taken_over(self) -> None:
         """An elementwise operation writes its output where an input lies of which it is the last reader: then that is
         there for as long as the output, which takes nothing."""
         lies_in: dict[mtf.Tensor, mtf.Tensor] = {}
-        for place, fact in enumerate(self._order):
-            if fact.kind != "pointwise" or fact.assigns or not fact.operation.outputs:
-                continue
-            output = fact.operation.outputs[0]
-            for source in fact.sources:
-                source = self._views.get(source, source)
-                source = lies_in.get(source, source)
-                if self._can_take_over(source, output, place):
+        for place, step in enumerate(self._order):
+            for source in step.over:
+                output, source = step.makes[0], lies_in.get(source, source)
+                if self._begin.get(source, place) < place and self._end[source] == place:
                     lies_in[output] = source
                     self._end[source] = self._end.pop(output)
                     del self._begin[output]
                     self._waiting |= {source} if output in self._waiting else set()
                     break
-
-    def _can_take_over(self, source: mtf.Tensor, output: mtf.Tensor, place: int) -> bool:
-        return (output in self._begin and self._begin.get(source, place) < place and self._end[source] == place
-                and source.dtype == output.dtype and source.shape == output.shape
-                and self._layers.get(id(source.operation)) == self._layers.get(id(output.operation))
-                and self._maker[source].rule.imported(source.operation) is None)
 
     def _of_loops(self) -> list[_Interval]:
         """What loops hold besides: what goes round, of the iteration before as well; what they add up so far."""
@@ -249,8 +337,7 @@ class _Lives:
             begin, end = self._loop_begins[loop], self._loop_ends[loop]
             handed_on = [variable.next for variable in parts.variables]
             for tensor in [*handed_on, *(inner for inner, _ in parts.accumulators)]:
-                origin = self._flow.origin(tensor)
-                origin = self._views.get(origin, origin)
+                origin = self._steps.lies_in(self._flow.origin(tensor))
                 if origin in self._begin:
                     found.append(_Interval(origin, begin, end, waits_until=end if origin in self._waiting else -1))
         return found
@@ -309,14 +396,14 @@ def _at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]], ph
     return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
 
 
-def _moments(intervals: Sequence[_Interval], places: int) -> list[int]:
+def _moments(intervals: Sequence[_Interval], nbytes: dict[mtf.Tensor, float], places: int) -> list[int]:
     """The number of the moment that each place belongs to; at a moment all is there that is there at any of its places.
     """
     born, gone = [0.0] * (places + 1), [0.0] * (places + 1)
     for interval in intervals:
-        nbytes = interval.times * float(interval.tensor.size) * interval.tensor.dtype.size
-        born[interval.begin] += nbytes
-        gone[interval.end + 1 if interval.end >= interval.begin else interval.begin] += nbytes
+        held = interval.times * nbytes[interval.tensor]
+        born[interval.begin] += held
+        gone[interval.end + 1 if interval.end >= interval.begin else interval.begin] += held
     found: list[int] = []
     live = together = largest = 0.0
     for place in range(places):

@@ -197,9 +197,10 @@ class GraphSearch:
         except InfeasibleError:
             return None
 
-    def unit_dims(self) -> list[str]:
-        """Names of the dims of size 1."""
-        return [name for name, sizes in self._legality.sizes.items() if set(sizes) == {1} and not name.startswith("_")]
+    def dims_of_size(self, size: Callable[[str], int]) -> list[str]:
+        """Names of the dims that have one size only, the one that is given for their name."""
+        return [name for name, sizes in self._legality.sizes.items()
+                if not name.startswith("_") and set(sizes) == {size(name)}]
 
     def sizes(self) -> LayoutReport:
         """Of the search, for people."""

@@ -138,14 +138,12 @@ class MeshNetwork:
         within: dict[int, np.ndarray] = {}
         for resharding, count in self.costs.reshardings.items():
             source, target = (self._vertex_of[group] for group in (resharding.source, resharding.target))
-            if source == target:
-                seconds = np.array([self.costs.reshard_seconds(resharding, one, other) for one, other in zip(
-                    configurations[resharding.source], configurations[resharding.target], strict=True)])
-                within[source] = within.get(source, 0.0) + count * seconds
-                continue
             ends = (shardings_of(configurations[resharding.source], resharding.source_dims),
                     shardings_of(configurations[resharding.target], resharding.target_dims))
             matrix = count * self.costs.reshard_matrix(resharding, *ends)
+            if source == target:
+                within[source] = within.get(source, 0.0) + matrix[ends[0].index, ends[1].index]
+                continue
             if matrix.any():
                 edges.append(_edge(first + source, first + target, matrix, ends[0].index, ends[1].index))
         for vertex, seconds in within.items():

@@ -116,15 +116,30 @@ class Program:
         self._defaults = {name: parameters[name].default for name in self.arguments if name in parameters}
 
     def build_first(self, mesh: MeshShape | None, devices: int) -> tuple[BuiltGraph, tf.Graph]:
-        """The graph for a mesh over which nothing is split; where the function does not take that, or takes nothing,
-        as it builds it by default. And the tf.Graph that it stands in, a new one."""
-        layout: tuple[MeshShape, dict[str, str]] = mesh or MeshShape((("rows", devices),)), {}
+        """The graph for the layout that its arguments have by default, which is priced in any case; where they name
+        none of this mesh, for a mesh over which nothing is split; where the function does not take that, or takes
+        nothing, as it builds it by default. And the tf.Graph that it stands in, a new one."""
+        whole: tuple[MeshShape, dict[str, str]] = mesh or MeshShape((("rows", devices),)), {}
+        named = self._named_layout()
+        if named is not None and (named[0] == mesh if mesh else named[0].devices == devices):
+            first = [named, whole]
+        else:
+            first = [whole]
         if self.arguments and self.has_defaults:
-            # Whatever it says to what it is not made for; what it had built by then is no part of the next.
-            with contextlib.suppress(Exception), tf.Graph().as_default() as tf_graph:
-                return self.build(layout), tf_graph
+            for layout in first:
+                # Whatever it says to what it is not made for; what it had built by then is no part of the next.
+                with contextlib.suppress(Exception), tf.Graph().as_default() as tf_graph:
+                    return self.build(layout), tf_graph
         with tf.Graph().as_default() as tf_graph:
-            return self.build(layout if self.arguments and not self.has_defaults else None), tf_graph
+            return self.build(whole if self.arguments and not self.has_defaults else None), tf_graph
+
+    def _named_layout(self) -> tuple[MeshShape, dict[str, str]] | None:
+        """The layout that the defaults of its arguments are; None where they are none."""
+        mesh_shape, rules = (self._defaults.get(name) for name in _ARGUMENTS)
+        if isinstance(mesh_shape, (str, mtf.Shape)) and isinstance(rules, (str, mtf.LayoutRules)) and mesh_shape:
+            with contextlib.suppress(UsageError):
+                return parse_layout((mesh_shape, rules))
+        return None
 
     def own_layout(self, first: BuiltGraph) -> tuple[MeshShape, dict[str, str]] | None:
         """The layout that the program itself names: that of its own lowering, or the defaults of its arguments.
@@ -136,10 +151,9 @@ class Program:
             return first.own
         if not self.has_defaults:
             return None
-        with contextlib.suppress(UsageError):
-            mesh_shape, rules = (self._defaults.get(name) for name in _ARGUMENTS)
-            if isinstance(mesh_shape, (str, mtf.Shape)) and isinstance(rules, (str, mtf.LayoutRules)) and mesh_shape:
-                return parse_layout((mesh_shape, rules))
+        named = self._named_layout()
+        if named is not None:
+            return named
         if first.own is None or first.reads is None:  # then it was called without arguments
             return first.own
         # What it lowers with where nobody says anything stands in its flags, perhaps.

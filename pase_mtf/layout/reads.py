@@ -59,6 +59,12 @@ class Reads:
         if not self._paused:
             self.answers[kind, about] = _answer(kind, about, *self._layout)
 
+    def parts(self, dim: str) -> int:
+        """Into how many parts a dim goes under the layout."""
+        found = _answer("parts", dim, *self._layout)
+        assert isinstance(found, int)
+        return found
+
     def close(self) -> None:
         """The graph is built: who asks now (its lowering) makes no difference to it."""
         self._paused += 1

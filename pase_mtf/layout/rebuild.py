@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 from pase_mtf.compat import tf
@@ -259,7 +259,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
 
     Args:
       program: builds a graph for a layout.
-      first: what it built for no layout.
+      first: what it built first, for its own layout or for none.
       request: what the caller asks for.
 
     Raises:
@@ -279,7 +279,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
         for layout in _batch_on_one_of_two_axes(next(iter(parallel[1])), request):
             if trials.promises(layout):
                 trials.try_layout(layout)
-    for layout in _blocks_over_axes(first_graph.search.unit_dims(), first, request):
+    for layout in _blocks_over_axes(first_graph.search, first, request):
         if request.expired() or trials.builds >= _CANDIDATES:
             break
         trials.try_layout(layout)
@@ -322,17 +322,18 @@ def _batch_on_one_of_two_axes(batch: str, request: Request) -> list[_Strings]:
             for rows in range(2, request.devices) if request.devices % rows == 0]
 
 
-def _blocks_over_axes(units: Sequence[str], first: BuiltGraph, request: Request) -> list[_Strings]:
+def _blocks_over_axes(search: GraphSearch, first: BuiltGraph, request: Request) -> list[_Strings]:
     """Starting points: a dim that the program looks at, of size 1 where it is not split, may be of as many blocks as
-    there are devices for them. No graph at hand has a layout that splits it.
+    there are devices for them. No graph at hand has a layout that splits it otherwise.
 
     Args:
-      units: dims of size 1 in the first graph.
-      first: the graph of no layout.
+      search: of the first graph.
+      first: that graph.
       request: what the caller asks for.
     """
     if first.reads is None:
         return []
+    units = search.dims_of_size(first.reads.parts)
     looked_at = {about for kind, about in first.reads.answers if kind in ("axis", "parts")}
     everything = ("text", "layout") in first.reads.answers
     dims = [dim for dim in units if everything or dim in looked_at]

@@ -41,7 +41,12 @@ def _with_operations(op: mtf.ops.WhileLoopOperation, condition: Sequence[Lowerab
 
 
 def _loop_trips(op: mtf.ops.WhileLoopOperation) -> int | None:
-    return static_trips(_loop_parts(op))
+    most = op._tf_kwargs.get("maximum_iterations")
+    if isinstance(most, tf.Tensor):
+        most = tf.get_static_value(most)
+        if most is None:
+            return None
+    return static_trips(_loop_parts(op), *([] if most is None else [int(most)]))
 
 
 def _loop_reads(op: mtf.ops.WhileLoopOperation) -> list[mtf.Tensor]:

@@ -66,7 +66,7 @@ def _lead_to(tensors: Iterable[mtf.Tensor], given: Iterable[mtf.Tensor]) -> tupl
         elif operation not in done:
             rule = rule_of(operation)
             if (tensor.size > _MOST_ELEMENTS or rule.is_variable or rule.loop(operation) or not is_known(operation)
-                    or rule.holds_others or rule.is_random):
+                    or rule.is_random or (rule.holds_others and not rule.waits_for(operation))):
                 raise _NotStaticError
             stack.append((tensor, True))
             stack += [(source, False) for source in operation.inputs]
@@ -82,23 +82,26 @@ def _computed(operations: Iterable[mtf.Operation], values: dict[mtf.Tensor, tf.T
             if value is None:
                 raise _NotStaticError
             lowering.tensors[operation.outputs[0]] = lowering.mesh_impl(None).LaidOutTensor([tf.constant(value)])
+        elif rule_of(operation).waits_for(operation):  # what it hands on is computed, what it waits for is not
+            lowering.tensors[operation.outputs[0]] = lowering.tensors[operation.inputs[0]]
         else:
             operation.lower(lowering)
     return lowering
 
 
-def static_trips(parts: LoopParts) -> int | None:
+def static_trips(parts: LoopParts, most: int = _MOST_TRIPS) -> int | None:
     """How many iterations a loop makes, by running what its condition depends on, and nothing else.
 
     Args:
       parts: of the loop.
+      most: iterations after which it ends in any case.
 
     Returns:
       None where the condition depends on data, variables or chance, or holds for too long.
     """
     try:
         with tf.Graph().as_default():
-            trips = _counting(parts)
+            trips = _counting(parts, min(most, _MOST_TRIPS))
             with tf.Session(config=tf.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=1,
                                                   intra_op_parallelism_threads=1)) as session:
                 found = int(session.run(trips))
@@ -107,8 +110,9 @@ def static_trips(parts: LoopParts) -> int | None:
     return found if found < _MOST_TRIPS else None
 
 
-def _counting(parts: LoopParts) -> tf.Tensor:
-    """The number of iterations, as a loop over the scalars that the condition depends on."""
+def _counting(parts: LoopParts, most: int) -> tf.Tensor:
+    """The number of iterations, or `most` if there are more, as a loop over the scalars that the condition depends on.
+    """
     seen = {tensor: variable for variable in parts.variables for tensor in variable.seen}
     condition, read = _lead_to([parts.condition], seen)
     used = {seen[tensor].output: seen[tensor] for tensor in read}
@@ -127,7 +131,7 @@ def _counting(parts: LoopParts) -> tf.Tensor:
         return {tensor: value for variable, value in zip(variables, state, strict=True) for tensor in variable.seen}
 
     def go_on(count: tf.Tensor, *state: tf.Tensor) -> tf.Tensor:
-        return tf.logical_and(count < _MOST_TRIPS, _computed(condition, values(state)).value(parts.condition))
+        return tf.logical_and(count < most, _computed(condition, values(state)).value(parts.condition))
 
     def iterate(count: tf.Tensor, *state: tf.Tensor) -> list[tf.Tensor]:
         lowered = _computed(step, values(state))

@@ -57,6 +57,25 @@ def test_only_what_the_condition_depends_on_counts(builder):
     assert _trips(builder)["inside"] == 4
 
 
+def test_iterations_are_counted_where_the_state_is_kept_in_variables(builder):
+    """Mesh-TF's way to keep it there: what counts the iterations waits for the assignments."""
+    state = builder.input("state", [dim("a", 4)])
+    mtf.while_loop(lambda i, _: mtf.less(i, 6), lambda i, s: [i + 1, mtf.relu(s, name="inside")],
+                   [_start(builder), state], num_loop_vars=1)
+    assert {trips for name, trips in _trips(builder).items() if name.endswith("inside")} == {6}
+    assert "assumed" not in export_graph(builder.graph).meta
+
+
+@pytest.mark.parametrize(("condition", "most", "trips"), [
+    (lambda i: mtf.less(i, 5), lambda: 3, 3), (lambda i: mtf.less(i, 5), lambda: 9, 5),
+    (lambda i: mtf.greater_equal(i, 0), lambda: 4, 4),  # never ends by itself
+    (lambda i: mtf.less(i, 5), lambda: tf.constant(3), 3),
+    (lambda i: mtf.less(i, 5), lambda: tf.placeholder(tf.int32, []), 1)])
+def test_a_loop_ends_after_its_maximum_of_iterations(builder, condition, most, trips):
+    mtf.while_loop(condition, lambda i: [i + 1], [_start(builder)], maximum_iterations=most())
+    assert set(_trips(builder).values()) == {trips}
+
+
 @pytest.mark.parametrize("condition", [
     lambda b: lambda i, s: mtf.less(mtf.reduce_sum(s), 9.0),  # of data
     lambda b: lambda i, s: mtf.less(mtf.cast(i, tf.float32), b.variable("limit", [])),

@@ -165,6 +165,22 @@ def test_no_graph_is_built_for_what_costs_more_on_all_graphs_at_hand():
     assert built == [1, 4]
 
 
+def test_the_first_graph_is_that_of_the_own_layout():
+    built = []
+
+    def build_graph(mesh_shape="all:4", layout="batch:all"):
+        def parts(batch):
+            built.append(mtf.tensor_dim_to_mesh_dim_size(layout, mesh_shape, batch))
+            return built[-1]
+        return microbatches(512, parts)
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert built == [4]
+    assert (found.mesh_shape, found.layout_rules) == ("all:4", "batch:all")
+    found = find_layout(build_graph, 4, machine=FLAT, mesh_shape="rows:2;cols:2")
+    assert built[1] == 1  # of a mesh that is given, nothing is named
+    assert not found.own.problem
+
+
 def test_a_program_may_refuse_a_layout():
     def build_graph(mesh_shape="", layout=""):
         if "batch" in layout:
@@ -243,6 +259,15 @@ def test_blocks_are_as_many_as_there_are_devices(by_text, mesh_shape, devices):
     whole, = found.compared
     assert found.seconds < 0.5 * whole.seconds  # two dims over two axes, or one over all
     assert "_block:" in found.layout_rules
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_blocks_are_as_many_as_there_are_devices_in_the_graph_of_the_own_layout_too(by_text):
+    def build_graph(mesh_shape="a:2;b:2", layout="x_block:a"):
+        return _blocks(mesh_shape, layout, by_text=by_text)
+    found = find_layout(build_graph, 4, machine=FLAT)
+    assert found.own.layout_rules == "x_block:a"
+    assert found.seconds < 0.6 * found.own.seconds  # four blocks, not two
 
 
 def test_what_is_fixed_and_lowers_on_no_graph_is_why():
