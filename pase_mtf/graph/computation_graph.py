@@ -12,18 +12,17 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.fields import GraphFields
+from pase_mtf.graph.looked_up import LookedUp
+from pase_mtf.graph.plain import from_plain, keys_of, once, to_plain, unhashed_keys
 
 __all__ = ["ROLES", "ComputationGraph", "Edge", "Held", "Layer", "LayerOperation", "Operand", "Variable"]
-
-_T = TypeVar("_T")
-
 
 FORMAT = "pase_mtf.graph"
 VERSION = 3
@@ -99,6 +98,8 @@ class LayerOperation:
         hash.
       pending_outputs: the numbers of the outputs whose partial sums go as they are over the one edge that takes them
         (`Edge.pending`). No part of the graph's hash.
+      looked_up: of a product of one-hot vectors whose only output is held in part where these are split, what the sum
+        consists of (`graph.looked_up`); else empty. No part of the graph's hash.
     """
 
     index: int
@@ -121,6 +122,7 @@ class LayerOperation:
     held: tuple[Held, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     pending_outputs: tuple[int, ...] = dataclasses.field(
         default=(), metadata={"optional": True, "hashed": False, "key": "handed_on"})
+    looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
@@ -209,6 +211,8 @@ class Edge:
         are summed on the way. No part of the graph's hash.
       held: the (first, last) moments between which a copy of it is there, where the target holds other parts than the
         source. No part of the graph's hash.
+      looked_up: what the partial sums consist of, where they are of rows that were looked up. No part of the graph's
+        hash.
     """
 
     source: int
@@ -222,6 +226,7 @@ class Edge:
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
     pending: tuple[str, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     held: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +251,7 @@ class ComputationGraph:
     @functools.cached_property
     def hash(self) -> str:
         """16 hex digits that agree for graphs with the same layers, operations and edges."""
-        return _hash(_to_plain(self))
+        return _hash(to_plain(self, Operand))
 
     @property
     def parameters(self) -> int:
@@ -269,7 +274,7 @@ class ComputationGraph:
     @uncollected()
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the graph as JSON, whole or not at all."""
-        plain = _to_plain(self)
+        plain = to_plain(self, Operand)
         vars(self).setdefault("hash", _hash(plain))  # where the property keeps it: to ask that would convert all anew
         data = {"format": FORMAT, "version": VERSION, "hash": self.hash, **plain}
         write_atomically(path, json.dumps(data))
@@ -346,6 +351,8 @@ def _problem(graph: ComputationGraph) -> str:
             return f"tensor {shortened(edge.tensor)} is summed over {shortened(edge.pending)}, which are not split"
         if len({*edge.pending, *edge.source_dims}) < len(edge.pending) + len(set(edge.source_dims)):
             return f"tensor {shortened(edge.tensor)} of dims {shortened(edge.source_dims)} is summed over one of them"
+        if edge.looked_up and not (edge.pending and _is_looked_up(edge.looked_up, edge.shape)):
+            return f"tensor {shortened(edge.tensor)} consists of rows {shortened(tuple(edge.looked_up))}"
         operands.update(dict.fromkeys(Operand(dims, edge.shape, edge.itemsize)
                                       for dims in (edge.source_dims, edge.target_dims)))
     for operand in operands:
@@ -381,7 +388,14 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
                 "pending")
+    if operation.looked_up and not (operation.reduced and len(operation.outputs) == 1
+                                    and _is_looked_up(operation.looked_up, operation.outputs[0].shape)):
+        return f"{name} sums rows {shortened(tuple(operation.looked_up))}"
     return ""
+
+
+def _is_looked_up(found: LookedUp, shape: Sequence[int]) -> bool:
+    return 0 <= found.dim < len(shape) and shape[found.dim] > 0 and _is_size((found.indices, found.itemsize))
 
 
 def _is_size(extents: Sequence[int]) -> bool:
@@ -390,87 +404,30 @@ def _is_size(extents: Sequence[int]) -> bool:
 
 
 def _hash(data: dict[str, Any]) -> str:
-    """Of what `_to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
+    """Of what `to_plain` makes of a graph, or `save` wrote; without the fields that say `hashed=False`."""
     def hashed(entries: list[dict[str, Any]], unhashed: frozenset[str]) -> list[dict[str, Any]]:
         return [{name: value for name, value in entry.items() if name not in unhashed} for entry in entries]
 
-    layers = [{**layer, "operations": hashed(layer["operations"], _unhashed(LayerOperation))}
+    layers = [{**layer, "operations": hashed(layer["operations"], unhashed_keys(LayerOperation))}
               for layer in data["layers"]]
-    counts = {"layers": layers, "edges": hashed(data["edges"], _unhashed(Edge)), "operations": data["operations"]}
+    counts = {"layers": layers, "edges": hashed(data["edges"], unhashed_keys(Edge)), "operations": data["operations"]}
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_SCALARS = frozenset({str, int, float, bool})
-
-
-@functools.cache
-def _fields(cls: Any) -> dict[str, str]:
-    """Name of every field of a dataclass -> the key it has in files, which stays where a field is renamed."""
-    return {field.name: field.metadata.get("key", field.name) for field in dataclasses.fields(cls)}
-
-
-_NEVER = object()
-
-
-@functools.cache
-def _written(cls: Any) -> tuple[tuple[str, str, Any], ...]:
-    """Name and key of every field of a dataclass, and the value that files leave out (_NEVER: none)."""
-    return tuple((field.name, _fields(cls)[field.name], field.default if field.metadata.get("optional") else _NEVER)
-                 for field in dataclasses.fields(cls))
-
-
-@functools.cache
-def _unhashed(cls: Any) -> frozenset[str]:
-    """The keys of what files hold and hashes leave out."""
-    return frozenset(_fields(cls)[field.name] for field in dataclasses.fields(cls)
-                     if not field.metadata.get("hashed", True))
-
-
-def _to_plain(value: Any, known: dict[int, Any] | None = None) -> Any:
-    """`dataclasses.asdict` without its deep copies (tens of thousands of operations).
-
-    Args:
-      value: anything JSON can hold, with dataclasses, all alive until this returns.
-      known: id of an operand that has been met -> what became of it: operations share most of theirs.
-    """
-    known = {} if known is None else known
-    cls: Any = type(value)
-    if cls in _SCALARS:
-        return value
-    if isinstance(value, (tuple, list)):
-        return [item if type(item) in _SCALARS else _to_plain(item, known) for item in value]
-    if not hasattr(cls, "__dataclass_fields__"):
-        return value
-    plain = known.get(id(value))
-    if plain is None:
-        plain = {}
-        for name, key, left_out in _written(cls):
-            item = getattr(value, name)
-            if left_out is _NEVER or item != left_out:
-                plain[key] = item if type(item) in _SCALARS else _to_plain(item, known) if item != () else []
-        if cls is Operand:
-            known[id(value)] = plain
-    return plain
-
-
-def _once(value: Any, known: dict[Any, Any]) -> Any:
-    """A tuple of a list; equal ones are one object, since the operations of a graph repeat each other's shapes."""
-    if isinstance(value, list):
-        value = tuple(value)
-        return known.setdefault(value, value)
-    return value
-
-
-def _from_plain(cls: Callable[..., _T], data: dict[str, Any], known: dict[Any, Any]) -> _T:
-    return cls(**{name: _once(item, known) for name, item in data.items()})
+def _looked_up(data: dict[str, Any]) -> LookedUp | tuple[()]:
+    found = data.get("looked_up", ())
+    if len(found) not in (0, len(LookedUp._fields)):
+        raise ValueError(f"looked up: {found}")
+    return LookedUp(*found) if found else ()
 
 
 def _edge(data: dict[str, Any], known: dict[Any, Any]) -> Edge:
-    return _from_plain(Edge, {**data, "held": [tuple(span) for span in data.get("held", ())]}, known)
+    return from_plain(Edge, {
+        **data, "held": [tuple(span) for span in data.get("held", ())], "looked_up": _looked_up(data)}, known)
 
 
 def _operand(data: dict[str, Any], known: dict[Any, Any]) -> Operand:
-    found = _from_plain(Operand, data, known)
+    found = from_plain(Operand, data, known)
     known.setdefault(found, found)
     same: Operand = known[found]
     return same
@@ -479,12 +436,12 @@ def _operand(data: dict[str, Any], known: dict[Any, Any]) -> Operand:
 def _operation(data: dict[str, Any], known: dict[Any, Any]) -> LayerOperation:
     if data["role"] not in ROLES:  # which the hash does not cover
         raise ValueError(f"unknown role {data['role']!r}")
-    name_of = {key: name for name, key in _fields(LayerOperation).items()}
+    name_of = {key: name for name, key in keys_of(LayerOperation).items()}
     return LayerOperation(**{
         **{name_of[key]: value for key, value in data.items()},
-        **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
-        "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
-        "pending_outputs": tuple(data.get("handed_on", ())),
+        **{name: once(data[name], known) for name in ("dims", "reduced", "shift")},
+        "partial_sums": tuple(once(dims, known) for dims in data["partial_sums"]),
+        "pending_outputs": tuple(data.get("handed_on", ())), "looked_up": _looked_up(data),
         "held": tuple(Held(*entry) for entry in data.get("held", ())),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})

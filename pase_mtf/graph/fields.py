@@ -35,6 +35,7 @@ class _OperationFields(TypedDict):
     trips: NotRequired[int]
     held: NotRequired[list[list[float]]]
     handed_on: NotRequired[list[int]]
+    looked_up: NotRequired[list[int]]
 
 
 class _VariableFields(TypedDict):
@@ -65,6 +66,7 @@ class _EdgeFields(TypedDict):
     target_dims: list[str]
     trips: NotRequired[int]
     pending: NotRequired[list[str]]
+    looked_up: NotRequired[list[int]]
     held: NotRequired[list[list[int]]]
 
 
