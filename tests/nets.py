@@ -250,9 +250,25 @@ def microbatches(b: Builder, splits: int = 2, *, unrolled: bool = False, errors:
     return Net(b.graph, b.mesh, mtf.add_n(losses), gradients=total)
 
 
+def embeddings(b: Builder) -> Net:
+    """Tables of which few rows are looked up: one alone, one twice, one that is the output's weights, too. Some indices
+    are beyond a table: what is looked up there is zeros."""
+    batch, length, model, words = dim("batch", 8), dim("length", 4), dim("model", 8), dim("words", 64)
+    tokens, others = b.labels("tokens", [batch, length], 80), b.labels("others", [batch, length], 64, tf.int64)
+    alone, twice, tied = (b.variable(name, [words, model]) for name in ("alone", "twice", "tied"))
+    across = b.variable("across", [model, words])
+    x = mtf.gather(alone, tokens, words) * mtf.gather(twice, tokens, words) + mtf.gather(across, others - 8, words)
+    x += mtf.gather(twice, others, words) * mtf.gather(tied, others, words)
+    logits = mtf.einsum([mtf.tanh(x), tied], [batch, length, words])
+    return Net(b.graph, b.mesh, cross_entropy(logits, b.labels("wanted", [batch, length], 64), words), [logits])
+
+
 NETS: dict[str, Callable[[Builder], Net]] = {
     "mlp": mlp, "cnn": cnn, "transformer": transformer, "odd_shapes": odd_shapes, "odd_functions": odd_functions,
     "microbatches": microbatches}
+
+OTHERS: dict[str, Callable[[Builder], Net]] = {"embeddings": embeddings}
+"""Nets for what some tests are of."""
 
 
 class ExactAdam(mtf.optimize.AdamWeightDecayOptimizer):
@@ -271,7 +287,7 @@ class ExactAdam(mtf.optimize.AdamWeightDecayOptimizer):
 
 def build(name: str, optimizer: str, dtype: tf.DType) -> Net:
     """A net with its gradients and updates, in the current tf.Graph."""
-    net = NETS[name](Builder(dtype))
+    net = (NETS | OTHERS)[name](Builder(dtype))
     variables = net.graph.trainable_variables
     gradients = net.gradients or mtf.gradients([net.loss], [variable.outputs[0] for variable in variables])
     rule = {

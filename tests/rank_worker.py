@@ -23,7 +23,7 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.program import build_program
-from pase_mtf.lowering.lowering import PlanLowering, lower
+from pase_mtf.lowering.lowering import PlanLowering, lower, uniform_plan
 from pase_mtf.lowering.ranks import Rank, run_options
 
 
@@ -34,7 +34,7 @@ def cluster_devices(ranks: int, each: int) -> list[str]:
 
 def _program(case: dict[str, Any]) -> Any:
     name = case["name"]
-    if name in nets.NETS:
+    if name in nets.NETS | nets.OTHERS:
         return nets.build(name, case.get("optimizer", "sgd"), tf.float32)
     config = models.load_config(name, case.get("preset", "tiny"))
     return build_program(models.get(name), config, config.batch, case.get("optimizer", config.optimizer),
@@ -42,7 +42,7 @@ def _program(case: dict[str, Any]) -> Any:
 
 
 def _batches(case: dict[str, Any], program: Any) -> Any:
-    if case["name"] in nets.NETS:
+    if case["name"] in nets.NETS | nets.OTHERS:
         return iter([{}] * case["steps"])
     config = models.load_config(case["name"], case.get("preset", "tiny"))
     batches = harness.model_batches(case["name"], config)
@@ -54,9 +54,10 @@ def train_case(case: dict[str, Any], devices: list[str], rank: int | None = None
     """Trains a program; the losses, further outputs, the variables, and how many nodes the lowering made.
 
     Args:
-      case: "name" of a net or a model, "steps", "plan" (the seed of a random plan) or "strategy" (a kind that
-        `harness.find` knows); perhaps "preset", "optimizer", "sharded_updates" (of a strategy's graph), "alone"
-        (whether the loss is fetched by itself, too), and "differs" (added to the seed for every rank).
+      case: "name" of a net or a model, "steps", "plan" (the seed of a random plan), "layout" (mesh shape and layout
+        rules of all operations) or "strategy" (a kind that `harness.find` knows); perhaps "preset", "optimizer",
+        "sharded_updates" (of a strategy's graph), "alone" (whether the loss is fetched by itself, too), and "differs"
+        (added to the seed for every rank).
       devices: names of all.
       rank: of this process; None: one process makes all nodes.
       target, config: of the session.
@@ -70,6 +71,10 @@ def train_case(case: dict[str, Any], devices: list[str], rank: int | None = None
             seed = case["plan"] + (rank or 0) * case.get("differs", 0)
             lowering = PlanLowering(program.graph, nets.random_plan(program.graph, len(devices), seed), devices,
                                     None if step is None else step.read_value(), **options)
+        elif "layout" in case:
+            plan = uniform_plan(program.graph, *case["layout"], devices)
+            lowering = PlanLowering(program.graph, plan, devices, None if step is None else step.read_value(),
+                                    **options)
         else:
             exported = export_graph(program.graph, sharded_updates=case.get("sharded_updates", False))
             strategy = harness.find(case["strategy"], exported, len(devices))

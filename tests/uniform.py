@@ -20,12 +20,12 @@ from pase_mtf.strategy.experts import configurations_of_layout
 
 
 def _summed_where_made(graph: ComputationGraph) -> ComputationGraph:
-    """The graph as Mesh-TF itself lowers it: no partial sum goes over an edge."""
+    """The graph as Mesh-TF itself lowers it: no partial sum goes over an edge, none is made of rows."""
     layers = [dataclasses.replace(layer, operations=tuple(
-        dataclasses.replace(operation, pending_outputs=()) for operation in layer.operations))
+        dataclasses.replace(operation, pending_outputs=(), looked_up=()) for operation in layer.operations))
         for layer in graph.layers]
     return dataclasses.replace(graph, layers=tuple(layers), edges=tuple(
-        dataclasses.replace(edge, pending=()) for edge in graph.edges))
+        dataclasses.replace(edge, pending=(), looked_up=()) for edge in graph.edges))
 
 
 def layouts_and_uniform_strategies_agree(graph: mtf.Graph, exported: ComputationGraph, machine: Machine, *,

@@ -176,7 +176,7 @@ class _Builder:
         self._tables: dict[tuple[int, tuple[tuple[str, int], ...]], ConfigurationTable] = {}
         self._parts: dict[tuple[tuple[OperationSignature, ...], int], np.ndarray] = {}
         self._shardings: dict[tuple[int, tuple[int, ...]], DistinctShardings] = {}
-        self._matrices: dict[tuple[int, int, tuple[int, ...], int, int], np.ndarray] = {}
+        self._matrices: dict[tuple[int, int, tuple[int, ...], int, tuple[int, ...], int], np.ndarray] = {}
         # By contents.
         self._equal_tables: dict[tuple[bytes, bytes, tuple[int, ...]], ConfigurationTable] = {}
         self._equal_shardings: dict[tuple[bytes, bytes, bytes, tuple[int, ...]], DistinctShardings] = {}
@@ -233,13 +233,13 @@ class _Builder:
     def _matrix(self, source: DistinctShardings, target: DistinctShardings, edge: Edge) -> np.ndarray:
         # Arrays of equal contents are one object (see `_sharding`).
         shards = id(source.shards), id(target.shards)
-        key = (*shards, edge.shape, edge.itemsize, edge.trips)
+        key = (*shards, edge.shape, edge.itemsize, edge.looked_up, edge.trips)
         if key in self._matrices:
             return self._matrices[key]
         if edge.trips != 1:
             matrix = edge.trips * self._matrix(source, target, dataclasses.replace(edge, trips=1))
         elif source.shards.shape[1] > len(edge.shape):
-            matrix = pending_seconds(source, target, edge.shape, edge.itemsize, self._reshardings)
+            matrix = pending_seconds(source, target, edge.shape, edge.itemsize, self._reshardings, edge.looked_up)
         elif self._model == "seconds":
             matrix = self._reshardings.seconds(source, target, edge.shape, edge.itemsize)
         else:

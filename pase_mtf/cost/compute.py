@@ -13,11 +13,12 @@ import numpy as np
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.moves import move_seconds
 from pase_mtf.cost.resharding import Reshardings
+from pase_mtf.cost.rows import RowSum, adding_bytes, rows_seconds, travel_as_rows
 from pase_mtf.cost.signature import FILTER_GRADIENT, MULTIPLYING, PHASES, OperationSignature, TensorBytes, counted
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.machine.machine import NARROW, Machine
 
-__all__ = ["PARTS", "layer_parts"]
+__all__ = ["PARTS", "layer_parts", "sum_seconds"]
 
 PARTS = (*PHASES, "overhead", *(f"all-reduce {phase}" for phase in PHASES),
          *(f"resharding {phase}" for phase in PHASES))
@@ -80,11 +81,16 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         # The work of all devices together, or that of the critical-path device (they are all alike).
         devices = table.devices if machine.shared_cores else np.ones(len(table.devices))
         for (entry, times), row in zip(computing.items(), seconds, strict=True):
+            if entry.row_sum is not None and reshardings.sums_on_edges and not any(entry.pending):
+                # No product is made: rows are added up.
+                added = adding_bytes(entry.row_sum, table) / machine.memory_bandwidth
+                row = np.where(travel_as_rows(entry.row_sum, table), added, row)
             result[PHASES.index(entry.phase)] += times * devices * row
             result[_OVERHEAD] += times * devices * (entry.nodes * machine.overhead)
     for entry, times in operations.items():
         for (columns, tensors), _ in entry.sums_within(on_edges=reshardings.sums_on_edges):
-            result[_ALLREDUCE + PHASES.index(entry.phase)] += times * _allreduce(columns, tensors, table, reshardings)
+            result[_ALLREDUCE + PHASES.index(entry.phase)] += times * sum_seconds(
+                columns, tensors, entry.row_sum, table, reshardings)
         if entry.move:
             result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, reshardings)
     return result
@@ -137,10 +143,25 @@ def _transposed(entry: OperationSignature, shares: _Shares) -> _Terms:
 
 
 # -- what crosses between devices -------------------------------------------------------------------------------------
-def _allreduce(reduced: Sequence[int], tensors: Sequence[TensorBytes], table: ConfigurationTable,
-               reshardings: Reshardings) -> np.ndarray:
-    """Combining the partial sums of some tensors over the split of the dims at some columns, float64 [K]."""
+def sum_seconds(reduced: Sequence[int], tensors: Sequence[TensorBytes], row_sum: RowSum | None,
+                table: ConfigurationTable, reshardings: Reshardings) -> np.ndarray:
+    """Seconds of combining the partial sums of some tensors within a layer, under each of K configurations.
+
+    Args:
+      reduced: columns of the dims whose split leaves parts.
+      tensors: what is summed.
+      row_sum: the one sum, where it is of rows that were looked up.
+      table: the configurations.
+      reshardings: price what moves, on the machine whose numbers count.
+
+    Returns:
+      float64 [K]; of all-reduces, or where fewer elements travel so, of rows that devices give each other.
+    """
     nbytes = np.asarray(sum(size * table.share(columns) for columns, size in tensors))
     machine = reshardings.machine
-    return allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine,
-                             stock=reshardings.stock)
+    seconds = allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine,
+                                stock=reshardings.stock)
+    if row_sum is None or not reshardings.sums_on_edges:
+        return seconds
+    as_rows = travel_as_rows(row_sum, table)
+    return np.where(as_rows, rows_seconds(row_sum, table, reshardings), seconds) if as_rows.any() else seconds

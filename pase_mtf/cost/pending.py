@@ -14,20 +14,19 @@ import numpy as np
 from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.dim_relations import Sharded
 from pase_mtf.cost.resharding import Reshardings
+from pase_mtf.cost.rows import gathering_seconds, held_elements
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings
+from pase_mtf.graph.looked_up import LookedUp, fewer_as_rows
 from pase_mtf.graph.partition import Partition, scattered
 
 __all__ = ["pending_seconds"]
-
-# Shardings that are looked at in one call.
-_AT_ONCE = 32
 
 _Shards = tuple[tuple[int, int], ...]
 """Shards and stride of every dim."""
 
 
 def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int], itemsize: int,
-                    reshardings: Reshardings) -> np.ndarray:
+                    reshardings: Reshardings, looked_up: LookedUp | tuple[()] = ()) -> np.ndarray:
     """Seconds to sum a tensor that is held in part, and to move it, on devices of their own.
 
     Args:
@@ -36,11 +35,12 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
       shape: unsplit size of the tensor's dims.
       itemsize: bytes per element.
       reshardings: of a machine whose devices are their own.
+      looked_up: what the sum consists of, where it is of rows that were looked up.
 
     Returns:
-      float64 [R, C]. Where a device needs less than it holds a part of, that of a reduce-scatter
-      (`graph.partition.scattered_sum` tells when); else that of an all-reduce and a move. Where nothing is held in
-      part, that of the move.
+      float64 [R, C]. Where fewer elements travel as rows, that of these and of a move; where a device needs less than
+      it holds a part of, that of a reduce-scatter (`graph.partition.scattered_sum` tells when); else that of an
+      all-reduce and a move. Where nothing is held in part, that of the move.
     """
     rank, nbytes = len(shape), float(math.prod(shape) * itemsize)
     # Many differ in nothing but the dims whose split leaves the parts.
@@ -49,9 +49,9 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     like = like.reshape(-1)
     whole = DistinctShardings(source.devices[first], source.shards[first, :rank], source.strides[first, :rank],
                               like[source.index].astype(np.int32))
-    seconds = reshardings.seconds(whole, target, shape, itemsize)[like]
+    moved: np.ndarray = reshardings.seconds(whole, target, shape, itemsize)[like]
     parts = source.shards[:, rank:].prod(axis=1)
-    seconds += _allreduced(source, rank, nbytes, reshardings)[:, None]
+    seconds: np.ndarray = moved + _allreduced(source, rank, nbytes, reshardings)[:, None]
     blocks, wanted = source.shards[:, :rank].prod(axis=1), target.shards.prod(axis=1)
     pieces = {column: piece.shards for column, (devices, shards) in enumerate(zip(
         target.devices.tolist(), _shards_of(target), strict=True))
@@ -69,7 +69,26 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
                 Sharded(source.devices[rows], source.shards[rows], source.strides[rows]), needed, nbytes * count)
             place = np.ix_(rows, columns)
             seconds[place] = np.where(here[place], scatter + gathered, seconds[place])
-    return seconds
+    if not looked_up:
+        return seconds
+    summed = np.array([math.prod(shape) // math.prod(count for count, _ in pieces[column]) if column in pieces else 0
+                       for column in range(len(wanted))], np.int64)
+    rows, block = held_elements(looked_up, shape, source.shards[:, :rank], parts)
+    as_rows = np.where(here, fewer_as_rows(rows[:, None], parts[:, None], block[:, None], summed,
+                                           math.prod(shape) // wanted),
+                       fewer_as_rows(rows, parts, block)[:, None])
+    gathered = _rows(source, rank, shape, itemsize, looked_up, reshardings)
+    return np.where(as_rows, moved + gathered[:, None], seconds)
+
+
+def _rows(source: DistinctShardings, rank: int, shape: Sequence[int], itemsize: int, looked_up: LookedUp,
+          reshardings: Reshardings) -> np.ndarray:
+    """Seconds in which devices give each other indices and rows, float64 [R]."""
+    row = [dim for dim in range(rank) if dim != looked_up.dim]
+    columns = [*range(rank, source.shards.shape[1]), *row]
+    held = Sharded(source.devices, source.shards[:, columns], source.strides[:, columns])
+    return gathering_seconds(held, len(columns) - len(row), looked_up,
+                             float(math.prod(shape[dim] for dim in row) * itemsize), reshardings)
 
 
 def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings: Reshardings) -> np.ndarray:
@@ -83,13 +102,8 @@ def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings
 def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Shards], wanted: list[_Shards], nbytes: float
               ) -> np.ndarray:
     """Seconds in which those that need a block give each other their pieces of it, for each of some shardings."""
-    seconds = np.zeros(len(devices))
-    for begin in range(0, len(devices), _AT_ONCE):  # each beside some others, of which nobody asks
-        some = slice(begin, begin + _AT_ONCE)
-        width = len(wanted[begin])
-        seconds[some] = reshardings.critical_path_seconds(
-            _sharded(devices[some], pieces[some], width), _sharded(devices[some], wanted[some], width),
-            nbytes).diagonal()
+    width = len(wanted[0])
+    seconds = reshardings.paired_seconds(_sharded(devices, pieces, width), _sharded(devices, wanted, width), nbytes)
     seconds[[held == needed for held, needed in zip(pieces, wanted, strict=True)]] = 0.0
     return seconds
 

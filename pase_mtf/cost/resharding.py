@@ -20,6 +20,9 @@ from pase_mtf.search.compiled import compiled
 
 __all__ = ["Reshardings"]
 
+# Shardings that are looked at in one call.
+_AT_ONCE = 32
+
 
 class Reshardings:
     """Prices the moving of tensors on one machine. Pairs of shardings that are alike are looked at once, whichever
@@ -83,6 +86,15 @@ class Reshardings:
           float64 [R, C].
         """
         return self._seconds.costs(source, target, nbytes)
+
+    def paired_seconds(self, source: Sharded, target: Sharded, nbytes: float) -> np.ndarray:
+        """`critical_path_seconds` of the first source and the first target, of the second ones, and so on: [R]."""
+        seconds = np.zeros(len(source.devices))
+        for begin in range(0, len(seconds), _AT_ONCE):  # each beside some others, of which nobody asks
+            some = slice(begin, begin + _AT_ONCE)
+            here, there = (Sharded(end.devices[some], end.shards[some], end.strides[some]) for end in (source, target))
+            seconds[some] = self.critical_path_seconds(here, there, nbytes).diagonal()
+        return seconds
 
     def elements(self, source: DistinctShardings, target: DistinctShardings, shape: Sequence[int]) -> np.ndarray:
         """The most elements that a device needs of the target sharding and does not hold, for every pair: the paper's

@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from pase_mtf.cost.moves import Move, move_of
+from pase_mtf.cost.rows import RowSum, row_sum_of
 from pase_mtf.cost.tables import dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 
@@ -47,6 +48,7 @@ class OperationSignature(NamedTuple):
       sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
       gradients: for every entry of `sums`, whether it is of gradients of weights: only the update waits for them.
       pending: for every entry of `sums`, whether its sums go over an edge as they are.
+      row_sum: of an operation whose one entry of `sums` is of rows that were looked up, that sum.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for
@@ -71,6 +73,7 @@ class OperationSignature(NamedTuple):
     trips: int = 1
     gradients: tuple[bool, ...] = ()
     pending: tuple[bool, ...] = ()
+    row_sum: RowSum | None = None
 
     def sums_within(self, *, on_edges: bool) -> tuple[tuple[PartialSums, bool], ...]:
         """Those of `sums` that the layer pays for, and whether they are of gradients of weights.
@@ -156,7 +159,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         traffic=operation.traffic, trips=operation.trips,
         gradients=tuple(operation.phase == "backward" and all(variables[one.dims, one.shape] for one in outputs)
                         for _, outputs in operation.sums),
-        pending=operation.sums_pending,
+        pending=operation.sums_pending, row_sum=row_sum_of(operation, position),
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
 
 

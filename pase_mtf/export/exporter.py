@@ -221,7 +221,8 @@ class _Exporter:
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
             held=self._lifetimes.of_outputs(fact.operation) if not fact.assigns else (),
             pending_outputs=tuple([number for number, tensor in enumerate(fact.operation.outputs)
-                                   if tensor in self._pending_on_edges]))
+                                   if tensor in self._pending_on_edges]),
+            looked_up=self._sums.looked_up.get(fact.operation.outputs[0], ()) if fact.operation.outputs else ())
 
     def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
         inputs = tuple(self._operand(group, tensor) for tensor in reads)
@@ -279,8 +280,9 @@ class _Exporter:
                 return
             key = (id(tensor), group, self._operand(group, tensor).dims)
             if key not in found:
-                found[key] = self._edge(source, group, tensor, phase, trips,
-                                        pending=self._sums.due[tensor] if tensor in self._pending_on_edges else ())
+                pending = self._sums.due[tensor] if tensor in self._pending_on_edges else ()
+                looked_up = self._sums.looked_up.get(tensor, ()) if pending else ()
+                found[key] = self._edge(source, group, tensor, phase, trips, pending=pending, looked_up=looked_up)
 
         for fact in self._facts:
             if fact.index in self._unused:

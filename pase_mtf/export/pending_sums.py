@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf
+from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.operations.facts import OperationFacts
 
 __all__ = ["PendingSums", "pending_sums"]
@@ -18,10 +19,12 @@ class PendingSums(NamedTuple):
     Attributes:
       due: of the tensors that are summed, wherever.
       pending: those of them that may leave the layer that makes them as they are, to be summed on the way.
+      looked_up: those of them that are sums of rows which were looked up, and by whose layer: what these consist of.
     """
 
     due: dict[mtf.Tensor, tuple[str, ...]]
     pending: frozenset[mtf.Tensor]
+    looked_up: dict[mtf.Tensor, LookedUp]
 
 
 def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operation], int | None],
@@ -71,9 +74,12 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
             due[output] = pending[inside]
             if consumers[inside] == 1:
                 del due[inside]
+    rows = (fact.rule.looks_up(fact.operation) for fact in facts if due.keys() & set(fact.operation.outputs))
     return PendingSums(due, frozenset(
         tensor for tensor in pending.keys() & due.keys() - set(accumulated.values())
-        if not _splits_parts(tensor, due[tensor], layer_of(tensor.operation), dims_in)))
+        if not _splits_parts(tensor, due[tensor], layer_of(tensor.operation), dims_in)),
+        {found.output: found.looked_up for found in rows
+         if found is not None and layer_of(found.one_hot) == layer_of(found.output.operation)})
 
 
 def _splits_parts(tensor: mtf.Tensor, dims: Iterable[str], layer: int | None,

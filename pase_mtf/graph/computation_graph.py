@@ -12,19 +12,17 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.fields import EdgeFields, GraphFields, LayerFields, OperandFields
-from pase_mtf.graph.plain import keys_of, to_plain, unhashed_keys
+from pase_mtf.graph.looked_up import LookedUp
+from pase_mtf.graph.plain import from_plain, keys_of, once, to_plain, unhashed_keys
 
 __all__ = ["ROLES", "ComputationGraph", "Edge", "Held", "Layer", "LayerOperation", "Operand", "Variable"]
-
-_T = TypeVar("_T")
-
 
 FORMAT = "pase_mtf.graph"
 VERSION = 3
@@ -100,6 +98,8 @@ class LayerOperation:
         hash.
       pending_outputs: the numbers of the outputs whose partial sums go as they are over the one edge that takes them
         (`Edge.pending`). No part of the graph's hash.
+      looked_up: of a product of one-hot vectors whose only output is held in part where these are split, what the sum
+        consists of (`graph.looked_up`); else empty. No part of the graph's hash.
     """
 
     index: int
@@ -122,6 +122,7 @@ class LayerOperation:
     held: tuple[Held, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     pending_outputs: tuple[int, ...] = dataclasses.field(
         default=(), metadata={"optional": True, "hashed": False, "key": "handed_on"})
+    looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
     @property
     def sums(self) -> tuple[tuple[tuple[str, ...], tuple[Operand, ...]], ...]:
@@ -210,6 +211,8 @@ class Edge:
         are summed on the way. No part of the graph's hash.
       held: the (first, last) moments between which a copy of it is there, where the target holds other parts than the
         source. No part of the graph's hash.
+      looked_up: what the partial sums consist of, where they are of rows that were looked up. No part of the graph's
+        hash.
     """
 
     source: int
@@ -223,6 +226,7 @@ class Edge:
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
     pending: tuple[str, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     held: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,6 +356,8 @@ def _problem(graph: ComputationGraph) -> str:
             return f"tensor {shortened(edge.tensor)} is summed over {shortened(edge.pending)}, which are not split"
         if len({*edge.pending, *edge.source_dims}) < len(edge.pending) + len(set(edge.source_dims)):
             return f"tensor {shortened(edge.tensor)} of dims {shortened(edge.source_dims)} is summed over one of them"
+        if edge.looked_up and not (edge.pending and _is_looked_up(edge.looked_up, edge.shape)):
+            return f"tensor {shortened(edge.tensor)} consists of rows {shortened(tuple(edge.looked_up))}"
         operands.update(dict.fromkeys(Operand(dims, edge.shape, edge.itemsize)
                                       for dims in (edge.source_dims, edge.target_dims)))
     for operand in operands:
@@ -387,7 +393,14 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
                 "pending")
+    if operation.looked_up and not (operation.reduced and len(operation.outputs) == 1
+                                    and _is_looked_up(operation.looked_up, operation.outputs[0].shape)):
+        return f"{name} sums rows {shortened(tuple(operation.looked_up))}"
     return ""
+
+
+def _is_looked_up(found: LookedUp, shape: Sequence[int]) -> bool:
+    return 0 <= found.dim < len(shape) and shape[found.dim] > 0 and _is_size((found.indices, found.itemsize))
 
 
 def _is_size(extents: Sequence[int]) -> bool:
@@ -406,24 +419,20 @@ def _hash(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(counts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _once(value: object, known: dict[object, object]) -> object:
-    """A tuple of a list; equal ones are one object, since the operations of a graph repeat each other's shapes."""
-    if isinstance(value, list):
-        value = tuple(value)
-        return known.setdefault(value, value)
-    return value
-
-
-def _from_plain(cls: Callable[..., _T], data: Mapping[str, object], known: dict[object, object]) -> _T:
-    return cls(**{name: _once(item, known) for name, item in data.items()})
+def _looked_up(data: Mapping[str, Any]) -> LookedUp | tuple[()]:
+    found = data.get("looked_up", ())
+    if len(found) not in (0, len(LookedUp._fields)):
+        raise ValueError(f"looked up: {found}")
+    return LookedUp(*found) if found else ()
 
 
 def _edge(data: EdgeFields, known: dict[object, object]) -> Edge:
-    return _from_plain(Edge, {**data, "held": [tuple(span) for span in data.get("held", ())]}, known)
+    return from_plain(Edge, {**data, "held": [tuple(span) for span in data.get("held", ())],
+                             "looked_up": _looked_up(data)}, known)
 
 
 def _operand(data: OperandFields, known: dict[object, object]) -> Operand:
-    found = _from_plain(Operand, data, known)
+    found = from_plain(Operand, data, known)
     return cast(Operand, known.setdefault(found, found))
 
 
@@ -433,9 +442,9 @@ def _operation(data: Mapping[str, Any], known: dict[object, object]) -> LayerOpe
     name_of = {key: name for name, key in keys_of(LayerOperation).items()}
     return LayerOperation(**{
         **{name_of[key]: value for key, value in data.items()},
-        **{name: _once(data[name], known) for name in ("dims", "reduced", "shift")},
-        "partial_sums": tuple(_once(dims, known) for dims in data["partial_sums"]),
-        "pending_outputs": tuple(data.get("handed_on", ())),
+        **{name: once(data[name], known) for name in ("dims", "reduced", "shift")},
+        "partial_sums": tuple(once(dims, known) for dims in data["partial_sums"]),
+        "pending_outputs": tuple(data.get("handed_on", ())), "looked_up": _looked_up(data),
         "held": tuple(Held(*entry) for entry in data.get("held", ())),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})

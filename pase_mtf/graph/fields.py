@@ -37,6 +37,7 @@ class OperationFields(TypedDict):
     trips: NotRequired[int]
     held: NotRequired[list[list[float]]]
     handed_on: NotRequired[list[int]]
+    looked_up: NotRequired[list[int]]
 
 
 class _VariableFields(TypedDict):
@@ -71,6 +72,7 @@ class EdgeFields(TypedDict):
     target_dims: list[str]
     trips: NotRequired[int]
     pending: NotRequired[list[str]]
+    looked_up: NotRequired[list[int]]
     held: NotRequired[list[list[int]]]
 
 

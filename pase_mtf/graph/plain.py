@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["keys_of", "to_plain", "unhashed_keys"]
+__all__ = ["from_plain", "keys_of", "once", "to_plain", "unhashed_keys"]
+
+_T = TypeVar("_T")
 
 _SCALARS = frozenset({str, int, float, bool})
 _NEVER = object()
@@ -61,3 +64,22 @@ def to_plain(value: object, shared: type, known: dict[int, dict[str, object]] | 
         if cls is shared:
             known[id(value)] = plain
     return plain
+
+
+def once(value: object, known: dict[object, object]) -> object:
+    """A tuple of a list; equal ones are one object, since the operations of a graph repeat each other's shapes."""
+    if isinstance(value, list):
+        value = tuple(value)
+        return known.setdefault(value, value)
+    return value
+
+
+def from_plain(cls: Callable[..., _T], data: Mapping[str, object], known: dict[object, object]) -> _T:
+    """An object of a class of the fields that a file holds.
+
+    Args:
+      cls: its class.
+      data: field -> value.
+      known: tuples that have been met.
+    """
+    return cls(**{name: once(item, known) for name, item in data.items()})

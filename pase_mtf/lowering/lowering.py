@@ -22,11 +22,12 @@ from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
 from pase_mtf.lowering.mesh_spec import Layout, MeshShape, MeshSpec, specs_of_layers
 from pase_mtf.lowering.ranks import Agreement, Rank, RankEmitter
 from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING, assemble, move, reduce_and_move
+from pase_mtf.lowering.summed_rows import SumOfRows, sum_of_rows
 from pase_mtf.lowering.turns import Turn, TurnTaking
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.operations.facts import needed_for_updates
 from pase_mtf.operations.flow import Flow, all_operations
-from pase_mtf.operations.protocols import LaidOut
+from pase_mtf.operations.protocols import LaidOut, SummedRows
 from pase_mtf.operations.registry import rule_of, splittable_dims
 
 __all__ = ["PlanLowering", "legal_spec", "lower", "plan_from_configurations", "uniform_plan"]
@@ -279,7 +280,8 @@ class PlanLowering(mtf.Lowering):
             if found is not None:
                 return found[1]
         shape, result = tensor.shape.to_integer_list, None
-        if isinstance(stored, _ops.LazyAllreduceSum) and stored._reduced is None:
+        if isinstance(stored, _ops.LazyAllreduceSum) and stored._reduced is None and not (
+                isinstance(stored, SumOfRows) and stored.travels_as_rows(target)):
             with tf.name_scope(ALL_REDUCE):
                 result = reduce_and_move(stored.laid_out_input.tensor_list, source,
                                          stored.mesh_impl.strides(stored.mesh_axes), target, shape, self.emitter)
@@ -292,6 +294,25 @@ class PlanLowering(mtf.Lowering):
         # The entry holds on to `stored`: its id stays its own.
         self._moved[here[0], id(stored), target] = stored, result
         return result
+
+    def sum_of_rows(self, found: SummedRows, mesh_axes: Sequence[int], make_parts: Callable[[], LaidOut],
+                    count: Callable[[], None]) -> SumOfRows | None:
+        """A pending sum of the operation that is being lowered, for which devices give each other rows.
+
+        Args:
+          found: what it sums.
+          mesh_axes: over which it is to be summed.
+          make_parts: makes the parts of the sum.
+          count: is called where these are added up.
+
+        Returns:
+          None where parts of the sum are less than rows, or the indices are laid out otherwise than the rows.
+        """
+        impl = self.mesh_impl(found.output)
+        if self.mesh_impl(found.one_hot) is not impl:
+            return None
+        return sum_of_rows(impl, found, mesh_axes, lambda tensor: self.read(tensor, impl), make_parts, (
+            count, lambda elements: self.add_counter(f"allgather/{mesh_axes}/einsum_op", elements)))
 
     def new_value(self, variable: mtf.Variable, value: mtf.Tensor, assign_fn: Callable[..., tf.Operation],
                   ) -> tuple[Callable[..., tf.Operation], Sequence[tf.Tensor]]:

@@ -27,16 +27,18 @@ class PendingSum(mtf.ops.LazyAllreduceSum):
     """
 
     def __init__(self, mesh_impl: DeviceMeshImpl, lazy: mtf.ops.LazyAllreduceSum, mesh_axes: Sequence[int]):
+        # Not super().__init__: it takes the parts, which may be made when they are first asked for.
+        self.mesh_impl, self.mesh_axes, self.add_counter_fn = mesh_impl, list(mesh_axes), lazy.add_counter_fn
         self._lazy = lazy
-        super().__init__(mesh_impl, lazy.laid_out_input, list(mesh_axes), lazy.add_counter_fn)
+
+    @property
+    def laid_out_input(self) -> LaidOut:
+        """The parts."""
+        return self._lazy.laid_out_input
 
     @property
     def _reduced(self) -> LaidOut | None:
         return self._lazy._reduced
-
-    @_reduced.setter
-    def _reduced(self, value: LaidOut | None) -> None:
-        """The sum is kept where it came from."""
 
     def to_laid_out_tensor(self) -> LaidOut:
         """The sum itself."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
-from pase_mtf.operations.protocols import Dims, Lowering, Mesh, StockDemands, dims_of
+from pase_mtf.operations.protocols import Dims, LaidOut, Lowering, Mesh, StockDemands, SummedRows, dims_of
 from pase_mtf.operations.registry import Rule, add_rules, always, dim_sizes, names_of, tensors_of
 from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 
@@ -96,18 +98,26 @@ def _lower_einsum(op: mtf.ops.EinsumOperation, lowering: Lowering) -> None:
     inner = mtf.Shape([dim for dim in output.shape.dims if dim in used])
     full = next((shape for shape in [*shapes, inner] if len(shape) == len(used)), None)
     space = full or mtf.Shape(sorted(used))
-    columns = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in op.inputs]
     reduce_fn, axes = _reduction(impl, space, inner, "SUM")
-    if full is None and op.inputs[0].dtype.is_floating:
-        tf_fn, columns = _matrix_product(shapes, columns, inner)
-    else:
-        # One tensor spans the whole iteration space: multiply and reduce.
-        tf_fn = _product_and_sum(impl, shapes, space, reduce_fn)
-    y = impl.per_device(tf_fn, *columns)
-    if axes:
-        def count() -> None:
-            lowering.add_counter(f"allreduce/{axes}/einsum_op", impl.laid_out_size(inner))
-        y = _ops.LazyAllreduceSum(impl, y, axes, add_counter_fn=count)
+
+    def make_parts() -> LaidOut:
+        columns = [lowering.read(x, impl).to_laid_out_tensor().tensor_list for x in op.inputs]
+        if full is None and op.inputs[0].dtype.is_floating:
+            tf_fn, columns = _matrix_product(shapes, columns, inner)
+        else:
+            # One tensor spans the whole iteration space: multiply and reduce.
+            tf_fn = _product_and_sum(impl, shapes, space, reduce_fn)
+        return impl.per_device(tf_fn, *columns)
+
+    def count() -> None:
+        lowering.add_counter(f"allreduce/{axes}/einsum_op", impl.laid_out_size(inner))
+
+    rows = _summed_rows(op) if axes else None
+    y = lowering.sum_of_rows(rows, axes, make_parts, count) if rows is not None else None
+    if y is None:
+        y = make_parts()
+        if axes:
+            y = _ops.LazyAllreduceSum(impl, y, axes, add_counter_fn=count)
     if inner != output.shape:
         y = impl.broadcast_impl(y, inner, output.shape)
     lowering.set_tensor_lowering(output, y)
@@ -134,6 +144,30 @@ def _matrix_product(shapes: list[mtf.Shape], columns: list[Sequence[tf.Tensor]],
         return tf.raw_ops.Einsum(inputs=list(xs), equation=equation)
 
     return tf_fn, columns
+
+
+def _summed_rows(operation: mtf.Operation) -> SummedRows | None:
+    """What an einsum sums, where it is the gradient of a gather: rows, by one-hot vectors of all their indices."""
+    output = operation.outputs[0]
+    if len(operation.inputs) != 2 or not output.dtype.is_floating:
+        return None
+    for vectors, rows in (operation.inputs, operation.inputs[::-1]):
+        made = vectors.operation
+        if type(made).lower is not _ops.OneHotOperation.lower or not (
+                _is(made._on_value, 1) and _is(made._off_value, 0)):
+            continue
+        indices, dim = made.inputs[0], made._output_dim
+        row = [other for other in rows.shape.dims if other not in indices.shape.dims]
+        if (indices.shape.dims and set(indices.shape.dims) <= set(rows.shape.dims)
+                and set(output.shape.dims) == {dim, *row} and len(output.shape.dims) == len(row) + 1
+                and len(set(rows.shape.dims)) == len(rows.shape.dims) and not set(indices.shape.dims) & {dim, *row}):
+            place = output.shape.dims.index(dim)
+            return SummedRows(output, made, rows, dim, LookedUp(indices.shape.size, place, indices.dtype.size))
+    return None
+
+
+def _is(value: object, number: int) -> bool:
+    return isinstance(value, (numbers.Real, bool)) and float(value) == number
 
 
 def _product_and_sum(impl: Mesh, shapes: Sequence[mtf.Shape], space: mtf.Shape, reduce_fn: Callable) -> Callable:
@@ -181,7 +215,8 @@ def _reduce_sums(operation: mtf.Operation, _: Mapping[mtf.Tensor, PendingSum]) -
 
 add_rules({
     _ops.EinsumOperation: Rule(
-        kind=_kind, flops=_flops, contracted=contracted_away, sum_is_pending=always(True), splittable=_splittable,
+        kind=_kind, flops=_flops, contracted=contracted_away, sum_is_pending=always(True), looks_up=_summed_rows,
+        splittable=_splittable,
         spaces=union_space, nodes=_nodes, lower=_lower_einsum, stock_demands=_einsum_demands, stock_sums=_einsum_sums),
     _ops.ReduceOperation: Rule(
         kind=always("reduction"), contracted=contracted_away,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.partition import Partition
 
 __all__ = ["Dims", "Emitter", "HasDims", "LaidOut", "Lowerable", "Lowering", "Mesh", "StockDemands",
-           "dims_in", "dims_of"]
+           "SummedRows", "dims_in", "dims_of"]
 
 Dims = tuple[tuple[str, int], ...]
 """(name, size) of the dims of a tensor."""
@@ -37,6 +38,29 @@ def dims_in(arg: HasDims) -> tuple[mtf.Dimension, ...]:
     if isinstance(arg, mtf.Tensor):
         arg = arg.shape
     return tuple(arg.dims if isinstance(arg, mtf.Shape) else arg)
+
+
+class SummedRows(NamedTuple):
+    """A sum of rows at indices, which an operation makes as a product of one-hot vectors.
+
+    Attributes:
+      output: the sum.
+      one_hot: the operation that makes the vectors, of indices.
+      rows: a row for every index: its tensor has the dims of the indices, and those of the output but `dim`.
+      dim: of the output, along which the indices are positions.
+      looked_up: the same without names.
+    """
+
+    output: mtf.Tensor
+    one_hot: mtf.Operation
+    rows: mtf.Tensor
+    dim: mtf.Dimension
+    looked_up: LookedUp
+
+    @property
+    def indices(self) -> mtf.Tensor:
+        """Position of every row."""
+        return self.one_hot.inputs[0]
 
 
 class Lowerable(Protocol):
@@ -240,6 +264,10 @@ class Lowering(Protocol):
 
     def assemble(self, cells: Sequence[tf.Tensor], counts: Sequence[int], device: str) -> tf.Tensor:
         """A row-major grid of cells put together on a device."""
+
+    def sum_of_rows(self, found: SummedRows, mesh_axes: Sequence[int], make_parts: Callable[[], LaidOut],
+                    count: Callable[[], None]) -> mtf.ops.LazyAllreduceSum | None:
+        """A pending sum for which devices give each other rows; None where parts of the sum are less."""
 
     def random_seed(self) -> tf.Tensor:
         """Two int32 numbers that differ from step to step."""

@@ -15,7 +15,7 @@ from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.operations.nodes import Nodes
-from pase_mtf.operations.protocols import LaidOut, Lowerable, Lowering, StockDemands
+from pase_mtf.operations.protocols import LaidOut, Lowerable, Lowering, StockDemands, SummedRows
 from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 from pase_mtf.operations.trial import Trial, try_operation
 
@@ -159,6 +159,7 @@ class Rule:
       differentiates: the operation whose very tensors it has TensorFlow differentiate, or None.
       is_constant: whether its value is part of the program, and made in no step.
       shift: the (dim, offset) that it shifts by, or None.
+      looks_up: where it sums rows that were looked up, as a product of one-hot vectors, what of; None of anything else.
       nodes: what it becomes on a device, given a dictionary of what was traced already; None: one node, which
         broadcasts inputs of fewer dims where it is elementwise.
       leader: the operation whose mesh implementation it has to share; itself for most.
@@ -197,6 +198,7 @@ class Rule:
     differentiates: Callable[[mtf.Operation], mtf.Operation | None] = always(None)
     is_constant: bool = False
     shift: Callable[[mtf.Operation], tuple[str, int] | None] = always(None)
+    looks_up: Callable[[mtf.Operation], SummedRows | None] = always(None)
     nodes: Callable[[mtf.Operation, dict[Hashable, Nodes]], Nodes] | None = None
     leader: Callable[[mtf.Operation], mtf.Operation] = _itself
     lower: Callable[[mtf.Operation, Lowering], None] | None = None
@@ -300,7 +302,8 @@ def _lower_as_tried(operation: mtf.Operation, lowering: Lowering) -> None:
 
 _AS_TRIED: dict[str, Any] = {
     "splittable": _tried_splits, "contracted": _tried_contracted, "sum_is_pending": always(False),
-    "spaces": _tried_spaces, "stock_demands": _tried_demands, "stock_sums": _tried_sums, "lower": _lower_as_tried}
+    "spaces": _tried_spaces, "stock_demands": _tried_demands, "stock_sums": _tried_sums, "lower": _lower_as_tried,
+    "looks_up": always(None)}
 
 
 def splittable_dims(operation: mtf.Operation) -> frozenset[str]:
@@ -365,6 +368,8 @@ def register_operation(operation_class: type[mtf.Operation], *,
     changes: dict[str, Any] = {
         "splittable": splittable if callable(splittable) else always(tuple(splittable)),
         "lower": lower if lower or own_lower else rule.lower}
+    if own_lower or lower:
+        changes["looks_up"] = always(None)
     if own_lower:
         changes["stock_demands"] = _as_registered
     if kind is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer
 
-__all__ = ["BLOCKS", "Blocks", "find_blocks", "part_of_graph", "summed_within"]
+__all__ = ["BLOCKS", "Blocks", "find_blocks", "of_microbatch", "part_of_graph", "summed_within"]
 
 BLOCKS = 16
 """Most blocks that a graph is made into."""
@@ -39,6 +39,24 @@ class Blocks:
     def of_layer(self, layer: int) -> int:
         """The block of a layer."""
         return bisect.bisect_right(self.starts, layer) - 1
+
+
+def of_microbatch(graph: ComputationGraph, microbatches: int) -> ComputationGraph:
+    """A graph as one of so many microbatches runs it: of sums of rows parts are added up over the microbatches first,
+    and no rows travel.
+
+    Args:
+      graph: of a microbatch.
+      microbatches: K.
+    """
+    if microbatches == 1:
+        return graph
+    layers = tuple(dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, looked_up=()) if operation.looked_up else operation
+        for operation in layer.operations)) if any(operation.looked_up for operation in layer.operations) else layer
+        for layer in graph.layers)
+    edges = tuple(dataclasses.replace(edge, looked_up=()) if edge.looked_up else edge for edge in graph.edges)
+    return dataclasses.replace(graph, layers=layers, edges=edges)
 
 
 def find_blocks(graph: ComputationGraph, work: Sequence[float], most: int = BLOCKS) -> Blocks:

@@ -15,7 +15,7 @@ from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
-from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, part_of_graph, summed_within
+from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, of_microbatch, part_of_graph, summed_within
 from pase_mtf.pipeline.cutting import Cut, cut_stages
 from pase_mtf.pipeline.pipeline import Pipeline, PipelineReport, Stage
 from pase_mtf.pipeline.schedule import check_schedule, in_flight
@@ -81,7 +81,7 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
                             "simulated": 0}
     found: list[_Candidate] = []
     for count, graph in sorted(graphs.items()):
-        made = find_blocks(graph, _work(graph, machine), blocks)
+        made = find_blocks(of_microbatch(graph, count), _work(graph, machine), blocks)
         costs = StageCosts(made, machine, count, memory_limit)
         cuts = cut_stages(costs, made.count, devices, count, schedule, shared_cores=machine.shared_cores)
         wanted = {number: cut for number, cut in cuts.items() if number == stages or (stages is None and number > 1)}
@@ -115,7 +115,7 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
       machine: whose numbers count.
     """
     check_schedule(schedule)
-    summed = summed_within(graph, (0, *(stage.stop for stage in stages)))
+    summed = summed_within(of_microbatch(graph, microbatches), (0, *(stage.stop for stage in stages)))
     step = simulate_step(summed.graph, stages, microbatches, schedule, machine)
     devices = stages[-1].offset + stages[-1].devices
     told: PipelineReport = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False,

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.cost.build import PricedNetwork
-from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
-from pase_mtf.cost.compute import PARTS
+from pase_mtf.cost.compute import PARTS, sum_seconds
+from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import PHASES, OperationSignature, counted, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
 from pase_mtf.graph.computation_graph import Layer
 from pase_mtf.graph.partition import groups
-from pase_mtf.machine.machine import Machine
 
 __all__ = ["LayerStages", "Stage", "Stages", "first_operations", "gradient_seconds", "nodes_by_phase"]
 
@@ -75,7 +74,7 @@ class Stages:
         Args:
           priced: in seconds.
         """
-        self._priced = priced
+        self._priced, self._reshardings = priced, Reshardings(priced.machine)
         self._signatures: dict[int, tuple[OperationSignature, ...]] = {}
         self._found: dict[tuple[int, int], LayerStages] = {}
 
@@ -104,8 +103,8 @@ class Stages:
         stages = []
         for phase, (kernels, summed, moved) in zip(PHASES, _ROWS, strict=True):
             overhead = parts[_OVERHEAD] * (nodes[phase] / max(1, sum(nodes.values())))
-            sums = _sums([entry for entry in self._signatures[alike] if entry.phase == phase], table, priced.machine,
-                         float(parts[summed]))
+            sums = _sums([entry for entry in self._signatures[alike] if entry.phase == phase], table,
+                         self._reshardings, float(parts[summed]))
             stages.append(Stage(
                 float(parts[kernels] + overhead) / (devices if priced.machine.shared_cores else 1),
                 sums[False], float(parts[moved]), sums[True]))
@@ -125,7 +124,7 @@ def nodes_by_phase(signature: Iterable[OperationSignature]) -> dict[str, int]:
     return found
 
 
-def _sums(entries: Sequence[OperationSignature], table: ConfigurationTable, machine: Machine,
+def _sums(entries: Sequence[OperationSignature], table: ConfigurationTable, reshardings: Reshardings,
           priced: float) -> dict[bool, tuple[tuple[Groups, float], ...]]:
     """The all-reduces of some operations of a layer: whether they are of weights' gradients -> those; those over the
     same groups as one.
@@ -133,17 +132,18 @@ def _sums(entries: Sequence[OperationSignature], table: ConfigurationTable, mach
     Args:
       entries: the operations.
       table: of the layer's one configuration.
-      machine: whose numbers count.
+      reshardings: price what moves, on the machine whose numbers count.
       priced: what these all-reduces are priced at, by a model or by measured kernels.
     """
-    seconds = {key: float(taken[0]) for key, taken in _sum_seconds(entries, table, machine).items() if taken[0] > 0.0}
+    taken_by = _sum_seconds(entries, table, reshardings)
+    seconds = {key: float(taken[0]) for key, taken in taken_by.items() if taken[0] > 0.0}
     modelled = sum(taken for _, taken in seconds.items())
     found: dict[bool, list[tuple[Groups, float]]] = {False: [], True: []}
     for (gradient, columns), taken in seconds.items():
         members = tuple(groups(int(table.devices[0]), [(int(table.shards[0, column]), int(table.strides[0, column]))
                                                        for column in columns if column >= 0]))
         # Where devices share cores prices may be of measured kernels.
-        scale = priced / modelled / len(members) if machine.shared_cores else 1.0
+        scale = priced / modelled / len(members) if reshardings.machine.shared_cores else 1.0
         found[gradient].append((members, taken * scale))
     return {gradient: tuple(entries) for gradient, entries in found.items()}
 
@@ -152,27 +152,27 @@ def gradient_seconds(priced: PricedNetwork) -> list[np.ndarray]:
     """What the all-reduces of weights' gradients take, per layer under each of its configurations, float64 [K]: what
     the backward pass of other layers may hide. Layers that are priced as one share one array."""
     found: dict[int, np.ndarray] = {}
+    reshardings = Reshardings(priced.machine)
     for layer, choices, parts in zip(priced.graph.layers, priced.configurations, priced.parts, strict=True):
         if id(parts) not in found:
             signature = [entry for entry in layer_signature(layer) if any(entry.gradients)]
             total = np.zeros(len(choices))
             if signature:
                 table = ConfigurationTable.build(choices, dim_positions(layer), len(layer.dims))
-                for (gradient, _), taken in _sum_seconds(signature, table, priced.machine).items():
+                for (gradient, _), taken in _sum_seconds(signature, table, reshardings).items():
                     total += taken if gradient else 0.0
             found[id(parts)] = total
     return [found[id(parts)] for parts in priced.parts]
 
 
 def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTable,
-                 machine: Machine) -> dict[tuple[bool, tuple[int, ...]], np.ndarray]:
+                 reshardings: Reshardings) -> dict[tuple[bool, tuple[int, ...]], np.ndarray]:
     """(whether of weights' gradients, columns of the dims whose split leaves partial sums) -> seconds of all-reduces,
     float64 [K]."""
     seconds: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
     for entry, times in counted(signature).items():
-        for (columns, outputs), gradient in entry.sums_within(on_edges=not machine.shared_cores):
-            nbytes = sum((size * table.share(held) for held, size in outputs), np.zeros(len(table.devices)))
-            taken = allreduce_seconds(nbytes, group_sizes(table, columns, machine), table.devices, machine)
+        for (columns, outputs), gradient in entry.sums_within(on_edges=reshardings.sums_on_edges):
+            taken = sum_seconds(columns, outputs, entry.row_sum, table, reshardings)
             key = gradient, tuple(sorted(set(columns)))
             seconds[key] = seconds.get(key, 0.0) + times * taken
     return seconds

@@ -20,6 +20,7 @@ from pase_mtf.cost.collectives import allreduce_seconds, group_sizes
 from pase_mtf.cost.signature import PHASES
 from pase_mtf.cost.tables import ConfigurationTable
 from pase_mtf.graph.computation_graph import Edge
+from pase_mtf.graph.looked_up import LookedUp, summed_as_rows
 from pase_mtf.graph.partition import Partition, groups, scattered_sum, with_partial_sums
 from pase_mtf.simulator.slots import KINDS, Slot, SlotBuilder, transfer_slot
 from pase_mtf.simulator.stages import LayerStages, Stages, first_operations
@@ -146,7 +147,8 @@ class Step:
             return self._summing_slot(edge, source_choice, target_choice, parts).build(
                 None if reads is None else target.first[reads].tolist())
         moved = self._moves(*self._ends_of(edge, source_choice, target_choice), edge.shape)
-        seconds = self._seconds(moved, edge, self._priced.edge_cost(number, source_choice, target_choice))
+        seconds = self._seconds(moved, edge, self._priced.edge_cost(number, source_choice, target_choice),
+                                edge.itemsize)
         return transfer_slot(moved, seconds, self._ports_of_transfers(moved), (_TRANSFER, phase, edge.target),
                              source.last[phase], None if reads is None else target.first[reads])
 
@@ -167,27 +169,46 @@ class Step:
 
     def _summing_slot(self, edge: Edge, source_choice: int, target_choice: int,
                       parts: tuple[tuple[int, int], ...]) -> SummingTasks:
-        """A reduce-scatter, or an all-reduce and a move: what the lowering makes of them."""
+        """Rows and a move, a reduce-scatter, or an all-reduce and a move: what the lowering makes of them."""
         source, target = self._ends_of(edge, source_choice, target_choice)
         phase = PHASES.index(edge.phase)
         tasks = SummingTasks(self._layer(edge.source, source_choice).last[phase].tolist(), (phase, edge.target))
-        sums = scattered_sum(source, target, edge.shape)
-        if sums is None:
+        sums, exchanges = scattered_sum(source, target, edge.shape), list[tuple[int, Transfers, int]]()
+        if edge.looked_up and summed_as_rows(edge.looked_up, source, parts, target, edge.shape):
+            exchanges = self._rows(edge, edge.looked_up, source, parts)
+            exchanges.append((_TRANSFER, self._moves(source, target, edge.shape), edge.itemsize))
+        elif sums is None:
             table = ConfigurationTable(np.array([len(source.devices)]), *np.array([parts], np.int64).transpose(2, 0, 1))
             nbytes = np.array([math.prod(source.block_shape(edge.shape)) * edge.itemsize])
             seconds = edge.trips * float(allreduce_seconds(
                 nbytes, group_sizes(table, range(len(parts)), self._machine), table.devices, self._machine)[0])
             for group in groups(len(source.devices), parts):
                 tasks.reduce(_SUM, group, seconds, self._ports_of_group(group))
-            exchanges = [(_TRANSFER, self._moves(source, target, edge.shape))]
+            exchanges = [(_TRANSFER, self._moves(source, target, edge.shape), edge.itemsize)]
         else:
             held = with_partial_sums(source, parts)
             shape = (*edge.shape, *(count for count, _ in held.shards[len(edge.shape):]))
             needed = Partition(sums.devices, (*sums.shards, *[(1, 1)] * len(parts)))
-            exchanges = [(_SUM, self._moves(held, needed, shape)), (_SUM, self._moves(sums, target, edge.shape))]
-        for kind, moved in exchanges:
-            tasks.send(kind, moved, self._seconds(moved, edge, 0.0), self._ports_of_transfers(moved))
+            exchanges = [(_SUM, self._moves(held, needed, shape), edge.itemsize),
+                         (_SUM, self._moves(sums, target, edge.shape), edge.itemsize)]
+        for kind, moved, itemsize in exchanges:
+            tasks.send(kind, moved, self._seconds(moved, edge, 0.0, itemsize), self._ports_of_transfers(moved))
         return tasks
+
+    def _rows(self, edge: Edge, looked_up: LookedUp, source: Partition, parts: tuple[tuple[int, int], ...],
+              ) -> list[tuple[int, Transfers, int]]:
+        """What devices give each other of rows, and of their indices: (kind, transfers, bytes per element)."""
+        row = [dim for dim in range(len(edge.shape)) if dim != looked_up.dim]
+        # However many dims the indices have: those that are split, with as many indices among them.
+        sizes = [count for count, _ in parts]
+        sizes[0] = looked_up.indices // math.prod(sizes[1:])
+        found = []
+        for dims, itemsize in ((row, edge.itemsize), ([], looked_up.itemsize)):
+            shape = (*sizes, *(edge.shape[dim] for dim in dims))
+            shards = tuple(source.shards[dim] for dim in dims)
+            held, needed = (Partition(source.devices, (*ends, *shards)) for ends in (parts, ((1, 1),) * len(parts)))
+            found.append((_SUM, self._moves(held, needed, shape), itemsize))
+        return found
 
     def _ends_of(self, edge: Edge, source_choice: int, target_choice: int) -> tuple[Partition, Partition]:
         """How its tensor is held at either end."""
@@ -202,7 +223,7 @@ class Step:
             self._moved[key] = transfers(source, target, shape, self._machine.links)
         return self._moved[key]
 
-    def _seconds(self, moved: Transfers, edge: Edge, cost: float) -> np.ndarray:
+    def _seconds(self, moved: Transfers, edge: Edge, cost: float, itemsize: int) -> np.ndarray:
         """What each transfer of an edge takes; `cost` is the price of all of them, where devices share cores."""
         sent = moved.elements > 0
         if self._machine.shared_cores:
@@ -211,7 +232,7 @@ class Step:
             return np.where(busy, cost / max(1, busy.sum()), 0.0)
         bandwidth, latency = (np.array([getattr(link, name) for link in self._machine.links])[moved.level]
                               for name in ("bandwidth", "latency"))
-        seconds: np.ndarray = np.where(sent, edge.trips * (moved.elements * edge.itemsize / bandwidth
+        seconds: np.ndarray = np.where(sent, edge.trips * (moved.elements * itemsize / bandwidth
                                                            + moved.messages * latency), 0.0)
         return seconds
 

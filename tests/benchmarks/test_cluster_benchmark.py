@@ -64,9 +64,11 @@ def test_page(tmp_path):
         "3.54×", "4.50×", "360", "90", "equal"]
     assert "a link of 4 devices: 6 MB/s" in text
     assert "1.5 to 6.2 meanwhile" in text
-    assert "IndexedSlices" not in text  # 450 ms against our 400
-    ahead = dataclasses.replace(_row(), plain=[300.0])
-    assert "IndexedSlices" in document([ahead])
+    assert "| 2080ti    |       4 | alexnet " in text  # whose links those are
+    assert "IndexedSlices" not in text  # AlexNet looks up nothing
+    words = [dataclasses.replace(_row(clients), model="transformer", plain=plain)
+             for clients, plain in (("one", [300.0]), ("ranks", None))]
+    assert "takes 1.33 times with one client (4 hosts, 2080ti), 1.33 times with a graph per rank" in document(words)
     assert "<svg" in (tmp_path / "cluster.svg").read_text(encoding="utf-8")
 
 

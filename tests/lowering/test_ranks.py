@@ -1,5 +1,6 @@
 """Several processes with a graph each compute what one process computes, and refuse to start where they differ."""
 
+import collections
 import itertools
 
 import nets
@@ -38,10 +39,40 @@ def _same_as_one_process(cases, ranks, folder, *, each=1, tolerance=1e-6):
 
 
 def test_two_ranks_train_as_one_process_does_and_refuse_what_differs(tmp_path):
-    """Loops, random numbers, functions of slices, layers on one of the two devices; then ranks that disagree."""
+    """Loops, random numbers, functions of slices, layers on one of the two devices, rows of tables; then ranks that
+    disagree."""
     _same_as_one_process([{"name": "odd_functions", "plan": 1, "steps": 2, "alone": True},
+                          _tables("all:2", "batch:all"),
                           *_sharded_updates("zero", "random1"),
                           {"name": "mlp", "plan": 0, "steps": 1, "differs": 1}], 2, tmp_path)
+
+
+def _tables(mesh, layout):
+    return {"name": "embeddings", "layout": [mesh, layout], "optimizer": "adam", "steps": 2, "alone": True}
+
+
+@pytest.mark.slow
+def test_four_ranks_give_each_other_rows(tmp_path):
+    text = [{"name": name, "strategy": "data_parallel", "optimizer": "adam", "steps": 2}
+            for name in ("transformer", "rnnlm", "gnmt")]
+    _same_as_one_process([_tables("all:4", "batch:all"), _tables("a:2;b:2", "batch:a;words:b"),
+                          _tables("a:2;b:2", "model:a;length:b"), *text], 4, tmp_path)
+
+
+def test_ranks_send_rows_of_tables_and_no_tables(monkeypatch):
+    """Of two tables rows, of the two that something else is added to, too, what is added up."""
+    monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
+    devices = cluster_devices(4, 1)
+    with tf.Graph().as_default():
+        net = nets.build("embeddings", "sgd", tf.float32)
+        lowering = PlanLowering(net.graph, uniform_plan(net.graph, "all:4", "batch:all", devices), devices,
+                                rank=Rank.of(devices, 0))
+    counted = collections.Counter()
+    for key, elements in lowering._counters:
+        counted[key] += elements
+    # Four devices get those of three others, of 2 * 4 words: an index and a row of 8.
+    assert counted["allgather/[0]/einsum_op"] == 2 * 4 * 3 * 2 * 4 * (1 + 8)
+    assert counted["allreduce/[0]/einsum_op"] == 2 * 4 * 64 * 8
 
 
 def _sharded_updates(*strategies):

@@ -14,8 +14,8 @@ from pase_mtf import models
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import FormatError, InfeasibleError, UsageError
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.machine.machine import Link
-from pase_mtf.pipeline.blocks import find_blocks, part_of_graph
+from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.pipeline.blocks import find_blocks, of_microbatch, part_of_graph
 from pase_mtf.pipeline.cutting import cut_stages
 from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
@@ -195,3 +195,22 @@ def test_a_damaged_file_is_told(graph, field, value, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     with pytest.raises(FormatError, match="not a complete pipeline"):
         Pipeline.load(path)
+
+
+def test_parts_of_tables_are_added_up_over_microbatches():
+    """One microbatch sends the rows that it looked up; several add parts of the table first, and all-reduce the sum."""
+    text = harness.export_model("transformer", models.load_config("transformer", "tiny"))
+    assert any(operation.looked_up for layer in text.layers for operation in layer.operations)
+    assert of_microbatch(text, 1) is text
+    several = of_microbatch(text, 2)
+    assert several.hash == text.hash
+    assert not any(operation.looked_up for layer in several.layers for operation in layer.operations)
+    split = tuple(Configuration((("batch", 4),)) if "batch" in layer.splittable else Configuration((("", 4),))
+                  for layer in text.layers)
+    machine = Machine.load("1080ti")
+
+    def seconds(graph, count):
+        return evaluate_pipeline(graph, (Laid(0, len(text.layers), 0, 4, split),), count, "1f1b", machine).seconds
+
+    assert seconds(text, 1) < seconds(several, 1)
+    assert seconds(text, 2) == seconds(several, 2)
