@@ -11,16 +11,20 @@ what goes in.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from pase_mtf.compat import mtf
 from pase_mtf.errors import UsageError, nearest
 
-__all__ = ["ALL", "block", "blocks_of", "check_blocks", "recomputing"]
+__all__ = ["ALL", "block", "blocks_of", "check_blocks", "choices_of", "recomputing", "sets_of"]
 
 ALL = "all"
 """In place of names: all blocks."""
+
+_FEW = 6
+"""Of so many blocks every set is a choice."""
 
 _RECOMPUTED, _OFFERED = "_pase_mtf_recomputed", "_pase_mtf_blocks"
 
@@ -35,6 +39,29 @@ def recomputing(graph: mtf.Graph, names: Collection[str]) -> None:
 def blocks_of(graph: mtf.Graph) -> tuple[str, ...]:
     """The names of the blocks in a graph, in the order in which they were added."""
     return tuple(getattr(graph, _OFFERED, {}))
+
+
+def choices_of(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Which sets of blocks are offered to a search: of every tuple the first few, from none to all.
+
+    Args:
+      names: of all blocks.
+
+    Returns:
+      A tuple per block where they are few, else one per kind of block: names that differ in their last number only.
+    """
+    if len(names) <= _FEW:
+        return tuple((name,) for name in names)
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(name.rstrip("0123456789"), []).append(name)
+    return tuple(map(tuple, kinds.values()))
+
+
+def sets_of(choices: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """All sets of blocks that `choices_of` offers, none first and all last."""
+    return [tuple(itertools.chain.from_iterable(parts)) for parts in itertools.product(
+        *([choice[:count] for count in range(len(choice) + 1)] for choice in choices))]
 
 
 def block(name: str, function: Callable[..., _Outputs], inputs: Sequence[mtf.Tensor]) -> _Outputs:

@@ -12,8 +12,8 @@ import functools
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model
-from pase_mtf.models.blocks import block
 from pase_mtf.models.batch_norm import batch_norm
+from pase_mtf.models.blocks import block
 from pase_mtf.models.convolutional import classify, concatenate, convolve, convolve_norm, image_features, images
 from pase_mtf.models.convolutional_presets import DensenetConfig
 from pase_mtf.models.pooling import average_pool, max_pool
