@@ -55,7 +55,8 @@ def _both_ways(sequence: mtf.Tensor, ahead: mtf.Tensor, back: mtf.Tensor, step: 
         passed.append(dy)
         dsequence = None
         if step == 0:
-            dsequence = _from_both_ways(lstm.stacked(passed, length.name, 2), *operation.inputs[1:], mtf.add)
+            _, ahead, back = operation.inputs
+            dsequence = _from_both_ways(lstm.stacked(passed, length.name, 2), ahead, back, mtf.add)
             passed.clear()
         return [dsequence, None, None]
 

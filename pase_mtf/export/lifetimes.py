@@ -4,7 +4,9 @@ TensorFlow runs an operation as soon as its last input is there: what waits for 
 gradient of a mean) at the very start, an update as soon as its gradient is known, what `mtf.recompute_grad` makes once
 more when the gradient that it waits for is there. Of several that are ready, any may be next: two orders are looked at,
 first come, first served, and that of the program, and the one in which more is held counts. A tensor is there until its
-last reader is done. The moments of a step are numbered from 0, as many as make a difference.
+last reader is done, by when the operation after that may have begun: a device runs what is ready, not one by one. What
+is moved of a variable is copied at the start, for it waits for nothing. The moments of a step are numbered from 0, as
+many as make a difference.
 """
 
 from __future__ import annotations
@@ -54,12 +56,16 @@ class _Found(NamedTuple):
       reads: (tensor, layer) -> the places from which and until which operations of the layer read it.
       updated: variable -> the place at which it is assigned.
       places: how many there are.
+      layers: tensor -> the number of the layer that makes it, of those that are read.
+      last_gradient: the place at which the backward pass is over.
     """
 
     intervals: Sequence[_Interval]
     reads: dict[tuple[mtf.Tensor, int], tuple[int, int]]
     updated: dict[mtf.Operation, int]
     places: int
+    layers: dict[mtf.Tensor, int]
+    last_gradient: int
 
 
 class Lifetimes:
@@ -74,7 +80,7 @@ class Lifetimes:
         self._held: dict[mtf.Operation, list[Held]] = collections.defaultdict(list)
         self._orders, self._moment_of, first = orders, list[list[int]](), 0
         for order in orders:
-            moment_of = [first + moment for moment in _moments(order.intervals, order.places)]
+            moment_of = [first + moment for moment in _moments(order)]
             self._moment_of.append(moment_of)
             first = moment_of[-1] + 1 if moment_of else first
             for interval in order.intervals:
@@ -95,7 +101,8 @@ class Lifetimes:
     def of_update(self, variable: mtf.Operation) -> tuple[tuple[int, int], ...]:
         """From when to when the new value of a variable is there that another layer made, in every order."""
         places = [order.updated.get(variable) for order in self._orders]
-        return self._spans([None if place is None else (place, place) for place in places])
+        return self._spans([None if place is None else (place, max(place, order.last_gradient))
+                            for place, order in zip(places, self._orders, strict=True)])
 
     def _spans(self, places: Sequence[tuple[int, int] | None]) -> tuple[tuple[int, int], ...]:
         return tuple((moment_of[span[0]], moment_of[span[1]]) for moment_of, span in zip(
@@ -145,10 +152,23 @@ class _Lives:
         last_gradient = max((place for place, fact in enumerate(self._order)
                              if self._phases[fact.index] == BACKWARD), default=-1)
         self._merge_taken_over()
+        self._overlap(last_gradient)
         intervals = [_Interval(tensor, begin, self._end[tensor],
                                waits_until=max(last_gradient, self._end[tensor]) if tensor in self._waiting else -1)
                      for tensor, begin in self._begin.items()]
-        return _Found([*intervals, *self._more, *self._of_loops()], self._reads, self._updated, len(self._order))
+        return _Found([*intervals, *self._more, *self._of_loops()], self._reads, self._updated, len(self._order),
+                      {tensor: self._layers.get(id(tensor.operation), -1) for tensor, _ in self._reads}, last_gradient)
+
+    def _overlap(self, last_gradient: int) -> None:
+        """Lets all last until the next operation has begun; and what updates make, until the backward pass is over, for
+        an update waits for its gradient, which may wait for other devices that long."""
+        after = [min(place + 1, len(self._order) - 1) for place in range(len(self._order))]
+        for tensor, begin in self._begin.items():
+            if tensor in self._maker and self._phases[self._maker[tensor].index] == UPDATE:
+                self._end[tensor] = max(self._end[tensor], last_gradient)
+            if begin <= self._end[tensor]:
+                self._end[tensor] = after[self._end[tensor]]
+        self._reads = {key: (begin, after[end]) for key, (begin, end) in self._reads.items()}
 
     def _spans_of_loops(self) -> tuple[dict[mtf.Operation, int], dict[mtf.Operation, int]]:
         """Loop -> the places at which the first of its operations begins and the last is done."""
@@ -183,7 +203,8 @@ class _Lives:
                 self._end[source] = max(self._end[source], done)
             for name in {origin, tensor}:
                 begin, end = self._reads.get((name, layer), (place, place))
-                self._reads[name, layer] = min(begin, place), max(end, place, done)
+                copied = 0 if isinstance(name.operation, mtf.Variable) else place
+                self._reads[name, layer] = min(begin, copied), max(end, place, done)
 
     def _make(self, fact: OperationFacts, place: int) -> None:
         operation = fact.operation
@@ -309,14 +330,24 @@ def _at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]], ph
     return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
 
 
-def _moments(intervals: Sequence[_Interval], places: int) -> list[int]:
+def _moments(order: _Found) -> list[int]:
     """The number of the moment that each place belongs to; at a moment all is there that is there at any of its places.
+    What may be moved counts as if it were, and all that is made as if it had to be summed.
     """
+    places = order.places
     born, gone = [0.0] * (places + 1), [0.0] * (places + 1)
-    for interval in intervals:
+
+    def there(nbytes: float, begin: int, end: int) -> None:
+        born[begin] += nbytes
+        gone[end + 1 if end >= begin else begin] += nbytes
+
+    for interval in order.intervals:
         nbytes = interval.times * float(interval.tensor.size) * interval.tensor.dtype.size
-        born[interval.begin] += nbytes
-        gone[interval.end + 1 if interval.end >= interval.begin else interval.begin] += nbytes
+        there(nbytes, interval.begin, interval.end)
+        there(nbytes, interval.begin, interval.begin)
+    for (tensor, layer), (begin, end) in order.reads.items():
+        if layer != order.layers[tensor]:
+            there(float(tensor.size) * tensor.dtype.size, begin, end)
     found: list[int] = []
     live = together = largest = 0.0
     for place in range(places):

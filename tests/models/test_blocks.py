@@ -27,7 +27,8 @@ def _config(name, tmp_path, **changes):
 
 
 def _program(name, config, recompute=(), microbatches=1):
-    return build_program(models.get(name), config, config.batch, "sgd", config.learning_rate, 3, microbatches, recompute)
+    return build_program(models.get(name), config, config.batch, "sgd", config.learning_rate, 3, microbatches,
+                         recompute)
 
 
 def _trained(name, config, rule, recompute=(), microbatches=1):
