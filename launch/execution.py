@@ -26,13 +26,14 @@ from pase_mtf.launch.flag_values import ArmName
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.reports.recomputation import Recomputation
 from pase_mtf.launch.reports.text import describe_run, final_table, orders_note, search_summary
 from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
 from pase_mtf.launch.strategies.layout_file import layout_of_run
 from pase_mtf.launch.strategies.pieces import fitting_microbatches
 from pase_mtf.launch.strategies.pipelining import BY_RATES, find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
-from pase_mtf.launch.strategies.recomputing import Recomputation, fitting_blocks
+from pase_mtf.launch.strategies.recomputing import fitting_blocks
 from pase_mtf.launch.strategies.trying import choose_by_steps
 from pase_mtf.launch.training import History, train
 from pase_mtf.machine.machine import Machine

@@ -25,8 +25,8 @@ from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
+from pase_mtf.launch.reports.recomputation import Recomputation
 from pase_mtf.launch.reports.text import headline, orders_note, search_summary
-from pase_mtf.launch.strategies.recomputing import Recomputation
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine

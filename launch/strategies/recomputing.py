@@ -8,29 +8,24 @@ it. Sets are looked at in the order of that bound, until it is no less than what
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from pase_mtf.amounts import bytes_text
-from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.launch.arms.program import exported
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.reports.recomputation import Recomputation
 from pase_mtf.launch.strategies.finding import strategy_by_hand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.blocks import blocks_of, choices_of
-from pase_mtf.search.frontier import FrontierPoint
-from pase_mtf.search.memory import least_memory
-from pase_mtf.search.registry import relative_gap
-from pase_mtf.strategy.within import frontier_of, solve_within
+from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.strategy.within import Priced, StrategiesWithin
 
-__all__ = ["Priced", "Recomputation", "cheapest_counts", "fitting_blocks"]
+__all__ = ["cheapest_counts", "fitting_blocks"]
 
 _ROUNDING = 1e-9
 """Of sums of seconds, relative."""
@@ -40,76 +35,6 @@ _SECONDS = 60.0
 
 _SECONDS_OF_SET = 5.0
 """Of a search within the limit; what it has not proven by then is part of the gap."""
-
-
-class Priced(NamedTuple):
-    """What the strategies of a program take.
-
-    Attributes:
-      seconds: of a step of the best strategy within a limit; inf: none was found.
-      least: seconds that a step within it takes at least; inf: there is none, proven.
-      nbytes: that the strategy needs per device.
-      network: what was searched; None: nothing was.
-    """
-
-    seconds: float
-    least: float
-    nbytes: float
-    network: PricedNetwork | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Recomputation:
-    """What was chosen to be computed again, and among what.
-
-    Attributes:
-      blocks: names.
-      of: how many there are.
-      tried: names of a set of blocks -> what its strategies take, for all that were looked at.
-      lower_bound: seconds of a step within the limit, of whatever set that is offered.
-      seconds: predicted, of the best strategy with these blocks.
-      limit: bytes per device.
-    """
-
-    blocks: tuple[str, ...]
-    of: int
-    tried: dict[tuple[str, ...], Priced]
-    lower_bound: float
-    seconds: float
-    limit: float
-
-    @property
-    def gap(self) -> float:
-        """By what fraction another set may be cheaper; 0: proven that none is."""
-        return max(0.0, relative_gap(self.seconds, self.lower_bound))
-
-    def text(self) -> str:
-        """For people, a line."""
-        best = self.tried[self.blocks]
-        chosen = ", ".join(self.blocks) or "none"
-        proof = "proven to be the fastest" if self.gap <= 0.0 else f"others may be {100 * self.gap:.2g} % faster"
-        kept = self.tried.get(())
-        beside = "" if not self.blocks or kept is None else (
-            "; without, no strategy fits" if math.isinf(kept.seconds) else f"; without, {1e3 * kept.seconds:.2f} ms")
-        return (f"computed again: {chosen} of {self.of} blocks: {1e3 * self.seconds:.2f} ms a step in "
-                f"{bytes_text(best.nbytes)} per device{beside}; {proof} of {len(self.tried)} sets looked at")
-
-    def frontiers(self, points: int = 8, time_limit: float = 0.5) -> dict[str, tuple[FrontierPoint, ...]]:
-        """What memory buys with no block computed again, and with all: the fastest strategies within limits
-        (`strategy.within.frontier_of`); without those that cannot be told in a few seconds."""
-        ends = {"nothing": min(self.tried, key=len), "all blocks": max(self.tried, key=len)}
-        found = {}
-        for name, blocks in ends.items():
-            if (network := self.tried[blocks].network) is not None and blocks != self.blocks:
-                with contextlib.suppress(InfeasibleError):
-                    found[f"{name} computed again"] = frontier_of(network, points, time_limit)
-        return found
-
-    def to_json(self) -> dict[str, object]:
-        """As summary.json has it."""
-        return {"blocks": list(self.blocks), "of": self.of, "seconds": self.seconds, "gap": self.gap, "tried": [
-            {"blocks": list(names), "seconds": priced.seconds, "bytes": priced.nbytes}
-            for names, priced in self.tried.items() if math.isfinite(priced.seconds)]}
 
 
 def cheapest_counts(most: Sequence[int], bound_of: Callable[[tuple[int, ...]], float],
@@ -183,47 +108,26 @@ class _Programs:
 
     def __init__(self, plan: Plan, machine: Machine, limit: float) -> None:
         self._plan, self._machine, self._limit = plan, machine, limit
-        self._free: dict[tuple[str, ...], Priced] = {}
+        self._known: dict[tuple[str, ...], StrategiesWithin | Strategy] = {}
 
     def bound(self, blocks: tuple[str, ...]) -> float:
         """Seconds of a step without a limit, at least."""
-        return self._without_limit(blocks).least
+        found = self._found(blocks)
+        return found.seconds if isinstance(found, Strategy) else found.free.least
 
     def price(self, blocks: tuple[str, ...]) -> Priced:
         """What the strategies take within the limit."""
-        free = self._without_limit(blocks)
-        if free.nbytes <= self._limit:
-            return free
-        nothing = Priced(math.inf, math.inf, math.nan, free.network)
-        if free.network is None or _least_bytes(free.network) > self._limit:
-            return nothing
-        try:
-            found = solve_within(free.network, self._limit, {"certificate": False, "time_limit": _SECONDS_OF_SET})
-        except InfeasibleError:  # found in that time, or as far as limits at some moments go
-            return nothing._replace(least=free.least)
-        nbytes, _ = free.network.peak_memory(found.assignment)
-        return Priced(found.cost, max(found.lower_bound, free.least), nbytes, free.network)
+        found = self._found(blocks)
+        if not isinstance(found, Strategy):
+            return found.within(self._limit)
+        seconds = found.seconds if found.memory_bytes <= self._limit else math.inf
+        return Priced(seconds, seconds, found.memory_bytes)
 
-    def _without_limit(self, blocks: tuple[str, ...]) -> Priced:
-        if blocks not in self._free:
+    def _found(self, blocks: tuple[str, ...]) -> StrategiesWithin | Strategy:
+        """The strategy, where people have written it, or what is searched."""
+        if blocks not in self._known:
             plan = self._plan.recomputing(blocks)
             graph, _ = exported(plan)
-            if (strategy := strategy_by_hand(plan, graph, self._machine)) is not None:
-                self._free[blocks] = Priced(strategy.seconds, strategy.seconds, strategy.memory_bytes, None)
-            else:
-                network = build_network(graph, self._machine, plan.devices.count)
-                found = solve_within(network, None, {"certificate": False, "time_limit": _SECONDS_OF_SET})
-                self._free[blocks] = Priced(found.cost, found.lower_bound, network.peak_memory(found.assignment)[0],
-                                            network)
-        return self._free[blocks]
-
-
-def _least_bytes(network: PricedNetwork) -> float:
-    """What a device holds at least under any strategy: at each of some moments, from that on at which most is there
-    while nothing is split, the least; the next moment is that at which the strategy that needs it holds most."""
-    moment, least, seen = network.memory_model.fullest, 0.0, set[int]()
-    while moment not in seen:
-        seen.add(moment)
-        nbytes, lightest = least_memory(network.network, network.memory_with(moment))
-        least, moment = max(least, nbytes), network.peak_memory(lightest)[1]
-    return least
+            self._known[blocks] = strategy_by_hand(plan, graph, self._machine) or StrategiesWithin(
+                graph, self._machine, plan.devices.count, _SECONDS_OF_SET)
+        return self._known[blocks]

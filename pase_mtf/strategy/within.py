@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pase_mtf.cost.build import PricedNetwork
-from pase_mtf.errors import UsageError
+from pase_mtf.cost.build import PricedNetwork, build_network
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.peak import minimise_within_peak
 
-__all__ = ["frontier_of", "solve_within"]
+__all__ = ["Priced", "StrategiesWithin", "frontier_of", "solve_within"]
 
 
 def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any]) -> Solution:
@@ -52,3 +55,66 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
             solution = dataclasses.replace(found[-1].solution, lower_bound=solution.lower_bound)
         found.append(FrontierPoint(limit, priced.peak_memory(solution.assignment)[0], solution))
     return tuple(found)
+
+
+class Priced(NamedTuple):
+    """What the strategies of a program take.
+
+    Attributes:
+      seconds: of a step of the best strategy within a limit; inf: none was found.
+      least: seconds that a step within it takes at least; inf: there is none, proven.
+      nbytes: that the strategy needs per device.
+      network: what was searched; None: nothing was.
+    """
+
+    seconds: float
+    least: float
+    nbytes: float
+    network: PricedNetwork | None = None
+
+
+class StrategiesWithin:
+    """The strategies of one graph, searched within several limits.
+
+    Attributes:
+      free: without a limit.
+    """
+
+    def __init__(self, graph: ComputationGraph, machine: Machine, devices: int, time_limit: float) -> None:
+        """Prices the graph, and searches without a limit.
+
+        Args:
+          graph, machine, devices: as of `find_strategy`.
+          time_limit: seconds of every search.
+        """
+        self._network = build_network(graph, machine, devices)
+        self._options = {"certificate": False, "time_limit": time_limit}
+        self.free = self._priced(solve_within(self._network, None, self._options))
+
+    def within(self, limit: float) -> Priced:
+        """The fastest that needs no more than so many bytes per device."""
+        if self.free.nbytes <= limit:
+            return self.free
+        nothing = Priced(math.inf, math.inf, math.nan, self._network)
+        if self._least_bytes() > limit:
+            return nothing
+        try:
+            found = self._priced(solve_within(self._network, limit, self._options))
+        except InfeasibleError:  # found in that time, or as far as limits at some moments go
+            return nothing._replace(least=self.free.least)
+        return found._replace(least=max(found.least, self.free.least))
+
+    def _priced(self, solution: Solution) -> Priced:
+        return Priced(solution.cost, solution.lower_bound, self._network.peak_memory(solution.assignment)[0],
+                      self._network)
+
+    def _least_bytes(self) -> float:
+        """What a device holds at least under any strategy: the least at each of some moments, the first of them that at
+        which most is there while nothing is split, the next that at which the strategy that needs it holds most."""
+        network, least, seen = self._network, 0.0, set[int]()
+        moment = network.memory_model.fullest
+        while moment not in seen:
+            seen.add(moment)
+            nbytes, lightest = least_memory(network.network, network.memory_with(moment))
+            least, moment = max(least, nbytes), network.peak_memory(lightest)[1]
+        return least

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from pase_mtf.launch.strategies.recomputing import Priced, cheapest_counts
+from pase_mtf.launch.strategies.recomputing import cheapest_counts
+from pase_mtf.strategy.within import Priced
 
 
 def _made_up(seed):
