@@ -1,6 +1,6 @@
 """Predicted memory of a device beside what TensorFlow's allocator reports, for many strategies of every model.
 
-    python -m benchmarks.memory                      # about half an hour on two idle cores; rows are kept
+    python -m benchmarks.memory                      # some 15 minutes of a core; rows are kept
     python -m benchmarks.memory --models=rnnlm --devices=4,6 --random=7,8
 
 Every strategy is lowered for virtual devices of one process and trained for some traced steps with made-up examples.
@@ -205,7 +205,8 @@ def document(results: Mapping[str, Any]) -> str:
         "## What memory buys",
         f"The fastest strategies within limits between the lightest and what the fastest needs, priced for machine "
         f"{results['machine']} with devices that share their cores: the steps' times are those of another machine than "
-        "the one that was measured on, and only their order can be compared.",
+        "the one that was measured on. Measured ones are medians of a few steps, of a machine that is not set aside for "
+        "them: rough.",
         markdown.table(["model", "devices", "limit, MB", "predicted, MB", "measured, MB", "predicted step, ms",
                         "measured step, ms"], bought, left=(0,)),
         "## Blocks computed again",
