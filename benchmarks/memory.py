@@ -1,6 +1,6 @@
 """Predicted memory of a device beside what TensorFlow's allocator reports, for many strategies of every model.
 
-    python -m benchmarks.memory                      # about half an hour on two idle cores; rows are kept
+    python -m benchmarks.memory                      # some 15 minutes of a core; rows are kept
     python -m benchmarks.memory --models=rnnlm --devices=4,6 --random=7,8
 
 Every strategy is lowered for virtual devices of one process and trained for some traced steps with made-up examples.
@@ -15,8 +15,8 @@ import pathlib
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -36,17 +36,20 @@ from pase_mtf.launch.data.synthetic import synthetic_source
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
+from pase_mtf.models.blocks import ALL
 from pase_mtf.runtime import Devices, session_config
 from pase_mtf.strategy.experts import data_parallel, expert, zero
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["STEPS", "document", "main", "measure", "strategies"]
+__all__ = ["STEPS", "Measured", "document", "main", "measure", "strategies"]
 
 STEPS = 3
 """Traced steps of every strategy."""
 _DEVICES = (4,)
 _FRACTIONS = 4
+_SECONDS = 2.0
+"""Of the search of a point."""
 _BY_HAND = {"data_parallel": data_parallel, "expert": expert}
 
 
@@ -55,14 +58,15 @@ def _machine(name: str) -> Machine:
     return dataclasses.replace(Machine.load(name), shared_cores=True)
 
 
-def _program(model: str) -> Program:
+def _program(model: str, recompute: Sequence[str] = ()) -> Program:
     config = models.load_config(model, "tiny")
-    return build_program(models.get(model), config, config.batch, config.optimizer, config.learning_rate, 0)
+    return build_program(models.get(model), config, config.batch, config.optimizer, config.learning_rate, 0,
+                         recompute=recompute)
 
 
-def _exported(model: str, sharded_updates: bool = False) -> ComputationGraph:
+def _exported(model: str, sharded_updates: bool = False, recompute: Sequence[str] = ()) -> ComputationGraph:
     with tf.Graph().as_default():
-        return export_graph(_program(model).graph, name=model, sharded_updates=sharded_updates)
+        return export_graph(_program(model, recompute).graph, name=model, sharded_updates=sharded_updates)
 
 
 def strategies(model: str, devices: int, machine: Machine, seeds: Sequence[int]) -> dict[str, Strategy]:
@@ -93,20 +97,32 @@ def strategies(model: str, devices: int, machine: Machine, seeds: Sequence[int])
     return found
 
 
-def measure(model: str, strategy: Strategy) -> tuple[int, float]:
+class Measured(NamedTuple):
+    """What a training takes.
+
+    Attributes:
+      nbytes: on the fullest device in the fullest of some traced steps.
+      least: in that of these steps in which it is least.
+      seconds: of a step, the median of as many that are not traced.
+    """
+
+    nbytes: int
+    least: int
+    seconds: float
+
+
+def measure(model: str, strategy: Strategy, recompute: Sequence[str] = ()) -> Measured:
     """Trains a strategy on virtual devices.
 
     Args:
       model: that it is for.
       strategy: of its smallest preset.
-
-    Returns:
-      Bytes on the fullest device in the fullest of some traced steps; median seconds of as many that are not traced.
+      recompute: the blocks that are computed again in the backward pass.
     """
     devices, config = Devices.first(strategy.devices, "cpu"), models.load_config(model, "tiny")
     examples = synthetic_source(models.get(model).data_kind, config, 0).load(np.arange(config.batch))
     with tf.Graph().as_default() as made:
-        program = _program(model)
+        program = _program(model, recompute)
         lowering = lower(program.graph, strategy, list(devices.names))
         loss = lowering.export_to_tf_tensor(program.loss)
         with tf.control_dependencies([loss, *map(lowering.lowered_operation, program.updates)]):
@@ -128,20 +144,40 @@ def measure(model: str, strategy: Strategy) -> tuple[int, float]:
                 else:
                     session.run([loss, step], feed)
                     seconds.append(time.perf_counter() - start)
-    return max(peaks), statistics.median(seconds[1:])
+    return Measured(max(peaks), min(peaks), statistics.median(seconds[1:]))
 
 
 def _row(model: str, devices: int, machine: Machine, seeds: Sequence[int], points: int) -> dict[str, Any]:
-    found = strategies(model, devices, machine, seeds)
-    arms = {name: {"predicted": strategy.memory_bytes, "measured": measure(model, strategy)[0]}
-            for name, strategy in found.items()}
-    graph, best, frontier = _exported(model), found["search"], []
+    chosen_by = strategies(model, devices, machine, seeds)
+    known: dict[tuple[Configuration, ...], dict[str, float]] = {}
+
+    def measured(strategy: Strategy, recompute: Sequence[str] = ()) -> dict[str, float]:
+        found = measure(model, strategy, recompute)
+        return {"predicted": strategy.memory_bytes, "measured": found.nbytes, "least": found.least,
+                "predicted_seconds": strategy.seconds, "measured_seconds": found.seconds}
+
+    arms = {name: measured(strategy) for name, strategy in chosen_by.items()}
+    graph, best, frontier = _exported(model), chosen_by["search"], []
+    known[best.configurations] = arms["search"]
     for point in best.memory_frontier(points) if points else ():
-        chosen = find_strategy(graph, devices, machine, memory_limit=point.memory_limit)
-        nbytes, seconds = measure(model, chosen)
-        frontier.append({"limit": point.memory_limit, "predicted": chosen.memory_bytes, "measured": nbytes,
-                         "predicted_seconds": chosen.seconds, "measured_seconds": seconds})
-    return {"model": model, "devices": devices, "arms": arms, "frontier": frontier}
+        chosen = find_strategy(graph, devices, machine, memory_limit=point.memory_limit, time_limit=_SECONDS)
+        if chosen.configurations not in known:
+            known[chosen.configurations] = measured(chosen)
+        frontier.append({"limit": point.memory_limit, **known[chosen.configurations]})
+    return {"model": model, "devices": devices, "arms": arms, "frontier": frontier,
+            "again": _recomputed(model, devices, machine, arms, measured)}
+
+
+def _recomputed(model: str, devices: int, machine: Machine, arms: Mapping[str, dict[str, float]],
+                measured: Callable[[Strategy, Sequence[str]], dict[str, float]]) -> dict[str, list[dict[str, float]]]:
+    """The fastest strategy without a limit, and data parallelism: with every block kept, and with all computed
+    again."""
+    graph = _exported(model, recompute=(ALL,))
+    found = {"search": [arms["search"], measured(find_strategy(graph, devices, machine), (ALL,))]}
+    if "data_parallel" in arms:
+        by_hand = evaluate_strategy(graph, data_parallel(graph, devices), devices, machine)
+        found["data_parallel"] = [arms["data_parallel"], measured(by_hand, (ALL,))]
+    return found
 
 
 def document(results: Mapping[str, Any]) -> str:
@@ -149,7 +185,8 @@ def document(results: Mapping[str, Any]) -> str:
     rows, here = results["rows"], results["facts"]
     ratios = [arm["predicted"] / arm["measured"] for row in rows for arm in row["arms"].values()]
     within = sum(1.0 <= ratio <= 1.1 for ratio in ratios)
-    table = [[row["model"], str(row["devices"]), name, f"{arm['predicted'] / 1e6:.2f}", f"{arm['measured'] / 1e6:.2f}",
+    table = [[row["model"], str(row["devices"]), name,
+              *(f"{arm[key] / 1e6:.2f}" for key in ("predicted", "least", "measured")),
               f"{arm['predicted'] / arm['measured']:.2f}"] for row in rows for name, arm in row["arms"].items()]
     bought = [[row["model"], str(row["devices"]), f"{point['limit'] / 1e6:.2f}", f"{point['predicted'] / 1e6:.2f}",
                f"{point['measured'] / 1e6:.2f}", f"{1e3 * point['predicted_seconds']:.2f}",
@@ -157,27 +194,46 @@ def document(results: Mapping[str, Any]) -> str:
     return "\n\n".join([
         "# Memory, predicted and measured",
         "Preset `tiny` of every model, virtual devices of one process. Measured: what TensorFlow's allocator says that "
-        f"the fullest device held at most in {STEPS} traced steps, its slices of the variables included. Predicted "
-        f"over measured: {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}; of "
+        f"the fullest device held at most, its slices of the variables included, in the fullest of {STEPS} traced "
+        "steps, and in the one in which that was least: TensorFlow runs what is ready in whatever order its threads "
+        "come to it, and one device may be ahead of the others, or hold what was made once for several of them. "
+        f"Predicted over measured: {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}; of "
         f"{len(ratios)} strategies {sum(ratio >= 1.0 for ratio in ratios)} held no more than predicted, {within} of "
         f"them with no more than a tenth to spare; {sum(ratio >= 0.95 for ratio in ratios)} held at most 5 % more.",
-        markdown.table(["model", "devices", "strategy", "predicted, MB", "measured, MB", "ratio"], table, left=(0, 2)),
+        markdown.table(["model", "devices", "strategy", "predicted, MB", "measured least, MB", "measured, MB", "ratio"],
+                       table, left=(0, 2)),
         "## What memory buys",
         f"The fastest strategies within limits between the lightest and what the fastest needs, priced for machine "
-        f"{results['machine']} with devices that share their cores: the steps' times are those of another machine than "
-        "the one that was measured on, and only their order can be compared.",
+        f"{results['machine']} with devices that share their cores: predicted times are those of another machine than "
+        "the one that was measured on. Measured ones are medians of a few steps, on a machine that others use, too: "
+        "rough.",
         markdown.table(["model", "devices", "limit, MB", "predicted, MB", "measured, MB", "predicted step, ms",
                         "measured step, ms"], bought, left=(0,)),
+        "## Blocks computed again",
+        "The fastest strategy without a limit on memory, and data parallelism: with all activations kept -> with every "
+        "block of the model computed again in the backward pass (`--recompute=all`). Times as above.",
+        markdown.table(["model", "devices", "strategy", "predicted, MB", "measured, MB", "predicted step, ms",
+                        "measured step, ms"], _again(rows), left=(0, 2)),
         f"{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with "
         "`python -m benchmarks.memory`.",
         ""])
+
+
+def _again(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The table of what is computed again."""
+    def both(pair: Sequence[Mapping[str, float]], key: str, unit: float, digits: int) -> str:
+        return " -> ".join(f"{entry[key] / unit:.{digits}f}" for entry in pair)
+
+    return [[row["model"], str(row["devices"]), name, both(pair, "predicted", 1e6, 2), both(pair, "measured", 1e6, 2),
+             both(pair, "predicted_seconds", 1e-3, 2), both(pair, "measured_seconds", 1e-3, 0)]
+            for row in rows for name, pair in row["again"].items()]
 
 
 @told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures every model."""
     parser = flag_parser(__doc__.splitlines()[0], _DEVICES, "1080ti")
-    parser.add_argument("--random", default="1,2", help="seeds of random strategies (default: %(default)s)")
+    parser.add_argument("--random", default="1", help="seeds of random strategies (default: %(default)s)")
     parser.add_argument("--points", type=int, default=_FRACTIONS, help="of the frontier (default: %(default)s)")
     flags = parser.parse_args(arguments)
     machine = _machine(flags.machine)

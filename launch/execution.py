@@ -26,12 +26,14 @@ from pase_mtf.launch.flag_values import ArmName
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.reports.recomputation import Recomputation
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
 from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
 from pase_mtf.launch.strategies.layout_file import layout_of_run
 from pase_mtf.launch.strategies.pieces import fitting_microbatches
 from pase_mtf.launch.strategies.pipelining import BY_RATES, find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
+from pase_mtf.launch.strategies.recomputing import fitting_blocks
 from pase_mtf.launch.strategies.trying import choose_by_steps
 from pase_mtf.launch.training import History, train
 from pase_mtf.machine.machine import Machine
@@ -53,6 +55,7 @@ class _Prepared:
       prices: those of measured kernels, which count in their stead.
       arms: as they are asked for, as far as the graph allows them.
       facts: the header.
+      recomputation: what was chosen to be computed again; None: that was not left open.
     """
 
     plan: Plan
@@ -64,6 +67,7 @@ class _Prepared:
     prices: MeasuredPrices | None
     arms: tuple[ArmName, ...]
     facts: Mapping[str, str]
+    recomputation: Recomputation | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,17 +154,30 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     graph, program = export_with_program(plan)
     prices = prices_of(plan, graph, program)
     machine = machine or machine_of(plan, prices)
-    if options.microbatch_count is None:
-        plan = plan.in_microbatches(fitting_microbatches(plan, machine))
-        files.write("config.json", plan.config_json())
-        if plan.microbatches > 1:
-            graph, program = export_with_program(plan)
-            prices = prices_of(plan, graph, program)
+    before = plan.microbatches, plan.recomputed
+    plan, recomputation = _within_memory(plan, machine)
+    files.write("config.json", plan.config_json())
+    if (plan.microbatches, plan.recomputed) != before:
+        graph, program = export_with_program(plan)
+        prices = prices_of(plan, graph, program)
     graph.save(files.path("graph.json"))
     arms = possible_arms(plan, graph)
     facts = describe_run(plan, data, machine, graph, arms)
     print_header(facts)
-    return _Prepared(plan, data, files, joined.board if joined else None, machine, graph, prices, arms, facts)
+    if recomputation:
+        print(recomputation.text())
+    return _Prepared(plan, data, files, joined.board if joined else None, machine, graph, prices, arms, facts,
+                     recomputation)
+
+
+def _within_memory(plan: Plan, machine: Machine) -> tuple[Plan, Recomputation | None]:
+    """The run with what the memory decides: in how many microbatches, and which blocks are computed again."""
+    if plan.options.microbatch_count is None:
+        plan = plan.in_microbatches(fitting_microbatches(plan, machine))
+    if plan.options.recomputed is not None:
+        return plan, None
+    found = fitting_blocks(plan, machine)
+    return plan.recomputing(found.blocks), found
 
 
 def _main_strategy(run: _Prepared, strategies: Mapping[str, Strategy]) -> Strategy:
@@ -196,7 +213,7 @@ def _find(run: _Prepared) -> _Found:
 def _report_search(run: _Prepared, found: _Found) -> None:
     print(_main_strategy(run, found.strategies).table())
     rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                         found.left_out, found.layout)
+                         found.left_out, found.layout, recomputation=run.recomputation)
     if note := orders_note(rows):
         print(f"note: {note}")
 
@@ -247,7 +264,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
 def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> None:
     """Writes summary and report, and shows the table."""
     rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                         found.left_out, found.layout, built.same, built.arms, history)
+                         found.left_out, found.layout, built.same, built.arms, history, run.recomputation)
     print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
     if note := elsewhere_note(run.plan, run.machine):
         print(f"note: {note}")

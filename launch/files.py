@@ -24,6 +24,7 @@ from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
+from pase_mtf.launch.reports.recomputation import Recomputation
 from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
@@ -174,7 +175,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
                   graph: ComputationGraph, names: Sequence[str], chosen: Mapping[str, Chosen],
                   left_out: Mapping[str, str], layout: str,
                   same_as: Mapping[str, str] | None = None,
-                  arms: Sequence[Arm] = (), history: History | None = None) -> dict[str, ArmRow]:
+                  arms: Sequence[Arm] = (), history: History | None = None,
+                  recomputation: Recomputation | None = None) -> dict[str, ArmRow]:
     """Writes summary.json and report.html.
 
     Args:
@@ -189,6 +191,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
       layout: the text of layout.txt.
       same_as: arm -> the arm with the same strategy that was trained in its stead.
       arms, history: what was trained; nothing with --search_only.
+      recomputation: what was chosen to be computed again; None: that was not left open.
 
     Returns:
       arm -> its numbers, in the order of the table.
@@ -206,11 +209,14 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         left_out=dict(left_out), disagreement=history.disagreement, note=history.note,
         slowness=float(np.median(history.slowness)) if history.slowness else None, search=_search(strategies),
         nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
-        memory_method=MEMORY_METHOD, facts=dict(facts))))
+        memory_method=MEMORY_METHOD, facts=dict(facts),
+        recompute=recomputation.to_json() if recomputation else None)))
     for arm in arms:
         if arm.measured_bytes is not None and history.records.get(arm.name):
             files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)
     notes = {"Search": search_summary(strategies.get("search", main), graph)}
+    if recomputation:
+        notes["Recomputation"] = recomputation.text()
     if history.disagreement:
         notes = {"Losses disagree": history.disagreement, **notes}
     elif history.note:
@@ -234,6 +240,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         history=history, strategy_table=main.table(), layout=layout, notes=notes,
         # Who interrupts a run does not want to wait for it.
         frontier=() if history.interrupted else _frontier(main), memory_limit=plan.options.bytes_per_device(machine),
+        others=recomputation.frontiers() if recomputation and not history.interrupted else {},
         headline=headline(rows, main, plan.elsewhere),
         parts={name: strategy.parts for name, strategy in strategies.items()},
         timeline=timeline, traced=traced,

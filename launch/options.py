@@ -58,7 +58,8 @@ _MOST = 2 ** 31 - 1
 _TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "dtype", "seed")
 
 # What runs of earlier versions do not tell: the default holds.
-_ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "microbatches", "sharded_updates", "trial")
+_ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "microbatches", "recompute",
+          "sharded_updates", "trial")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Options:
     recalibrate: bool = False
     memory_limit: str = "device"
     microbatches: str = "1"
+    recompute: str = "none"
     sharded_updates: bool = False
     optimizer: str | None = None
     learning_rate: float | None = None
@@ -146,6 +148,19 @@ class Options:
                              "the batch, or auto")
         return int(self.microbatches)
 
+    @property
+    def recomputed(self) -> tuple[str, ...] | None:
+        """--recompute: names of blocks, or `ALL`; None: auto.
+
+        Raises:
+          UsageError: a name is empty, or stands beside none, all or auto.
+        """
+        names = tuple(dict.fromkeys(self.recompute.split(",")))
+        if "" in names or (len(names) > 1 and {"none", "all", "auto"} & set(names)):
+            raise UsageError(f"--recompute={shortened(self.recompute, quoted=False)}: give none, all, auto, or names "
+                             "of blocks separated by commas")
+        return None if names == ("auto",) else () if names == ("none",) else names
+
     def bytes_per_device(self, machine: Machine) -> float:
         """--memory_limit in bytes."""
         limit = parse_bytes(self.memory_limit)
@@ -158,6 +173,7 @@ class Options:
           UsageError: names the flag, its value and the remedy.
         """
         _ = self.model_name, self.mesh_flag, self.arms, parse_bytes(self.memory_limit), self.microbatch_count
+        _ = self.recomputed
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UsageError(f"--dtype={self.dtype}: unknown; {nearest(self.dtype, DTYPES)}")
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
@@ -412,6 +428,9 @@ def _flag_values() -> flags.FlagValues:
          "or none.")
     text("microbatches", "In how many pieces a batch is computed, one after the other, with one update: less memory, "
          "the same losses. A number that divides the batch, or auto: as few as let the search keep to --memory_limit.")
+    text("recompute", "Which blocks of the model (layers of a transformer, ...) are computed once more in the backward "
+         "pass, and not kept until then: none, all, names separated by commas, or auto: those with which the fastest "
+         "strategy within --memory_limit is fastest.")
     switch("sharded_updates", "Make the update of every layer's weights a layer of its own: devices that hold the same "
            "weights may update a part each, and keep the optimizer's slots of that part alone.")
     text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels
@@ -59,6 +59,16 @@ class Plan:
     def in_microbatches(self, count: int) -> Plan:
         """The same with the batch computed in so many pieces."""
         return dataclasses.replace(self, options=dataclasses.replace(self.options, microbatches=str(count)))
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The blocks that are computed again in the backward pass; none while --recompute=auto is not resolved."""
+        return self.options.recomputed or ()
+
+    def recomputing(self, names: Sequence[str]) -> Plan:
+        """The same with these blocks computed again, and no others."""
+        return dataclasses.replace(self, options=dataclasses.replace(self.options,
+                                                                     recompute=",".join(names) or "none"))
 
     @property
     def elsewhere(self) -> bool:

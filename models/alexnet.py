@@ -6,10 +6,12 @@ layout rule can name one layer. Height and width cannot be split in Mesh-TF's co
 
 from __future__ import annotations
 
+import functools
 import math
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
+from pase_mtf.models.blocks import block
 from pase_mtf.models.convolutional import image_features, images
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.pooling import max_pool
@@ -18,7 +20,7 @@ from pase_mtf.models.presets import AlexnetConfig, Convolution
 __all__ = ["MODEL", "loss"]
 
 
-def _convolve(x: mtf.Tensor, number: int, convolution: Convolution, config: AlexnetConfig) -> mtf.Tensor:
+def _convolve(number: int, convolution: Convolution, config: AlexnetConfig, x: mtf.Tensor) -> mtf.Tensor:
     size, channels = x.shape.dims[-2].size, x.shape.dims[-1]
     kernel, stride = convolution.kernel, convolution.stride
     # Mesh-TF says a convolution's output has size // stride rows, TensorFlow rounds up. Zeros at the far end make the
@@ -45,7 +47,7 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: AlexnetConfig)
     batch_dim = x.shape.dims[0]
     for number, convolution in enumerate(config.convolutions, 1):
         with tf.variable_scope(f"conv{number}"):
-            x = _convolve(x, number, convolution, config)
+            x = block(f"conv{number}", functools.partial(_convolve, number, convolution, config), [x])
     widths = [*((f"fc{number}", width) for number, width in enumerate(config.fully_connected, 1)),
               ("classes", config.classes)]
     for number, (name, width) in enumerate(widths, 1):

@@ -8,9 +8,12 @@ Where the padding of a stride is uneven, TensorFlow's "SAME" puts the odd row at
 
 from __future__ import annotations
 
+import functools
+
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model
 from pase_mtf.models.batch_norm import batch_norm
+from pase_mtf.models.blocks import block
 from pase_mtf.models.convolutional import classify, concatenate, convolve, convolve_norm, image_features, images
 from pase_mtf.models.convolutional_presets import DensenetConfig
 from pase_mtf.models.pooling import average_pool, max_pool
@@ -18,7 +21,7 @@ from pase_mtf.models.pooling import average_pool, max_pool
 __all__ = ["MODEL", "loss"]
 
 
-def _layer(x: mtf.Tensor, config: DensenetConfig) -> mtf.Tensor:
+def _layer(config: DensenetConfig, x: mtf.Tensor) -> mtf.Tensor:
     """What one layer adds: normalised first, then 1x1 and 3x3 convolutions."""
     growth = mtf.Dimension("growth", config.growth)
     bottleneck = mtf.Dimension("bottleneck", config.bottleneck * config.growth)
@@ -39,12 +42,12 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: DensenetConfig
     x = convolve_norm(images(features, config), stem, config.stem_kernel, config, "stem", config.stem_stride)
     if config.stem_pool:
         x = max_pool(x, config.stem_pool, 2, "SAME")
-    for block, count in enumerate(config.blocks, 1):
+    for stage, count in enumerate(config.blocks, 1):
         for number in range(1, count + 1):
-            with tf.variable_scope(f"block{block}_layer{number}"):
-                x = _layer(x, config)
-        if block < len(config.blocks):
-            with tf.variable_scope(f"transition{block}"):
+            with tf.variable_scope(f"block{stage}_layer{number}"):
+                x = block(f"block{stage}_layer{number}", functools.partial(_layer, config), [x])
+        if stage < len(config.blocks):
+            with tf.variable_scope(f"transition{stage}"):
                 x = _transition(x, config)
     return classify(batch_norm(x, config, "norm", relu=True), features, config)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.models import Model, layers, lstm, transformer
+from pase_mtf.models.blocks import block
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.recurrent_presets import GnmtConfig
 
@@ -54,6 +55,7 @@ def _both_ways(sequence: mtf.Tensor, ahead: mtf.Tensor, back: mtf.Tensor, step: 
         passed.append(dy)
         dsequence = None
         if step == 0:
+            _, ahead, back = operation.inputs
             dsequence = _from_both_ways(lstm.stacked(passed, length.name, 2), ahead, back, mtf.add)
             passed.clear()
         return [dsequence, None, None]
@@ -102,7 +104,8 @@ def _encode(source: mtf.Tensor, vocab: mtf.Dimension, inputs: mtf.Dimension, uni
     with tf.variable_scope("source_embedding"):
         x = _embed(source, vocab, inputs, config)
     with tf.variable_scope("encoder_first"):
-        ahead, back = _bidirectional(x, transformer.words(source, config), units, config, drop)
+        ahead, back = block("encoder_first", lambda x: _bidirectional(
+            x, transformer.words(source, config), units, config, drop), [x])
         as_input = mtf.Shape([batch, length, inputs])
         ahead, back = mtf.reshape(ahead, as_input, name="ahead_input"), mtf.reshape(back, as_input, name="back_input")
     with tf.variable_scope("encoder_second"):
@@ -112,7 +115,8 @@ def _encode(source: mtf.Tensor, vocab: mtf.Dimension, inputs: mtf.Dimension, uni
         more = mtf.einsum([drop(back), weights], output_shape=mtf.Shape([batch, length, gates, units]), name="gates")
     with tf.variable_scope("encoder"):
         dim = mtf.Dimension("layers", config.layers - 1)
-        return lstm.lstm_stack(ahead, dim, units, config, drop=drop, residuals=range(1, dim.size), gates=more)
+        return block("encoder", lambda ahead, more: lstm.lstm_stack(
+            ahead, dim, units, config, drop=drop, residuals=range(1, dim.size), gates=more), [ahead, more])
 
 
 def _scores(query: tf.Tensor, keys: tf.Tensor, vector: tf.Tensor, visible: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -222,7 +226,8 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: GnmtConfig) ->
     with tf.variable_scope("target_embedding"):
         x = _embed(features["decoder_input"], vocab, inputs, config)
     with tf.variable_scope("decoder"):
-        x = _decode(x, memory, visible, keys, units, config, drop)
+        x = block("decoder", lambda x, memory, keys: _decode(x, memory, visible, keys, units, config, drop),
+                  [x, memory, keys])
     with tf.variable_scope("output"):
         weights = layers.variable(mesh, "weights", [inputs, vocab], config, stddev=inputs.size ** -0.5)
         bias = layers.zeros(mesh, "bias", [vocab], config)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model
+from pase_mtf.models.blocks import block
 from pase_mtf.models.convolutional import classify, concatenate, convolve_norm, image_features, images
 from pase_mtf.models.convolutional_presets import InceptionConfig
 from pase_mtf.models.pooling import average_pool, max_pool
@@ -109,14 +110,14 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: InceptionConfi
         *((_module_c, (inner,)) for inner in config.inner)]
     for number, (module, sizes) in enumerate(modules, 1):
         with tf.variable_scope(f"mixed{number}"):
-            x = module(x, *sizes, config)
+            x = block(f"mixed{number}", lambda x, module=module, sizes=sizes: module(x, *sizes, config), [x])
     extra = None
     if config.auxiliary:
         with tf.variable_scope("auxiliary"):
             extra = _auxiliary(x, features, config) * config.auxiliary
     for number, module in enumerate([_module_d, *[_module_e] * config.last], len(modules) + 1):
         with tf.variable_scope(f"mixed{number}"):
-            x = module(x, config)
+            x = block(f"mixed{number}", lambda x, module=module: module(x, config), [x])
     total = classify(x, features, config)
     return total if extra is None else total + extra
 

@@ -231,8 +231,8 @@ def fill(x: mtf.Tensor, sequence: mtf.Tensor, first: mtf.Tensor, step: int, pass
         passed.append(dy)
         dsequence = None
         if step == 0:
-            dsequence = mtf.einsum([stacked(passed, length.name, 2), first], output_shape=sequence.shape,
-                                   name="sequence_grad")
+            dsequence = mtf.einsum([stacked(passed, length.name, 2), operation.inputs[2]],
+                                   output_shape=sequence.shape, name="sequence_grad")
             passed.clear()
         return [dy, dsequence, None]
 
@@ -258,7 +258,7 @@ def last_outputs(outputs: Sequence[mtf.Tensor], last: mtf.Tensor, length: mtf.Di
 def residual(h: mtf.Tensor, x: mtf.Tensor, passing: mtf.Tensor) -> mtf.Tensor:
     """h + x in the layers where `passing`, [layers], is 1; h where it is 0. Both are [layers, batch, inputs]."""
     def gradient(operation: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
-        return [dy, local(lambda dy, passing: dy * _expand(passing), [dy, passing], [dy.shape], (), None,
+        return [dy, local(lambda dy, passing: dy * _expand(passing), [dy, operation.inputs[2]], [dy.shape], (), None,
                           "residual_grad")[0], None]
 
     return local(lambda h, x, passing: h + _expand(passing) * x, [h, x, passing], [h.shape], (), gradient,

@@ -48,7 +48,7 @@ def max_pool(x: mtf.Tensor, window: int, stride: int, padding: str = "VALID", na
 
     def gradient(operation: mtf.Operation, dy: mtf.Tensor) -> list[mtf.Tensor]:
         return [local(lambda x, y, dy: tf.raw_ops.MaxPoolGrad(orig_input=x, orig_output=y, grad=dy, **sizes),
-                      [x, operation.outputs[0], dy], x.shape, whole, name="pool_grad")]
+                      [*operation.inputs, operation.outputs[0], dy], x.shape, whole, name="pool_grad")]
 
     return local(lambda x: tf.raw_ops.MaxPool(input=x, **sizes), [x], shape, whole, gradient, name)
 

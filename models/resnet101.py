@@ -8,8 +8,11 @@ Where the padding of a stride is uneven, TensorFlow's "SAME" puts the odd row at
 
 from __future__ import annotations
 
+import functools
+
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model
+from pase_mtf.models.blocks import block
 from pase_mtf.models.convolutional import classify, convolve_norm, image_features, images
 from pase_mtf.models.convolutional_presets import ResnetConfig
 from pase_mtf.models.pooling import max_pool
@@ -17,7 +20,7 @@ from pase_mtf.models.pooling import max_pool
 __all__ = ["MODEL", "loss"]
 
 
-def _block(x: mtf.Tensor, width: int, output: mtf.Dimension, stride: int, config: ResnetConfig) -> mtf.Tensor:
+def _block(width: int, output: mtf.Dimension, stride: int, config: ResnetConfig, x: mtf.Tensor) -> mtf.Tensor:
     """1x1, 3x3 and 1x1 convolutions beside a shortcut, which is a convolution where the shape changes."""
     shortcut = x
     if x.shape.dims[-1] != output or stride > 1:
@@ -37,7 +40,8 @@ def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: ResnetConfig) 
         output = mtf.Dimension(f"stage{stage}", config.expansion * width)
         for number in range(1, count + 1):
             with tf.variable_scope(f"stage{stage}_block{number}"):
-                x = _block(x, width, output, 2 if stage > 1 and number == 1 else 1, config)
+                stride = 2 if stage > 1 and number == 1 else 1
+                x = block(f"stage{stage}_block{number}", functools.partial(_block, width, output, stride, config), [x])
     return classify(x, features, config)
 
 

@@ -9,6 +9,7 @@ import itertools
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
+from pase_mtf.models.blocks import block
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.lstm import lstm_stack
 from pase_mtf.models.recurrent_presets import BiglstmConfig, RnnlmConfig
@@ -49,7 +50,8 @@ def language_model(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: Rnnl
         return dropout(x, config.dropout, features["step"], next(seeds)) if config.dropout else x
 
     with tf.variable_scope("lstm"):
-        x = lstm_stack(x, mtf.Dimension("layers", config.layers), units, config, projected=projected, drop=drop)
+        x = block("lstm", lambda x: lstm_stack(x, mtf.Dimension("layers", config.layers), units, config,
+                                               projected=projected, drop=drop), [x])
     x = drop(x)
     with tf.variable_scope("output"):
         channels = x.shape.dims[-1]

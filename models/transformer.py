@@ -16,6 +16,7 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.models import Model, layers
+from pase_mtf.models.blocks import block
 from pase_mtf.models.dropout import dropout
 from pase_mtf.models.presets import TextConfig, TransformerConfig
 
@@ -125,13 +126,16 @@ def _feed_forward(x: mtf.Tensor, dims: _Dims) -> mtf.Tensor:
 
 
 def _encode(source: mtf.Tensor, visible: mtf.Tensor, dims: _Dims) -> mtf.Tensor:
+    def layer(x: mtf.Tensor) -> mtf.Tensor:
+        y = layers.layer_norm(x, dims.d_model, dims.config, "norm_attention")
+        x = x + dims.drop(_attention(y, _as_memory(y), visible, "attention", dims))
+        y = layers.layer_norm(x, dims.d_model, dims.config, "norm_feed_forward")
+        return x + dims.drop(_feed_forward(y, dims))
+
     x = _embed(source, "source_embedding", dims)
     for number in range(1, dims.config.layers + 1):
         with tf.variable_scope(f"encoder{number}"):
-            y = layers.layer_norm(x, dims.d_model, dims.config, "norm_attention")
-            x = x + dims.drop(_attention(y, _as_memory(y), visible, "attention", dims))
-            y = layers.layer_norm(x, dims.d_model, dims.config, "norm_feed_forward")
-            x = x + dims.drop(_feed_forward(y, dims))
+            x = block(f"encoder{number}", layer, [x])
     return layers.layer_norm(x, dims.d_model, dims.config, "encoder_norm")
 
 
@@ -142,15 +146,19 @@ def _decode(tokens: mtf.Tensor, memory: mtf.Tensor, visible: mtf.Tensor, dims: _
     causal = mtf.greater_equal(
         mtf.range(tokens.mesh, length, tf.int32), mtf.range(tokens.mesh, memory_length, tf.int32),
         output_shape=mtf.Shape([length, memory_length]))
+
+    def layer(x: mtf.Tensor, memory: mtf.Tensor) -> mtf.Tensor:
+        y = layers.layer_norm(x, dims.d_model, dims.config, "norm_self")
+        x = x + dims.drop(_attention(y, _as_memory(y), causal, "self", dims))
+        y = layers.layer_norm(x, dims.d_model, dims.config, "norm_cross")
+        x = x + dims.drop(_attention(y, memory, visible, "cross", dims))
+        y = layers.layer_norm(x, dims.d_model, dims.config, "norm_feed_forward")
+        return x + dims.drop(_feed_forward(y, dims))
+
     x = _embed(tokens, "target_embedding", dims)
     for number in range(1, dims.config.layers + 1):
         with tf.variable_scope(f"decoder{number}"):
-            y = layers.layer_norm(x, dims.d_model, dims.config, "norm_self")
-            x = x + dims.drop(_attention(y, _as_memory(y), causal, "self", dims))
-            y = layers.layer_norm(x, dims.d_model, dims.config, "norm_cross")
-            x = x + dims.drop(_attention(y, memory, visible, "cross", dims))
-            y = layers.layer_norm(x, dims.d_model, dims.config, "norm_feed_forward")
-            x = x + dims.drop(_feed_forward(y, dims))
+            x = block(f"decoder{number}", layer, [x, memory])
     return layers.layer_norm(x, dims.d_model, dims.config, "decoder_norm")
 
 

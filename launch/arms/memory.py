@@ -91,24 +91,42 @@ def peak_bytes_per_device(metadata: tf.RunMetadata, held: Mapping[str, int] | No
     """
     known = {short_device(name): size for name, size in (held or {}).items()}
     records: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    kept: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for device in metadata.step_stats.dev_stats:
         name = short_device(device.device)
         for node in device.node_stats:
             for memory in node.memory:
-                entries = [(entry.alloc_micros, entry.alloc_bytes) for entry in memory.allocation_records]
-                records[name] += entries
-                if (left := sum(size for _, size in entries)) > 0:
-                    kept[name].append((min(entries)[0], left))
+                records[name] += [(entry.alloc_micros, entry.alloc_bytes) for entry in memory.allocation_records]
     peaks = dict(known)
     for name, entries in records.items():
-        # What a step leaves behind is the new value of a variable, for which the old one is given back.
-        room = known.get(name, 0)
-        for at, left in sorted(kept[name]):
-            entries.append((at, -min(left, room)))
-            room -= min(left, room)
+        # What a step leaves behind is new values of variables, for which the old ones are given back: when they are
+        # assigned, which no record tells.
+        left = min(sum(size for _, size in entries), known.get(name, 0))
+        for at, size in sorted(_assigned(metadata, name)):
+            entries.append((at, -min(left, size)))
+            left -= min(left, size)
         peaks[name] = _peak(entries) + known.get(name, 0)
     return peaks
+
+
+_ASSIGNED = re.compile(r"= Assign(?:VariableOp)?\([^,]+, ([^,^)]+)")
+"""In what a trace says of a node that assigns: the name of the tensor that it assigns."""
+
+
+def _assigned(metadata: tf.RunMetadata, name: str) -> list[tuple[int, int]]:
+    """Of every assignment of a new value on a device, when it was done, and the bytes of the value."""
+    sizes: dict[str, int] = {}
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            for output in node.output:
+                described = output.tensor_description.allocation_description
+                sizes[f"{node.node_name}:{output.slot}"] = described.requested_bytes
+    found = []
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats if short_device(device.device) == name else ():
+            if value := _ASSIGNED.search(node.timeline_label):
+                tensor = value[1] if ":" in value[1] else f"{value[1]}:0"
+                found.append((node.all_start_micros + node.op_end_rel_micros, sizes.get(tensor, 0)))
+    return found
 
 
 def _peak(entries: Iterable[tuple[int, int]]) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import random
 from collections.abc import Callable, Collection, Iterator
 
@@ -17,15 +19,20 @@ from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.console import Stage
+from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.plan import Plan
 from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.models import Model
+from pase_mtf.models.blocks import ALL, blocks_of, check_blocks, choices_of, recomputing, sets_of
 from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.microbatches import import_features, loss_and_gradients
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program", "export_with_program", "flags_of", "optimizer_of", "program_of",
+__all__ = ["Program", "build_program", "export_with_program", "exported", "flags_of", "optimizer_of", "program_of",
            "variables_by_name"]
+
+_MOST_PROGRAMS = 64
+"""That are built to find out which one a file is of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Program:
 @uncollected()
 @quick_scopes()
 def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str, learning_rate: float | None,
-                  seed: int, microbatches: int = 1) -> Program:
+                  seed: int, microbatches: int = 1, recompute: Collection[str] = ()) -> Program:
     """Builds the training step in the current tf.Graph (which must be new, so that seeds agree).
 
     Args:
@@ -62,17 +69,20 @@ def build_program(model: Model, config: ModelConfig, batch: int, optimizer: str,
       learning_rate: None: Adafactor's own schedule.
       seed: of initial values and dropout.
       microbatches: in how many pieces the batch is computed, one after the other.
+      recompute: names of blocks that are computed once more in the backward pass (`models.blocks`).
 
     Raises:
-      UsageError: the batch or the model cannot be computed in so many pieces.
+      UsageError: the batch or the model cannot be computed in so many pieces, or has no such block.
     """
     tf.set_random_seed(seed)
     random.seed(seed)  # Mesh-TF draws from it while lowering
     global_step = tf.train.get_or_create_global_step()
     graph = mtf.Graph()
+    recomputing(graph, recompute)
     mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer(["/device:CPU:0"]))
     placeholders, features = import_features(model, config, mesh, batch, microbatches)
     loss, gradients = loss_and_gradients(model, config, mesh, features, batch, microbatches)
+    check_blocks(graph, model.name)
     updates = optimizer_of(optimizer, learning_rate).apply_grads(gradients, graph.trainable_variables)
     return Program(graph, mesh, placeholders, loss, updates, global_step)
 
@@ -114,7 +124,7 @@ def program_of(plan: Plan) -> Program:
     """The training step that every arm of a run lowers, built in the current tf.Graph."""
     options = plan.options
     return build_program(models.get(options.model), plan.config, options.batch, options.optimizer,
-                         options.learning_rate, options.seed, plan.microbatches)
+                         options.learning_rate, options.seed, plan.microbatches, plan.recomputed)
 
 
 def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
@@ -127,15 +137,20 @@ def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
     """
     options = plan.options
     with Stage("export"):
-        program = _looked_at(plan)
-        graph = export_graph(program, name=f"{options.model}-{options.preset}",
-                             meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset},
-                             sharded_updates=options.sharded_updates)
+        graph, program = exported(plan)
         known = plan.checkpoint is None or _is_of(plan.checkpoint.graph_hash, plan, program, graph)
     if plan.checkpoint and not known:
         raise MismatchError(f"--resume={options.resume}: the checkpoint is of graph {plan.checkpoint.graph_hash}, this "
                             f"program is {graph.hash}; resume with the version of pase_mtf that wrote it")
     return graph, program
+
+
+def exported(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
+    """`export_with_program` of a run that does not begin with it: nothing is told, and no checkpoint looked at."""
+    options, program = plan.options, _looked_at(plan)
+    return export_graph(program, name=f"{options.model}-{options.preset}",
+                        meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset},
+                        sharded_updates=options.sharded_updates), program
 
 
 def _looked_at(plan: Plan) -> mtf.Graph:
@@ -146,8 +161,9 @@ def _looked_at(plan: Plan) -> mtf.Graph:
 
 def flags_of(graph_hash: str, plan: Plan) -> str:
     """The flags that a run lacks for its program to have a graph with this hash: of the type of activations, of the
-    number of microbatches, of sharded updates. Empty where none of these helps."""
-    for flag, other in (("", plan), *_in_other_types(plan), *_in_other_pieces(plan)):
+    number of microbatches, of blocks that are computed again, of sharded updates. Empty where none of these helps."""
+    for flag, other in itertools.chain([("", plan)], _in_other_types(plan), _in_other_pieces(plan),
+                                       _in_other_blocks(plan)):
         program = _looked_at(other)
         for sharded in (False, True):
             if export_graph(program, sharded_updates=sharded).hash == graph_hash:
@@ -171,8 +187,26 @@ def _in_other_pieces(plan: Plan) -> Iterator[tuple[str, Plan]]:
             yield f"--microbatches={count}", plan.in_microbatches(count)
 
 
+def _in_other_blocks(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The run with every other set of blocks computed again that a search is offered, if these are not too many, or
+    none, all, and those of the run that it resumes; and the flag that asks for it."""
+    blocks = blocks_of(_looked_at(plan))
+    known: list[tuple[str, ...]] = [(), (ALL,)]
+    if plan.options.resume:
+        earlier = load_run_config(plan.options.resume)["options"].get("recompute", "none")
+        known.append(dataclasses.replace(plan.options, recompute=earlier).recomputed or ())
+    if math.prod(len(choice) + 1 for choice in choices_of(blocks)) <= _MOST_PROGRAMS:
+        known += sets_of(choices_of(blocks))
+    for names in dict.fromkeys(known):
+        if names != plan.recomputed:
+            yield f"--recompute={','.join(names) or 'none'}", plan.recomputing(names)
+
+
 def _is_of(graph_hash: str, plan: Plan, program: mtf.Graph, graph: ComputationGraph) -> bool:
     """Whether a checkpoint of a graph with this hash is of this program: it holds whole variables, whatever layer
-    updates them, and in however many pieces the batch was computed."""
-    return graph_hash in (graph.hash, export_as(program, graph_hash).hash) or any(
-        export_as(_looked_at(other), graph_hash).hash == graph_hash for _, other in _in_other_pieces(plan))
+    updates them, in however many pieces the batch was computed, and whatever was computed again."""
+    if graph_hash in (graph.hash, export_as(program, graph_hash).hash):
+        return True
+    in_pieces = [plan, *(other for _, other in _in_other_pieces(plan))]
+    return any(export_as(_looked_at(other), graph_hash).hash == graph_hash for other in itertools.chain(
+        in_pieces[1:], (again for one in in_pieces for _, again in _in_other_blocks(one))))

@@ -83,7 +83,8 @@ is moved from one sharding to another.</p>
 
 def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmRow], history: History | None,
                 strategy_table: str, layout: str, notes: Mapping[str, str],
-                frontier: Sequence[FrontierPoint] = (), memory_limit: float = math.inf, headline: str = "",
+                frontier: Sequence[FrontierPoint] = (), memory_limit: float = math.inf,
+                others: Mapping[str, Sequence[FrontierPoint]] | None = None, headline: str = "",
                 parts: Mapping[str, Mapping[str, float]] | None = None, timeline: Timeline | None = None,
                 traced: Timeline | None = None, graph: str = "") -> str:
     """The text of report.html: one self-contained file with the strategy, the times and the loss curves.
@@ -98,6 +99,7 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
       notes: heading -> text, shown as they are.
       frontier: what memory buys; empty: no picture of it.
       memory_limit: bytes that a device may hold.
+      others: what it buys where other blocks are computed again, by what to call that.
       headline: what was found, in one line; empty: none.
       parts: arm -> part of its predicted step -> seconds.
       timeline: the simulated step of the strategy; None: no picture of it.
@@ -108,7 +110,7 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
     if rows:
         curves = image(draw_losses(history)) if history is not None and history.records else ""
         measured = {"arms": final_table(rows), "times": image(draw_steps(rows, parts or {})), "losses": curves}
-    memory = image(draw_memory(rows, frontier, memory_limit)) if frontier else ""
+    memory = image(draw_memory(rows, frontier, memory_limit, others or {})) if frontier else ""
     return _PAGE.render(title=title, facts=facts, measured=measured, memory=memory, notes=notes, headline=headline,
                         strategy_table=strategy_table, layout=layout, graph=graph,
                         timeline=image(draw_timeline(timeline), "png") if timeline else "",

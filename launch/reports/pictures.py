@@ -84,11 +84,16 @@ def draw_timeline(timeline: Timeline) -> Figure:
     return figure
 
 
-def draw_memory(rows: Mapping[str, ArmRow], points: Sequence[FrontierPoint], limit: float) -> Figure:
-    """Predicted time of a step over the memory of a device: what can be had, the arms, and the limit."""
+def draw_memory(rows: Mapping[str, ArmRow], points: Sequence[FrontierPoint], limit: float,
+                others: Mapping[str, Sequence[FrontierPoint]]) -> Figure:
+    """Predicted time of a step over the memory of a device: what can be had, also where other blocks are computed
+    again, the arms, and the limit."""
     figure, axes = _figure(8, 3.6)
     draw_frontier(axes, points, "fastest within the limit", color="#2a6f97", unit=1e-3)
     ends = [points[0].memory_limit, points[-1].memory_limit]
+    for color, (name, beside) in zip(("#8d99ae", "#e09f3e"), others.items(), strict=False):
+        draw_frontier(axes, beside, name, color=color, unit=1e-3)
+        ends += [beside[0].memory_limit, beside[-1].memory_limit]
     for position, (arm, row) in enumerate(rows.items()):
         if row["predicted_bytes"] is None or row["predicted_ms"] is None:
             continue

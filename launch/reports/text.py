@@ -51,6 +51,8 @@ def describe_run(plan: Plan, data: Data, machine: Machine, graph: ComputationGra
         "arms": ", ".join(arm.name for arm in arms),
         "output": os.path.abspath(options.output_dir),
     }
+    if plan.recomputed:
+        facts["computed again"] = f"in the backward pass: {', '.join(plan.recomputed)}"
     if options.uneven:
         facts["data parallelism"] = options.uneven
     for arm in arms:

@@ -20,14 +20,14 @@ from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.auto_mtf import auto_mtf_layout, auto_mtf_mesh
 from pase_mtf.machine.machine import Machine
-from pase_mtf.strategy.experts import configurations_of_layout, data_parallel, expert, expert_devices, zero
+from pase_mtf.strategy.experts import BY_HAND, configurations_of_layout, data_parallel, expert, expert_devices, zero
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 __all__ = ["SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies", "possible_arms",
-           "random_configurations"]
+           "random_configurations", "strategy_by_hand"]
 
 SIMPLE_WITHIN = 0.01
 """Data parallelism is trained where the best strategy is predicted faster by no more than this fraction: a promise so
@@ -114,6 +114,12 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
         elif arm.method == "stock" and ours:
             found.left_out[arm.name] = found.left_out[ours]
     return found
+
+
+def strategy_by_hand(plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy | None:
+    """The strategy of --strategy where people have written it; None where one is searched, or is in a file."""
+    arm = plan.options.arms[0]
+    return _find(arm, plan, graph, machine, None, 0.0) if arm.method in BY_HAND else None
 
 
 def _price_alike(strategies: dict[str, Strategy], main: ArmName, prices: MeasuredPrices) -> None:

@@ -4,7 +4,9 @@ TensorFlow runs an operation as soon as its last input is there: what waits for 
 gradient of a mean) at the very start, an update as soon as its gradient is known, what `mtf.recompute_grad` makes once
 more when the gradient that it waits for is there. Of several that are ready, any may be next: two orders are looked at,
 first come, first served, and that of the program, and the one in which more is held counts. A tensor is there until its
-last reader is done. The moments of a step are numbered from 0, as many as make a difference.
+last reader is done, by when the operation after that may have begun: a device runs what is ready, not one by one. What
+is moved of a variable is copied at the start, for it waits for nothing. The moments of a step are numbered from 0, as
+many as make a difference.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf
@@ -54,12 +56,16 @@ class _Found(NamedTuple):
       reads: (tensor, layer) -> the places from which and until which operations of the layer read it.
       updated: variable -> the place at which it is assigned.
       places: how many there are.
+      layers: tensor -> the number of the layer that makes it, of those that are read.
+      last_gradient: the place at which the backward pass is over.
     """
 
     intervals: Sequence[_Interval]
     reads: dict[tuple[mtf.Tensor, int], tuple[int, int]]
     updated: dict[mtf.Operation, int]
     places: int
+    layers: dict[mtf.Tensor, int]
+    last_gradient: int
 
 
 class Lifetimes:
@@ -74,9 +80,10 @@ class Lifetimes:
         self._held: dict[mtf.Operation, list[Held]] = collections.defaultdict(list)
         self._orders, self._moment_of, first = orders, list[list[int]](), 0
         tensors = {interval.tensor for order in orders for interval in order.intervals}
+        tensors |= {tensor for order in orders for tensor in order.layers}
         nbytes = {tensor: float(tensor.size) * tensor.dtype.size for tensor in tensors}
         for order in orders:
-            moment_of = [first + moment for moment in _moments(order.intervals, nbytes, order.places)]
+            moment_of = [first + moment for moment in _moments(order, nbytes)]
             self._moment_of.append(moment_of)
             first = moment_of[-1] + 1 if moment_of else first
             for interval in order.intervals:
@@ -98,7 +105,8 @@ class Lifetimes:
     def of_update(self, variable: mtf.Operation) -> tuple[tuple[int, int], ...]:
         """From when to when the new value of a variable is there that another layer made, in every order."""
         places = [order.updated.get(variable) for order in self._orders]
-        return self._spans([None if place is None else (place, place) for place in places])
+        return self._spans([None if place is None else (place, max(place, order.last_gradient))
+                            for place, order in zip(places, self._orders, strict=True)])
 
     def _spans(self, places: Sequence[tuple[int, int] | None]) -> tuple[tuple[int, int], ...]:
         return tuple((moment_of[span[0]], moment_of[span[1]]) for moment_of, span in zip(
@@ -147,7 +155,7 @@ class _Step(NamedTuple):
 
     Attributes:
       fact: of it.
-      is_backward: whether it makes gradients.
+      is_backward, is_update: whether it makes gradients, or updates of variables.
       reads: what it reads.
       assigned: variable -> what its new value lies in.
       makes: those of its outputs that take memory.
@@ -158,6 +166,7 @@ class _Step(NamedTuple):
 
     fact: OperationFacts
     is_backward: bool
+    is_update: bool
     reads: tuple[_Read, ...]
     assigned: dict[mtf.Operation, mtf.Tensor]
     makes: tuple[mtf.Tensor, ...]
@@ -191,6 +200,10 @@ class _Steps:
         """The tensor that it shows; itself where it shows none."""
         return self._views.get(tensor, tensor)
 
+    def layer_of(self, tensor: mtf.Tensor) -> int:
+        """The number of the layer that makes it; -1 where none does."""
+        return self._layers.get(id(tensor.operation), -1)
+
     def _is_gradient(self, tensor: mtf.Tensor) -> bool:
         return tensor in self._maker and self._phases[self._maker[tensor].index] == BACKWARD
 
@@ -203,7 +216,8 @@ class _Steps:
             over = tuple([read.source for read in reads if self._can_take_over(read.source, outputs[0])])
         early = self._early(fact, outputs[0]) if makes and self._phases[fact.index] == BACKWARD else None
         self._made.update(makes)
-        return _Step(fact, self._phases[fact.index] == BACKWARD, reads, assigned, makes, early, over)
+        phase = self._phases[fact.index]
+        return _Step(fact, phase == BACKWARD, phase == UPDATE, reads, assigned, makes, early, over)
 
     def _reads(self, fact: OperationFacts) -> tuple[_Read, ...]:
         if fact.operation in self._flow.parts:
@@ -274,10 +288,24 @@ class _Lives:
                 self._made_early(step.makes[0], *step.early, place)
         last_gradient = max((place for place, step in enumerate(self._order) if step.is_backward), default=-1)
         self._merge_taken_over()
+        self._overlap(last_gradient)
         intervals = [_Interval(tensor, begin, self._end[tensor],
                                waits_until=max(last_gradient, self._end[tensor]) if tensor in self._waiting else -1)
                      for tensor, begin in self._begin.items()]
-        return _Found([*intervals, *self._more, *self._of_loops()], self._reads, self._updated, len(self._order))
+        return _Found([*intervals, *self._more, *self._of_loops()], self._reads, self._updated, len(self._order),
+                      {tensor: self._steps.layer_of(tensor) for tensor, _ in self._reads}, last_gradient)
+
+    def _overlap(self, last_gradient: int) -> None:
+        """Lets all last until the next operation has begun; and what updates make, until the backward pass is over, for
+        an update waits for its gradient, which may wait for other devices that long."""
+        after = [min(place + 1, len(self._order) - 1) for place in range(len(self._order))]
+        updating = {tensor for step in self._order if step.is_update for tensor in step.makes}
+        for tensor, begin in self._begin.items():
+            if tensor in updating:
+                self._end[tensor] = max(self._end[tensor], last_gradient)
+            if begin <= self._end[tensor]:
+                self._end[tensor] = after[self._end[tensor]]
+        self._reads = {key: (begin, after[end]) for key, (begin, end) in self._reads.items()}
 
     def _spans_of_loops(self) -> tuple[dict[mtf.Operation, int], dict[mtf.Operation, int]]:
         """Loop -> the places at which the first of its operations begins and the last is done."""
@@ -308,7 +336,8 @@ class _Lives:
                 end[source] = done
             for name in names:
                 first, last = reads.get((name, layer), (place, place))
-                reads[name, layer] = min(first, place), max(last, place, done)
+                copied = 0 if isinstance(name.operation, mtf.Variable) else place
+                reads[name, layer] = min(first, copied), max(last, place, done)
 
     def _made_early(self, first: mtf.Tensor, awaited: Sequence[mtf.Operation], times: float, place: int) -> None:
         begin = max(self._place.get(operation, 0) for operation in awaited)
@@ -396,14 +425,24 @@ def _at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]], ph
     return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
 
 
-def _moments(intervals: Sequence[_Interval], nbytes: dict[mtf.Tensor, float], places: int) -> list[int]:
+def _moments(order: _Found, nbytes: Mapping[mtf.Tensor, float]) -> list[int]:
     """The number of the moment that each place belongs to; at a moment all is there that is there at any of its places.
+    What may be moved counts as if it were, and all that is made as if it had to be summed.
     """
+    places = order.places
     born, gone = [0.0] * (places + 1), [0.0] * (places + 1)
-    for interval in intervals:
+
+    def there(held: float, begin: int, end: int) -> None:
+        born[begin] += held
+        gone[end + 1 if end >= begin else begin] += held
+
+    for interval in order.intervals:
         held = interval.times * nbytes[interval.tensor]
-        born[interval.begin] += held
-        gone[interval.end + 1 if interval.end >= interval.begin else interval.begin] += held
+        there(held, interval.begin, interval.end)
+        there(held, interval.begin, interval.begin)
+    for (tensor, layer), (begin, end) in order.reads.items():
+        if layer != order.layers[tensor]:
+            there(nbytes[tensor], begin, end)
     found: list[int] = []
     live = together = largest = 0.0
     for place in range(places):

@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pase_mtf.cost.build import PricedNetwork
-from pase_mtf.errors import UsageError
+from pase_mtf.cost.build import PricedNetwork, build_network
+from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.peak import minimise_within_peak
+from pase_mtf.search.registry import relative_gap
+from pase_mtf.strategy.experts import data_parallel
 
-__all__ = ["frontier_of", "solve_within"]
+__all__ = ["Priced", "StrategiesWithin", "frontier_of", "solve_within"]
+
+_ROOM = (1.05, 1.3)
+"""How much more than the lightest, at one moment, strategies may need that are looked at for the peak."""
 
 
 def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any]) -> Solution:
     """The cheapest assignment that needs no more than so many bytes per device (None: however many)."""
     if memory_limit is None:
         return solve(priced.network, "exact", **options)
-    return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
-                                **options)
+    fitting = [one for one in _by_hand(priced) if priced.peak_memory(one.assignment)[0] <= memory_limit]
+    try:
+        found = minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory,
+                                     memory_limit, **options)
+    except InfeasibleError:
+        if not fitting:
+            raise
+        # Limits at single moments leave out copies of what is moved, which may be most of what is there.
+        bound = solve(priced.network, "exact", **options).lower_bound
+        return dataclasses.replace(fitting[0], lower_bound=bound, gap=relative_gap(fitting[0].cost, bound))
+    if fitting and fitting[0].cost < found.cost:
+        cost, bound = fitting[0].cost, found.lower_bound
+        return dataclasses.replace(found, assignment=fitting[0].assignment, cost=cost, gap=relative_gap(cost, bound),
+                                   optimal=False, certificate=None)
+    return found
 
 
 def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = None) -> tuple[FrontierPoint, ...]:
-    """The cheapest assignments within limits in equal steps: from what the lightest needs that is found, at the moment
-    at which most is there while nothing is split, to what the cheapest of all needs.
+    """The cheapest assignments within limits in equal steps: from what the lightest needs that is found, to what the
+    cheapest of all needs.
 
     Args:
       priced: where the costs are.
@@ -43,12 +66,113 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
         raise UsageError(f"a frontier of {points} points; ask for at least two")
     options: dict[str, Any] = {"time_limit": time_limit, "certificate": False}
     cheapest = solve(priced.network, "exact", **options)
-    lightest = least_memory(priced.network, priced.memory)[1]
-    most, least = (priced.peak_memory(assignment)[0] for assignment in (cheapest.assignment, lightest))
+    most = priced.peak_memory(cheapest.assignment)[0]
+    lightest = min((cheapest, *_light(priced, options)), key=lambda one: priced.peak_memory(one.assignment)[0])
+    least = priced.peak_memory(lightest.assignment)[0]
     found: list[FrontierPoint] = []
-    for limit in np.linspace(min(least, most), most, points).tolist():
-        solution = cheapest if limit == most else solve_within(priced, limit, options)
+    for limit in np.linspace(least, most, points).tolist():
+        solution = lightest if limit == least else cheapest if limit == most else solve_within(priced, limit, options)
         if found and found[-1].solution.cost < solution.cost:
             solution = dataclasses.replace(found[-1].solution, lower_bound=solution.lower_bound)
         found.append(FrontierPoint(limit, priced.peak_memory(solution.assignment)[0], solution))
     return tuple(found)
+
+
+def _given(priced: PricedNetwork, assignment: Sequence[int]) -> Solution:
+    """An assignment of which nothing is proven."""
+    return Solution(tuple(assignment), priced.network.cost(assignment), -math.inf, math.inf, False, 0.0, {})
+
+
+def _by_hand(priced: PricedNetwork) -> list[Solution]:
+    """Data parallelism, where the graph has a batch that splits, and it is offered."""
+    try:
+        configurations = data_parallel(priced.graph, priced.devices)
+    except InfeasibleError:
+        return []
+    known = [priced.find(layer, configuration) for layer, configuration in enumerate(configurations)]
+    choices = [choice for choice in known if choice is not None]
+    return [_given(priced, choices)] if len(choices) == len(known) else []
+
+
+def _light(priced: PricedNetwork, options: dict[str, Any]) -> list[Solution]:
+    """Assignments that need little: data parallelism; at the moment at which most is there while nothing is split,
+    and at that at which the one found for it holds most, the lightest; and the cheapest that need hardly more, for
+    copies of what the lightest moves may be more than it saves."""
+    found = _by_hand(priced)
+    moments = [priced.memory_model.fullest]
+    for moment in moments:
+        memory = priced.memory_with(moment)
+        least, lightest = least_memory(priced.network, memory)
+        found.append(_given(priced, lightest))
+        for room in _ROOM:
+            with contextlib.suppress(InfeasibleError):
+                found.append(dataclasses.replace(solve(
+                    priced.network, "exact", **options, memory=memory, memory_limit=room * least),
+                    lower_bound=-math.inf, gap=math.inf, optimal=False))
+        fullest = priced.peak_memory(lightest)[1]
+        if fullest not in moments and len(moments) < 2:
+            moments.append(fullest)
+    return found
+
+
+class Priced(NamedTuple):
+    """What the strategies of a program take.
+
+    Attributes:
+      seconds: of a step of the best strategy within a limit; inf: none was found.
+      least: seconds that a step within it takes at least; inf: there is none, proven.
+      nbytes: that the strategy needs per device.
+      network: what was searched; None: nothing was.
+    """
+
+    seconds: float
+    least: float
+    nbytes: float
+    network: PricedNetwork | None = None
+
+
+class StrategiesWithin:
+    """The strategies of one graph, searched within several limits.
+
+    Attributes:
+      free: without a limit.
+    """
+
+    def __init__(self, graph: ComputationGraph, machine: Machine, devices: int, time_limit: float) -> None:
+        """Prices the graph, and searches without a limit.
+
+        Args:
+          graph, machine, devices: as of `find_strategy`.
+          time_limit: seconds of every search.
+        """
+        self._network = build_network(graph, machine, devices)
+        self._options = {"certificate": False, "time_limit": time_limit}
+        self.free = self._priced(solve_within(self._network, None, self._options))
+
+    def within(self, limit: float) -> Priced:
+        """The fastest that needs no more than so many bytes per device."""
+        if self.free.nbytes <= limit:
+            return self.free
+        nothing = Priced(math.inf, math.inf, math.nan, self._network)
+        if self._least_bytes() > limit:
+            return nothing
+        try:
+            found = self._priced(solve_within(self._network, limit, self._options))
+        except InfeasibleError:  # found in that time, or as far as limits at some moments go
+            return nothing._replace(least=self.free.least)
+        return found._replace(least=max(found.least, self.free.least))
+
+    def _priced(self, solution: Solution) -> Priced:
+        return Priced(solution.cost, solution.lower_bound, self._network.peak_memory(solution.assignment)[0],
+                      self._network)
+
+    def _least_bytes(self) -> float:
+        """What a device holds at least under any strategy: the least at each of some moments, the first of them that at
+        which most is there while nothing is split, the next that at which the strategy that needs it holds most."""
+        network, least, seen = self._network, 0.0, set[int]()
+        moment = network.memory_model.fullest
+        while moment not in seen:
+            seen.add(moment)
+            nbytes, lightest = least_memory(network.network, network.memory_with(moment))
+            least, moment = max(least, nbytes), network.peak_memory(lightest)[1]
+        return least

@@ -14,7 +14,13 @@ def _device(name, *nodes):
         return SimpleNamespace(
             allocation_records=[SimpleNamespace(alloc_micros=at, alloc_bytes=size) for at, size in records])
     return SimpleNamespace(device=f"/job:localhost/replica:0/task:0/device:{name}",
-                           node_stats=[SimpleNamespace(memory=[memory(records)]) for records in nodes])
+                           node_stats=[_node(memory=[memory(records)]) for records in nodes])
+
+
+def _node(name="node", label="", end=0, nbytes=0, memory=()):
+    described = SimpleNamespace(allocation_description=SimpleNamespace(requested_bytes=nbytes))
+    return SimpleNamespace(node_name=name, timeline_label=label, all_start_micros=0, op_end_rel_micros=end,
+                           memory=list(memory), output=[SimpleNamespace(slot=0, tensor_description=described)])
 
 
 def _metadata(*devices):
@@ -34,9 +40,31 @@ def test_variables_are_added():
     assert peak_bytes_per_device(metadata, {"/device:CPU:0": 1000, "/device:CPU:3": 7}) == {"CPU:0": 1100, "CPU:3": 7}
 
 
-def test_the_new_value_of_a_variable_takes_the_place_of_the_old():
-    metadata = _metadata(_device("CPU:0", [(1, 100)], [(2, 50), (3, -50)]))
-    assert peak_bytes_per_device(metadata, {"/device:CPU:0": 100}) == {"CPU:0": 150}
+def test_the_new_value_of_a_variable_takes_the_place_of_the_old_when_it_is_assigned():
+    device = _device("CPU:0", [(1, 100)], [(2, 50), (3, -50)], [(5, 70), (6, -70)])
+    device.node_stats += [_node("new", nbytes=100),
+                          _node("assign", "assign = AssignVariableOp(variable, new)", end=4)]
+    # The old and the new value and 50 more at 2; at 5 the old one is gone.
+    assert peak_bytes_per_device(_metadata(device), {"/device:CPU:0": 100}) == {"CPU:0": 250}
+    device.node_stats[-1] = _node("assign", "assign = AssignVariableOp(variable, new, ^other)", end=2)
+    assert peak_bytes_per_device(_metadata(device), {"/device:CPU:0": 100}) == {"CPU:0": 200}
+
+
+def test_values_of_a_real_step_are_given_back_when_they_are_assigned():
+    """The old value, the product that waits to become the new one, and what is added to it last."""
+    size = 256 * 256 * 4
+    with tf.Graph().as_default():
+        with tf.device("/device:CPU:1"):
+            variable = tf.get_variable("v", initializer=np.ones((256, 256), np.float32), use_resource=True)
+            kept = variable * 0.9
+            with tf.control_dependencies([kept]):
+                product = tf.matmul(variable, variable)
+            step = variable.assign(kept + product).op
+        with tf.Session(config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+            session.run(tf.global_variables_initializer())
+            metadata = tf.RunMetadata()
+            session.run(step, None, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+    assert 3 * size <= peak_bytes_per_device(metadata, {"/device:CPU:1": size})["CPU:1"] < 3.1 * size
 
 
 def test_processes_are_told_apart():

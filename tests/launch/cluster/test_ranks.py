@@ -63,14 +63,15 @@ def clusters():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", SIZES)
-def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model):
+@pytest.mark.parametrize(("model", "recompute"), [
+    *((model, "none") for model in SIZES), ("transformer", "all"), ("rnnlm", "all")])
+def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model, recompute):
     """In the model's own float32: sums are made in the order of the devices, wherever they are."""
     sizes = tmp_path / f"{model}.json"
     sizes.write_text(json.dumps({"preset": "tiny", **SIZES[model]}))
     plan = resolve(parse_command_line([
         f"--model={model}", f"--preset={sizes}", f"--mesh={DEVICES}", "--devices=cpu", "--machine=h100",
-        "--compare=none", f"--output_dir={tmp_path / 'run'}"]))
+        "--compare=none", f"--recompute={recompute}", f"--output_dir={tmp_path / 'run'}"]))
     graph, _ = export_with_program(plan)
     data = open_data(None, models.get(model), plan.config, plan.options.batch, 0)
     batches = list(itertools.islice(data.batches(), STEPS))
