@@ -111,7 +111,6 @@ class _Scratch(NamedTuple):
       lifts, sums: uint16, likewise.
       used: bool, likewise.
       listed: int64, likewise.
-      minimum: float64 [vertices], the least cost at a vertex when it was last visited.
       choice: int64 [vertices], the configurations that the pass chooses.
       other_used, wanted: as `used` and `listed`.
       pulled: int64 [1], matrix entries that pulls have read.
@@ -122,7 +121,6 @@ class _Scratch(NamedTuple):
     sums: np.ndarray
     used: np.ndarray
     listed: np.ndarray
-    minimum: np.ndarray
     choice: np.ndarray
     other_used: np.ndarray
     wanted: np.ndarray
@@ -139,8 +137,8 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
     for v in range(vertices):
         choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
     return _Scratch(np.empty(widest), np.empty(widest, np.uint16), np.empty(widest, np.uint16),
-                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.zeros(vertices), choice,
-                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.zeros(1, np.int64))
+                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), choice, np.zeros(widest, np.bool_),
+                    np.empty(widest, np.int64), np.zeros(1, np.int64))
 
 
 @compiled(inline=True)
@@ -261,11 +259,11 @@ def _visited(p: Packed, state: PassState, scratch: _Scratch, seen: Seen, v: int,
     if len(seen.kinds) == 0:
         return False
     twin = visited_alike(p, state, seen, v, behind, exactly)
-    if twin < 0 or (not exactly and most < np.inf and min(before, bound + scratch.minimum[twin]) != min(
+    if twin < 0 or (not exactly and most < np.inf and min(before, bound + state.minimum[twin]) != min(
             before, state.bounds[twin])):
         return False
     copy_visit(p, state, v, twin, exactly)
-    scratch.minimum[v], scratch.choice[v] = scratch.minimum[twin], scratch.choice[twin]
+    state.minimum[v], scratch.choice[v] = state.minimum[twin], scratch.choice[twin]
     return True
 
 
@@ -279,7 +277,7 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
     chooses what costs it least, whatever was chosen behind it.
     """
     vertices, exactly = len(p.first) - 1, len(steps.counts) == 0
-    running, rest = p.constant, scratch.minimum.sum()
+    running, rest = p.constant, state.minimum.sum()
     # Where layers repeat, they are pruned by the bound before the sweep: one like the other.
     before = running + rest if grain > 0.0 else np.inf
     forget(seen, state)
@@ -288,9 +286,9 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
             undo(seen, state)
             return running + rest, False
         v = step if behind == 1 else vertices - 1 - step
-        rest -= scratch.minimum[v]
+        rest -= state.minimum[v]
         if _visited(p, state, scratch, seen, v, behind, exactly, before, running + rest, most):
-            running += scratch.minimum[v]
+            running += state.minimum[v]
             state.bounds[v] = running + rest
             continue
         theta = p.unary[p.first[v]:p.first[v + 1]].copy()
@@ -300,7 +298,7 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
         delta, pick = _decide(theta, score, active, exactly)
         scratch.choice[v] = pick
         running += delta
-        scratch.minimum[v] = delta
+        state.minimum[v] = delta
         state.bounds[v] = running + rest
         state.reduced_at[v] = state.halves[0] * len(p.unary) + p.first[v]
         for k in range(len(theta)):
@@ -342,7 +340,9 @@ def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, 
     scratch = _scratch(p)
     # What is chosen for the sake of what was chosen before depends on more than what is compared.
     seen = nothing_seen(p, state.kinds if sweeps == 0 else state.kinds[:0])
-    bound, known, made = -np.inf, False, 0
+    bound, known, made = -np.inf, not np.isnan(state.minimum.sum()), 0
+    if not known:
+        state.minimum[:] = 0.0
     for half in range(2 * passes):
         # The side at which a vertex stands on the edges behind it, and on those ahead.
         behind, ahead = 1 - half % 2, half % 2
@@ -361,6 +361,8 @@ def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, 
         made += ahead
         if best_cost - bound <= enough:
             break
+    if not known:
+        state.minimum[:] = np.nan
     return PassResult(bound, best_cost, made, scratch.pulled[0])
 
 
