@@ -45,7 +45,7 @@ _HELD = 4.0
 def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Adds to every configuration the value of its class."""
     for k in range(len(out)):
-        out[k] += values[classes[k]]
+        out[k] += values[np.uint32(classes[k])]  # an unsigned index is never counted from the end
 
 
 @compiled
@@ -58,32 +58,28 @@ def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray,
     for r in range(len(found)):
         least[r] = np.inf
     for k in range(len(theta)):
-        if theta[k] < least[classes[k]]:
-            least[classes[k]] = theta[k]
+        c = np.uint32(classes[k])
+        least[c] = min(least[c], theta[k])
+    per_grain = 1.0 / grain if grain > 0.0 else 0.0  # that is a power of two
     for r in range(len(found)):
-        sent[r] = found[r]
-        if least[r] < np.inf:
-            sent[r] -= share * (least[r] - delta)
-            if len(latest) and sent[r] <= latest[r] < sent[r] + _HELD * grain:
-                sent[r] = latest[r]
-            elif grain > 0.0:
-                sent[r] = grain * np.ceil(sent[r] / grain)
+        left = found[r] - share * (least[r] - delta)
+        rounded = grain * np.ceil(left * per_grain) if grain > 0.0 else left
+        if len(latest):
+            rounded = latest[r] if left <= latest[r] < left + _HELD * grain else rounded
+        sent[r] = rounded if least[r] < np.inf else found[r]
 
 
 @compiled
 def _active_classes(active: np.ndarray, classes: np.ndarray, used: np.ndarray, listed: np.ndarray
                     ) -> int:  # pragma: no cover (compiled)
     """Lists the classes that some active configuration has. Returns how many."""
+    used[:len(listed)] = False
+    for k in range(len(active)):
+        used[np.uint32(classes[k])] |= active[k]
     count = 0
     for c in range(len(listed)):
-        used[c] = False
-    for k in range(len(active)):
-        if active[k]:
-            used[classes[k]] = True
-    for c in range(len(listed)):
-        if used[c]:
-            listed[count] = c
-            count += 1
+        listed[count] = c
+        count += used[c]
     return count
 
 
