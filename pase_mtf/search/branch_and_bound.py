@@ -208,6 +208,7 @@ class Minimiser:
             while True:
                 before = int(part.domains().sum())
                 self._pass(part, passes)
+                self._look(part, room)
                 self._report(min(part.bound, others))
                 if self.cost - part.bound <= self._target():
                     self._keep_potentials(part)
@@ -266,13 +267,24 @@ class Minimiser:
                                self._budget.seconds, rounding, 0 if look else _POLISHING)
         self.statistics["passes"] += found.passes
         self._offer(p, part.state.best, found.cost)
-        if look and part.look_now():
-            before = self.cost
-            self._look_for_better(p, part.state)
-            part.looked(self.cost < before)
-        if part.large:
-            prune(p, part.state, self.cost - self._target(), rounding != 0.0)
+        self._prune(part, rounding)
         part.bound = max(part.bound, float(found.bound))
+
+    def _prune(self, part: Part, rounding: float) -> None:
+        if part.large:
+            prune(part.p, part.state, self.cost - self._target(), rounding != 0.0)
+
+    def _look(self, part: Part, room: float) -> None:
+        """Looks for a better assignment of a large part, unless what is left of it can be eliminated."""
+        domains = part.domains()
+        if not (part.large and self._thorough and part.look_now()) or part.affordable(
+                part.elimination(domains, anew=True), domains, room, self._budget.seconds):
+            return
+        before = self.cost
+        self._look_for_better(part.p, part.state)
+        part.looked(self.cost < before)
+        if self.cost < before:
+            self._prune(part, part.rounding(before - part.bound))
 
     def _keep_potentials(self, part: Part) -> None:
         """Keeps the potentials of the whole network if they prove the cost by themselves."""
