@@ -82,7 +82,8 @@ class Minimiser:
     """
 
     def __init__(self, packed: Packed, *, budget: Budget | None = None, gap: float = 0.0, cutoff: float = np.inf,
-                 unit: float | None = None, progress: Progress | None = None, thorough: bool = True) -> None:
+                 unit: float | None = None, progress: Progress | None = None, thorough: bool = True,
+                 messages: Potentials | None = None) -> None:
         """Prepares.
 
         Args:
@@ -93,6 +94,7 @@ class Minimiser:
           unit: what all costs are multiples of, if known (see packed.quantum).
           progress: called after every step.
           thorough: search among a few promising configurations first where the network is large.
+          messages: potentials to begin with; 0 if not given.
 
         Raises:
           InfeasibleError: no finite assignment can exist.
@@ -101,7 +103,7 @@ class Minimiser:
         """
         self._packed, self._active = packed, np.ones(len(packed.unary), bool)
         self._budget, self._thorough = budget or Budget(), thorough
-        self._reduction = self._reduced()
+        self._reduction = self._reduced(messages)
         self.root = self._reduction.network
         self.cost, self.bound, self.proven = cutoff, -np.inf, False
         self.best: np.ndarray | None = None
@@ -113,7 +115,7 @@ class Minimiser:
         self.potentials: Potentials | None = None
         self._start = time.perf_counter()
         self._most_read = float(_FIRST_DESCENT)
-        self._root_messages = Potentials.none(self.root)
+        self._root_messages = self._reduction.messages
         # Where configuration i of vertex v of the input stands among the root's.
         self._place: np.ndarray | None = None  # where nothing was removed, it stands where it stood
         self._offset = packed.first
@@ -122,14 +124,13 @@ class Minimiser:
             owner = np.repeat(np.arange(self.root.vertices), self.root.domains)
             self._place[packed.first[owner] + self.root.original] = np.arange(len(self.root.unary))
 
-    def _reduced(self) -> Reduction:
+    def _reduced(self, messages: Potentials | None) -> Reduction:
         """The network without what can never be finite; sets what memory is left beside it."""
         packed, budget = self._packed, self._budget
         state = 40 * len(packed.unary) + 16 * packed.potentials  # of the first passes
         budget.require(state)
         try:
-            found = reduce(packed, self._active, keep=True,
-                           budget=budget.less(state))
+            found = reduce(packed, self._active, messages, keep=True, budget=budget.less(state))
         except MemoryError:
             budget.require(state + packed.bytes)
             raise
@@ -285,8 +286,7 @@ class Minimiser:
                 part.elimination(domains, anew=True), domains, room, self._budget.seconds):
             return
         before = self.cost
-        self._look_for_better(part.p, part.state)
-        part.looked(self.cost < before)
+        part.looked(self._look_for_better(part.p, part.state))
         if self.cost < before:
             self._prune(part, part.rounding(before - part.bound))
 
@@ -296,25 +296,28 @@ class Minimiser:
             self.potentials = lift(self._packed, self._active, Potentials.none(self._packed),
                                    self._reduction._replace(messages=part.state.potentials))
 
-    def _look_for_better(self, p: Packed, state: PassState) -> None:
+    def _look_for_better(self, p: Packed, state: PassState) -> bool:
         """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
-        them."""
+        them. Whether others improve on what is found there, so that it pays to look again soon."""
         few = promising(p, state, _PROMISING)
         try:
-            part = reduce(p, few).network
+            part, messages, *_ = reduce(p, few, state.potentials)
         except InfeasibleError:  # of these few no assignment is finite: that says nothing of the others
-            return
+            return False
         own = part.original
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
         search = Minimiser(part, budget=Budget(self._budget.deadline, self._room * (1 - _WAITING)), cutoff=self.cost,
-                           unit=self._unit, thorough=False)
+                           unit=self._unit, thorough=False, messages=messages)
         try:
             search.run(most_nodes=1)
         except InfeasibleError:
-            return
-        if search.best is not None:
-            choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
-            self._offer(p, choice, improve(p, choice, _SWEEPS))
+            return False
+        if search.best is None:
+            return False
+        choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
+        cost = improve(p, choice, _SWEEPS)
+        self._offer(p, choice, cost)
+        return cost < search.cost - self._target()
 
     def _eliminate_at_once(self) -> bool:
         """Eliminates all vertices of the root if that takes next to nothing."""

@@ -141,9 +141,9 @@ class Part:
         self.waiting -= 1
         return self.waiting < 0
 
-    def looked(self, better: bool) -> None:
-        """Notes what came of it."""
-        self.waiting = self.patience = 0 if better else 2 * self.patience + 1
+    def looked(self, again: bool) -> None:
+        """Notes whether to look again after the next pass."""
+        self.waiting = self.patience = 0 if again else 2 * self.patience + 1
 
 
 def _counted(p: Packed, room: float) -> Steps:
