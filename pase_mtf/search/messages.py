@@ -75,7 +75,8 @@ def _active_classes(active: np.ndarray, classes: np.ndarray, used: np.ndarray, l
     """Lists the classes that some active configuration has. Returns how many."""
     used[:len(listed)] = False
     for k in range(len(active)):
-        used[np.uint32(classes[k])] |= active[k]
+        if active[k]:
+            used[np.uint32(classes[k])] = True
     count = 0
     for c in range(len(listed)):
         listed[count] = c
@@ -145,6 +146,25 @@ def _flags(p: Packed, state: PassState, v: int) -> np.ndarray:  # pragma: no cov
 
 
 @compiled
+def _looked_at(state: PassState, active: np.ndarray, v: int, exactly: bool
+               ) -> np.ndarray:  # pragma: no cover (compiled)
+    """int64, the configurations of a vertex that a visit looks at: those that are active, or `exactly` all."""
+    if exactly or state.active_at[v] == 0:
+        return np.arange(len(active))
+    return np.flatnonzero(active)
+
+
+@compiled
+def _classes(p: Packed, e: int, side: int, some: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """The classes of some configurations of an end of an edge (ascending; not copied if they are all)."""
+    v, begin = p.ends[side, e], p.classes_at[side, e]
+    own = p.classes[begin:begin + p.first[v + 1] - p.first[v]]
+    if len(some) < len(own):
+        own = own[some]
+    return own
+
+
+@compiled
 def _receive(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: Seen, e: int, side: int, narrow: bool
              ) -> None:  # pragma: no cover (compiled)
     """Sets the potentials of one side of an edge to all that the edge can give; to be narrow, in steps, of its rows
@@ -183,11 +203,14 @@ def _receive(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
 
 @compiled
 def _collect(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: Seen, v: int, behind: int,
-             theta: np.ndarray, score: np.ndarray, decode: bool, narrow: bool) -> None:  # pragma: no cover (compiled)
-    """Receives from the edges behind a vertex, and adds up what its configurations cost: with the potentials of all its
-    edges (theta); to decode, with the choices made behind it and the potentials of the edges ahead (score)."""
+             some: np.ndarray, theta: np.ndarray, score: np.ndarray, decode: bool, narrow: bool
+             ) -> None:  # pragma: no cover (compiled)
+    """Receives from the edges behind a vertex, and adds up what some of its configurations cost: with the potentials of
+    all its edges (theta); to decode, with the choices made behind it and the potentials of the edges ahead (score)."""
     if decode:
-        lines(p, v, behind, scratch.choice, score)
+        costs = p.unary[p.first[v]:p.first[v + 1]].copy()
+        lines(p, v, behind, scratch.choice, costs)
+        score[:] = costs[some]
     for side in range(2):
         for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
             e = p.adjacent[side, position]
@@ -195,44 +218,42 @@ def _collect(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
                 _receive(p, steps, state, scratch, seen, e, side, narrow)
             at = state.messages_at[side, e]
             potentials = state.messages[at:at + p.extents[side, e]]
-            own = p.classes[p.classes_at[side, e]:p.classes_at[side, e] + len(theta)]
+            own = _classes(p, e, side, some)
             _add(theta, potentials, own)
             if decode and side != behind:
                 _add(score, potentials, own)
 
 
 @compiled
-def _decide(theta: np.ndarray, score: np.ndarray, active: np.ndarray, exactly: bool
-            ) -> tuple[float, int]:  # pragma: no cover (compiled)
-    """The least entry of theta, and the configuration of the best score; without `exactly`, among the active."""
+def _decide(theta: np.ndarray, score: np.ndarray) -> tuple[float, int]:  # pragma: no cover (compiled)
+    """The least entry of theta, and where the best score is."""
     delta, pick, lowest = np.inf, 0, np.inf
     for k in range(len(theta)):
-        if exactly or active[k]:
-            delta = min(delta, theta[k])
-            if score[k] < lowest:
-                lowest, pick = score[k], k
+        delta = min(delta, theta[k])
+        if score[k] < lowest:
+            lowest, pick = score[k], k
     return delta, pick
 
 
 @compiled
-def _prune_rough(theta: np.ndarray, delta: float, room: float, active: np.ndarray) -> None:  # pragma: no cover
-    """Prunes configurations of one vertex whose reduced cost is above `room`, and makes all inactive ones infinite.
-    Never the last one: where nothing cheaper can be, the bound says so."""
+def _prune_rough(some: np.ndarray, theta: np.ndarray, delta: float, room: float, active: np.ndarray
+                 ) -> None:  # pragma: no cover (compiled)
+    """Prunes those of the active configurations of a vertex whose reduced cost is above `room`, and makes them
+    infinite. Never the last one: where nothing cheaper can be, the bound says so."""
     for k in range(len(theta)):
         if theta[k] > delta and theta[k] - delta > room:
-            active[k] = False
-        if not active[k]:
+            active[some[k]] = False
             theta[k] = np.inf
 
 
 @compiled
-def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ahead: int, theta: np.ndarray,
-          delta: float, grain: float, step: float) -> None:  # pragma: no cover (compiled)
-    """Sends the reduced costs of a vertex to the edges ahead, in equal parts, rounded to grains or to steps."""
+def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ahead: int, some: np.ndarray,
+          theta: np.ndarray, delta: float, grain: float, step: float) -> None:  # pragma: no cover (compiled)
+    """Sends the reduced costs of some configurations of a vertex to the edges ahead, in equal parts, rounded to grains or to steps."""
     share = 1.0 / max(p.adjacent_at[0, v + 1] - p.adjacent_at[0, v], p.adjacent_at[1, v + 1] - p.adjacent_at[1, v], 1)
     for number in range(p.adjacent_at[ahead, v + 1] - p.adjacent_at[ahead, v]):
         e = p.adjacent[ahead, p.adjacent_at[ahead, v] + number]
-        size, at, classes_at = p.extents[ahead, e], state.messages_at[ahead, e], p.classes_at[ahead, e]
+        size, at = p.extents[ahead, e], state.messages_at[ahead, e]
         place, latest = state.halves[0] * p.potentials + p.potentials_at[ahead, e], state.messages[:0]
         if len(seen.kinds) and grain > 0.0:
             like = p.adjacent[ahead, p.adjacent_at[ahead, seen.kinds[v]] + number]
@@ -240,7 +261,7 @@ def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ah
                 begin = state.messages_at[ahead, seen.latest[like]]
                 latest = state.messages[begin:begin + size]
             seen.latest[like] = e
-        _send_to(theta, delta, share, p.classes[classes_at:classes_at + len(theta)], state.messages[at:at + size],
+        _send_to(theta, delta, share, _classes(p, e, ahead, some), state.messages[at:at + size],
                  state.messages[place:place + size], least, max(grain, step), latest)
         state.messages_at[ahead, e] = place
         if len(seen.kinds) or size * p.extents[1 - ahead, e] >= _SHARED:
@@ -276,6 +297,8 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
     running, rest = p.constant, state.minimum.sum()
     # Where layers repeat, they are pruned by the bound before the sweep: one like the other.
     before = running + rest if grain > 0.0 else np.inf
+    # What is not looked at keeps potentials that a copied visit need not have.
+    narrow = grain == 0.0 and len(seen.kinds) == 0
     forget(seen, state)
     for step in range(vertices):
         if end < np.inf and seconds_now() > end:
@@ -287,25 +310,28 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
             running += state.minimum[v]
             state.bounds[v] = running + rest
             continue
-        theta = p.unary[p.first[v]:p.first[v + 1]].copy()
-        score = theta.copy() if decode else theta
-        _collect(p, steps, state, scratch, seen, v, behind, theta, score, decode, grain == 0.0)
         active = _flags(p, state, v)
-        delta, pick = _decide(theta, score, active, exactly)
-        scratch.choice[v] = pick
+        some = _looked_at(state, active, v, exactly)
+        theta = p.unary[p.first[v] + some]
+        score = theta.copy() if decode else theta
+        _collect(p, steps, state, scratch, seen, v, behind, some, theta, score, decode, narrow)
+        delta, pick = _decide(theta, score)
+        scratch.choice[v] = some[pick] if len(some) else 0
         running += delta
         state.minimum[v] = delta
         state.bounds[v] = running + rest
         state.reduced_at[v] = state.halves[0] * len(p.unary) + p.first[v]
+        if len(some) < len(active):
+            state.reduced_costs[state.reduced_at[v]:state.reduced_at[v] + len(active)] = np.inf
         for k in range(len(theta)):
-            state.reduced_costs[state.reduced_at[v] + k] = theta[k] - delta
+            state.reduced_costs[state.reduced_at[v] + some[k]] = theta[k] - delta
         if not exactly:
             active = active.copy()
-            _prune_rough(theta, delta, most - min(before, state.bounds[v]), active)
+            _prune_rough(some, theta, delta, most - min(before, state.bounds[v]), active)
             set_flags(p, state, v, active)
             share_flags(p, state, seen, v)
         # Whole steps are pulled without any loss: what is least anywhere stays as it is.
-        _send(p, state, seen, scratch.least, v, 1 - behind, theta, delta, grain, 0.0 if exactly else steps.step)
+        _send(p, state, seen, scratch.least, v, 1 - behind, some, theta, delta, grain, 0.0 if exactly else steps.step)
     state.halves[0] = 1 - state.halves[0]
     if not exactly:
         state.halves[1] = 1 - state.halves[1]

@@ -166,7 +166,7 @@ def entries_left(p: Packed, domains: np.ndarray) -> int:
     return int((size[0] * size[1]).sum())
 
 
-def _worth_reducing(p: Packed, domains: np.ndarray, counted: bool) -> bool:
+def _worth_reducing(p: Packed, domains: np.ndarray, counted: bool = False) -> bool:
     """Whether the network without the inactive configurations takes so much less work that copying it pays: that costs
     some five passes over it, and what a pass in steps reads of an active row takes a thirtieth of a copied entry.
     Whether it takes no more memory than now, too (matrices that were shared may part: those that keep differently many
