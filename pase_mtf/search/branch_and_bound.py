@@ -21,11 +21,11 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.depth_first import descend, descent_bytes
-from pase_mtf.search.elimination import Plan, eliminate, plan_elimination
+from pase_mtf.search.elimination import Plan, eliminate
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.neighbourhood import improve
 from pase_mtf.search.packed import Packed, Potentials, Reduction, lift, quantum, reduce, simple_bound
-from pase_mtf.search.part import Part, entries_left
+from pase_mtf.search.part import Part, entries_left, plan_at_once
 from pase_mtf.search.pass_state import PassState, promising, prune
 from pase_mtf.search.pulls import EXACTLY
 from pase_mtf.search.registry import Progress, relative_gap
@@ -35,8 +35,6 @@ __all__ = ["Minimiser"]
 
 # What floating point leaves undecided: costs closer than this, relative to the sum of their absolute parts, are equal.
 _TOLERANCE = 1e-12
-# Sums of an elimination that is quicker than any pass.
-_AT_ONCE = 1 << 16
 # Matrix entries that the first search depth first may read; the next one may four times as many.
 _FIRST_DESCENT = 1 << 27
 # Entries that one node of it may read per second that is left: it looks at the clock once a node.
@@ -205,7 +203,8 @@ class Minimiser:
           others: the bound of all other parts.
         """
         top, part, room = active is None, None, self._room * (1 - _WAITING)
-        if top and self._eliminate_at_once():
+        if top and (at_once := plan_at_once(self.root)) is not None:
+            self._eliminate(self.root, at_once)
             return _NOTHING_LEFT
         try:
             part = self._part(bound, active)
@@ -318,16 +317,6 @@ class Minimiser:
         cost = improve(p, choice, _SWEEPS)
         self._offer(p, choice, cost)
         return cost < search.cost - self._target()
-
-    def _eliminate_at_once(self) -> bool:
-        """Eliminates all vertices of the root if that takes next to nothing."""
-        p = self.root
-        if int((p.extents[0] * p.extents[1]).sum()) > _AT_ONCE:
-            return False
-        plan = plan_elimination(p.domains, p.ends.T, most_operations=_AT_ONCE, most_entries=_AT_ONCE)
-        if plan.complete:
-            self._eliminate(p, plan)
-        return plan.complete
 
     def _eliminate(self, p: Packed, plan: Plan) -> None:
         self.statistics["eliminations"] += 1

@@ -14,8 +14,10 @@ from pase_mtf.search.pass_state import PassState, active_domains
 from pase_mtf.search.pulls import EXACTLY, Steps, grain, in_steps, step_of
 from pase_mtf.search.repeats import share_all, vertex_kinds
 
-__all__ = ["Part", "entries_left"]
+__all__ = ["Part", "entries_left", "plan_at_once"]
 
+# Sums of an elimination that is quicker than any pass.
+_AT_ONCE = 1 << 16
 # Sums that may be formed, and table entries kept, where elimination replaces further passes at once ...
 _CHEAP_OPERATIONS = 1 << 20
 # ... and where it replaces branching.
@@ -144,6 +146,14 @@ class Part:
     def looked(self, again: bool) -> None:
         """Notes whether to look again after the next pass."""
         self.waiting = self.patience = 0 if again else 2 * self.patience + 1
+
+
+def plan_at_once(p: Packed) -> Plan | None:
+    """How to eliminate all vertices of a network, if that takes next to nothing."""
+    if int((p.extents[0] * p.extents[1]).sum()) > _AT_ONCE:
+        return None
+    plan = plan_elimination(p.domains, p.ends.T, most_operations=_AT_ONCE, most_entries=min(_AT_ONCE, _MOST_ENTRIES))
+    return plan if plan.complete else None
 
 
 def _counted(p: Packed, room: float) -> Steps:
