@@ -1,5 +1,6 @@
 """Branch and bound for the cheapest assignment; exact.py tells the whole search.
 
+0. A network that takes next to nothing to eliminate is eliminated.
 1. Bounds by message passing, assignments by greedy decoding and local improvement (messages.py). On most networks of
    real models the two meet within a dozen passes.
 2. Configurations that can be in no better assignment are pruned; vertices with one configuration left are folded away.
