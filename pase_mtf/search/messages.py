@@ -249,7 +249,8 @@ def _prune_rough(some: np.ndarray, theta: np.ndarray, delta: float, room: float,
 @compiled
 def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ahead: int, some: np.ndarray,
           theta: np.ndarray, delta: float, grain: float, step: float) -> None:  # pragma: no cover (compiled)
-    """Sends the reduced costs of some configurations of a vertex to the edges ahead, in equal parts, rounded to grains or to steps."""
+    """Sends the reduced costs of some configurations of a vertex to the edges ahead, in equal parts, rounded to grains
+    or to steps."""
     share = 1.0 / max(p.adjacent_at[0, v + 1] - p.adjacent_at[0, v], p.adjacent_at[1, v + 1] - p.adjacent_at[1, v], 1)
     for number in range(p.adjacent_at[ahead, v + 1] - p.adjacent_at[ahead, v]):
         e = p.adjacent[ahead, p.adjacent_at[ahead, v] + number]
