@@ -1,5 +1,6 @@
 """Branch and bound for the cheapest assignment; exact.py tells the whole search.
 
+0. A network that takes next to nothing to eliminate is eliminated.
 1. Bounds by message passing, assignments by greedy decoding and local improvement (messages.py). On most networks of
    real models the two meet within a dozen passes.
 2. Configurations that can be in no better assignment are pruned; vertices with one configuration left are folded away.
@@ -25,7 +26,7 @@ from pase_mtf.search.elimination import Plan, eliminate
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.neighbourhood import improve
 from pase_mtf.search.packed import Packed, Potentials, Reduction, lift, quantum, reduce, simple_bound
-from pase_mtf.search.part import Part, entries_left
+from pase_mtf.search.part import Part, entries_left, plan_at_once
 from pase_mtf.search.pass_state import PassState, promising, prune
 from pase_mtf.search.pulls import EXACTLY
 from pase_mtf.search.registry import Progress, relative_gap
@@ -80,7 +81,8 @@ class Minimiser:
     """
 
     def __init__(self, packed: Packed, *, budget: Budget | None = None, gap: float = 0.0, cutoff: float = np.inf,
-                 unit: float | None = None, progress: Progress | None = None, thorough: bool = True) -> None:
+                 unit: float | None = None, progress: Progress | None = None, thorough: bool = True,
+                 messages: Potentials | None = None) -> None:
         """Prepares.
 
         Args:
@@ -91,6 +93,7 @@ class Minimiser:
           unit: what all costs are multiples of, if known (see packed.quantum).
           progress: called after every step.
           thorough: search among a few promising configurations first where the network is large.
+          messages: potentials to begin with; 0 if not given.
 
         Raises:
           InfeasibleError: no finite assignment can exist.
@@ -99,7 +102,7 @@ class Minimiser:
         """
         self._packed, self._active = packed, np.ones(len(packed.unary), bool)
         self._budget, self._thorough = budget or Budget(), thorough
-        self._reduction = self._reduced()
+        self._reduction = self._reduced(messages)
         self.root = self._reduction.network
         self.cost, self.bound, self.proven = cutoff, -np.inf, False
         self.best: np.ndarray | None = None
@@ -111,7 +114,7 @@ class Minimiser:
         self.potentials: Potentials | None = None
         self._start = time.perf_counter()
         self._most_read = float(_FIRST_DESCENT)
-        self._root_messages = Potentials.none(self.root)
+        self._root_messages = self._reduction.messages
         # Where configuration i of vertex v of the input stands among the root's.
         self._place: np.ndarray | None = None  # where nothing was removed, it stands where it stood
         self._offset = packed.first
@@ -120,14 +123,13 @@ class Minimiser:
             owner = np.repeat(np.arange(self.root.vertices), self.root.domains)
             self._place[packed.first[owner] + self.root.original] = np.arange(len(self.root.unary))
 
-    def _reduced(self) -> Reduction:
+    def _reduced(self, messages: Potentials | None) -> Reduction:
         """The network without what can never be finite; sets what memory is left beside it."""
         packed, budget = self._packed, self._budget
         state = 40 * len(packed.unary) + 16 * packed.potentials  # of the first passes
         budget.require(state)
         try:
-            found = reduce(packed, self._active, keep=True,
-                           budget=budget.less(state))
+            found = reduce(packed, self._active, messages, keep=True, budget=budget.less(state))
         except MemoryError:
             budget.require(state + packed.bytes)
             raise
@@ -202,12 +204,16 @@ class Minimiser:
           others: the bound of all other parts.
         """
         top, part, room = active is None, None, self._room * (1 - _WAITING)
+        if top and (at_once := plan_at_once(self.root)) is not None:
+            self._eliminate(self.root, at_once)
+            return _NOTHING_LEFT
         try:
             part = self._part(bound, active)
             passes = 1  # the first pass finds the scale of costs
             while True:
                 before = int(part.domains().sum())
                 self._pass(part, passes)
+                self._look(part, room)
                 self._report(min(part.bound, others))
                 if self.cost - part.bound <= self._target():
                     self._keep_potentials(part)
@@ -266,13 +272,23 @@ class Minimiser:
                                self._budget.seconds, rounding, 0 if look else _POLISHING)
         self.statistics["passes"] += found.passes
         self._consider(p, part.state.best, found.cost)
-        if look and part.look_now():
-            before = self.cost
-            self._look_for_better(p, part.state)
-            part.looked(self.cost < before)
-        if part.large:
-            prune(p, part.state, self.cost - self._target(), rounding != 0.0)
+        self._prune(part, rounding)
         part.bound = max(part.bound, float(found.bound))
+
+    def _prune(self, part: Part, rounding: float) -> None:
+        if part.large:
+            prune(part.p, part.state, self.cost - self._target(), rounding != 0.0)
+
+    def _look(self, part: Part, room: float) -> None:
+        """Looks for a better assignment of a large part, unless what is left of it can be eliminated."""
+        domains = part.domains()
+        if not (part.large and self._thorough and part.look_now()) or part.affordable(
+                part.elimination(domains, anew=True), domains, room, self._budget.seconds):
+            return
+        before = self.cost
+        part.looked(self._look_for_better(part.p, part.state))
+        if self.cost < before:
+            self._prune(part, part.rounding(before - part.bound))
 
     def _keep_potentials(self, part: Part) -> None:
         """Keeps the potentials of the whole network if they prove the cost by themselves."""
@@ -280,25 +296,28 @@ class Minimiser:
             self.potentials = lift(self._packed, self._active, Potentials.none(self._packed),
                                    self._reduction._replace(messages=part.state.potentials))
 
-    def _look_for_better(self, p: Packed, state: PassState) -> None:
+    def _look_for_better(self, p: Packed, state: PassState) -> bool:
         """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
-        them."""
+        them. Whether others improve on what is found there, so that it pays to look again soon."""
         few = promising(p, state, _PROMISING)
         try:
-            part = reduce(p, few).network
+            part, messages, *_ = reduce(p, few, state.potentials)
         except InfeasibleError:  # of these few no assignment is finite: that says nothing of the others
-            return
+            return False
         own = part.original
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
         search = Minimiser(part, budget=Budget(self._budget.deadline, self._room * (1 - _WAITING)), cutoff=self.cost,
-                           unit=self._unit, thorough=False)
+                           unit=self._unit, thorough=False, messages=messages)
         try:
             search.run(most_nodes=1)
         except InfeasibleError:
-            return
-        if search.best is not None:
-            choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
-            self._consider(p, choice, improve(p, choice, _SWEEPS))
+            return False
+        if search.best is None:
+            return False
+        choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
+        cost = improve(p, choice, _SWEEPS)
+        self._consider(p, choice, cost)
+        return cost < search.cost - self._target()
 
     def _eliminate(self, p: Packed, plan: Plan) -> None:
         self.statistics["eliminations"] += 1

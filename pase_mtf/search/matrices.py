@@ -51,7 +51,8 @@ class Matrices(NamedTuple):
 def _address(array: np.ndarray) -> int:
     if array.dtype != np.float64 or not array.flags.c_contiguous:
         raise ValueError(f"an array of {array.dtype}, contiguous: {array.flags.c_contiguous}")
-    return array.ctypes.data
+    address: int = array.__array_interface__["data"][0]  # a tenth of the time of array.ctypes
+    return address
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -45,7 +45,7 @@ _HELD = 4.0
 def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Adds to every configuration the value of its class."""
     for k in range(len(out)):
-        out[k] += values[classes[k]]
+        out[k] += values[np.uint32(classes[k])]  # an unsigned index is never counted from the end
 
 
 @compiled
@@ -58,32 +58,29 @@ def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray,
     for r in range(len(found)):
         least[r] = np.inf
     for k in range(len(theta)):
-        if theta[k] < least[classes[k]]:
-            least[classes[k]] = theta[k]
+        c = np.uint32(classes[k])
+        least[c] = min(least[c], theta[k])
+    per_grain = 1.0 / grain if grain > 0.0 else 0.0  # that is a power of two
     for r in range(len(found)):
-        sent[r] = found[r]
-        if least[r] < np.inf:
-            sent[r] -= share * (least[r] - delta)
-            if len(latest) and sent[r] <= latest[r] < sent[r] + _HELD * grain:
-                sent[r] = latest[r]
-            elif grain > 0.0:
-                sent[r] = grain * np.ceil(sent[r] / grain)
+        left = found[r] - share * (least[r] - delta)
+        rounded = grain * np.ceil(left * per_grain) if grain > 0.0 else left
+        if len(latest):
+            rounded = latest[r] if left <= latest[r] < left + _HELD * grain else rounded
+        sent[r] = rounded if least[r] < np.inf else found[r]
 
 
 @compiled
 def _active_classes(active: np.ndarray, classes: np.ndarray, used: np.ndarray, listed: np.ndarray
                     ) -> int:  # pragma: no cover (compiled)
     """Lists the classes that some active configuration has. Returns how many."""
-    count = 0
-    for c in range(len(listed)):
-        used[c] = False
+    used[:len(listed)] = False
     for k in range(len(active)):
         if active[k]:
-            used[classes[k]] = True
+            used[np.uint32(classes[k])] = True
+    count = 0
     for c in range(len(listed)):
-        if used[c]:
-            listed[count] = c
-            count += 1
+        listed[count] = c
+        count += used[c]
     return count
 
 
@@ -111,7 +108,6 @@ class _Scratch(NamedTuple):
       lifts, sums: uint16, likewise.
       used: bool, likewise.
       listed: int64, likewise.
-      minimum: float64 [vertices], the least cost at a vertex when it was last visited.
       choice: int64 [vertices], the configurations that the pass chooses.
       other_used, wanted: as `used` and `listed`.
       pulled: int64 [1], matrix entries that pulls have read.
@@ -122,7 +118,6 @@ class _Scratch(NamedTuple):
     sums: np.ndarray
     used: np.ndarray
     listed: np.ndarray
-    minimum: np.ndarray
     choice: np.ndarray
     other_used: np.ndarray
     wanted: np.ndarray
@@ -139,8 +134,8 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
     for v in range(vertices):
         choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
     return _Scratch(np.empty(widest), np.empty(widest, np.uint16), np.empty(widest, np.uint16),
-                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.zeros(vertices), choice,
-                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.zeros(1, np.int64))
+                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), choice, np.zeros(widest, np.bool_),
+                    np.empty(widest, np.int64), np.zeros(1, np.int64))
 
 
 @compiled(inline=True)
@@ -148,6 +143,25 @@ def _flags(p: Packed, state: PassState, v: int) -> np.ndarray:  # pragma: no cov
     """Which configurations of a vertex are active."""
     flags: np.ndarray = state.active[state.active_at[v]:state.active_at[v] + p.first[v + 1] - p.first[v]]
     return flags
+
+
+@compiled
+def _looked_at(state: PassState, active: np.ndarray, v: int, exactly: bool
+               ) -> np.ndarray:  # pragma: no cover (compiled)
+    """int64, the configurations of a vertex that a visit looks at: those that are active, or `exactly` all."""
+    if exactly or state.active_at[v] == 0:
+        return np.arange(len(active))
+    return np.flatnonzero(active)
+
+
+@compiled
+def _classes(p: Packed, e: int, side: int, some: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
+    """The classes of some configurations of an end of an edge (ascending; not copied if they are all)."""
+    v, begin = p.ends[side, e], p.classes_at[side, e]
+    own = p.classes[begin:begin + p.first[v + 1] - p.first[v]]
+    if len(some) < len(own):
+        own = own[some]
+    return own
 
 
 @compiled
@@ -189,11 +203,14 @@ def _receive(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
 
 @compiled
 def _collect(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: Seen, v: int, behind: int,
-             theta: np.ndarray, score: np.ndarray, decode: bool, narrow: bool) -> None:  # pragma: no cover (compiled)
-    """Receives from the edges behind a vertex, and adds up what its configurations cost: with the potentials of all its
-    edges (theta); to decode, with the choices made behind it and the potentials of the edges ahead (score)."""
+             some: np.ndarray, theta: np.ndarray, score: np.ndarray, decode: bool, narrow: bool
+             ) -> None:  # pragma: no cover (compiled)
+    """Receives from the edges behind a vertex, and adds up what some of its configurations cost: with the potentials of
+    all its edges (theta); to decode, with the choices made behind it and the potentials of the edges ahead (score)."""
     if decode:
-        lines(p, v, behind, scratch.choice, score)
+        costs = p.unary[p.first[v]:p.first[v + 1]].copy()
+        lines(p, v, behind, scratch.choice, costs)
+        score[:] = costs[some]
     for side in range(2):
         for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
             e = p.adjacent[side, position]
@@ -201,44 +218,43 @@ def _collect(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
                 _receive(p, steps, state, scratch, seen, e, side, narrow)
             at = state.messages_at[side, e]
             potentials = state.messages[at:at + p.extents[side, e]]
-            own = p.classes[p.classes_at[side, e]:p.classes_at[side, e] + len(theta)]
+            own = _classes(p, e, side, some)
             _add(theta, potentials, own)
             if decode and side != behind:
                 _add(score, potentials, own)
 
 
 @compiled
-def _decide(theta: np.ndarray, score: np.ndarray, active: np.ndarray, exactly: bool
-            ) -> tuple[float, int]:  # pragma: no cover (compiled)
-    """The least entry of theta, and the configuration of the best score; without `exactly`, among the active."""
+def _decide(theta: np.ndarray, score: np.ndarray) -> tuple[float, int]:  # pragma: no cover (compiled)
+    """The least entry of theta, and where the best score is."""
     delta, pick, lowest = np.inf, 0, np.inf
     for k in range(len(theta)):
-        if exactly or active[k]:
-            delta = min(delta, theta[k])
-            if score[k] < lowest:
-                lowest, pick = score[k], k
+        delta = min(delta, theta[k])
+        if score[k] < lowest:
+            lowest, pick = score[k], k
     return delta, pick
 
 
 @compiled
-def _prune_rough(theta: np.ndarray, delta: float, room: float, active: np.ndarray) -> None:  # pragma: no cover
-    """Prunes configurations of one vertex whose reduced cost is above `room`, and makes all inactive ones infinite.
-    Never the last one: where nothing cheaper can be, the bound says so."""
+def _prune_rough(some: np.ndarray, theta: np.ndarray, delta: float, room: float, active: np.ndarray
+                 ) -> None:  # pragma: no cover (compiled)
+    """Prunes those of the active configurations of a vertex whose reduced cost is above `room`, and makes them
+    infinite. Never the last one: where nothing cheaper can be, the bound says so."""
     for k in range(len(theta)):
         if theta[k] > delta and theta[k] - delta > room:
-            active[k] = False
-        if not active[k]:
+            active[some[k]] = False
             theta[k] = np.inf
 
 
 @compiled
-def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ahead: int, theta: np.ndarray,
-          delta: float, grain: float, step: float) -> None:  # pragma: no cover (compiled)
-    """Sends the reduced costs of a vertex to the edges ahead, in equal parts, rounded to grains or to steps."""
+def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ahead: int, some: np.ndarray,
+          theta: np.ndarray, delta: float, grain: float, step: float) -> None:  # pragma: no cover (compiled)
+    """Sends the reduced costs of some configurations of a vertex to the edges ahead, in equal parts, rounded to grains
+    or to steps."""
     share = 1.0 / max(p.adjacent_at[0, v + 1] - p.adjacent_at[0, v], p.adjacent_at[1, v + 1] - p.adjacent_at[1, v], 1)
     for number in range(p.adjacent_at[ahead, v + 1] - p.adjacent_at[ahead, v]):
         e = p.adjacent[ahead, p.adjacent_at[ahead, v] + number]
-        size, at, classes_at = p.extents[ahead, e], state.messages_at[ahead, e], p.classes_at[ahead, e]
+        size, at = p.extents[ahead, e], state.messages_at[ahead, e]
         place, latest = state.halves[0] * p.potentials + p.potentials_at[ahead, e], state.messages[:0]
         if len(seen.kinds) and grain > 0.0:
             like = p.adjacent[ahead, p.adjacent_at[ahead, seen.kinds[v]] + number]
@@ -246,7 +262,7 @@ def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ah
                 begin = state.messages_at[ahead, seen.latest[like]]
                 latest = state.messages[begin:begin + size]
             seen.latest[like] = e
-        _send_to(theta, delta, share, p.classes[classes_at:classes_at + len(theta)], state.messages[at:at + size],
+        _send_to(theta, delta, share, _classes(p, e, ahead, some), state.messages[at:at + size],
                  state.messages[place:place + size], least, max(grain, step), latest)
         state.messages_at[ahead, e] = place
         if len(seen.kinds) or size * p.extents[1 - ahead, e] >= _SHARED:
@@ -261,11 +277,11 @@ def _visited(p: Packed, state: PassState, scratch: _Scratch, seen: Seen, v: int,
     if len(seen.kinds) == 0:
         return False
     twin = visited_alike(p, state, seen, v, behind, exactly)
-    if twin < 0 or (not exactly and most < np.inf and min(before, bound + scratch.minimum[twin]) != min(
+    if twin < 0 or (not exactly and most < np.inf and min(before, bound + state.minimum[twin]) != min(
             before, state.bounds[twin])):
         return False
     copy_visit(p, state, v, twin, exactly)
-    scratch.minimum[v], scratch.choice[v] = scratch.minimum[twin], scratch.choice[twin]
+    state.minimum[v], scratch.choice[v] = state.minimum[twin], scratch.choice[twin]
     return True
 
 
@@ -279,39 +295,44 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
     chooses what costs it least, whatever was chosen behind it.
     """
     vertices, exactly = len(p.first) - 1, len(steps.counts) == 0
-    running, rest = p.constant, scratch.minimum.sum()
+    running, rest = p.constant, state.minimum.sum()
     # Where layers repeat, they are pruned by the bound before the sweep: one like the other.
     before = running + rest if grain > 0.0 else np.inf
+    # What is not looked at keeps potentials that a copied visit need not have.
+    narrow = grain == 0.0 and len(seen.kinds) == 0
     forget(seen, state)
     for step in range(vertices):
         if end < np.inf and seconds_now() > end:
             undo(seen, state)
             return running + rest, False
         v = step if behind == 1 else vertices - 1 - step
-        rest -= scratch.minimum[v]
+        rest -= state.minimum[v]
         if _visited(p, state, scratch, seen, v, behind, exactly, before, running + rest, most):
-            running += scratch.minimum[v]
+            running += state.minimum[v]
             state.bounds[v] = running + rest
             continue
-        theta = p.unary[p.first[v]:p.first[v + 1]].copy()
-        score = theta.copy() if decode else theta
-        _collect(p, steps, state, scratch, seen, v, behind, theta, score, decode, grain == 0.0)
         active = _flags(p, state, v)
-        delta, pick = _decide(theta, score, active, exactly)
-        scratch.choice[v] = pick
+        some = _looked_at(state, active, v, exactly)
+        theta = p.unary[p.first[v] + some]
+        score = theta.copy() if decode else theta
+        _collect(p, steps, state, scratch, seen, v, behind, some, theta, score, decode, narrow)
+        delta, pick = _decide(theta, score)
+        scratch.choice[v] = some[pick] if len(some) else 0
         running += delta
-        scratch.minimum[v] = delta
+        state.minimum[v] = delta
         state.bounds[v] = running + rest
         state.reduced_at[v] = state.halves[0] * len(p.unary) + p.first[v]
+        if len(some) < len(active):
+            state.reduced_costs[state.reduced_at[v]:state.reduced_at[v] + len(active)] = np.inf
         for k in range(len(theta)):
-            state.reduced_costs[state.reduced_at[v] + k] = theta[k] - delta
+            state.reduced_costs[state.reduced_at[v] + some[k]] = theta[k] - delta
         if not exactly:
             active = active.copy()
-            _prune_rough(theta, delta, most - min(before, state.bounds[v]), active)
+            _prune_rough(some, theta, delta, most - min(before, state.bounds[v]), active)
             set_flags(p, state, v, active)
             share_flags(p, state, seen, v)
         # Whole steps are pulled without any loss: what is least anywhere stays as it is.
-        _send(p, state, seen, scratch.least, v, 1 - behind, theta, delta, grain, 0.0 if exactly else steps.step)
+        _send(p, state, seen, scratch.least, v, 1 - behind, some, theta, delta, grain, 0.0 if exactly else steps.step)
     state.halves[0] = 1 - state.halves[0]
     if not exactly:
         state.halves[1] = 1 - state.halves[1]
@@ -342,7 +363,9 @@ def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, 
     scratch = _scratch(p)
     # What is chosen for the sake of what was chosen before depends on more than what is compared.
     seen = nothing_seen(p, state.kinds if sweeps == 0 else state.kinds[:0])
-    bound, known, made = -np.inf, False, 0
+    bound, known, made = -np.inf, not np.isnan(state.minimum.sum()), 0
+    if not known:
+        state.minimum[:] = 0.0
     for half in range(2 * passes):
         # The side at which a vertex stands on the edges behind it, and on those ahead.
         behind, ahead = 1 - half % 2, half % 2
@@ -361,6 +384,8 @@ def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, 
         made += ahead
         if best_cost - bound <= enough:
             break
+    if not known:
+        state.minimum[:] = np.nan
     return PassResult(bound, best_cost, made, scratch.pulled[0])
 
 

@@ -14,8 +14,10 @@ from pase_mtf.search.pass_state import PassState, active_domains
 from pase_mtf.search.pulls import EXACTLY, Steps, grain, in_steps, step_of
 from pase_mtf.search.repeats import share_all, vertex_kinds
 
-__all__ = ["Part", "entries_left"]
+__all__ = ["Part", "entries_left", "plan_at_once"]
 
+# Sums of an elimination that is quicker than any pass.
+_AT_ONCE = 1 << 16
 # Sums that may be formed, and table entries kept, where elimination replaces further passes at once ...
 _CHEAP_OPERATIONS = 1 << 20
 # ... and where it replaces branching.
@@ -88,7 +90,8 @@ class Part:
     def affordable(self, plan: Plan, domains: np.ndarray, room: float, seconds: float) -> bool:
         """Whether elimination is quicker than what passes, or else branching, would take, and fits so many bytes and
         seconds."""
-        cheap = max(_CHEAP_OPERATIONS, 4 * entries_left(self.p, domains))
+        # Passes in steps look at what is active alone, and need no copy of it.
+        cheap = max(_CHEAP_OPERATIONS, 4 * entries_left(self.p, domains) if self.steps is EXACTLY else 0)
         return (plan.complete and plan.entries <= min(_MOST_ENTRIES, (room - self.taken) / _BYTES_PER_ENTRY)
                 and plan.operations <= min(cheap if self.stalled < 2 else _MOST_OPERATIONS,
                                            _OPERATIONS_PER_SECOND * seconds))
@@ -107,7 +110,7 @@ class Part:
         """Whether to go on with the active configurations alone, where elimination comes next or not."""
         everything = int(domains.sum()) == len(self.p.unary)
         return (affordable and not (self.folded and everything)) or (
-            not everything and _worth_reducing(self.p, domains))
+            not everything and _worth_reducing(self.p, domains, self.steps is not EXACTLY))
 
     def reduce(self, budget: Budget, room: float) -> bool:
         """Goes on with the active configurations alone if they and what there is now fit so many bytes."""
@@ -140,10 +143,17 @@ class Part:
         self.waiting -= 1
         return self.waiting < 0
 
-    def looked(self, better: bool) -> None:
-        """Notes what came of it."""
-        self.patience = 0 if better else 2 * self.patience + 1
-        self.waiting = max(1, self.patience)
+    def looked(self, again: bool) -> None:
+        """Notes whether to look again after the next pass."""
+        self.waiting = self.patience = 0 if again else 2 * self.patience + 1
+
+
+def plan_at_once(p: Packed) -> Plan | None:
+    """How to eliminate all vertices of a network, if that takes next to nothing."""
+    if int((p.extents[0] * p.extents[1]).sum()) > _AT_ONCE:
+        return None
+    plan = plan_elimination(p.domains, p.ends.T, most_operations=_AT_ONCE, most_entries=min(_AT_ONCE, _MOST_ENTRIES))
+    return plan if plan.complete else None
 
 
 def _counted(p: Packed, room: float) -> Steps:
@@ -166,11 +176,15 @@ def entries_left(p: Packed, domains: np.ndarray) -> int:
     return int((size[0] * size[1]).sum())
 
 
-def _worth_reducing(p: Packed, domains: np.ndarray) -> bool:
-    """Whether the network without the inactive configurations takes so much less work that copying it, which costs
-    some five passes over it, pays, and no more memory than now (matrices that were shared may part: those that keep
-    differently many classes)."""
-    if entries_left(p, domains) >= 0.3 * int((p.extents[0] * p.extents[1]).sum()) + 1000:
+def _worth_reducing(p: Packed, domains: np.ndarray, counted: bool = False) -> bool:
+    """Whether the network without the inactive configurations takes so much less work that copying it pays: that costs
+    some five passes over it, and what a pass in steps reads of an active row takes a thirtieth of a copied entry.
+    Whether it takes no more memory than now, too (matrices that were shared may part: those that keep differently many
+    classes)."""
+    left, work = entries_left(p, domains), 0.3 * float((p.extents[0] * p.extents[1]).sum())
+    if counted:
+        work = float((np.minimum(p.extents[0], domains[p.ends[0]]) * p.extents[1]).sum()) / 30 + len(p.unary)
+    if left >= work + 1000:
         return False
     matrices = np.unique(np.stack([p.matrix, *np.minimum(p.extents, domains[p.ends])]), axis=1)
     return int((matrices[1] * matrices[2]).sum()) <= max(2 * len(p.values), _MOST_COPIED)

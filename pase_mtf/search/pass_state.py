@@ -32,6 +32,8 @@ class PassState(NamedTuple):
         that holds the configuration.
       reduced_at: int64 [vertices], where those of a vertex begin.
       bounds: float64 [vertices]: the bound at the moment when the reduced costs of that vertex were found.
+      minimum: float64 [vertices]: the least cost at the vertex when it was last visited; with the network's constant,
+        they add up to a bound. NaN before the first sweep.
       best: int64 [vertices], the best assignment known; replaced when a cheaper one is found.
       kinds: int64 [vertices], which vertices are alike (repeats.vertex_kinds), so that what is visited alike is visited
         once; empty: nobody looks.
@@ -45,6 +47,7 @@ class PassState(NamedTuple):
     reduced_costs: np.ndarray
     reduced_at: np.ndarray
     bounds: np.ndarray
+    minimum: np.ndarray
     best: np.ndarray
     kinds: np.ndarray
     halves: np.ndarray
@@ -65,8 +68,8 @@ class PassState(NamedTuple):
         reduced[:widest if costs is None else configurations] = 0.0 if costs is None else costs
         return cls(room, messages.at.copy(), active, np.zeros(p.vertices, np.int64), reduced,
                    np.zeros(p.vertices, np.int64) if costs is None else p.first[:-1].copy(),
-                   np.zeros(p.vertices) if bounds is None else bounds, np.zeros(p.vertices, np.int64),
-                   np.zeros(0, np.int64), np.array([1, 0]))
+                   np.zeros(p.vertices) if bounds is None else bounds, np.full(p.vertices, np.nan),
+                   np.zeros(p.vertices, np.int64), np.zeros(0, np.int64), np.array([1, 0]))
 
     @property
     def potentials(self) -> Potentials:

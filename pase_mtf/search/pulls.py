@@ -90,22 +90,13 @@ def pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> 
 def _least_over_rows(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, sums: np.ndarray
                      ) -> None:  # pragma: no cover (compiled)
     """sums[c] = min over the rows listed of what the row counts at c and is lifted by."""
-    width, last = len(sums), len(listed) - 1
+    width = len(sums)
     sums[:] = 65535
-    for position in range(0, len(listed), 4):  # four rows at once, the last one again where there are fewer
-        a, b = listed[position], listed[min(position + 1, last)]
-        d, e = listed[min(position + 2, last)], listed[min(position + 3, last)]
-        first, second = counts[a * width:(a + 1) * width], counts[b * width:(b + 1) * width]
-        third, fourth = counts[d * width:(d + 1) * width], counts[e * width:(e + 1) * width]
-        one, two, three, four = lifts[a], lifts[b], lifts[d], lifts[e]
+    for r in listed:  # one after another, as they lie in memory: several at once take twice as long to come from there
+        line, lift = counts[r * width:(r + 1) * width], lifts[r]
         for c in range(width):
-            # Each is made a 16 bit number again: else numba computes in 64.
-            x, y = np.uint16(first[c] + one), np.uint16(second[c] + two)
-            z, w = np.uint16(third[c] + three), np.uint16(fourth[c] + four)
-            x = x if x < y else y
-            z = z if z < w else w
-            x = x if x < z else z
-            sums[c] = x if x < sums[c] else sums[c]
+            value = np.uint16(line[c] + lift)  # a 16 bit number again: else numba computes in 64
+            sums[c] = value if value < sums[c] else sums[c]
 
 
 @compiled

@@ -34,7 +34,7 @@ class Seen(NamedTuple):
       flags: int64, the vertices that have active flags of their own.
       latest: int64 [edges], for the edges ahead of the first vertex of every kind: the edge whose potentials were the
         last that were sent along an edge like it; -1: none.
-      messages_at, active_at, reduced_at, bounds: those of the state before the sweep.
+      messages_at, active_at, reduced_at, bounds, minimum: those of the state before the sweep.
     """
 
     kinds: np.ndarray
@@ -47,6 +47,7 @@ class Seen(NamedTuple):
     active_at: np.ndarray
     reduced_at: np.ndarray
     bounds: np.ndarray
+    minimum: np.ndarray
 
 
 @compiled
@@ -63,7 +64,7 @@ def nothing_seen(p: Packed, kinds: np.ndarray) -> Seen:  # pragma: no cover (com
     vertices, edges = len(p.first) - 1, len(p.matrix)
     return Seen(kinds, _table(vertices), _table(edges), _table(2 * edges), _table(vertices), np.full(edges, -1),
                 np.empty((2, edges), np.int64), np.empty(vertices, np.int64), np.empty(vertices, np.int64),
-                np.empty(vertices))
+                np.empty(vertices), np.empty(vertices))
 
 
 @compiled
@@ -78,6 +79,7 @@ def forget(seen: Seen, state: PassState) -> None:  # pragma: no cover (compiled)
     seen.active_at[:] = state.active_at
     seen.reduced_at[:] = state.reduced_at
     seen.bounds[:] = state.bounds
+    seen.minimum[:] = state.minimum
 
 
 @compiled
@@ -87,6 +89,7 @@ def undo(seen: Seen, state: PassState) -> None:  # pragma: no cover (compiled)
     state.active_at[:] = seen.active_at
     state.reduced_at[:] = seen.reduced_at
     state.bounds[:] = seen.bounds
+    state.minimum[:] = seen.minimum
 
 
 @compiled

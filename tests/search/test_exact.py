@@ -45,7 +45,8 @@ def test_known_optima(name):
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 10))])
-def test_against_brute_force(block):
+def test_against_brute_force(block, monkeypatch):
+    """Networks that are eliminated at once, and by passes and what comes after them."""
     infeasible = 0
     for seed in range(block, 2500, 10):  # every tenth: all shapes and kinds of costs in every block
         network = random_network(seed, 3000)
@@ -56,10 +57,12 @@ def test_against_brute_force(block):
             with pytest.raises(InfeasibleError):
                 solve(network)
             continue
-        solution = solve(network)
-        assert solution.optimal
-        assert solution.cost == network.cost(solution.assignment)
-        assert same(network, solution, expected, is_integer(seed)), (seed, solution.cost, expected)
+        for most in (0, 1 << 16):
+            monkeypatch.setattr(part, "_AT_ONCE", most)
+            solution = solve(network)
+            assert solution.optimal
+            assert solution.cost == network.cost(solution.assignment)
+            assert same(network, solution, expected, is_integer(seed)), (seed, solution.cost, expected)
     assert infeasible < 50
 
 

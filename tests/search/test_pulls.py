@@ -68,6 +68,25 @@ def test_sharing_changes_nothing(seed, rough, step, sweeps):
     assert shared <= all_of_them
 
 
+@pytest.mark.parametrize("rough", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_passes_go_on_where_others_ended(seed, rough):
+    """Bit for bit, and reading as much: what passes prune from their first sweep on does not depend on who called."""
+    network, found = _blocks(seed, 30), []
+    optimum, p = solve(network, "pase").cost, pack(network.normalized())
+    for calls in (1, 3):
+        state, pulled = PassState.start(p, Potentials.none(p)), 0
+        for _ in range(calls):
+            result = message_passes(p, in_steps(p, 2.0 ** -14) if rough else EXACTLY, state, optimum, 1e-9, -np.inf,
+                                    3 // calls, np.inf, 0.0, 0)
+            pulled += result.pulled
+        found.append((result.bound, pulled, state.potentials.laid_out(p), state.flags(p), state.costs(p),
+                      state.minimum))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert found[0][0] == pytest.approx(p.constant + found[0][-1].sum())
+
+
 def _bound_of(p, potentials, active):
     """The sum of the least of what is left at every vertex and edge, over active configurations, added up anew; nothing
     is left below 0 at an edge."""
