@@ -204,6 +204,10 @@ class _Steps:
         """The number of the layer that makes it; -1 where none does."""
         return self._layers.get(id(tensor.operation), -1)
 
+    def is_of_variable(self, tensor: mtf.Tensor) -> bool:
+        """Whether it is what a variable holds."""
+        return tensor in self._maker and self._maker[tensor].rule.is_variable
+
     def _is_gradient(self, tensor: mtf.Tensor) -> bool:
         return tensor in self._maker and self._phases[self._maker[tensor].index] == BACKWARD
 
@@ -336,7 +340,7 @@ class _Lives:
                 end[source] = done
             for name in names:
                 first, last = reads.get((name, layer), (place, place))
-                copied = 0 if isinstance(name.operation, mtf.Variable) else place
+                copied = 0 if self._steps.is_of_variable(name) else place
                 reads[name, layer] = min(first, copied), max(last, place, done)
 
     def _made_early(self, first: mtf.Tensor, awaited: Sequence[mtf.Operation], times: float, place: int) -> None:

@@ -75,11 +75,13 @@ def test_updates_in_place_cost_and_hold_what_they_do_without_a_layer(name, machi
     for by_hand in (data_parallel, expert):
         one, other = (evaluate_strategy(exported, by_hand(exported, _DEVICES), _DEVICES, machine)
                       for exported in (plain, graph))
-        assert other.seconds == pytest.approx(one.seconds, rel=1e-12)
+        # Over an edge the product that makes a sum is priced, also where its rows are added up.
+        more = 0.0 if machine.shared_cores or not any(edge.looked_up for edge in graph.edges) else 0.03
+        assert one.seconds * (1 - 1e-12) <= other.seconds <= (1 + more + 1e-12) * one.seconds
         # Between two layers nothing is written in place.
         assert one.memory_bytes <= other.memory_bytes * (1 + 1e-12) <= 1.25 * one.memory_bytes
         if not machine.shared_cores:
-            assert other.simulated_seconds == pytest.approx(one.simulated_seconds, rel=1e-9)
+            assert other.simulated_seconds == pytest.approx(one.simulated_seconds, rel=more + 1e-9)
 
 
 @pytest.mark.parametrize("machine", [harness.MACHINE, _SHARED])

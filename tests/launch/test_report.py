@@ -94,7 +94,7 @@ def test_time_over_memory_has_the_arms_and_the_limit(rows):
     points = tuple(FrontierPoint(limit, limit, solution) for limit, solution in zip((2e9, 6e9), solutions, strict=True))
 
     def legend(limit):
-        figure = draw_memory(rows, points, limit)
+        figure = draw_memory(rows, points, limit, {})
         return [text.get_text() for text in figure.legends[0].get_texts()], figure.axes[0]
 
     drawn = [arm for arm, row in rows.items() if row["predicted_bytes"] is not None]

@@ -68,11 +68,11 @@ def test_the_same_search_finds_the_same(graph):
 
 
 def test_data_parallelism_is_taken_where_its_simulated_step_is_as_short(graph):
-    best, parallel = find_strategy(graph, 4, SLOW_LINKS), find_strategy(graph, 4, SLOW_LINKS, "data_parallel")
+    best, parallel = find_strategy(graph, 8, SLOW_LINKS), find_strategy(graph, 8, SLOW_LINKS, "data_parallel")
     behind = parallel.simulated_seconds / best.simulated_seconds - 1
     assert behind > 0.01
-    assert find_strategy(graph, 4, SLOW_LINKS, simple_within=0.99 * behind).configurations == best.configurations
-    taken = find_strategy(graph, 4, SLOW_LINKS, simple_within=1.01 * behind)
+    assert find_strategy(graph, 8, SLOW_LINKS, simple_within=0.99 * behind).configurations == best.configurations
+    taken = find_strategy(graph, 8, SLOW_LINKS, simple_within=1.01 * behind)
     assert taken.configurations == parallel.configurations
     assert taken.search["simulated_seconds"] == parallel.simulated_seconds
     assert taken.search["shortest_simulated_seconds"] == best.simulated_seconds
