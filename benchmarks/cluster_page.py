@@ -208,7 +208,7 @@ def _beside_plain(rows: Sequence[Row]) -> str:
             ours = one.milliseconds("data_parallel") if one else None
             if ours:
                 told.append(f"{ours / plain:.2f} times with {client} ({row.devices} hosts, {row.cluster})")
-    return (f"{_SPARSE}As long as MultiWorkerMirroredStrategy our data parallelism takes {', '.join(told)}.\n"
+    return (f"{_SPARSE}Of the step of MultiWorkerMirroredStrategy our data parallelism takes {', '.join(told)}.\n"
             if told else "")
 
 

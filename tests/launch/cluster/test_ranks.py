@@ -33,8 +33,8 @@ STEPS = 20
 _LARGE = ("densenet121", "gnmt", "inception_v3")
 """Models whose graphs take so long to build that two processes have to do."""
 _CONVOLUTIONAL = ("alexnet", "densenet121", "inception_v3", "resnet101")
-"""Of inception_v3 one run of five parted from one process by rounding: equal to 1e-6 for eight steps, 4e-5 apart after
-that. Which of the kernels of convolutions does not always round alike is not known; a wrong sum is wrong every time, and
+"""Of inception_v3 one run of five parted from one process by rounding: equal to 1e-6 for eight steps, 4e-5 apart then.
+Which kernel of convolutions does not always round alike is not known; a wrong sum is wrong every time, and it is so
 from the first steps on."""
 _TRIES, _STRICT = 3, 5
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
