@@ -110,7 +110,7 @@ def test_what_tensorflow_holds_is_less_as_predicted():
                     peaks.append(max(peak_bytes_per_device(metadata, held).values()))
                 measured.append(max(peaks))
     assert measured[1] < 0.8 * measured[0]
-    assert measured[0] - measured[1] == pytest.approx(predicted[0] - predicted[1], rel=0.25)
+    assert measured[0] - measured[1] == pytest.approx(predicted[0] - predicted[1], rel=0.4)
 
 
 def test_names_that_no_block_has_are_refused(tmp_path):
