@@ -247,7 +247,8 @@ def _gate() -> dict[str, Any]:
         done = subprocess.run(["make", "test"], cwd=clone, capture_output=True, text=True, check=False)
         said = next((line for line in reversed(done.stdout.splitlines()) if re.search(r"\d passed", line)), "")
         if done.returncode:
-            raise UsageError(f"make test failed in a clone: {said}")
+            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            raise UsageError("; ".join([f"make test failed in a clone: {said}", *failed]))
         return {"minutes": (time.monotonic() - start) / 60, "said": said, "load": os.getloadavg()[2]}
 
 
