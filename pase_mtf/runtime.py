@@ -73,8 +73,8 @@ def operation_threads(devices: int) -> int:
     """Threads within one operation on virtual devices: what the cores leave for each device when all are busy.
 
     More make a training step slower (on 2 cores and 8 devices by a third): the operations of the devices keep all cores
-    busy, and those that are spread over several threads wait for them. TensorFlow has one pool of such threads in a
-    process, made with the first session.
+    busy, and those that are spread over several threads wait for them. Each device of a session has a pool of so many
+    (`compat` asks TensorFlow for that).
     """
     return max(1, int(cores() // devices))
 

@@ -1,6 +1,7 @@
 """What this process runs on: control groups as the kernel shows them (fake files), devices by flag, sessions."""
 
 import contextlib
+import pathlib
 import types
 
 import pytest
@@ -190,3 +191,22 @@ def test_the_smallest_gpu_of_a_run_says_what_one_may_hold(monkeypatch):
     session = types.SimpleNamespace(list_devices=lambda: listed)
     monkeypatch.setattr("pase_mtf.compat.tf.Session", lambda target, config: contextlib.nullcontext(session))
     assert runtime.gpu_bytes(Devices("gpu", ("/device:GPU:0", "/device:GPU:1"), "two GPUs")) == 16_000
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/task").is_dir(), reason="threads are counted where Linux shows them")
+def test_each_session_has_the_threads_that_it_asks_for(monkeypatch):
+    """The first session of a process must not decide for all: calibration and training would run on other threads."""
+    from pase_mtf.compat import tf
+    monkeypatch.setattr(runtime, "cores", lambda: 12.0)
+
+    def threads():
+        return len(list(pathlib.Path("/proc/self/task").iterdir()))
+
+    with tf.Graph().as_default():
+        constant = tf.constant(1.0)
+        with tf.Session(config=tf.ConfigProto(intra_op_parallelism_threads=1)) as session:
+            session.run(constant)
+            before = threads()
+            with tf.Session(config=session_config(Devices.first(4, "cpu"))) as other:
+                other.run(constant)
+                assert threads() >= before + 4  # a pool for every device
