@@ -178,3 +178,22 @@ def test_mesh_trains_on_virtual_devices():
                 session.run(step)
             assert session.run(lowering.export_to_tf_tensor(loss)) < 1e-6
             assert session.run(lowering.export_to_tf_tensor(w)) == pytest.approx([3.], abs=1e-4)
+
+
+def test_a_graph_of_nodes_is_as_it_is_defined():
+    """Of many nodes Python sees those that are run; all others compute where the definition says."""
+    from pase_mtf.compat import graph_of_nodes, tf
+    with tf.Graph().as_default() as graph:
+        with tf.device("/device:CPU:1"):
+            total = tf.add(tf.constant(2.0), 3.0, name="total")
+        tf.multiply(total, total, name="square")
+    definition = graph.as_graph_def()
+    bare, found = graph_of_nodes(definition, ["square"])
+    assert [node.name for node in bare.get_operations()] == ["square"] == list(found)
+    written = {node.name: node.device for node in bare.as_graph_def().node}
+    assert written == {node.name: node.device for node in definition.node}
+    assert len(written) == 4
+    with tf.Session(graph=bare, config=tf.ConfigProto(device_count={"CPU": 2})) as session:
+        assert session.run(found["square"].outputs[0]) == 25.0
+    with pytest.raises(KeyError):
+        graph_of_nodes(definition, ["cube"])

@@ -23,13 +23,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from more_itertools import constrained_batches
 
-from pase_mtf.compat import tf
+from pase_mtf.compat import graph_of_nodes, tf
 from pase_mtf.lowering.nodes import node_of
 from pase_mtf.machine.kernels import SENT, TINY, Block, Kernel, Timing
 from pase_mtf.runtime import Devices, available_bytes, cores, session_config
@@ -389,14 +390,11 @@ class _Bench:
                   for kernel in kernels if self._is_fresh(kernel)}
         for kernel, beside in self._dispatching():
             names[kernel] = nodes.kernel(TINY, _TINY_REPEATS, beside)
-        names[_IDLE], fill_name = nodes.idle(), nodes.group(nodes.fills)
-        with tf.Graph().as_default() as graph:
-            tf.import_graph_def(nodes.definition, name="")
-            targets = {kernel: graph.get_operation_by_name(name) for kernel, name in names.items()}
-            fill = graph.get_operation_by_name(fill_name)
+        names[_IDLE], fill = nodes.idle(), nodes.group(nodes.fills)
+        graph, targets = graph_of_nodes(nodes.definition, [*names.values(), fill])
         with tf.Session(self._devices.target, graph=graph, config=self._config) as session:
-            session.run(fill)
-            yield lambda: {kernel: self._median(session, target) for kernel, target in targets.items()}
+            session.run(targets[fill])
+            yield lambda: {kernel: self._median(session, targets[name]) for kernel, name in names.items()}
 
     def _measure(self, kernels: Sequence[Kernel]) -> dict[Kernel, Timing]:
         found: dict[Kernel, Timing] = {}
@@ -477,7 +475,7 @@ class _Bench:
             walls.append(ended - started)
             if len(walls) < _LEAST_RUNS:
                 continue
-            low, median, high = np.percentile(walls, (25, 50, 75))
+            low, median, high = statistics.quantiles(walls, n=4, method="inclusive")  # NumPy's takes as long as a run
             spread = 0.5 * (high - low) / median
             long = ended - begin
             if len(walls) >= _MOST_RUNS or long > _SECONDS or (spread < _SPREAD and long > 0.2 * _SECONDS):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from pase_mtf.calibration.kernels import Nodes, plain_config
-from pase_mtf.compat import tf
+from pase_mtf.compat import graph_of_nodes, tf
 from pase_mtf.machine.kernels import Block
 from pase_mtf.machine.link import Link
 from pase_mtf.runtime import Devices
@@ -81,13 +81,11 @@ def _hop_seconds(devices: Devices, to: list[int], elements: int) -> float:
             name = nodes.sent(name, devices.names[at])
         ends.append(name)
     once, idle, fill = nodes.group(ends), nodes.idle(), nodes.group(nodes.fills)
-    with tf.Graph().as_default() as graph:
-        tf.import_graph_def(nodes.definition, name="")
-        run, start, begin = (graph.get_operation_by_name(name) for name in (once, idle, fill))
-        with tf.Session(devices.target, graph=graph, config=plain_config(devices)) as session:
-            session.run(begin)
-            # In turn, so that whoever else uses the hosts or the network disturbs both alike; the best counts.
-            both = list(zip(_times(session, run), _times(session, start), strict=True))
+    graph, targets = graph_of_nodes(nodes.definition, [once, idle, fill])
+    with tf.Session(devices.target, graph=graph, config=plain_config(devices)) as session:
+        session.run(targets[fill])
+        # In turn, so that whoever else uses the hosts or the network disturbs both alike; the best counts.
+        both = list(zip(_times(session, targets[once]), _times(session, targets[idle]), strict=True))
     seconds = min(taken for taken, _ in both) - min(taken for _, taken in both)
     return max(seconds / hops, _LEAST)
 
