@@ -43,8 +43,10 @@ __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
 # What the checker is willing to do by itself: sums of table entries, and rounds of leaving configurations out.
 _MOST_SUMS = 1 << 22
 _MOST_ROUNDS = 30
-# Configurations per layer from where on it may minimise over the remainder without leaving out all it can.
+# Configurations per layer from where on it may minimise over the remainder without leaving out all it can; or else once
+# the remainder is so many times smaller than what the next round would read.
 _FEW = 3
+_SMALLER = 16
 # Pairs of equal costs that are looked at side by side.
 _AT_ONCE = 64
 # Of the sum of the absolute values of a solution's parts: what a bound may fall short of its cost.
@@ -198,6 +200,15 @@ def _least_sum(tables: list[tuple[tuple[int, ...], np.ndarray]]) -> float:
     return _surely(total, additions)
 
 
+def _small(network: CheckedNetwork, active: np.ndarray) -> bool:
+    """Whether to minimise over what is active now, rather than to leave out more of it first."""
+    flat = network.flat
+    counts = np.add.reduceat(active, flat.first[:-1], dtype=np.float64)
+    entries = sum(table.size for table in {id(table): table for table in network.tables}.values())
+    return bool(counts.sum() <= _FEW * len(flat.first)
+                or _SMALLER * counts[flat.ends].prod(axis=0).sum() <= entries)
+
+
 def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.ndarray, limit: float) -> None:
     """Verifies that no assignment of active configurations costs less than the limit; clears some that do not.
 
@@ -208,7 +219,7 @@ def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.
     given = _given(flat, potentials)
     theta = reparametrised(flat, given)
     near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
-    alike, few = _alike(network, given), _FEW * len(flat.first)
+    alike = _alike(network, given)
     for rounds in range(1 + _MOST_ROUNDS):  # the first looks at no neighbours: its bound often is proof enough
         least = at_layers(flat, theta, active, reduced, near)
         between = _at_pairs(network, alike, given, near, beyond, rounds == 0)
@@ -221,7 +232,7 @@ def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.
         if not np.logical_or.reduceat(active, flat.first[:-1]).all():
             return  # every assignment has a configuration that is excluded
         last = (rounds and not excluded) or rounds == _MOST_ROUNDS
-        if not last and np.count_nonzero(active) > few:
+        if not last and not _small(network, active):
             continue
         try:
             above = _least_sum(_tables(network, given, active, reduced, between))

@@ -60,36 +60,36 @@ def add_down(one: np.ndarray, other: np.ndarray) -> np.ndarray:  # pragma: no co
     return total
 
 
-@compiled
-def _turned(matrix: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
-    """The transposed matrix, copied in blocks that fit a cache whichever way they are read."""
-    height, width = matrix.shape
-    found, block = np.empty((width, height)), 32
-    for top in range(0, height, block):
-        for left in range(0, width, block):
-            for c in range(left, min(left + block, width)):
-                for r in range(top, min(top + block, height)):
-                    found[c, r] = matrix[r, c]
-    return found
+# Rows and columns of a sum of tables that are added up at once: they, and what is read for them, fit a cache.
+_BLOCK = (16, 256)
 
 
 @compiled
-def _add_rows(total: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray
+def _add_line(sums: np.ndarray, costs: np.ndarray, places: np.ndarray, first: bool
               ) -> None:  # pragma: no cover (compiled)
-    for r in range(len(rows)):
-        costs, sums = matrix[rows[r]], total[r]
-        for c in range(len(columns)):
-            sums[c] = _down(sums[c] + min(costs[columns[c]], HUGE))
-
-
-@compiled
-def add_table(total: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool
-              ) -> None:  # pragma: no cover (compiled)
-    """Adds matrix[rows, columns], or with `turned` matrix[columns, rows], rounded down."""
-    if turned:
-        _add_rows(total, _turned(matrix), rows, columns)
+    if first:
+        for c in range(len(sums)):
+            sums[c] = min(costs[places[c]], HUGE)
     else:
-        _add_rows(total, matrix, rows, columns)
+        for c in range(len(sums)):
+            sums[c] = _down(sums[c] + min(costs[places[c]], HUGE))
+
+
+@compiled
+def add_table(total: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool, first: bool
+              ) -> None:  # pragma: no cover (compiled)
+    """Adds matrix[rows, columns], or with `turned` matrix[columns, rows], rounded down; the first table is put in place
+    of what is there, as it is. Lines are listed without a sign, which would be looked at for every entry."""
+    height, width = _BLOCK
+    for top in range(0, len(rows), height):
+        for left in range(0, len(columns), width):
+            places = columns[left:left + width]
+            for r in range(top, min(top + height, len(rows))):
+                sums = total[r, left:left + width]
+                if turned:
+                    _add_line(sums, matrix[:, rows[r]], places, first)
+                else:
+                    _add_line(sums, matrix[rows[r]], places, first)
 
 
 @compiled

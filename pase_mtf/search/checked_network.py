@@ -19,6 +19,8 @@ class CertificateError(PaseError):
 
 # Entries of the tables of parallel edges, all together.
 _MOST_ENTRIES = 1 << 28
+# Entries of such a table that are added up before the next ones: they fit a cache.
+_BAND = 1 << 16
 
 _Edge = tuple[int, int, int, bool]
 """Numbers of a matrix and of the class vectors of side 0 and side 1; and whether side 0 is that of the columns."""
@@ -136,7 +138,11 @@ def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: lis
 
 def _summed(matrices: list[np.ndarray], edges: list[_Edge], rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """At most the sum of parallel edges, given the classes of the groups of either side under each."""
-    total = np.zeros((rows.shape[1], columns.shape[1]))
-    for (matrix, _, _, turned), row, column in zip(edges, rows, columns, strict=True):
-        add_table(total, matrices[matrix], row, column, turned)
+    total = np.empty((rows.shape[1], columns.shape[1]))
+    rows, columns = rows.astype(np.uint64), columns.astype(np.uint64)
+    band = max(1, _BAND // max(1, len(columns[0])))
+    for top in range(0, len(total), band):
+        for number, (matrix, _, _, turned) in enumerate(edges):
+            add_table(total[top:top + band], matrices[matrix], rows[number, top:top + band], columns[number], turned,
+                      number == 0)
     return read_only(total)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search import CertificateError, certificate, certify, check_certificate, solve
+from pase_mtf.search.checked_bounds import HUGE
+from pase_mtf.search.checked_network import checked
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
@@ -110,3 +113,49 @@ def test_none_without_proof():
     solution = solve(frustrated(0, layers=16), time_limit=1e-6)
     assert not solution.optimal
     assert solution.certificate is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_parallel_edges_are_summed_from_below(seed):
+    """In whichever direction they run, larger than a block and than a band: of each pair of configurations never more
+    than the exact sum, and next to nothing less."""
+    rng = np.random.default_rng(seed)
+    sizes, edges = rng.integers(2, 600, 2), []
+    for _ in range(int(rng.integers(2, 5))):
+        source = int(rng.integers(2))
+        height, width = rng.integers(1, 300, 2)
+        matrix = rng.normal(size=(height, width)) * 10.0 ** rng.integers(-8, 9, (height, width))
+        matrix[rng.random((height, width)) < 0.01] = np.inf
+        edges.append(NetworkEdge(source, 1 - source, matrix, rng.integers(0, height, sizes[source]),
+                                 rng.integers(0, width, sizes[1 - source])))
+    found = checked(CostNetwork([np.zeros(size) for size in sizes], edges))
+    flat, table = found.flat, found.tables[0]
+    one, other = flat.ends[:, 0]
+    groups = [flat.groups[begin:][:sizes[layer]] for begin, layer in zip(flat.groups_at[:, 0], (one, other), strict=True)]
+    for i, j in zip(rng.integers(0, sizes[one], 500).tolist(), rng.integers(0, sizes[other], 500).tolist(), strict=True):
+        costs = [float(edge.matrix[edge.rows[i], edge.columns[j]] if edge.source == one
+                       else edge.matrix[edge.rows[j], edge.columns[i]]) for edge in edges]
+        entry = float(table[groups[0][i], groups[1][j]])
+        if np.inf in costs:
+            assert 0.9 * HUGE < entry < np.inf
+            continue
+        below = sum(map(Fraction, costs)) - Fraction(entry)
+        assert 0 <= below <= 1e-14 * sum(map(abs, costs))
+
+
+def test_what_is_left_is_searched_once_it_is_small(monkeypatch):
+    """Not after all that can be left out has been: rounds that leave out little read as much as the first."""
+    rounds, exclude = [0], certificate.exclude
+
+    def noted(*given):
+        rounds[0] += 1
+        return exclude(*given)
+    monkeypatch.setattr(certificate, "exclude", noted)
+    solved = [(network, solve(network)) for network in (frustrated(seed, 4, 50) for seed in range(8))]
+    for network, solution in solved:
+        check_certificate(network, solution)
+    few, rounds[0] = rounds[0], 0
+    monkeypatch.setattr(certificate, "_SMALLER", np.inf)
+    for network, solution in solved:
+        check_certificate(network, solution)
+    assert few < rounds[0]
