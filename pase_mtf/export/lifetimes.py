@@ -11,6 +11,7 @@ many as make a difference.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import heapq
 import itertools
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from pase_mtf.compat import mtf
 from pase_mtf.export.phases import BACKWARD, UPDATE
-from pase_mtf.graph.computation_graph import Held
+from pase_mtf.graph.computation_graph import Held, HeldCopy
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.tracing import early_bytes
@@ -38,7 +39,9 @@ class _Interval(NamedTuple):
       tensor: of its layout.
       begin, end: the places.
       times: as much as so many of the tensor.
-      waits_until: where devices have to sum it, the place until which it may be held.
+      waits_until: where devices have to sum it, the place until which it may be held; of what an update makes of a
+        gradient, where devices have to sum that, the place at which it is there instead.
+      shared_until: where one device makes it for several, the place until which it is there besides.
     """
 
     tensor: mtf.Tensor
@@ -46,6 +49,7 @@ class _Interval(NamedTuple):
     end: int
     times: float = 1.0
     waits_until: int = -1
+    shared_until: int = -1
 
 
 class _Found(NamedTuple):
@@ -53,15 +57,16 @@ class _Found(NamedTuple):
 
     Attributes:
       intervals: of all tensors.
-      reads: (tensor, layer) -> the places from which and until which operations of the layer read it.
+      reads: (tensor, layer) -> the places from which and until which operations of the layer read it; and until which a
+        copy is there where one device makes it for several, one of which writes in its place.
       updated: variable -> the place at which it is assigned.
-      places: how many there are.
+      places: how many there are. The last is no operation's: all gradients that had to wait have been used.
       layers: tensor -> the number of the layer that makes it, of those that are read.
       last_gradient: the place at which the backward pass is over.
     """
 
     intervals: Sequence[_Interval]
-    reads: dict[tuple[mtf.Tensor, int], tuple[int, int]]
+    reads: dict[tuple[mtf.Tensor, int], tuple[int, int, int]]
     updated: dict[mtf.Operation, int]
     places: int
     layers: dict[mtf.Tensor, int]
@@ -85,32 +90,39 @@ class Lifetimes:
         for order in orders:
             moment_of = [first + moment for moment in _moments(order, nbytes)]
             self._moment_of.append(moment_of)
-            first = moment_of[-1] + 1 if moment_of else first
+            first = moment_of[-1] + 1
             for interval in order.intervals:
                 operation = interval.tensor.operation
                 outputs = operation.outputs
                 waits = moment_of[interval.waits_until] if interval.waits_until >= 0 else -1
                 self._held[operation].append(Held(
                     outputs.index(interval.tensor) if len(outputs) > 1 else 0, moment_of[interval.begin],
-                    moment_of[interval.end], interval.times, waits))
+                    moment_of[interval.end], interval.times, waits,
+                    moment_of[interval.shared_until] if interval.shared_until >= 0 else -1))
 
     def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
         """When what the operation makes is there."""
         return tuple(self._held.get(operation, ()))
 
-    def of_copy(self, tensor: mtf.Tensor, layer: int) -> tuple[tuple[int, int], ...]:
+    def of_copy(self, tensor: mtf.Tensor, layer: int) -> tuple[HeldCopy, ...]:
         """From when to when a copy of a tensor is there, in the layout of a layer that reads it, in every order."""
         return self._spans([order.reads.get((tensor, layer)) for order in self._orders])
 
-    def of_update(self, variable: mtf.Operation) -> tuple[tuple[int, int], ...]:
+    def of_update(self, variable: mtf.Operation) -> tuple[HeldCopy, ...]:
         """From when to when the new value of a variable is there that another layer made, in every order."""
         places = [order.updated.get(variable) for order in self._orders]
         return self._spans([None if place is None else (place, max(place, order.last_gradient))
                             for place, order in zip(places, self._orders, strict=True)])
 
-    def _spans(self, places: Sequence[tuple[int, int] | None]) -> tuple[tuple[int, int], ...]:
-        return tuple((moment_of[span[0]], moment_of[span[1]]) for moment_of, span in zip(
-            self._moment_of, places, strict=True) if span is not None)
+    def of_old(self, variable: mtf.Operation) -> tuple[HeldCopy, ...]:
+        """From when to when the value that another layer makes the new one of is there, in every order: it is copied at
+        the start."""
+        return self._spans([None if variable not in order.updated else (
+            0, max(order.updated[variable], order.last_gradient)) for order in self._orders])
+
+    def _spans(self, places: Sequence[tuple[int, ...] | None]) -> tuple[HeldCopy, ...]:
+        return tuple(HeldCopy(*(moment_of[place] if place >= 0 else -1 for place in span))
+                     for moment_of, span in zip(self._moment_of, places, strict=True) if span is not None)
 
 
 def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow,
@@ -162,6 +174,7 @@ class _Step(NamedTuple):
       early: the operations whose outputs it needs for what it makes before gradients come, and how many of its first
         output that takes; None where there is none.
       over: what its output may be written over where nobody reads that any more, in this order.
+      over_shared: the same, of what other layers make as well.
     """
 
     fact: OperationFacts
@@ -172,6 +185,7 @@ class _Step(NamedTuple):
     makes: tuple[mtf.Tensor, ...]
     early: tuple[tuple[mtf.Operation, ...], float] | None
     over: tuple[mtf.Tensor, ...]
+    over_shared: tuple[_Read, ...]
 
 
 class _Steps:
@@ -208,6 +222,10 @@ class _Steps:
         """Whether it is what a variable holds."""
         return tensor in self._maker and self._maker[tensor].rule.is_variable
 
+    def is_product(self, tensor: mtf.Tensor) -> bool:
+        """Whether what makes it takes long for its size."""
+        return self._maker[tensor].kind in ("matmul", "convolution")
+
     def _is_gradient(self, tensor: mtf.Tensor) -> bool:
         return tensor in self._maker and self._phases[self._maker[tensor].index] == BACKWARD
 
@@ -216,12 +234,15 @@ class _Steps:
         reads, makes = self._reads(fact), self._makes(fact, outputs)
         assigned = {variable: self.lies_in(self._flow.origin(value)) for variable, value in fact.assigns}
         over: tuple[mtf.Tensor, ...] = ()
+        over_shared: tuple[_Read, ...] = ()
         if makes and fact.kind == "pointwise" and not fact.assigns:
             over = tuple([read.source for read in reads if self._can_take_over(read.source, outputs[0])])
+            over_shared = tuple([read for read in reads if self._is_like(read.source, outputs[0])])
         early = self._early(fact, outputs[0]) if makes and self._phases[fact.index] == BACKWARD else None
         self._made.update(makes)
         phase = self._phases[fact.index]
-        return _Step(fact, phase == BACKWARD, phase == UPDATE, reads, assigned, makes, early, over)
+        return _Step(fact, phase == BACKWARD, phase == UPDATE, reads, assigned, makes, early, over,
+                     over_shared)
 
     def _reads(self, fact: OperationFacts) -> tuple[_Read, ...]:
         if fact.operation in self._flow.parts:
@@ -263,9 +284,12 @@ class _Steps:
 
     def _can_take_over(self, source: mtf.Tensor, output: mtf.Tensor) -> bool:
         """Whether the one may lie where the other does; so may then what lies there in its place."""
-        return (source in self._made and source.dtype == output.dtype and source.shape == output.shape
+        return (self._is_like(source, output)
                 and self._layers.get(id(source.operation)) == self._layers.get(id(output.operation))
                 and self._maker[source].rule.imported(source.operation) is None)
+
+    def _is_like(self, source: mtf.Tensor, output: mtf.Tensor) -> bool:
+        return source in self._made and source.dtype == output.dtype and source.shape == output.shape
 
 
 class _Lives:
@@ -280,6 +304,7 @@ class _Lives:
         self._reads: dict[tuple[mtf.Tensor, int], tuple[int, int]] = {}
         self._updated: dict[mtf.Operation, int] = {}
         self._waiting: set[mtf.Tensor] = set()
+        self._of_waiting: set[mtf.Tensor] = set()
         self._more: list[_Interval] = []
 
     def found(self) -> _Found:
@@ -291,22 +316,39 @@ class _Lives:
             if step.early:
                 self._made_early(step.makes[0], *step.early, place)
         last_gradient = max((place for place, step in enumerate(self._order) if step.is_backward), default=-1)
-        self._merge_taken_over()
+        taken, copies_taken = self._shared_taken_over()
+        lies_in = self._merge_taken_over()
         self._overlap(last_gradient)
-        intervals = [_Interval(tensor, begin, self._end[tensor],
-                               waits_until=max(last_gradient, self._end[tensor]) if tensor in self._waiting else -1)
+        settled = len(self._order)
+
+        def until(output: mtf.Tensor | None) -> int:
+            return -1 if output is None else self._end.get(lies_in.get(output, output), -1)
+
+        def waits_until(tensor: mtf.Tensor) -> int:
+            if tensor in self._waiting:
+                return max(last_gradient, self._end[tensor])
+            return settled if tensor in self._of_waiting else -1
+
+        intervals = [_Interval(tensor, begin, self._end[tensor], 1.0, waits_until(tensor), until(taken.get(tensor)))
                      for tensor, begin in self._begin.items()]
-        return _Found([*intervals, *self._more, *self._of_loops()], self._reads, self._updated, len(self._order),
+        reads = {key: (*span, until(copies_taken.get(key))) for key, span in self._reads.items()}
+        return _Found([*intervals, *self._more, *self._of_loops()], reads, self._updated, settled + 1,
                       {tensor: self._steps.layer_of(tensor) for tensor, _ in self._reads}, last_gradient)
 
     def _overlap(self, last_gradient: int) -> None:
-        """Lets all last until the next operation has begun; and what updates make, until the backward pass is over, for
-        an update waits for its gradient, which may wait for other devices that long."""
+        """Lets all last until the next operation has begun; a gradient, until that of the next weights is there, for an
+        update takes long beside what follows; and what updates make, until the backward pass is over, for an update
+        waits for its gradient, which may wait for other devices that long."""
         after = [min(place + 1, len(self._order) - 1) for place in range(len(self._order))]
         updating = {tensor for step in self._order if step.is_update for tensor in step.makes}
+        gradients = sorted(self._begin[tensor] for tensor in self._waiting if tensor in self._begin
+                           and self._steps.is_product(tensor))
         for tensor, begin in self._begin.items():
             if tensor in updating:
                 self._end[tensor] = max(self._end[tensor], last_gradient)
+            elif tensor in self._waiting:
+                following = bisect.bisect_right(gradients, self._end[tensor])
+                self._end[tensor] = max([self._end[tensor], *gradients[following:following + 1]])
             if begin <= self._end[tensor]:
                 self._end[tensor] = after[self._end[tensor]]
         self._reads = {key: (begin, after[end]) for key, (begin, end) in self._reads.items()}
@@ -329,6 +371,8 @@ class _Lives:
             self._updated[variable] = begin.get(source, place)
         for source, names, layer, leaves, waits in step.reads:
             done = place
+            if step.is_update and (waits or source in self._of_waiting):
+                self._of_waiting.update(step.makes)
             if step.assigned:
                 # A grouped assignment changes every variable as soon as its value is known.
                 done = begin.get(source, place)
@@ -347,9 +391,31 @@ class _Lives:
         begin = max(self._place.get(operation, 0) for operation in awaited)
         self._more.append(_Interval(first, min(begin, place), place, times))
 
-    def _merge_taken_over(self) -> None:
+    def _shared_taken_over(self) -> tuple[dict[mtf.Tensor, mtf.Tensor], dict[tuple[mtf.Tensor, int], mtf.Tensor]]:
+        """Where one device makes a sum, or a copy, for several, the last of them writes its output there, and the
+        others, the one that made it among them, have theirs besides.
+
+        Returns:
+          Tensor -> the output of its last reader, where that may lie in its place; and the same of (tensor, layer).
+        """
+        taken: dict[mtf.Tensor, mtf.Tensor] = {}
+        copies: dict[tuple[mtf.Tensor, int], mtf.Tensor] = {}
+        for place, step in enumerate(self._order):
+            for read in step.over_shared:
+                if self._end.get(read.source) == place:
+                    taken[read.source] = step.makes[0]
+                for name in read.names:
+                    if self._reads[name, read.layer][1] == place:
+                        copies[name, read.layer] = step.makes[0]
+        return taken, copies
+
+    def _merge_taken_over(self) -> dict[mtf.Tensor, mtf.Tensor]:
         """An elementwise operation writes its output where an input lies of which it is the last reader: then that is
-        there for as long as the output, which takes nothing."""
+        there for as long as the output, which takes nothing.
+
+        Returns:
+          Output -> the tensor in whose place it lies.
+        """
         lies_in: dict[mtf.Tensor, mtf.Tensor] = {}
         for place, step in enumerate(self._order):
             for source in step.over:
@@ -360,6 +426,7 @@ class _Lives:
                     del self._begin[output]
                     self._waiting |= {source} if output in self._waiting else set()
                     break
+        return lies_in
 
     def _of_loops(self) -> list[_Interval]:
         """What loops hold besides: what goes round, of the iteration before as well; what they add up so far."""
@@ -434,6 +501,7 @@ def _moments(order: _Found, nbytes: Mapping[mtf.Tensor, float]) -> list[int]:
     What may be moved counts as if it were, and all that is made as if it had to be summed.
     """
     places = order.places
+    settled = places - 1
     born, gone = [0.0] * (places + 1), [0.0] * (places + 1)
 
     def there(held: float, begin: int, end: int) -> None:
@@ -444,7 +512,7 @@ def _moments(order: _Found, nbytes: Mapping[mtf.Tensor, float]) -> list[int]:
         held = interval.times * nbytes[interval.tensor]
         there(held, interval.begin, interval.end)
         there(held, interval.begin, interval.begin)
-    for (tensor, layer), (begin, end) in order.reads.items():
+    for (tensor, layer), (begin, end, _) in order.reads.items():
         if layer != order.layers[tensor]:
             there(nbytes[tensor], begin, end)
     found: list[int] = []
@@ -452,7 +520,7 @@ def _moments(order: _Found, nbytes: Mapping[mtf.Tensor, float]) -> list[int]:
     for place in range(places):
         live += born[place] - gone[place]
         union, most = together + born[place], max(largest, live)
-        if found and union <= (1 + _JOINED) * most:
+        if found and place != settled and union <= (1 + _JOINED) * most:
             together, largest = union, most
             found.append(found[-1])
         else:
