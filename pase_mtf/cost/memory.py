@@ -106,7 +106,8 @@ class _LayerItems:
         for operation in layer.operations:
             partial = _partial_sums(operation)
             for held in operation.held:
-                operand, dims = operation.outputs[held.output], partial.get(held.output)
+                operand = operation.inputs[-1 - held.output] if held.output < 0 else operation.outputs[held.output]
+                dims = partial.get(held.output)
                 parts_of = -1 if dims is None else self._pattern(dims)
                 part = _GRADIENTS if held.waits_until >= 0 or operation.phase == "update" else _ACTIVATIONS
                 of_sum = operation.phase == "update" and held.waits_until >= 0

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from pase_mtf.compat import mtf
 from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.graph.computation_graph import Held, HeldCopy
+from pase_mtf.operations.einsum import product_of
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.tracing import early_bytes
@@ -102,7 +103,15 @@ class Lifetimes:
 
     def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
         """When what the operation makes is there."""
-        return tuple(self._held.get(operation, ()))
+        return (*self._held.get(operation, ()), *self._of_product(operation))
+
+    def _of_product(self, operation: mtf.Operation) -> tuple[Held, ...]:
+        """When a product is there of which the operation makes a sum."""
+        number = product_of(operation)
+        if number < 0:
+            return ()
+        begins = {held.begin for held in self._held.get(operation, ())}
+        return tuple(Held(-1 - number, begin, begin) for begin in sorted(begins))
 
     def of_copy(self, tensor: mtf.Tensor, layer: int) -> tuple[HeldCopy, ...]:
         """From when to when a copy of a tensor is there, in the layout of a layer that reads it, in every order."""

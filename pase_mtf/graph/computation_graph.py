@@ -51,7 +51,7 @@ class Held(NamedTuple):
     """What an operation makes, while a device holds it. Moments of a step are numbered from 0.
 
     Attributes:
-      output: the number of the output.
+      output: the number of the output; -1 - n: what it makes besides, as large as its input n.
       begin, end: the moments from which and until which it is there, both included; never, where `end` is before.
       times: so many times the bytes of the output (what a function of slices makes besides has no shape here).
       waits_until: where devices have to sum it, the moment until which it may be there: one device waits for the
@@ -403,8 +403,8 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if operation.partial_sums and len(operation.partial_sums) != len(operation.outputs):
         return f"{name} has {len(operation.outputs)} outputs and sums of {len(operation.partial_sums)}"
     for held in operation.held:
-        if not (0 <= held.output < len(operation.outputs) and 0 <= held.begin < _MOST_MOMENTS and held.times >= 0
-                and max(held.end, held.waits_until) < _MOST_MOMENTS):
+        if not (-len(operation.inputs) <= held.output < len(operation.outputs) and 0 <= held.begin < _MOST_MOMENTS and held.times >= 0
+                and max(held.end, held.waits_until, held.shared_until) < _MOST_MOMENTS):
             return f"{name} holds {shortened(tuple(held))}"
     if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
