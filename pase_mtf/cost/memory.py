@@ -204,7 +204,7 @@ class MemoryModel:
       moments: how many there are.
     """
 
-    def __init__(self, graph: ComputationGraph, shared: bool = True) -> None:
+    def __init__(self, graph: ComputationGraph, shared: bool = False) -> None:
         """Looks at the graph.
 
         Args:
@@ -338,14 +338,16 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
     return _LayerItems(layer, last).most(configurations)
 
 
-def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration]) -> dict[str, float]:
+def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration], shared: bool = False,
+                    ) -> dict[str, float]:
     """Bytes on the fullest device under a strategy, at the moment at which it holds most.
 
     Args:
       graph: of the model.
       configurations: one per layer.
+      shared: of `MemoryModel`.
 
     Returns:
       Part -> bytes, for all `MEMORY_PARTS`.
     """
-    return MemoryModel(graph).peak(configurations)[0]
+    return MemoryModel(graph, shared).peak(configurations)[0]
