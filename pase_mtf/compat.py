@@ -11,9 +11,9 @@ import tempfile
 
 # Read by TensorFlow's C++ core when it is loaded: without them every command of ours would open with its banner.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Each session has the threads that it asks for. Otherwise the first one of a process decides for all: kernels are timed on
-# other threads than train, and sums of convolutions, which are made in as many pieces as there are threads, round otherwise
-# in another process.
+# Each session has the threads that it asks for. Otherwise the first one of a process decides for all: kernels are timed
+# on other threads than train, and sums of convolutions, which are made in as many pieces as there are threads, round
+# otherwise in another process.
 os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
 
 

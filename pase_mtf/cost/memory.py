@@ -6,11 +6,14 @@ which, and what order of the operations that assumes): a device holds most at on
 the strategy.
 
 - A tensor that a layer makes: the share that the layer's configuration leaves to a device.
-- A copy of it, where another layer reads other parts: while that layer reads it.
+- A copy of it, where another layer reads other parts: from when the tensor is made until that layer has read it. The
+  tensor itself is there until all have read it that read it as it lies.
 - A gradient that devices have to sum: until the backward pass is over, for one device may be ahead of the others. What
   the update makes of it comes after that, in its place.
-- What arrives for a sum, or the sum itself, as large as what is summed, while that is made: of gradients that waited for
-  each other, of one at a time, and with what the update makes of the sum while that is still there.
+- What arrives for a sum, or the sum itself, as large as what is summed, while that is made: of gradients that waited
+  for each other, of one at a time, and with what the update makes of the sum while that is still there.
+- Where devices share a host, one makes sums and copies for several; the last of these writes what it makes of it in its
+  place. What that is lasts, on the device that made the sum or the copy, beside what this device makes of it itself.
 """
 
 from __future__ import annotations
@@ -46,6 +49,7 @@ class _Item(NamedTuple):
       waits_until: the moment until which it is there where it is one.
       arrives: whether it is what arrives for the sum of a gradient, which is there of one layer at a time.
       of_sum: whether an update makes it of a gradient: where devices have to sum that it is there at `waits_until`.
+      own_until: the moment until which its own layer needs it; -1: until `end`.
     """
 
     part: int
@@ -57,6 +61,7 @@ class _Item(NamedTuple):
     waits_until: int = -1
     arrives: bool = False
     of_sum: bool = False
+    own_until: int = -1
 
 
 class _Held(NamedTuple):
@@ -83,9 +88,9 @@ class _LayerItems:
         self._position, self._width = dim_positions(layer), len(layer.dims)
         self._patterns: dict[tuple[int, ...], int] = {(): 0}
         items = list(self._items(layer, last))
-        self.part, self.pattern, self.begin, self.end, self.parts_of, self.waits_until = (
+        self.part, self.pattern, self.begin, self.end, self.parts_of, self.waits_until, self.own_until = (
             np.array([getattr(item, name) for item in items], np.int64)
-            for name in ("part", "pattern", "begin", "end", "parts_of", "waits_until"))
+            for name in ("part", "pattern", "begin", "end", "parts_of", "waits_until", "own_until"))
         self.arrives, self.of_sum = (np.array([getattr(item, name) for item in items], bool)
                                      for name in ("arrives", "of_sum"))
         self._is_update = layer.kind == "update"
@@ -112,7 +117,7 @@ class _LayerItems:
                 part = _GRADIENTS if held.waits_until >= 0 or operation.phase == "update" else _ACTIVATIONS
                 of_sum = operation.phase == "update" and held.waits_until >= 0
                 yield _Item(part, held.times * size(operand), self._pattern(operand.dims), held.begin, held.end,
-                            parts_of, max(held.waits_until, held.end), of_sum=of_sum)
+                            parts_of, max(held.waits_until, held.end), of_sum=of_sum, own_until=held.own_until)
                 if parts_of >= 0:
                     arrives = held.waits_until >= 0 and not of_sum
                     until = max(held.begin, held.shared_until if self._shared else -1)
@@ -213,8 +218,9 @@ class MemoryModel:
         """
         held = [held for layer in graph.layers for operation in layer.operations for held in operation.held]
         self._shared = shared
-        ends = [max(copy[1:]) for edge in graph.edges for copy in edge.held]
-        self._last = max([0, *ends, *(max(entry.begin, entry.end, entry.waits_until, entry.shared_until) for entry in held)])
+        ends = [max(copy[1:3]) for edge in graph.edges for copy in edge.held]
+        self._last = max([0, *ends, *(max(entry.begin, entry.end, entry.waits_until, entry.shared_until)
+                                      for entry in held)])
         self.moments = self._last + 1
         self._layers = [_LayerItems(layer, self._last, shared) for layer in graph.layers]
         self._moved = [edge for edge in graph.edges if edge.held]
@@ -223,6 +229,14 @@ class MemoryModel:
                                  if operation.phase == "update" for held in operation.held if held.waits_until >= 0})
         self._copied: dict[tuple[int, Configuration, Configuration], tuple[float, _Shards]] = {}
         self._fullest: int | None = None
+        self._own_until = np.concatenate([np.zeros(0, np.int64), *(items.own_until for items in self._layers)])
+        self._shown = np.flatnonzero(self._own_until >= 0)
+        number, self._made = 0, dict[tuple[int, int, float], list[int]]()
+        for layer, items in enumerate(self._layers):
+            for position in np.flatnonzero(items.own_until >= 0):
+                self._made.setdefault((layer, int(items.begin[position]), float(items.nbytes[position])),
+                                      []).append(number + int(position))
+            number += len(items.own_until)
 
     @property
     def fullest(self) -> int:
@@ -260,6 +274,7 @@ class MemoryModel:
         sizes = np.concatenate([*(each.nbytes for each in held), [copy.nbytes for copy in copies]])
         begin = np.concatenate([*(each.begin for each in held), [copy.begin for copy in copies]])
         end = np.concatenate([*(each.end for each in held), [copy.end for copy in copies]]).astype(np.int64)
+        self._needed_until(configurations, end)
         part = np.concatenate([*(items.part for items in self._layers), [_BUFFERS] * len(copies)]).astype(np.int64)
         begin = begin.astype(np.int64)
         there = begin <= end
@@ -269,6 +284,16 @@ class MemoryModel:
         counted = (begin <= moment) & (moment <= end)
         total = np.bincount(part[counted], sizes[counted], len(MEMORY_PARTS))
         return dict(zip(MEMORY_PARTS, map(float, total), strict=True)), moment
+
+    def _needed_until(self, configurations: Sequence[Configuration], end: np.ndarray) -> None:
+        """Sets until when tensors are there: until their own layer, or one that reads them as they lie, has done so."""
+        end[self._shown] = self._own_until[self._shown]
+        for number, edge in enumerate(self._moved):
+            if not self._copied_of(number, configurations[edge.source], configurations[edge.target])[0]:
+                nbytes = float(math.prod(edge.shape)) * edge.itemsize
+                for copy in edge.held:
+                    for position in self._made.get((edge.source, copy.made, nbytes), ()):
+                        end[position] = max(end[position], copy.end)
 
     def _awaiting(self, configurations: Sequence[Configuration]) -> dict[int, int]:
         """Layer -> the layer whose gradient it updates by, which devices have to sum."""
@@ -297,9 +322,9 @@ class MemoryModel:
             nbytes, shards = self._copied_of(number, configurations[edge.source], configurations[edge.target])
             shares = self._shared and math.prod(count for count, _ in shards) < configurations[edge.target].devices
             late = edge.source in awaiting or (edge.target in awaiting and edge.pending)
-            for order, (begin, end, *shared_until) in enumerate(edge.held if nbytes else ()):
+            for order, (begin, end, shared_until, _) in enumerate(edge.held if nbytes else ()):
                 if shares:
-                    end = max([end, *shared_until])
+                    end = max(end, shared_until)
                 if late:  # what is made of a gradient that waited
                     begin = end = self._settled(begin)
                 key = edge.source, edge.tensor, edge.shape, shards, order

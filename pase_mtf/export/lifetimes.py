@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import bisect
 import collections
-import heapq
-import itertools
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf
+from pase_mtf.export.moments import Found, Interval, moments
+from pase_mtf.export.orders import awaited_by, ordered, runs_at_once
 from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.graph.computation_graph import Held, HeldCopy
 from pase_mtf.operations.einsum import product_of
@@ -28,56 +28,11 @@ from pase_mtf.operations.tracing import early_bytes
 
 __all__ = ["Lifetimes", "lifetimes"]
 
-# Moments that follow each other are taken for one at which all is there that is there at any of them, if that adds no
-# more than this to the largest.
-_JOINED = 0.01
-
-
-class _Interval(NamedTuple):
-    """What is held from one place in the order of the step to another, both included.
-
-    Attributes:
-      tensor: of its layout.
-      begin, end: the places.
-      times: as much as so many of the tensor.
-      waits_until: where devices have to sum it, the place until which it may be held; of what an update makes of a
-        gradient, where devices have to sum that, the place at which it is there instead.
-      shared_until: where one device makes it for several, the place until which it is there besides.
-    """
-
-    tensor: mtf.Tensor
-    begin: int
-    end: int
-    times: float = 1.0
-    waits_until: int = -1
-    shared_until: int = -1
-
-
-class _Found(NamedTuple):
-    """When tensors are there, in one order of the operations.
-
-    Attributes:
-      intervals: of all tensors.
-      reads: (tensor, layer) -> the places from which and until which operations of the layer read it; and until which a
-        copy is there where one device makes it for several, one of which writes in its place.
-      updated: variable -> the place at which it is assigned.
-      places: how many there are. The last is no operation's: all gradients that had to wait have been used.
-      layers: tensor -> the number of the layer that makes it, of those that are read.
-      last_gradient: the place at which the backward pass is over.
-    """
-
-    intervals: Sequence[_Interval]
-    reads: dict[tuple[mtf.Tensor, int], tuple[int, int, int]]
-    updated: dict[mtf.Operation, int]
-    places: int
-    layers: dict[mtf.Tensor, int]
-    last_gradient: int
-
 
 class Lifetimes:
     """From which moment to which tensors are there, in several orders: the moments of one follow those of another."""
 
-    def __init__(self, orders: Sequence[_Found]) -> None:
+    def __init__(self, orders: Sequence[Found]) -> None:
         """Numbers the moments.
 
         Args:
@@ -89,7 +44,7 @@ class Lifetimes:
         tensors |= {tensor for order in orders for tensor in order.layers}
         nbytes = {tensor: float(tensor.size) * tensor.dtype.size for tensor in tensors}
         for order in orders:
-            moment_of = [first + moment for moment in _moments(order, nbytes)]
+            moment_of = [first + moment for moment in moments(order, nbytes)]
             self._moment_of.append(moment_of)
             first = moment_of[-1] + 1
             for interval in order.intervals:
@@ -99,7 +54,8 @@ class Lifetimes:
                 self._held[operation].append(Held(
                     outputs.index(interval.tensor) if len(outputs) > 1 else 0, moment_of[interval.begin],
                     moment_of[interval.end], interval.times, waits,
-                    moment_of[interval.shared_until] if interval.shared_until >= 0 else -1))
+                    *(moment_of[place] if place >= 0 else -1
+                      for place in (interval.shared_until, interval.own_until))))
 
     def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
         """When what the operation makes is there."""
@@ -147,8 +103,8 @@ def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow
     maker = {tensor: fact for fact in facts for tensor in fact.operation.outputs}
     # Gradients that no assignment needs never run.
     running = [fact for fact in facts if fact.is_needed or phases[fact.index] not in (BACKWARD, UPDATE)]
-    awaited = {fact.index: _awaited(fact, maker, flow) for fact in running}
-    orders = [_ordered(running, awaited, at_once) for at_once in (None, _at_once(running, awaited, phases))]
+    awaited = {fact.index: awaited_by(fact, maker, flow) for fact in running}
+    orders = [ordered(running, awaited, at_once) for at_once in (None, runs_at_once(running, awaited, phases))]
     steps = _Steps(orders[0], phases, flow, layers, maker)
     return Lifetimes([_Lives([steps.of[fact.index] for fact in order], steps, flow).found() for order in orders])
 
@@ -218,6 +174,7 @@ class _Steps:
         self._views: dict[mtf.Tensor, mtf.Tensor] = {}
         self._made: set[mtf.Tensor] = set()
         self.of = {fact.index: self._step(fact) for fact in order}
+        self._shown = set(self._views.values())
 
     def lies_in(self, tensor: mtf.Tensor) -> mtf.Tensor:
         """The tensor that it shows; itself where it shows none."""
@@ -230,6 +187,10 @@ class _Steps:
     def is_of_variable(self, tensor: mtf.Tensor) -> bool:
         """Whether it is what a variable holds."""
         return tensor in self._maker and self._maker[tensor].rule.is_variable
+
+    def is_shown(self, tensor: mtf.Tensor) -> bool:
+        """Whether another tensor shows it, or may do so: what loops hand on."""
+        return tensor in self._shown or bool(self._maker[tensor].loops)
 
     def is_product(self, tensor: mtf.Tensor) -> bool:
         """Whether what makes it takes long for its size."""
@@ -314,9 +275,9 @@ class _Lives:
         self._updated: dict[mtf.Operation, int] = {}
         self._waiting: set[mtf.Tensor] = set()
         self._of_waiting: set[mtf.Tensor] = set()
-        self._more: list[_Interval] = []
+        self._more: list[Interval] = []
 
-    def found(self) -> _Found:
+    def found(self) -> Found:
         """All of it."""
         for place, step in enumerate(self._order):
             self._read(step, place)
@@ -338,10 +299,14 @@ class _Lives:
                 return max(last_gradient, self._end[tensor])
             return settled if tensor in self._of_waiting else -1
 
-        intervals = [_Interval(tensor, begin, self._end[tensor], 1.0, waits_until(tensor), until(taken.get(tensor)))
+        own = self._own_until(lies_in)
+        intervals = [Interval(tensor, begin, self._end[tensor], 1.0, waits_until(tensor), until(taken.get(tensor)),
+                               own.get(tensor, -1))
                      for tensor, begin in self._begin.items()]
-        reads = {key: (*span, until(copies_taken.get(key))) for key, span in self._reads.items()}
-        return _Found([*intervals, *self._more, *self._of_loops()], reads, self._updated, settled + 1,
+        reads = {(tensor, layer): (self._copied_from(tensor, first), last, until(copies_taken.get((tensor, layer))),
+                                   self._begin.get(lies_in.get(tensor, tensor), -1))
+                 for (tensor, layer), (first, last) in self._reads.items()}
+        return Found([*intervals, *self._more, *self._of_loops()], reads, self._updated, settled + 1,
                       {tensor: self._steps.layer_of(tensor) for tensor, _ in self._reads}, last_gradient)
 
     def _overlap(self, last_gradient: int) -> None:
@@ -398,7 +363,26 @@ class _Lives:
 
     def _made_early(self, first: mtf.Tensor, awaited: Sequence[mtf.Operation], times: float, place: int) -> None:
         begin = max(self._place.get(operation, 0) for operation in awaited)
-        self._more.append(_Interval(first, min(begin, place), place, times))
+        self._more.append(Interval(first, min(begin, place), place, times))
+
+    def _copied_from(self, tensor: mtf.Tensor, first: int) -> int:
+        """The place from which a copy is there of what is first read at a place: it is made as soon as the tensor is,
+        but of a gradient, when that has been summed."""
+        return first if tensor in self._waiting else min(first, self._place.get(tensor.operation, first))
+
+    def _own_until(self, lies_in: dict[mtf.Tensor, mtf.Tensor]) -> dict[mtf.Tensor, int]:
+        """Tensor -> the last place at which its own layer needs it, of those of which all is known: what others read
+        otherwise than it lies they have as copies."""
+        last = {tensor: begin for tensor, begin in self._begin.items()
+                if tensor not in self._waiting | self._of_waiting and not self._steps.is_shown(tensor)}
+        for output, source in lies_in.items():
+            if source in last:
+                last[source] = max(last[source], self._place[output.operation] + 1)
+        for (tensor, layer), (_, end) in self._reads.items():
+            root = lies_in.get(tensor, tensor)
+            if root in last and layer in (self._steps.layer_of(root), -1):
+                last[root] = max(last[root], end)
+        return {tensor: min(end, self._end[tensor]) for tensor, end in last.items()}
 
     def _shared_taken_over(self) -> tuple[dict[mtf.Tensor, mtf.Tensor], dict[tuple[mtf.Tensor, int], mtf.Tensor]]:
         """Where one device makes a sum, or a copy, for several, the last of them writes its output there, and the
@@ -437,7 +421,7 @@ class _Lives:
                     break
         return lies_in
 
-    def _of_loops(self) -> list[_Interval]:
+    def _of_loops(self) -> list[Interval]:
         """What loops hold besides: what goes round, of the iteration before as well; what they add up so far."""
         found = []
         for loop, parts in self._flow.parts.items():
@@ -448,91 +432,5 @@ class _Lives:
             for tensor in [*handed_on, *(inner for inner, _ in parts.accumulators)]:
                 origin = self._steps.lies_in(self._flow.origin(tensor))
                 if origin in self._begin:
-                    found.append(_Interval(origin, begin, end, waits_until=end if origin in self._waiting else -1))
+                    found.append(Interval(origin, begin, end, waits_until=end if origin in self._waiting else -1))
         return found
-
-
-def _awaited(fact: OperationFacts, maker: dict[mtf.Tensor, OperationFacts], flow: Flow) -> set[int]:
-    """What an operation waits for, by index."""
-    found = [maker.get(tensor) for tensor in fact.sources]
-    for dependency in fact.rule.waits_for(fact.operation):
-        outputs = dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
-        found += [maker.get(flow.origin(tensor)) for tensor in outputs]
-    return {other.index for other in found if other is not None and other is not fact}
-
-
-def _ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
-             at_once: Collection[int] | None) -> list[OperationFacts]:
-    """The operations in an order in which they can run.
-
-    Args:
-      running: in the order of the program.
-      awaited: index -> those that it waits for.
-      at_once: those that run as soon as they can, the others in the order of the program; None: first come, first
-        served.
-    """
-    of_index = {fact.index: fact for fact in running}
-    left = {index: len(others & of_index.keys()) for index, others in awaited.items()}
-    waiting: dict[int, list[int]] = collections.defaultdict(list)
-    for index, others in awaited.items():
-        for other in others:
-            waiting[other].append(index)
-    turns = itertools.count()
-
-    def turn(index: int) -> tuple[int, int]:
-        return (next(turns), index) if at_once is None else (int(index not in at_once), index)
-
-    ready = [turn(index) for index, count in left.items() if not count]
-    heapq.heapify(ready)
-    found: dict[int, OperationFacts] = {}
-    while ready:
-        _, index = heapq.heappop(ready)
-        found[index] = of_index[index]
-        for other in waiting[index]:
-            left[other] -= 1
-            if not left[other]:
-                heapq.heappush(ready, turn(other))
-    # Two loop variables that change places wait for each other.
-    return [*found.values(), *(fact for fact in running if fact.index not in found)]
-
-
-def _at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]], phases: Sequence[str]) -> set[int]:
-    """What runs as soon as it can in the order of the program, too: what needs no weights, and updates."""
-    with_weights: set[int] = set()
-    for fact in running:  # what an operation waits for stands before it, but for loops
-        if fact.rule.is_variable or awaited[fact.index] & with_weights:
-            with_weights.add(fact.index)
-    return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
-
-
-def _moments(order: _Found, nbytes: Mapping[mtf.Tensor, float]) -> list[int]:
-    """The number of the moment that each place belongs to; at a moment all is there that is there at any of its places.
-    What may be moved counts as if it were, and all that is made as if it had to be summed.
-    """
-    places = order.places
-    settled = places - 1
-    born, gone = [0.0] * (places + 1), [0.0] * (places + 1)
-
-    def there(held: float, begin: int, end: int) -> None:
-        born[begin] += held
-        gone[end + 1 if end >= begin else begin] += held
-
-    for interval in order.intervals:
-        held = interval.times * nbytes[interval.tensor]
-        there(held, interval.begin, interval.end)
-        there(held, interval.begin, interval.begin)
-    for (tensor, layer), (begin, end, _) in order.reads.items():
-        if layer != order.layers[tensor]:
-            there(nbytes[tensor], begin, end)
-    found: list[int] = []
-    live = together = largest = 0.0
-    for place in range(places):
-        live += born[place] - gone[place]
-        union, most = together + born[place], max(largest, live)
-        if found and place != settled and union <= (1 + _JOINED) * most:
-            together, largest = union, most
-            found.append(found[-1])
-        else:
-            together = largest = live
-            found.append(found[-1] + 1 if found else 0)
-    return found

@@ -4,11 +4,10 @@ import dataclasses
 import itertools
 
 import numpy as np
-import pytest
 from small_graphs import dense, perceptron
 
 from pase_mtf.cost.memory import MEMORY_PARTS, MemoryModel, layer_memory, strategy_memory
-from pase_mtf.graph.computation_graph import ComputationGraph, Held, Operand, Variable
+from pase_mtf.graph.computation_graph import ComputationGraph, Held, HeldCopy, Operand, Variable
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.strategy.find import find_strategy
 
@@ -82,7 +81,7 @@ def test_more_splits_never_need_more_weights():
 
 def test_a_copy_is_there_where_another_layer_reads_other_parts():
     graph = perceptron(widths=(64, 128, 32), training=False)
-    edges = tuple(dataclasses.replace(edge, held=((1, 1),)) for edge in graph.edges if edge.phase == "forward")
+    edges = tuple(dataclasses.replace(edge, held=(HeldCopy(1, 1),)) for edge in graph.edges if edge.phase == "forward")
     graph = dataclasses.replace(graph, edges=edges)
     split, whole = Configuration((("batch", 4),)), Configuration((("", 4),))
     alike, moved, gathered = (strategy_memory(graph, [split, target])["communication buffers"] for target in (
