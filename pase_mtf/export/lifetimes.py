@@ -5,7 +5,7 @@ gradient of a mean) at the very start, an update as soon as its gradient is know
 more when the gradient that it waits for is there. Of several that are ready, any may be next: two orders are looked at,
 first come, first served, and that of the program, and the one in which more is held counts. A tensor is there until its
 last reader is done, by when the operation after that may have begun: a device runs what is ready, not one by one. What
-is moved of a variable is copied at the start, for it waits for nothing. The moments of a step are numbered from 0, as
+is moved is copied as soon as it is made, of a variable at the start. The moments of a step are numbered from 0, as
 many as make a difference.
 """
 
