@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -192,10 +193,6 @@ class _Steps:
         """Whether another tensor shows it, or may do so: what loops hand on."""
         return tensor in self._shown or bool(self._maker[tensor].loops)
 
-    def is_product(self, tensor: mtf.Tensor) -> bool:
-        """Whether what makes it takes long for its size."""
-        return self._maker[tensor].kind in ("matmul", "convolution")
-
     def _is_gradient(self, tensor: mtf.Tensor) -> bool:
         return tensor in self._maker and self._phases[self._maker[tensor].index] == BACKWARD
 
@@ -310,19 +307,19 @@ class _Lives:
                       {tensor: self._steps.layer_of(tensor) for tensor, _ in self._reads}, last_gradient)
 
     def _overlap(self, last_gradient: int) -> None:
-        """Lets all last until the next operation has begun; a gradient, until that of the next weights is there, for an
-        update takes long beside what follows; and what updates make, until the backward pass is over, for an update
-        waits for its gradient, which may wait for other devices that long."""
+        """Lets all last until the next operation has begun; a gradient, until others have made as many bytes, for its
+        update runs beside these; and what updates make, until the backward pass is over, for an update waits for its
+        gradient, which may wait for other devices that long."""
         after = [min(place + 1, len(self._order) - 1) for place in range(len(self._order))]
         updating = {tensor for step in self._order if step.is_update for tensor in step.makes}
-        gradients = sorted(self._begin[tensor] for tensor in self._waiting if tensor in self._begin
-                           and self._steps.is_product(tensor))
+        made = [0, *itertools.accumulate(sum(_bytes(tensor) for tensor in step.makes) for step in self._order)]
         for tensor, begin in self._begin.items():
             if tensor in updating:
                 self._end[tensor] = max(self._end[tensor], last_gradient)
             elif tensor in self._waiting:
-                following = bisect.bisect_right(gradients, self._end[tensor])
-                self._end[tensor] = max([self._end[tensor], *gradients[following:following + 1]])
+                end = self._end[tensor]
+                beside = bisect.bisect_left(made, made[end + 1] + _bytes(tensor), end + 1)
+                self._end[tensor] = min(max(end, beside - 1), max(end, last_gradient))
             if begin <= self._end[tensor]:
                 self._end[tensor] = after[self._end[tensor]]
         self._reads = {key: (begin, after[end]) for key, (begin, end) in self._reads.items()}
@@ -434,3 +431,7 @@ class _Lives:
                 if origin in self._begin:
                     found.append(Interval(origin, begin, end, waits_until=end if origin in self._waiting else -1))
         return found
+
+
+def _bytes(tensor: mtf.Tensor) -> int:
+    return int(tensor.size) * int(tensor.dtype.size)
