@@ -318,7 +318,7 @@ class _Exporter:
                 old, new = (self._edge(*ends, variable.outputs[0], self._phases[fact.index], fact.trips,
                                        itemsize=variable.slice_dtype.size)
                             for ends in ((owner, updating), (updating, owner)))
-                found += [old] if fact.flops else []
+                found += [dataclasses.replace(old, held=self._lifetimes.of_old(variable))] if fact.flops else []
                 found.append(dataclasses.replace(new, tensor=f"{variable.name} updated",
                                                  held=self._lifetimes.of_update(variable)))
         return found

@@ -5,73 +5,35 @@ gradient of a mean) at the very start, an update as soon as its gradient is know
 more when the gradient that it waits for is there. Of several that are ready, any may be next: two orders are looked at,
 first come, first served, and that of the program, and the one in which more is held counts. A tensor is there until its
 last reader is done, by when the operation after that may have begun: a device runs what is ready, not one by one. What
-is moved of a variable is copied at the start, for it waits for nothing. The moments of a step are numbered from 0, as
+is moved is copied as soon as it is made, of a variable at the start. The moments of a step are numbered from 0, as
 many as make a difference.
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
-import heapq
 import itertools
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf
+from pase_mtf.export.moments import Found, Interval, moments
+from pase_mtf.export.orders import awaited_by, ordered, runs_at_once
 from pase_mtf.export.phases import BACKWARD, UPDATE
-from pase_mtf.graph.computation_graph import Held
+from pase_mtf.graph.computation_graph import Held, HeldCopy
+from pase_mtf.operations.einsum import product_of
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.tracing import early_bytes
 
 __all__ = ["Lifetimes", "lifetimes"]
 
-# Moments that follow each other are taken for one at which all is there that is there at any of them, if that adds no
-# more than this to the largest.
-_JOINED = 0.01
-
-
-class _Interval(NamedTuple):
-    """What is held from one place in the order of the step to another, both included.
-
-    Attributes:
-      tensor: of its layout.
-      begin, end: the places.
-      times: as much as so many of the tensor.
-      waits_until: where devices have to sum it, the place until which it may be held.
-    """
-
-    tensor: mtf.Tensor
-    begin: int
-    end: int
-    times: float = 1.0
-    waits_until: int = -1
-
-
-class _Found(NamedTuple):
-    """When tensors are there, in one order of the operations.
-
-    Attributes:
-      intervals: of all tensors.
-      reads: (tensor, layer) -> the places from which and until which operations of the layer read it.
-      updated: variable -> the place at which it is assigned.
-      places: how many there are.
-      layers: tensor -> the number of the layer that makes it, of those that are read.
-      last_gradient: the place at which the backward pass is over.
-    """
-
-    intervals: Sequence[_Interval]
-    reads: dict[tuple[mtf.Tensor, int], tuple[int, int]]
-    updated: dict[mtf.Operation, int]
-    places: int
-    layers: dict[mtf.Tensor, int]
-    last_gradient: int
-
 
 class Lifetimes:
     """From which moment to which tensors are there, in several orders: the moments of one follow those of another."""
 
-    def __init__(self, orders: Sequence[_Found]) -> None:
+    def __init__(self, orders: Sequence[Found]) -> None:
         """Numbers the moments.
 
         Args:
@@ -83,34 +45,50 @@ class Lifetimes:
         tensors |= {tensor for order in orders for tensor in order.layers}
         nbytes = {tensor: float(tensor.size) * tensor.dtype.size for tensor in tensors}
         for order in orders:
-            moment_of = [first + moment for moment in _moments(order, nbytes)]
+            moment_of = [first + moment for moment in moments(order, nbytes)]
             self._moment_of.append(moment_of)
-            first = moment_of[-1] + 1 if moment_of else first
+            first = moment_of[-1] + 1
             for interval in order.intervals:
                 operation = interval.tensor.operation
                 outputs = operation.outputs
                 waits = moment_of[interval.waits_until] if interval.waits_until >= 0 else -1
                 self._held[operation].append(Held(
                     outputs.index(interval.tensor) if len(outputs) > 1 else 0, moment_of[interval.begin],
-                    moment_of[interval.end], interval.times, waits))
+                    moment_of[interval.end], interval.times, waits,
+                    *(moment_of[place] if place >= 0 else -1
+                      for place in (interval.shared_until, interval.own_until))))
 
     def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
         """When what the operation makes is there."""
-        return tuple(self._held.get(operation, ()))
+        return (*self._held.get(operation, ()), *self._of_product(operation))
 
-    def of_copy(self, tensor: mtf.Tensor, layer: int) -> tuple[tuple[int, int], ...]:
+    def _of_product(self, operation: mtf.Operation) -> tuple[Held, ...]:
+        """When a product is there of which the operation makes a sum."""
+        number = product_of(operation)
+        if number < 0:
+            return ()
+        begins = {held.begin for held in self._held.get(operation, ())}
+        return tuple(Held(-1 - number, begin, begin) for begin in sorted(begins))
+
+    def of_copy(self, tensor: mtf.Tensor, layer: int) -> tuple[HeldCopy, ...]:
         """From when to when a copy of a tensor is there, in the layout of a layer that reads it, in every order."""
         return self._spans([order.reads.get((tensor, layer)) for order in self._orders])
 
-    def of_update(self, variable: mtf.Operation) -> tuple[tuple[int, int], ...]:
+    def of_update(self, variable: mtf.Operation) -> tuple[HeldCopy, ...]:
         """From when to when the new value of a variable is there that another layer made, in every order."""
         places = [order.updated.get(variable) for order in self._orders]
         return self._spans([None if place is None else (place, max(place, order.last_gradient))
                             for place, order in zip(places, self._orders, strict=True)])
 
-    def _spans(self, places: Sequence[tuple[int, int] | None]) -> tuple[tuple[int, int], ...]:
-        return tuple((moment_of[span[0]], moment_of[span[1]]) for moment_of, span in zip(
-            self._moment_of, places, strict=True) if span is not None)
+    def of_old(self, variable: mtf.Operation) -> tuple[HeldCopy, ...]:
+        """From when to when the value that another layer makes the new one of is there, in every order: it is copied at
+        the start."""
+        return self._spans([None if variable not in order.updated else (
+            0, max(order.updated[variable], order.last_gradient)) for order in self._orders])
+
+    def _spans(self, places: Sequence[tuple[int, ...] | None]) -> tuple[HeldCopy, ...]:
+        return tuple(HeldCopy(*(moment_of[place] if place >= 0 else -1 for place in span))
+                     for moment_of, span in zip(self._moment_of, places, strict=True) if span is not None)
 
 
 def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow,
@@ -126,8 +104,8 @@ def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow
     maker = {tensor: fact for fact in facts for tensor in fact.operation.outputs}
     # Gradients that no assignment needs never run.
     running = [fact for fact in facts if fact.is_needed or phases[fact.index] not in (BACKWARD, UPDATE)]
-    awaited = {fact.index: _awaited(fact, maker, flow) for fact in running}
-    orders = [_ordered(running, awaited, at_once) for at_once in (None, _at_once(running, awaited, phases))]
+    awaited = {fact.index: awaited_by(fact, maker, flow) for fact in running}
+    orders = [ordered(running, awaited, at_once) for at_once in (None, runs_at_once(running, awaited, phases))]
     steps = _Steps(orders[0], phases, flow, layers, maker)
     return Lifetimes([_Lives([steps.of[fact.index] for fact in order], steps, flow).found() for order in orders])
 
@@ -162,6 +140,7 @@ class _Step(NamedTuple):
       early: the operations whose outputs it needs for what it makes before gradients come, and how many of its first
         output that takes; None where there is none.
       over: what its output may be written over where nobody reads that any more, in this order.
+      over_shared: the same, of what other layers make as well.
     """
 
     fact: OperationFacts
@@ -172,6 +151,7 @@ class _Step(NamedTuple):
     makes: tuple[mtf.Tensor, ...]
     early: tuple[tuple[mtf.Operation, ...], float] | None
     over: tuple[mtf.Tensor, ...]
+    over_shared: tuple[_Read, ...]
 
 
 class _Steps:
@@ -195,6 +175,7 @@ class _Steps:
         self._views: dict[mtf.Tensor, mtf.Tensor] = {}
         self._made: set[mtf.Tensor] = set()
         self.of = {fact.index: self._step(fact) for fact in order}
+        self._shown = set(self._views.values())
 
     def lies_in(self, tensor: mtf.Tensor) -> mtf.Tensor:
         """The tensor that it shows; itself where it shows none."""
@@ -208,6 +189,10 @@ class _Steps:
         """Whether it is what a variable holds."""
         return tensor in self._maker and self._maker[tensor].rule.is_variable
 
+    def is_shown(self, tensor: mtf.Tensor) -> bool:
+        """Whether another tensor shows it, or may do so: what loops hand on."""
+        return tensor in self._shown or bool(self._maker[tensor].loops)
+
     def _is_gradient(self, tensor: mtf.Tensor) -> bool:
         return tensor in self._maker and self._phases[self._maker[tensor].index] == BACKWARD
 
@@ -216,12 +201,15 @@ class _Steps:
         reads, makes = self._reads(fact), self._makes(fact, outputs)
         assigned = {variable: self.lies_in(self._flow.origin(value)) for variable, value in fact.assigns}
         over: tuple[mtf.Tensor, ...] = ()
+        over_shared: tuple[_Read, ...] = ()
         if makes and fact.kind == "pointwise" and not fact.assigns:
             over = tuple([read.source for read in reads if self._can_take_over(read.source, outputs[0])])
+            over_shared = tuple([read for read in reads if self._is_like(read.source, outputs[0])])
         early = self._early(fact, outputs[0]) if makes and self._phases[fact.index] == BACKWARD else None
         self._made.update(makes)
         phase = self._phases[fact.index]
-        return _Step(fact, phase == BACKWARD, phase == UPDATE, reads, assigned, makes, early, over)
+        return _Step(fact, phase == BACKWARD, phase == UPDATE, reads, assigned, makes, early, over,
+                     over_shared)
 
     def _reads(self, fact: OperationFacts) -> tuple[_Read, ...]:
         if fact.operation in self._flow.parts:
@@ -263,9 +251,12 @@ class _Steps:
 
     def _can_take_over(self, source: mtf.Tensor, output: mtf.Tensor) -> bool:
         """Whether the one may lie where the other does; so may then what lies there in its place."""
-        return (source in self._made and source.dtype == output.dtype and source.shape == output.shape
+        return (self._is_like(source, output)
                 and self._layers.get(id(source.operation)) == self._layers.get(id(output.operation))
                 and self._maker[source].rule.imported(source.operation) is None)
+
+    def _is_like(self, source: mtf.Tensor, output: mtf.Tensor) -> bool:
+        return source in self._made and source.dtype == output.dtype and source.shape == output.shape
 
 
 class _Lives:
@@ -280,9 +271,10 @@ class _Lives:
         self._reads: dict[tuple[mtf.Tensor, int], tuple[int, int]] = {}
         self._updated: dict[mtf.Operation, int] = {}
         self._waiting: set[mtf.Tensor] = set()
-        self._more: list[_Interval] = []
+        self._of_waiting: set[mtf.Tensor] = set()
+        self._more: list[Interval] = []
 
-    def found(self) -> _Found:
+    def found(self) -> Found:
         """All of it."""
         for place, step in enumerate(self._order):
             self._read(step, place)
@@ -291,22 +283,43 @@ class _Lives:
             if step.early:
                 self._made_early(step.makes[0], *step.early, place)
         last_gradient = max((place for place, step in enumerate(self._order) if step.is_backward), default=-1)
-        self._merge_taken_over()
+        taken, copies_taken = self._shared_taken_over()
+        lies_in = self._merge_taken_over()
         self._overlap(last_gradient)
-        intervals = [_Interval(tensor, begin, self._end[tensor],
-                               waits_until=max(last_gradient, self._end[tensor]) if tensor in self._waiting else -1)
+        settled = len(self._order)
+
+        def until(output: mtf.Tensor | None) -> int:
+            return -1 if output is None else self._end.get(lies_in.get(output, output), -1)
+
+        def waits_until(tensor: mtf.Tensor) -> int:
+            if tensor in self._waiting:
+                return max(last_gradient, self._end[tensor])
+            return settled if tensor in self._of_waiting else -1
+
+        own = self._own_until(lies_in)
+        intervals = [Interval(tensor, begin, self._end[tensor], 1.0, waits_until(tensor), until(taken.get(tensor)),
+                               own.get(tensor, -1))
                      for tensor, begin in self._begin.items()]
-        return _Found([*intervals, *self._more, *self._of_loops()], self._reads, self._updated, len(self._order),
+        reads = {(tensor, layer): (self._copied_from(tensor, first), last, until(copies_taken.get((tensor, layer))),
+                                   self._begin.get(lies_in.get(tensor, tensor), -1))
+                 for (tensor, layer), (first, last) in self._reads.items()}
+        return Found([*intervals, *self._more, *self._of_loops()], reads, self._updated, settled + 1,
                       {tensor: self._steps.layer_of(tensor) for tensor, _ in self._reads}, last_gradient)
 
     def _overlap(self, last_gradient: int) -> None:
-        """Lets all last until the next operation has begun; and what updates make, until the backward pass is over, for
-        an update waits for its gradient, which may wait for other devices that long."""
+        """Lets all last until the next operation has begun; a gradient, until others have made as many bytes, for its
+        update runs beside these; and what updates make, until the backward pass is over, for an update waits for its
+        gradient, which may wait for other devices that long."""
         after = [min(place + 1, len(self._order) - 1) for place in range(len(self._order))]
         updating = {tensor for step in self._order if step.is_update for tensor in step.makes}
+        made = [0, *itertools.accumulate(sum(_bytes(tensor) for tensor in step.makes) for step in self._order)]
         for tensor, begin in self._begin.items():
             if tensor in updating:
                 self._end[tensor] = max(self._end[tensor], last_gradient)
+            elif tensor in self._waiting:
+                end = self._end[tensor]
+                beside = bisect.bisect_left(made, made[end + 1] + _bytes(tensor), end + 1)
+                self._end[tensor] = min(max(end, beside - 1), max(end, last_gradient))
             if begin <= self._end[tensor]:
                 self._end[tensor] = after[self._end[tensor]]
         self._reads = {key: (begin, after[end]) for key, (begin, end) in self._reads.items()}
@@ -329,6 +342,8 @@ class _Lives:
             self._updated[variable] = begin.get(source, place)
         for source, names, layer, leaves, waits in step.reads:
             done = place
+            if step.is_update and (waits or source in self._of_waiting):
+                self._of_waiting.update(step.makes)
             if step.assigned:
                 # A grouped assignment changes every variable as soon as its value is known.
                 done = begin.get(source, place)
@@ -345,11 +360,52 @@ class _Lives:
 
     def _made_early(self, first: mtf.Tensor, awaited: Sequence[mtf.Operation], times: float, place: int) -> None:
         begin = max(self._place.get(operation, 0) for operation in awaited)
-        self._more.append(_Interval(first, min(begin, place), place, times))
+        self._more.append(Interval(first, min(begin, place), place, times))
 
-    def _merge_taken_over(self) -> None:
+    def _copied_from(self, tensor: mtf.Tensor, first: int) -> int:
+        """The place from which a copy is there of what is first read at a place: it is made as soon as the tensor is,
+        but of a gradient, when that has been summed."""
+        return first if tensor in self._waiting else min(first, self._place.get(tensor.operation, first))
+
+    def _own_until(self, lies_in: dict[mtf.Tensor, mtf.Tensor]) -> dict[mtf.Tensor, int]:
+        """Tensor -> the last place at which its own layer needs it, of those of which all is known: what others read
+        otherwise than it lies they have as copies."""
+        last = {tensor: begin for tensor, begin in self._begin.items()
+                if tensor not in self._waiting | self._of_waiting and not self._steps.is_shown(tensor)}
+        for output, source in lies_in.items():
+            if source in last:
+                last[source] = max(last[source], self._place[output.operation] + 1)
+        for (tensor, layer), (_, end) in self._reads.items():
+            root = lies_in.get(tensor, tensor)
+            if root in last and layer in (self._steps.layer_of(root), -1):
+                last[root] = max(last[root], end)
+        return {tensor: min(end, self._end[tensor]) for tensor, end in last.items()}
+
+    def _shared_taken_over(self) -> tuple[dict[mtf.Tensor, mtf.Tensor], dict[tuple[mtf.Tensor, int], mtf.Tensor]]:
+        """Where one device makes a sum, or a copy, for several, the last of them writes its output there, and the
+        others, the one that made it among them, have theirs besides.
+
+        Returns:
+          Tensor -> the output of its last reader, where that may lie in its place; and the same of (tensor, layer).
+        """
+        taken: dict[mtf.Tensor, mtf.Tensor] = {}
+        copies: dict[tuple[mtf.Tensor, int], mtf.Tensor] = {}
+        for place, step in enumerate(self._order):
+            for read in step.over_shared:
+                if self._end.get(read.source) == place:
+                    taken[read.source] = step.makes[0]
+                for name in read.names:
+                    if self._reads[name, read.layer][1] == place:
+                        copies[name, read.layer] = step.makes[0]
+        return taken, copies
+
+    def _merge_taken_over(self) -> dict[mtf.Tensor, mtf.Tensor]:
         """An elementwise operation writes its output where an input lies of which it is the last reader: then that is
-        there for as long as the output, which takes nothing."""
+        there for as long as the output, which takes nothing.
+
+        Returns:
+          Output -> the tensor in whose place it lies.
+        """
         lies_in: dict[mtf.Tensor, mtf.Tensor] = {}
         for place, step in enumerate(self._order):
             for source in step.over:
@@ -360,8 +416,9 @@ class _Lives:
                     del self._begin[output]
                     self._waiting |= {source} if output in self._waiting else set()
                     break
+        return lies_in
 
-    def _of_loops(self) -> list[_Interval]:
+    def _of_loops(self) -> list[Interval]:
         """What loops hold besides: what goes round, of the iteration before as well; what they add up so far."""
         found = []
         for loop, parts in self._flow.parts.items():
@@ -372,90 +429,9 @@ class _Lives:
             for tensor in [*handed_on, *(inner for inner, _ in parts.accumulators)]:
                 origin = self._steps.lies_in(self._flow.origin(tensor))
                 if origin in self._begin:
-                    found.append(_Interval(origin, begin, end, waits_until=end if origin in self._waiting else -1))
+                    found.append(Interval(origin, begin, end, waits_until=end if origin in self._waiting else -1))
         return found
 
 
-def _awaited(fact: OperationFacts, maker: dict[mtf.Tensor, OperationFacts], flow: Flow) -> set[int]:
-    """What an operation waits for, by index."""
-    found = [maker.get(tensor) for tensor in fact.sources]
-    for dependency in fact.rule.waits_for(fact.operation):
-        outputs = dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
-        found += [maker.get(flow.origin(tensor)) for tensor in outputs]
-    return {other.index for other in found if other is not None and other is not fact}
-
-
-def _ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
-             at_once: Collection[int] | None) -> list[OperationFacts]:
-    """The operations in an order in which they can run.
-
-    Args:
-      running: in the order of the program.
-      awaited: index -> those that it waits for.
-      at_once: those that run as soon as they can, the others in the order of the program; None: first come, first
-        served.
-    """
-    of_index = {fact.index: fact for fact in running}
-    left = {index: len(others & of_index.keys()) for index, others in awaited.items()}
-    waiting: dict[int, list[int]] = collections.defaultdict(list)
-    for index, others in awaited.items():
-        for other in others:
-            waiting[other].append(index)
-    turns = itertools.count()
-
-    def turn(index: int) -> tuple[int, int]:
-        return (next(turns), index) if at_once is None else (int(index not in at_once), index)
-
-    ready = [turn(index) for index, count in left.items() if not count]
-    heapq.heapify(ready)
-    found: dict[int, OperationFacts] = {}
-    while ready:
-        _, index = heapq.heappop(ready)
-        found[index] = of_index[index]
-        for other in waiting[index]:
-            left[other] -= 1
-            if not left[other]:
-                heapq.heappush(ready, turn(other))
-    # Two loop variables that change places wait for each other.
-    return [*found.values(), *(fact for fact in running if fact.index not in found)]
-
-
-def _at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]], phases: Sequence[str]) -> set[int]:
-    """What runs as soon as it can in the order of the program, too: what needs no weights, and updates."""
-    with_weights: set[int] = set()
-    for fact in running:  # what an operation waits for stands before it, but for loops
-        if fact.rule.is_variable or awaited[fact.index] & with_weights:
-            with_weights.add(fact.index)
-    return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
-
-
-def _moments(order: _Found, nbytes: Mapping[mtf.Tensor, float]) -> list[int]:
-    """The number of the moment that each place belongs to; at a moment all is there that is there at any of its places.
-    What may be moved counts as if it were, and all that is made as if it had to be summed.
-    """
-    places = order.places
-    born, gone = [0.0] * (places + 1), [0.0] * (places + 1)
-
-    def there(held: float, begin: int, end: int) -> None:
-        born[begin] += held
-        gone[end + 1 if end >= begin else begin] += held
-
-    for interval in order.intervals:
-        held = interval.times * nbytes[interval.tensor]
-        there(held, interval.begin, interval.end)
-        there(held, interval.begin, interval.begin)
-    for (tensor, layer), (begin, end) in order.reads.items():
-        if layer != order.layers[tensor]:
-            there(nbytes[tensor], begin, end)
-    found: list[int] = []
-    live = together = largest = 0.0
-    for place in range(places):
-        live += born[place] - gone[place]
-        union, most = together + born[place], max(largest, live)
-        if found and union <= (1 + _JOINED) * most:
-            together, largest = union, most
-            found.append(found[-1])
-        else:
-            together = largest = live
-            found.append(found[-1] + 1 if found else 0)
-    return found
+def _bytes(tensor: mtf.Tensor) -> int:
+    return int(tensor.size) * int(tensor.dtype.size)

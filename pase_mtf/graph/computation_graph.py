@@ -51,11 +51,16 @@ class Held(NamedTuple):
     """What an operation makes, while a device holds it. Moments of a step are numbered from 0.
 
     Attributes:
-      output: the number of the output.
+      output: the number of the output; -1 - n: what it makes besides, as large as its input n.
       begin, end: the moments from which and until which it is there, both included; never, where `end` is before.
       times: so many times the bytes of the output (what a function of slices makes besides has no shape here).
       waits_until: where devices have to sum it, the moment until which it may be there: one device waits for the
-        others. -1: as `end` says.
+        others. Of what an update makes of a gradient, where devices have to sum that: the moment at which it is there
+        instead. -1: as `end` says.
+      shared_until: where it is a sum that one device makes for several of one host, the moment until which that may be
+        there besides what is made of it: the last of them writes in its place. -1: no longer than while it is made.
+      own_until: the moment until which its layer needs it, though other layers read it until `end`: those that need it
+        as it lies (`HeldCopy.made`), or have copies. -1: until `end`.
     """
 
     output: int
@@ -63,6 +68,23 @@ class Held(NamedTuple):
     end: int
     times: float = 1.0
     waits_until: int = -1
+    shared_until: int = -1
+    own_until: int = -1
+
+
+class HeldCopy(NamedTuple):
+    """A copy of a tensor, in the parts that another layer reads, while a device holds it.
+
+    Attributes:
+      begin, end: the moments between which it is there, both included.
+      shared_until: where one device makes it for several of one host, the moment until which it is there; -1: `end`.
+      made: the `Held.begin` of what it is a copy of; that is there until `end` where no copy is needed. -1: unknown.
+    """
+
+    begin: int
+    end: int
+    shared_until: int = -1
+    made: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,8 +231,7 @@ class Edge:
         from outside of the loop once. Files leave it out where it is 1.
       pending: the dims of the source layer whose split makes it partial sums, which nobody but the target needs: they
         are summed on the way. No part of the graph's hash.
-      held: the (first, last) moments between which a copy of it is there, where the target holds other parts than the
-        source. No part of the graph's hash.
+      held: when a copy of it is there, where the target holds other parts than the source. No part of the graph's hash.
       looked_up: what the partial sums consist of, where they are of rows that were looked up. No part of the graph's
         hash.
     """
@@ -225,7 +246,7 @@ class Edge:
     target_dims: tuple[str, ...]
     trips: int = dataclasses.field(default=1, metadata={"optional": True})
     pending: tuple[str, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
-    held: tuple[tuple[int, int], ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
+    held: tuple[HeldCopy, ...] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
     looked_up: LookedUp | tuple[()] = dataclasses.field(default=(), metadata={"optional": True, "hashed": False})
 
 
@@ -387,8 +408,9 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if operation.partial_sums and len(operation.partial_sums) != len(operation.outputs):
         return f"{name} has {len(operation.outputs)} outputs and sums of {len(operation.partial_sums)}"
     for held in operation.held:
-        if not (0 <= held.output < len(operation.outputs) and 0 <= held.begin < _MOST_MOMENTS and held.times >= 0
-                and max(held.end, held.waits_until) < _MOST_MOMENTS):
+        if not (-len(operation.inputs) <= held.output < len(operation.outputs) and held.times >= 0
+                and 0 <= held.begin < _MOST_MOMENTS
+                and max(held.end, held.waits_until, held.shared_until, held.own_until) < _MOST_MOMENTS):
             return f"{name} holds {shortened(tuple(held))}"
     if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
@@ -427,7 +449,10 @@ def _looked_up(data: Mapping[str, Any]) -> LookedUp | tuple[()]:
 
 
 def _edge(data: EdgeFields, known: dict[object, object]) -> Edge:
-    return from_plain(Edge, {**data, "held": [tuple(span) for span in data.get("held", ())],
+    for span in data.get("held", ()):
+        if len(span) not in (2, 3, len(HeldCopy._fields)) or span[0] < 0 or max(span) >= _MOST_MOMENTS:
+            raise ValueError(f"held: {shortened(span)}")
+    return from_plain(Edge, {**data, "held": [HeldCopy(*span) for span in data.get("held", ())],
                              "looked_up": _looked_up(data)}, known)
 
 

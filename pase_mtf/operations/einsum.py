@@ -39,6 +39,14 @@ def _kind(operation: mtf.Operation) -> str:
     return "matmul"
 
 
+def product_of(operation: mtf.Operation) -> int:
+    """The number of the input that is as large as a product which the operation makes besides its output; -1: none."""
+    if not isinstance(operation, _ops.EinsumOperation) or _kind(operation) != "reduction":
+        return -1
+    count = len(dim_sizes(operation.inputs))
+    return next(number for number, tensor in enumerate(operation.inputs) if tensor.shape.ndims == count)
+
+
 def _flops(operation: mtf.Operation) -> float:
     times = 2.0 if _kind(operation) == "matmul" else float(len(operation.inputs))
     return times * math.prod(dim_sizes(tensors_of(operation)).values())
@@ -58,7 +66,7 @@ def _nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     # A product of all dims, which is written and read again by the sum.
     sizes = dim_sizes(operation.inputs)
     ends = sum(tensor.size for tensor in tensors_of(operation))
-    whole = next(tensor for tensor in operation.inputs if tensor.shape.ndims == len(sizes))
+    whole = operation.inputs[product_of(operation)]
     return Nodes(2, (ends + 2.0 * math.prod(sizes.values())) / max(ends, 1), broadcast_runs(whole, operation.inputs))
 
 

@@ -1,0 +1,68 @@
+"""Orders in which TensorFlow may run the operations of a step."""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+from collections.abc import Collection, Sequence
+
+from pase_mtf.compat import mtf
+from pase_mtf.export.phases import UPDATE
+from pase_mtf.operations.facts import OperationFacts
+from pase_mtf.operations.flow import Flow
+
+__all__ = ["awaited_by", "ordered", "runs_at_once"]
+
+
+def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, OperationFacts], flow: Flow) -> set[int]:
+    """What an operation waits for, by index."""
+    found = [maker.get(tensor) for tensor in fact.sources]
+    for dependency in fact.rule.waits_for(fact.operation):
+        outputs = dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
+        found += [maker.get(flow.origin(tensor)) for tensor in outputs]
+    return {other.index for other in found if other is not None and other is not fact}
+
+
+def ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
+             at_once: Collection[int] | None) -> list[OperationFacts]:
+    """The operations in an order in which they can run.
+
+    Args:
+      running: in the order of the program.
+      awaited: index -> those that it waits for.
+      at_once: those that run as soon as they can, the others in the order of the program; None: first come, first
+        served.
+    """
+    of_index = {fact.index: fact for fact in running}
+    left = {index: len(others & of_index.keys()) for index, others in awaited.items()}
+    waiting: dict[int, list[int]] = collections.defaultdict(list)
+    for index, others in awaited.items():
+        for other in others:
+            waiting[other].append(index)
+    turns = itertools.count()
+
+    def turn(index: int) -> tuple[int, int]:
+        return (next(turns), index) if at_once is None else (int(index not in at_once), index)
+
+    ready = [turn(index) for index, count in left.items() if not count]
+    heapq.heapify(ready)
+    found: dict[int, OperationFacts] = {}
+    while ready:
+        _, index = heapq.heappop(ready)
+        found[index] = of_index[index]
+        for other in waiting[index]:
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, turn(other))
+    # Two loop variables that change places wait for each other.
+    return [*found.values(), *(fact for fact in running if fact.index not in found)]
+
+
+def runs_at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]], phases: Sequence[str]) -> set[int]:
+    """What runs as soon as it can in the order of the program, too: what needs no weights, and updates."""
+    with_weights: set[int] = set()
+    for fact in running:  # what an operation waits for stands before it, but for loops
+        if fact.rule.is_variable or awaited[fact.index] & with_weights:
+            with_weights.add(fact.index)
+    return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
