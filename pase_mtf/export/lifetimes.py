@@ -370,8 +370,9 @@ class _Lives:
     def _own_until(self, lies_in: dict[mtf.Tensor, mtf.Tensor]) -> dict[mtf.Tensor, int]:
         """Tensor -> the last place at which its own layer needs it, of those of which all is known: what others read
         otherwise than it lies they have as copies."""
+        waiting = self._waiting | self._of_waiting
         last = {tensor: begin for tensor, begin in self._begin.items()
-                if tensor not in self._waiting | self._of_waiting and not self._steps.is_shown(tensor)}
+                if tensor not in waiting and not self._steps.is_shown(tensor)}
         for output, source in lies_in.items():
             if source in last:
                 last[source] = max(last[source], self._place[output.operation] + 1)
