@@ -12,10 +12,10 @@ from pase_mtf.machine.machine import Machine
 @pytest.mark.slow
 @pytest.mark.parametrize("model", models.names())
 def test_it_is_about_what_tensorflow_holds(model):
-    """TensorFlow runs what is ready in an order of its own, and what was made once for several lies on one: peaks of
+    """TensorFlow runs what is ready in an order of its own, and a device holds what was made once for several: peaks of
     the same step differ by up to a quarter (docs/benchmarks/memory.md)."""
     machine = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
     for name, strategy in strategies(model, 4, machine, []).items():
         found = measure(model, strategy)
-        assert found.nbytes <= 1.05 * strategy.memory_bytes, name
+        assert found.nbytes <= 1.25 * strategy.memory_bytes, name
         assert strategy.memory_bytes <= 1.5 * found.nbytes, name
