@@ -131,8 +131,10 @@ def test_parallel_edges_are_summed_from_below(seed):
     found = checked(CostNetwork([np.zeros(size) for size in sizes], edges))
     flat, table = found.flat, found.tables[0]
     one, other = flat.ends[:, 0]
-    groups = [flat.groups[begin:][:sizes[layer]] for begin, layer in zip(flat.groups_at[:, 0], (one, other), strict=True)]
-    for i, j in zip(rng.integers(0, sizes[one], 500).tolist(), rng.integers(0, sizes[other], 500).tolist(), strict=True):
+    groups = [flat.groups[begin:][:sizes[layer]]
+              for begin, layer in zip(flat.groups_at[:, 0], (one, other), strict=True)]
+    pairs = (rng.integers(0, sizes[layer], 500).tolist() for layer in (one, other))
+    for i, j in zip(*pairs, strict=True):
         costs = [float(edge.matrix[edge.rows[i], edge.columns[j]] if edge.source == one
                        else edge.matrix[edge.rows[j], edge.columns[i]]) for edge in edges]
         entry = float(table[groups[0][i], groups[1][j]])
