@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ def steps_of(output: str) -> Mapping[str, Any]:
 
 def _strategy(name: str, devices: int) -> Any:
     """The strategy, and the devices that it needs, before anything else is run."""
+    # As `compat` asks for ours: threads for each device. Else all virtual devices share those of the first.
+    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
     import tensorflow as tf  # takes seconds, and is wanted in a process of its own only
     if name == "multi_worker":
         return tf.distribute.MultiWorkerMirroredStrategy()
