@@ -67,6 +67,11 @@ class Cluster:
         self._runs = 0
         self._cache = self._folder / "open"
 
+    @property
+    def congestion_control(self) -> str:
+        """How TCP shares the links of the hosts."""
+        return self._hosts.congestion_control
+
     def limit(self, name: str, rate: float) -> None:
         """Holds the links to a rate, in bytes/s; measurements of links are kept under that name."""
         self._hosts.limit(rate)
@@ -251,7 +256,8 @@ def _measure(cluster: Cluster, link: Link, name: str, key: tuple[str, int, str, 
     if parameters not in (None, _parameters(model)):
         raise RuntimeError(f"{model}: {_parameters(model):,} parameters, the plain model has {parameters:,}")
     return Row(model, devices, name, clients, dataclasses.asdict(link), summary, plain or None,
-               [before, os.getloadavg()[0]], {"processor": describe_host(), "commit": commit() or "unknown"})
+               [before, os.getloadavg()[0]], {"processor": describe_host(), "commit": commit() or "unknown",
+                                              "tcp": cluster.congestion_control})
 
 
 def _report(row: Row) -> str:

@@ -51,7 +51,7 @@ class Row:
       summary: of the launcher's run.
       plain: what the steps of tf.distribute took, in milliseconds; None: there is no such model.
       loads: of the computer, over a minute, before and after.
-      facts: processor and commit.
+      facts: processor and commit; how TCP shared the links (`Hosts.congestion_control`), in rows that say it.
     """
 
     model: str
@@ -156,7 +156,8 @@ def _links_table(rows: Sequence[Row]) -> str:
 
 def _notes(rows: Sequence[Row]) -> str:
     loads = [load for row in rows for load in row.loads]
-    facts = sorted({f"{row.facts['processor']}, commit {row.facts['commit']}" for row in rows})
+    facts = sorted({", ".join([row.facts["processor"], f"commit {row.facts['commit']}", *(
+        [f"TCP by {row.facts['tcp']}"] if "tcp" in row.facts else [])]) for row in rows})
     versions = sorted({row.summary["facts"]["versions"] for row in rows})
     steps = sorted({row.summary["arms"]["search"]["measured_steps"] for row in rows})
     left_out = sorted({f"{row.model}: no {arm} ({why})" for row in rows if row.clients == "one"

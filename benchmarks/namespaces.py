@@ -69,6 +69,11 @@ class Hosts:
         """The command that runs a command on a host; its process is the same."""
         return ["ip", "netns", "exec", self._names[host], *command]
 
+    @property
+    def congestion_control(self) -> str:
+        """How TCP shares a link among connections on the hosts, as Linux names it; they have it from this computer."""
+        return _run("ip", "netns", "exec", self._names[0], "cat", "/proc/sys/net/ipv4/tcp_congestion_control").strip()
+
     def cut(self, host: int) -> None:
         """Takes the cable of a host out of the hub: nothing that it sends arrives, and nobody tells it so."""
         _run("ip", "-n", self._hub, "link", "set", f"port{host}", "nomaster")

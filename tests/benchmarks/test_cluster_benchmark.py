@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import subprocess
 import sys
 import time
@@ -64,6 +65,9 @@ def test_page(tmp_path):
         "3.54×", "4.50×", "360", "90", "equal"]
     assert "a link of 4 devices: 6 MB/s" in text
     assert "1.5 to 6.2 meanwhile" in text
+    assert "TCP by" not in text  # older rows do not say it
+    told = dataclasses.replace(_row(), facts={**_row().facts, "tcp": "cubic"})
+    assert "commit abc1234, TCP by cubic;" in document([told])
     assert "| 2080ti    |       4 | alexnet " in text  # whose links those are
     assert "IndexedSlices" not in text  # AlexNet looks up nothing
     words = [dataclasses.replace(_row(clients), model="transformer", plain=plain)
@@ -123,6 +127,8 @@ _TAKE = ("import socket; s = socket.create_server(('', 7777)); print('up', flush
 def test_a_link_carries_no_more_than_it_is_held_to():
     with namespaces.hosts(2) as hosts:
         names = [hosts.on(host, [])[3] for host in range(2)]
+        assert hosts.congestion_control in pathlib.Path(
+            "/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="utf-8").split()
         hosts.limit(1e6)
         taker = subprocess.Popen(hosts.on(1, [sys.executable, "-c", _TAKE]), stdout=subprocess.PIPE)
         try:
