@@ -87,6 +87,7 @@ def graph_of_nodes(definition: tf.GraphDef, names: Iterable[str]) -> tuple[tf.Gr
       The graph and name -> node.
 
     Raises:
+      KeyError: it has no node of a name.
       ValueError: the definition is of no graph.
     """
     graph = _BareGraph(names := list(names))

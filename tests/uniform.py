@@ -58,6 +58,7 @@ def layouts_and_uniform_strategies_agree(graph: mtf.Graph, exported: Computation
         parts = costs.parts(shape, axis_of)
         for part, seconds in ordinary.parts.items():
             assert parts.get(part, 0.0) == pytest.approx(seconds, rel=1e-9, abs=1e-15), (part, shape, axis_of)
-        assert costs.memory(shape, axis_of) == pytest.approx(strategy_memory(exported, configurations)), axis_of
+        assert costs.memory(shape, axis_of) == pytest.approx(strategy_memory(
+            exported, configurations, machine.shared_cores)), axis_of
         checked += 1
     return checked

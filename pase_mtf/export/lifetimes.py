@@ -43,7 +43,7 @@ class Lifetimes:
         self._orders, self._moment_of, first = orders, list[list[int]](), 0
         tensors = {interval.tensor for order in orders for interval in order.intervals}
         tensors |= {tensor for order in orders for tensor in order.layers}
-        nbytes = {tensor: float(tensor.size) * tensor.dtype.size for tensor in tensors}
+        nbytes = {tensor: float(_bytes(tensor)) for tensor in tensors}
         for order in orders:
             moment_of = [first + moment for moment in moments(order, nbytes)]
             self._moment_of.append(moment_of)
@@ -298,7 +298,7 @@ class _Lives:
 
         own = self._own_until(lies_in)
         intervals = [Interval(tensor, begin, self._end[tensor], 1.0, waits_until(tensor), until(taken.get(tensor)),
-                               own.get(tensor, -1))
+                              own.get(tensor, -1))
                      for tensor, begin in self._begin.items()]
         reads = {(tensor, layer): (self._copied_from(tensor, first), last, until(copies_taken.get((tensor, layer))),
                                    self._begin.get(lies_in.get(tensor, tensor), -1))

@@ -61,6 +61,13 @@ class Found(NamedTuple):
 def moments(order: Found, nbytes: Mapping[mtf.Tensor, float]) -> list[int]:
     """The number of the moment that each place belongs to; at a moment all is there that is there at any of its places.
     What may be moved counts as if it were, and all that is made as if it had to be summed.
+
+    Args:
+      order: of the operations.
+      nbytes: tensor -> its bytes, of all that `order` names.
+
+    Returns:
+      A number per place, which never falls. The last place, which is no operation's, has one of its own.
     """
     places = order.places
     settled = places - 1

@@ -16,7 +16,16 @@ __all__ = ["awaited_by", "ordered", "runs_at_once"]
 
 
 def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, OperationFacts], flow: Flow) -> set[int]:
-    """What an operation waits for, by index."""
+    """What an operation waits for.
+
+    Args:
+      fact: of the operation.
+      maker: tensor -> the operation that makes it.
+      flow: of the graph.
+
+    Returns:
+      Indices of operations, its own not among them.
+    """
     found = [maker.get(tensor) for tensor in fact.sources]
     for dependency in fact.rule.waits_for(fact.operation):
         outputs = dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
@@ -25,7 +34,7 @@ def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, OperationFacts], fl
 
 
 def ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
-             at_once: Collection[int] | None) -> list[OperationFacts]:
+            at_once: Collection[int] | None) -> list[OperationFacts]:
     """The operations in an order in which they can run.
 
     Args:
@@ -60,7 +69,16 @@ def ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
 
 
 def runs_at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]], phases: Sequence[str]) -> set[int]:
-    """What runs as soon as it can in the order of the program, too: what needs no weights, and updates."""
+    """What runs as soon as it can in the order of the program, too: what needs no weights, and updates.
+
+    Args:
+      running: in the order of the program.
+      awaited: index -> those that it waits for.
+      phases: of all operations of the graph, by index.
+
+    Returns:
+      Indices of operations.
+    """
     with_weights: set[int] = set()
     for fact in running:  # what an operation waits for stands before it, but for loops
         if fact.rule.is_variable or awaited[fact.index] & with_weights:

@@ -6,34 +6,21 @@ import html
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 
 import pytest
+from cluster_runs import metrics
 from planting import Plant, planted
 
-from pase_mtf.calibration import load
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
-from pase_mtf.launch import execution
-from pase_mtf.launch.arms import program, recipe
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import checkpoint, keeping
-from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
 
-# (number, exit code): the gate sends the one that a scheduler sends.
-_SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 ALL = ["search", "stock_data_parallel", "data_parallel", "expert"]
-
-
-def _metrics(folder, arm="search"):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if line["arm"] == arm}
 
 
 def _timeline(folder, kind):
@@ -61,10 +48,10 @@ def test_a_whole_run(launch):
         if arm != "stock_data_parallel":
             assert row["predicted_ms"] > 0
             assert row["predicted_bytes"] > 0
-        losses = _metrics(folder, row["same_as"] or arm)
+        losses = metrics(folder, row["same_as"] or arm)
         assert list(losses) == [0, 1, 2, 3, 4]
         assert losses[4] == row["final_loss"]
-        assert losses == pytest.approx(_metrics(folder, "stock_data_parallel"), rel=1e-4)
+        assert losses == pytest.approx(metrics(folder, "stock_data_parallel"), rel=1e-4)
     assert {"seconds", "optimal", "gap"} <= set(summary["search"])
     judged = summary["search"]["simulated_rank"] > 1  # another than the cheapest has the shortest simulated step
     assert summary["search"]["optimal"] is not judged
@@ -106,11 +93,11 @@ def test_a_transformer_on_text_files(launch, tmp_path, cache_dir):
                                     f"--data={sides[0]},{sides[1]}")
     assert (code, err) == (0, "")
     assert f"40 sentence pairs from {sides[0]}" in out
-    losses = _metrics(folder)
+    losses = metrics(folder)
     assert losses[20] < 0.9 * losses[0]
     assert {"strategy.json", "summary.json", "report.html", "checkpoint"} <= set(os.listdir(folder))
     same = json.loads((folder / "summary.json").read_text())["arms"]["expert"]["same_as"]
-    assert losses == pytest.approx(_metrics(folder, same or "expert"), rel=1e-2)
+    assert losses == pytest.approx(metrics(folder, same or "expert"), rel=1e-2)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", *(pytest.param(name, marks=pytest.mark.slow)
@@ -122,12 +109,12 @@ def test_resuming_continues_the_same_curve(launch, tmp_path, optimizer):
     code, folder, out, _ = launch(f"--resume={tmp_path / 'first'}", "--steps=3", output="second")
     assert code == 0
     assert "at step 4" in out
-    whole = _metrics(tmp_path / "whole", "expert")
+    whole = metrics(tmp_path / "whole", "expert")
     assert list(whole) == list(range(8))
-    halves = {**_metrics(tmp_path / "first", "expert"), **_metrics(folder, "expert")}
+    halves = {**metrics(tmp_path / "first", "expert"), **metrics(folder, "expert")}
     assert halves == pytest.approx(whole, rel=1e-6)
     # Stock Mesh-TF starts from the same checkpoint, with its variables stacked its own way.
-    assert _metrics(folder, "stock_data_parallel") == pytest.approx(_metrics(folder, "expert"), rel=1e-4)
+    assert metrics(folder, "stock_data_parallel") == pytest.approx(metrics(folder, "expert"), rel=1e-4)
     assert len(set(whole.values())) == 8
 
 
@@ -136,8 +123,8 @@ def test_resuming_on_another_mesh(launch, finished, tmp_path):
     code, folder, _, _ = launch(f"--resume={finished}", "--steps=2", "--mesh=4", "--strategy=data_parallel",
                                 output="second")
     assert code == 0
-    halves = {**_metrics(finished), **_metrics(folder, "data_parallel")}
-    assert halves == pytest.approx(_metrics(tmp_path / "whole"), rel=1e-4)
+    halves = {**metrics(finished), **metrics(folder, "data_parallel")}
+    assert halves == pytest.approx(metrics(tmp_path / "whole"), rel=1e-4)
 
 
 def test_resuming_with_other_numbers_is_refused(launch, finished):
@@ -194,7 +181,7 @@ def test_devices_that_do_not_divide_the_batch(launch, mesh):
     summary = json.loads((folder / "summary.json").read_text())
     assert f"has no strategy for {devices} devices: over {used} of them, {devices - used} idle" in out
     for arm in (f"stock_data_parallel_{used}", f"data_parallel_{used}", f"expert_{used}"):
-        assert _metrics(folder, arm) == pytest.approx(_metrics(folder), rel=1e-4)
+        assert metrics(folder, arm) == pytest.approx(metrics(folder), rel=1e-4)
         assert summary["arms"][arm]["measured_ms"] > 0
     assert summary["arms"]["search"]["speedup_over_stock"] > 0
     assert summary["left_out"] == {}
@@ -316,139 +303,8 @@ def test_a_loss_that_is_not_finite(launch):
     assert code == 2
     assert "--learning_rate=1e+30: the loss of search is not finite" in err
     assert json.loads((folder / "summary.json").read_text())["status"] == "diverged"
-    assert len(_metrics(folder)) < 50
+    assert len(metrics(folder)) < 50
     assert not (folder / "checkpoint").exists()
-
-
-@pytest.mark.parametrize(("number", "expected"), _SIGNALS)
-def test_a_signal_keeps_what_was_measured(launch, monkeypatch, tmp_path, number, expected):
-    step, done = Arm.step, []
-
-    def interrupted(self, batch, trace=False):
-        done.append(self.name)
-        if len(done) == 6:
-            signal.raise_signal(number)
-        return step(self, batch, trace)
-    monkeypatch.setattr(Arm, "step", interrupted)
-    before = signal.getsignal(number)
-    code, folder, out, _ = launch("--compare=stock_data_parallel", "--steps=20")
-    assert signal.getsignal(number) is before
-    assert code == expected
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "interrupted"
-    assert summary["arms"]["stock_data_parallel"]["measured_steps"] == 4
-    assert "measured ms" in out
-    # Every step is in one of the two runs' metrics, and in one only.
-    monkeypatch.setattr(Arm, "step", step)
-    code, second, _, _ = launch(f"--resume={folder}", "--steps=1", "--warmup=1", output="second")
-    assert code == 0
-    for arm in ("search", "stock_data_parallel"):
-        done = list(_metrics(folder, arm))
-        assert done == list(range(len(done)))
-    assert min(_metrics(second)) == 1 + max(_metrics(folder))
-
-
-@pytest.mark.parametrize(("number", "expected"), _SIGNALS)
-def test_a_signal_for_real(tmp_path, preset, number, expected):
-    """The signal itself, to the process as a user starts it."""
-    folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
-         "--machine=a100", "--steps=1000000", "--compare=none", f"--output_dir={folder}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        while process.poll() is None and not process.stdout.readline().startswith("step    10"):
-            pass
-        process.send_signal(number)
-        out, err = process.communicate(timeout=600)
-    finally:
-        process.kill()
-    assert (process.returncode, err) == (expected, "")
-    assert "measured ms" in out
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "interrupted"
-    assert summary["arms"]["search"]["measured_steps"] >= 8
-    assert (folder / "report.html").exists()
-    assert find_checkpoint(str(folder)).step == 1 + max(_metrics(folder)) >= 11
-
-
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
-    """The program sends it to itself when it asks for the first module after `pase_mtf`."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, sys\n"
-        "class Finder:\n"
-        "    def find_spec(name, path=None, target=None):\n"
-        f"        if name == 'pase_mtf.errors': os.kill(os.getpid(), {int(number)})\n"
-        "sys.meta_path.insert(0, Finder)\n")
-    ended = subprocess.run([sys.executable, "-m", "pase_mtf.launch", "--model=alexnet"], capture_output=True, text=True,
-                           env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=600)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (
-        expected, "", "interrupted before anything was measured\n")
-
-
-@pytest.mark.parametrize("stage", [
-    "export_with_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
-def test_sigterm_before_the_training_leaves_nothing(launch, monkeypatch, stage):
-    module = load if stage == "load_machine" else execution
-    work = getattr(module, stage)
-
-    def struck(*arguments, **more):
-        signal.raise_signal(signal.SIGTERM)
-        return work(*arguments, **more)
-    monkeypatch.setattr(module, stage, struck)
-    code, folder, _, err = launch("--compare=none")
-    assert (code, err) == (143, "interrupted before anything was measured\n")
-    assert not folder.exists()
-
-
-def test_sigterm_while_lowering_leaves_nothing(launch, monkeypatch):
-    """In the midst of it, and once more while the first cleans up."""
-    def struck(*arguments, **more):
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            signal.raise_signal(signal.SIGTERM)
-    monkeypatch.setattr(recipe, "lower", struck)
-    code, folder, _, err = launch("--compare=none")
-    assert (code, err) == (143, "interrupted before anything was measured\n")
-    assert not folder.exists()
-
-
-def test_sigterm_while_the_files_are_written(launch, monkeypatch):
-    """All are written to the end."""
-    def struck(*arguments, **more):
-        signal.raise_signal(signal.SIGTERM)
-        return save(*arguments, **more)
-    save = keeping.save_checkpoint
-    monkeypatch.setattr(keeping, "save_checkpoint", struck)
-    code, folder, _, err = launch("--compare=none")
-    assert (code, err) == (0, "")
-    assert find_checkpoint(str(folder)).step == 5
-    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
-
-
-def test_killed_in_training(tmp_path, preset, launch):
-    """kill -9: the next run goes on from the last checkpoint, with the losses that would have come."""
-    folder = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
-         "--machine=a100", "--steps=1000000", "--compare=none", "--checkpoint_every=4", f"--output_dir={folder}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        while process.poll() is None and not process.stdout.readline().startswith("step    15"):
-            pass
-    finally:
-        process.kill()
-    process.communicate()
-    code, second, _, err = launch(f"--resume={folder}", "--steps=3", "--warmup=1", "--compare=none", output="second")
-    assert (code, err) == (0, "")
-    first, then = _metrics(folder), _metrics(second)
-    assert min(then) >= 12
-    assert min(then) % 4 == 0
-    assert min(then) <= max(first) + 1
-    both = first.keys() & then.keys()
-    assert {step: then[step] for step in both} == pytest.approx({step: first[step] for step in both}, rel=1e-6)
 
 
 def test_a_full_disk_ends_no_training(launch, monkeypatch):
@@ -466,15 +322,6 @@ def test_a_full_disk_ends_no_training(launch, monkeypatch):
 
 def test_a_diverged_training_drives_no_checkpoint_out(launch):
     assert launch("--compare=none", "--learning_rate=1e30", "--steps=50", "--checkpoint_every=1")[0] == 2
-
-
-def test_ctrl_c_before_anything_was_measured(launch, monkeypatch):
-    def interrupted(*arguments):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(program, "build_program", interrupted)
-    code, folder, _, err = launch()
-    assert (code, err.count("\n")) == (130, 1)
-    assert not folder.exists()
 
 
 def test_never_overwrites(launch, finished):

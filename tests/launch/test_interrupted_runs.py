@@ -1,0 +1,160 @@
+"""Runs that a signal or a kill ends: exit codes, what is kept, and what is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from cluster_runs import metrics
+
+from pase_mtf.calibration import load
+from pase_mtf.launch import execution
+from pase_mtf.launch.arms import program, recipe
+from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.checkpoints import keeping
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+
+# (number, exit code): the gate sends the one that a scheduler sends.
+_SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("number", "expected"), _SIGNALS)
+def test_a_signal_keeps_what_was_measured(launch, monkeypatch, tmp_path, number, expected):
+    step, done = Arm.step, []
+
+    def interrupted(self, batch, trace=False):
+        done.append(self.name)
+        if len(done) == 6:
+            signal.raise_signal(number)
+        return step(self, batch, trace)
+    monkeypatch.setattr(Arm, "step", interrupted)
+    before = signal.getsignal(number)
+    code, folder, out, _ = launch("--compare=stock_data_parallel", "--steps=20")
+    assert signal.getsignal(number) is before
+    assert code == expected
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["arms"]["stock_data_parallel"]["measured_steps"] == 4
+    assert "measured ms" in out
+    # Every step is in one of the two runs' metrics, and in one only.
+    monkeypatch.setattr(Arm, "step", step)
+    code, second, _, _ = launch(f"--resume={folder}", "--steps=1", "--warmup=1", output="second")
+    assert code == 0
+    for arm in ("search", "stock_data_parallel"):
+        done = list(metrics(folder, arm))
+        assert done == list(range(len(done)))
+    assert min(metrics(second)) == 1 + max(metrics(folder))
+
+
+@pytest.mark.parametrize(("number", "expected"), _SIGNALS)
+def test_a_signal_for_real(tmp_path, preset, number, expected):
+    """The signal itself, to the process as a user starts it."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
+         "--machine=a100", "--steps=1000000", "--compare=none", f"--output_dir={folder}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while process.poll() is None and not process.stdout.readline().startswith("step    10"):
+            pass
+        process.send_signal(number)
+        out, err = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (expected, "")
+    assert "measured ms" in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["arms"]["search"]["measured_steps"] >= 8
+    assert (folder / "report.html").exists()
+    assert find_checkpoint(str(folder)).step == 1 + max(metrics(folder)) >= 11
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
+    """The program sends it to itself when it asks for the first module after `pase_mtf`."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        if name == 'pase_mtf.errors': os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Finder)\n")
+    ended = subprocess.run([sys.executable, "-m", "pase_mtf.launch", "--model=alexnet"], capture_output=True, text=True,
+                           env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=600)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (
+        expected, "", "interrupted before anything was measured\n")
+
+
+@pytest.mark.parametrize("stage", [
+    "export_with_program", "load_machine", "find_strategies", "build_arms", "check_memory"])
+def test_sigterm_before_the_training_leaves_nothing(launch, monkeypatch, stage):
+    module = load if stage == "load_machine" else execution
+    work = getattr(module, stage)
+
+    def struck(*arguments, **more):
+        signal.raise_signal(signal.SIGTERM)
+        return work(*arguments, **more)
+    monkeypatch.setattr(module, stage, struck)
+    code, folder, _, err = launch("--compare=none")
+    assert (code, err) == (143, "interrupted before anything was measured\n")
+    assert not folder.exists()
+
+
+def test_sigterm_while_lowering_leaves_nothing(launch, monkeypatch):
+    """In the midst of it, and once more while the first cleans up."""
+    def struck(*arguments, **more):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+    monkeypatch.setattr(recipe, "lower", struck)
+    code, folder, _, err = launch("--compare=none")
+    assert (code, err) == (143, "interrupted before anything was measured\n")
+    assert not folder.exists()
+
+
+def test_sigterm_while_the_files_are_written(launch, monkeypatch):
+    """All are written to the end."""
+    def struck(*arguments, **more):
+        signal.raise_signal(signal.SIGTERM)
+        return save(*arguments, **more)
+    save = keeping.save_checkpoint
+    monkeypatch.setattr(keeping, "save_checkpoint", struck)
+    code, folder, _, err = launch("--compare=none")
+    assert (code, err) == (0, "")
+    assert find_checkpoint(str(folder)).step == 5
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+
+
+def test_killed_in_training(tmp_path, preset, launch):
+    """kill -9: the next run goes on from the last checkpoint, with the losses that would have come."""
+    folder = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu",
+         "--machine=a100", "--steps=1000000", "--compare=none", "--checkpoint_every=4", f"--output_dir={folder}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while process.poll() is None and not process.stdout.readline().startswith("step    15"):
+            pass
+    finally:
+        process.kill()
+    process.communicate()
+    code, second, _, err = launch(f"--resume={folder}", "--steps=3", "--warmup=1", "--compare=none", output="second")
+    assert (code, err) == (0, "")
+    first, then = metrics(folder), metrics(second)
+    assert min(then) >= 12
+    assert min(then) % 4 == 0
+    assert min(then) <= max(first) + 1
+    both = first.keys() & then.keys()
+    assert {step: then[step] for step in both} == pytest.approx({step: first[step] for step in both}, rel=1e-6)
+
+
+def test_ctrl_c_before_anything_was_measured(launch, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(program, "build_program", interrupted)
+    code, folder, _, err = launch()
+    assert (code, err.count("\n")) == (130, 1)
+    assert not folder.exists()
