@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 import traceback
@@ -38,6 +39,8 @@ def _load(text: str) -> Callable[..., object]:
     elif os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
+        if importlib.util.find_spec(place.partition(".")[0]):  # what is not there is said at once
+            importlib.import_module("pase_mtf.compat")  # sets TensorFlow up, which the program may import first
         found: object = importlib.import_module(place)
     except (Exception, SystemExit) as error:  # a script without a guard may parse its flags, and leave
         if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -111,6 +112,16 @@ def test_help_lists_the_flags_and_starts_lightly():
         assert flag in done.stdout
     assert "pase_mtf.layout.__main__" in done.stdout
     assert "tensorflow" not in done.stdout.splitlines()[-1].split()
+
+
+def test_tensorflow_says_nothing_where_the_program_imports_it_first(tmp_path):
+    first, second = "import mesh_tensorflow as mtf\n", "import tensorflow.compat.v1 as tf\n"
+    (tmp_path / "alone.py").write_text(_PROGRAM.replace(first + second, second + first))
+    done = subprocess.run([sys.executable, "-m", "pase_mtf.layout", "--graph=alone.py:build_graph", "--mesh=6",
+                           "--machine=h100"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                          env={name: value for name, value in os.environ.items() if not name.startswith("TF_")})
+    assert done.returncode == 0
+    assert not [line for line in done.stderr.splitlines() if "oneDNN" in line or "InitializeLog" in line]
 
 
 def test_flags_and_files(program, capsys, tmp_path):
