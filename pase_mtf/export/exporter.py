@@ -211,8 +211,8 @@ class _Exporter:
             if key not in self._content:
                 self._content[key] = self._read_content(group, fact, fact.reads)
             content = self._content[key]
-        sums = tuple([self._sums.due.get(tensor, ()) for tensor in fact.operation.outputs])
-        nodes = fact.nodes if runs else Nodes()
+        sums = tuple([self._sums.due.get(tensor, ()) for tensor in fact.outputs])
+        nodes = (fact.like or fact).nodes if runs else Nodes()
         return LayerOperation(
             index=fact.index, name=fact.name, type=type(fact.operation).__name__, phase=self._phases[fact.index],
             kind=fact.kind if runs else "none", flops=content.flops if runs else 0.0, dims=content.dims,
@@ -220,13 +220,13 @@ class _Exporter:
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
             held=self._lifetimes.of_outputs(fact.operation) if not fact.assigns else (),
-            pending_outputs=tuple([number for number, tensor in enumerate(fact.operation.outputs)
+            pending_outputs=tuple([number for number, tensor in enumerate(fact.outputs)
                                    if tensor in self._pending_on_edges]),
-            looked_up=self._sums.looked_up.get(fact.operation.outputs[0], ()) if fact.operation.outputs else ())
+            looked_up=self._sums.looked_up.get(fact.outputs[0], ()) if fact.outputs else ())
 
     def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
         inputs = tuple(self._operand(group, tensor) for tensor in reads)
-        outputs = tuple(self._operand(group, tensor) for tensor in fact.operation.outputs)
+        outputs = tuple(self._operand(group, tensor) for tensor in fact.outputs)
         flops = float(sum(tensor.size for tensor in reads)) if fact.assigns and fact.flops else fact.flops
         return _Content(inputs, outputs,
                         tuple(dict.fromkeys(name for operand in (*outputs, *inputs) for name in operand.dims if name)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.export.groups import Group, Groups, corresponding_dims
@@ -28,8 +28,11 @@ class _Grouping:
 
     def _sources(self, fact: OperationFacts) -> list[int]:
         """The operations whose outputs this one reads, biggest tensor first."""
-        tensors = sorted(fact.sources, key=lambda tensor: -tensor.size) if len(fact.sources) > 1 else fact.sources
-        return [self.number[id(tensor.operation)] for tensor in tensors if id(tensor.operation) in self.number]
+        makers: Iterable[int] = fact.makers
+        if len(fact.makers) > 1:
+            sizes = [tensor.size for tensor in fact.sources]
+            makers = [fact.makers[place] for place in sorted(range(len(sizes)), key=lambda place: -sizes[place])]
+        return [maker for maker in makers if maker >= 0]
 
     # -- forward -----------------------------------------------------------------------------------------------------
     def forward(self) -> None:
@@ -92,7 +95,7 @@ class _Grouping:
         Not every layer it reads from: the mask that all attention layers share would join them into one.
         """
         def size(source: int) -> int:
-            return max((tensor.size for tensor in self.facts[source].operation.outputs), default=0)
+            return max((tensor.size for tensor in self.facts[source].outputs), default=0)
 
         def anchor(owner: int) -> int:
             return self.groups[owner].anchor
@@ -100,7 +103,7 @@ class _Grouping:
         newest = max(self.groups.owners(placed), key=anchor)
         biggest = max(map(size, placed))
         owners = self.groups.owners(source for source in placed if any(
-            tensor.size == biggest for tensor in self.facts[source].operation.outputs))
+            tensor.size == biggest for tensor in self.facts[source].outputs))
         return list(dict.fromkeys([newest, *sorted(owners, key=lambda owner: -anchor(owner))]))
 
     def _reshape_group(self, fact: OperationFacts, placed: list[int]) -> int:
@@ -109,7 +112,7 @@ class _Grouping:
                 return owner
         owner = self.groups.open(fact.index)
         group = self.groups[owner]
-        output = fact.operation.outputs[0].shape
+        output = fact.outputs[0].shape
         pairs = corresponding_dims(fact.operation.inputs[0].shape, output)
         for inner, outer in pairs:
             if inner.name != outer.name and inner.name not in output.dimension_names:

@@ -49,7 +49,7 @@ class Group:
         if not self.aliases:
             return set()
         found: set[str] = set()
-        for tensor in (*fact.reads, *fact.operation.outputs):
+        for tensor in (*fact.reads, *fact.outputs):
             names = [self.resolve(dim.name) for dim in tensor.shape.dims]
             found |= {name for name in names if names.count(name) > 1}
         return found

@@ -15,22 +15,22 @@ from pase_mtf.operations.flow import Flow
 __all__ = ["awaited_by", "ordered", "runs_at_once"]
 
 
-def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, OperationFacts], flow: Flow) -> set[int]:
+def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, int], flow: Flow) -> set[int]:
     """What an operation waits for.
 
     Args:
       fact: of the operation.
-      maker: tensor -> the operation that makes it.
+      maker: tensor -> the index of the operation that makes it.
       flow: of the graph.
 
     Returns:
       Indices of operations, its own not among them.
     """
-    found = [maker.get(tensor) for tensor in fact.sources]
+    found = set(fact.makers)
     for dependency in fact.rule.waits_for(fact.operation):
         outputs = dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
-        found += [maker.get(flow.origin(tensor)) for tensor in outputs]
-    return {other.index for other in found if other is not None and other is not fact}
+        found.update([maker.get(flow.origin(tensor), -1) for tensor in outputs])
+    return found - {-1, fact.index}
 
 
 def ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],

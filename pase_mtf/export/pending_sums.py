@@ -53,7 +53,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
         layer = layer_of(fact.operation)
         if layer is None:
             continue
-        outputs = fact.operation.outputs
+        outputs = fact.outputs
         found = {output: dims for output, contracted in zip(outputs, fact.contracted, strict=False)
                  if (dims := dims_in(layer, contracted)) and (len(outputs) == 1 or consumers[output])}
         due.update(found)
@@ -74,7 +74,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
             due[output] = pending[inside]
             if consumers[inside] == 1:
                 del due[inside]
-    rows = (fact.rule.looks_up(fact.operation) for fact in facts if due.keys() & set(fact.operation.outputs))
+    rows = (fact.rule.looks_up(fact.operation) for fact in facts if due.keys() & set(fact.outputs))
     return PendingSums(due, frozenset(
         tensor for tensor in pending.keys() & due.keys() - set(accumulated.values())
         if not _splits_parts(tensor, due[tensor], layer_of(tensor.operation), dims_in)),

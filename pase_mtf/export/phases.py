@@ -22,11 +22,9 @@ def phases_of(graph: mtf.Graph, facts: Sequence[OperationFacts]) -> list[str]:
       graph: a Mesh-TF graph.
       facts: of its operations.
     """
-    number = {id(fact.operation): fact.index for fact in facts}
     names = {fact.name for fact in facts}
     named = [forward_name(fact.name, names, graph) is not None for fact in facts]
-    sources = [sorted({number[id(tensor.operation)] for tensor in fact.sources if id(tensor.operation) in number})
-               for fact in facts]
+    sources = [sorted({maker for maker in fact.makers if maker >= 0}) for fact in facts]
     consumers: list[list[int]] = [[] for _ in facts]
     after = list(named)  # a gradient leads to it
     for index, inputs in enumerate(sources):

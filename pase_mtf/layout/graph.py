@@ -72,7 +72,8 @@ class GraphSearch:
         start = time.perf_counter()
         outputs = list(outputs)
         request.say("which layouts are legal")
-        self._legality = StockLegality(graph, outputs, request.devices, rebuilt=rebuilt)
+        self._legality = StockLegality(graph, outputs, request.devices, rebuilt=rebuilt,
+                                       alike=request.memo.alike)
         _keep_together(self._legality, request)
         costs = LayoutCosts(self.exported, request.machine, self._legality)
         named = tuple(dict.fromkeys(axis for axis in request.fixed.values() if axis is not None))

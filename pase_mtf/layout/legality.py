@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf
 from pase_mtf.layout.space import expressible
+from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.protocols import Dims, dims_of
 from pase_mtf.operations.registry import is_known, rule_of
 from pase_mtf.operations.stock_reshape import reshape_problem
@@ -58,7 +59,7 @@ class StockLegality:
     """
 
     def __init__(self, graph: mtf.Graph, outputs: Iterable[mtf.Tensor] = (), devices: int = 0, *,
-                 rebuilt: bool = False) -> None:
+                 rebuilt: bool = False, alike: Alike | None = None) -> None:
         """Looks at every operation.
 
         Args:
@@ -66,6 +67,7 @@ class StockLegality:
           outputs: tensors that are fetched besides those that operations read.
           devices: p, to which slices that were laid out beforehand must fit (0: not checked).
           rebuilt: the graph will be built anew for the layout: such slices will be what the layout makes of them.
+          alike: numbers of operations that are alike, if they are at hand: their tensors are looked at once.
         """
         self.sizes: dict[str, dict[int, str]] = {}
         self.whole: dict[str, Problem] = {}
@@ -81,6 +83,7 @@ class StockLegality:
         self._sums: dict[mtf.Tensor, PendingSum] = {}
         self._used: set[mtf.Tensor] = set(outputs)
         self._spaces: set[Dims] = set()
+        self._alike, self._looked_at = alike, set[int]()  # numbers of operations
         self._reshape_cache: dict[tuple[Hashable, ...], tuple[str, bool]] = {}
         self._using: dict[str, list[tuple[frozenset[str], Dims, Dims, str]]] = {}  # dim name -> reshapes
         for operation in _with_bodies(graph.operations):
@@ -170,8 +173,9 @@ class StockLegality:
     def scan(self, operation: mtf.Operation, inside: frozenset[mtf.Tensor] | None = None) -> None:
         """Looks at an operation; within a loop, given all tensors that are made in it."""
         rule = rule_of(operation)
-        for tensor in (*operation.inputs, *operation.outputs):
-            self.keep_apart(operation, dims_of(tensor.shape), "one tensor")
+        if not self._is_like_another(operation):
+            for tensor in (*operation.inputs, *operation.outputs):
+                self.keep_apart(operation, dims_of(tensor.shape), "one tensor")
         if not is_known(operation):
             self.unknown.append(operation)
         rule.stock_demands(operation, self)
@@ -181,6 +185,14 @@ class StockLegality:
             self._read.update(operation.inputs)
         self._sums.update((tensor, pending) for tensor, pending in rule.stock_sums(operation, self._sums).items()
                           if pending.names())
+
+    def _is_like_another(self, operation: mtf.Operation) -> bool:
+        """Whether an operation with the same tensors has been looked at before."""
+        number = None if self._alike is None else self._alike.number(operation)
+        if number is None or number not in self._looked_at:
+            self._looked_at.update(() if number is None else (number,))
+            return False
+        return True
 
     def _check_captured(self, operation: mtf.Operation, inside: frozenset[mtf.Tensor]) -> None:
         """A sum that is reduced in a loop exists nowhere else: it has to be reduced by somebody before."""

@@ -22,7 +22,7 @@ ASSUMED_TRIPS = 1
 _LAYER_OF_KIND = {"matmul": "matmul", "convolution": "convolution", "gather": "gather", "reduction": "normalize"}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)  # frozen ones take three times as long to make, and there are tens of thousands
 class OperationFacts:
     """What is known of one operation of a graph; fields that are not explained are those of `registry.Rule`.
 
@@ -32,7 +32,9 @@ class OperationFacts:
       index: its position in `all_operations`: that in `mtf.Graph.operations`, if no loop stands before it.
       rule: of its class.
       is_needed: whether an assignment needs it; of a graph without assignments all are needed.
+      outputs: what it makes.
       sources: what it reads, by the tensors that operations before it made (`Flow.origin`).
+      makers: of each of `sources`, the index of the operation that makes it; -1 where none of the graph does.
       loops: the loops that it is in, outermost first.
       trips: how often a step runs it: the product of the iterations of its loops, `ASSUMED_TRIPS` of those that are
         not known.
@@ -50,8 +52,10 @@ class OperationFacts:
     rule: Rule
     is_needed: bool
     kind: str
+    outputs: tuple[mtf.Tensor, ...]
     reads: tuple[mtf.Tensor, ...]
     sources: tuple[mtf.Tensor, ...]
+    makers: tuple[int, ...]
     loops: tuple[mtf.Operation, ...]
     trips: int
     iterations: int | None
@@ -83,8 +87,8 @@ class OperationFacts:
             return self.like.nodes
         if self.rule.nodes is not None:
             return self.rule.nodes(self.operation, self.traced)
-        if self.kind == "pointwise" and self.operation.outputs:
-            return Nodes(broadcast_runs=broadcast_runs(self.operation.outputs[0], self.operation.inputs))
+        if self.kind == "pointwise" and self.outputs:
+            return Nodes(broadcast_runs=broadcast_runs(self.outputs[0], self.operation.inputs))
         return Nodes()
 
     @property
@@ -120,6 +124,7 @@ class _Reader:
         self._flow, self._alike = flow, alike
         self._traced: dict[Hashable, Nodes] = {}
         self._iterations: dict[mtf.Operation, int | None] = {}  # of loops
+        self._maker: dict[mtf.Tensor, int] = {}
         # By the number that operations which are alike have in common.
         self._known: dict[int, tuple[OperationFacts, _Common]] = {}
 
@@ -128,18 +133,24 @@ class _Reader:
             self._iterations[loop] = rule_of(loop).trips(loop)
         return self._iterations[loop]
 
+    def _trips_of(self, loop: mtf.Operation) -> int:
+        iterations = self._iterations_of(loop)
+        return ASSUMED_TRIPS if iterations is None else iterations
+
     def read(self, operation: mtf.Operation, index: int, is_needed: bool) -> OperationFacts:
         """The facts of an operation; of one that is like another before it, most are those of the other."""
         number = self._alike.number(operation)
         like, common = self._known.get(number, (None, None)) if number is not None else (None, None)
         rule = rule_of(operation) if like is None else like.rule
-        reads, loops = tuple(rule.reads(operation)), self._flow.loops_of[operation]
-        common = common or _common(operation, rule, reads)
-        iterations = map(self._iterations_of, loops)
+        outputs, reads, loops = tuple(operation.outputs), tuple(rule.reads(operation)), self._flow.loops_of[operation]
+        common = common or _common(operation, rule, outputs, reads)
+        sources = tuple(map(self._flow.origin, reads))
+        self._maker.update(dict.fromkeys(outputs, index))
         fact = OperationFacts(
-            operation=operation, name=str(operation.name), index=index, rule=rule, is_needed=is_needed, reads=reads,
-            sources=tuple(map(self._flow.origin, reads)), loops=loops,
-            trips=math.prod(ASSUMED_TRIPS if count is None else count for count in iterations),
+            operation=operation, name=str(operation.name), index=index, rule=rule, is_needed=is_needed,
+            outputs=outputs, reads=reads, sources=sources, loops=loops,
+            makers=tuple([self._maker.get(source, -1) for source in sources]),
+            trips=math.prod([self._trips_of(loop) for loop in loops]) if loops else 1,
             iterations=self._iterations_of(operation) if rule.loop(operation) else 1,
             assigns=tuple(rule.assigns(operation)), traced=self._traced, like=like, kind=common.kind,
             contracted=common.contracted, dims=common.dims, splittable=common.splittable, layer=common.layer,
@@ -160,10 +171,11 @@ class _Common(NamedTuple):
     is_anchor: bool
 
 
-def _common(operation: mtf.Operation, rule: Rule, reads: Sequence[mtf.Tensor]) -> _Common:
+def _common(operation: mtf.Operation, rule: Rule, outputs: Sequence[mtf.Tensor],
+            reads: Sequence[mtf.Tensor]) -> _Common:
     kind = rule.kind(operation)
     # What goes round in a loop and comes out of it is laid out as those lay it out that make it, not by the loop.
-    tensors = () if rule.loop(operation) else (*operation.outputs, *reads)
+    tensors = () if rule.loop(operation) else (*outputs, *reads)
     dims = {(dim.name, dim.size): dim for tensor in tensors for dim in tensor.shape.dims
             if not dim.name.startswith("_anonymous_")}
     return _Common(kind, tuple(rule.contracted(operation)), tuple(dims.values()), splittable_dims(operation),
