@@ -18,8 +18,9 @@ the strategy.
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -64,38 +65,61 @@ class _Item(NamedTuple):
     own_until: int = -1
 
 
-class _Held(NamedTuple):
-    """What a device holds of a layer.
+class _Shares:
+    """What devices hold of tensors with dims at these columns: layers that name and split dims alike have it in common.
 
     Attributes:
-      nbytes, begin, end: of every item, its share, and the moments from which and until which it is there.
-      arriving: (moment, bytes) of what arrives for the largest sum of a gradient.
-      made: bytes of what the update makes of gradients that devices have to sum.
+      columns: int64 [patterns, T], the columns of the dims of each in a `ConfigurationTable`, -1 where there are none.
     """
 
-    nbytes: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-    arriving: Sequence[tuple[int, float]]
-    made: float
+    def __init__(self, position: dict[str, int], width: int, patterns: Sequence[tuple[int, ...]]) -> None:
+        self._position, self._width = position, width
+        longest = max(map(len, patterns))
+        self.columns = np.array([(*columns, *[-1] * (longest - len(columns))) for columns in patterns], np.int64)
+        self._of: dict[Configuration, np.ndarray] = {}
+        self._last: tuple[tuple[Configuration, ...], np.ndarray] | None = None
+
+    def under(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Of something of every pattern, under each configuration: float64 [patterns, K]."""
+        asked = tuple(configurations)
+        if self._last is None or self._last[0] != asked:
+            table = ConfigurationTable.build(asked, self._position, self._width)
+            self._last = asked, 1.0 / table.shards[:, self.columns].prod(axis=-1).T
+        return self._last[1]
+
+    def of(self, configuration: Configuration) -> np.ndarray:
+        """Of something of every pattern: float64 [patterns]."""
+        if configuration not in self._of:
+            self._of[configuration] = self.under((configuration,))[:, 0]
+        return self._of[configuration]
 
 
 class _LayerItems:
     """What a layer holds, as arrays; its dims are those at the columns of its `ConfigurationTable`."""
 
-    def __init__(self, layer: Layer, last: int, shared: bool = False) -> None:
+    def __init__(self, layer: Layer, last: int, shared: bool, known: dict[Hashable, _Shares]) -> None:
+        """Reads a layer.
+
+        Args:
+          layer: of a graph.
+          last: the last moment of a step.
+          shared: of `MemoryModel`.
+          known: shares that layers have in common; it is added to.
+        """
         self._shared = shared
-        self._position, self._width = dim_positions(layer), len(layer.dims)
+        self._position, width = dim_positions(layer), len(layer.dims)
         self._patterns: dict[tuple[int, ...], int] = {(): 0}
-        items = list(self._items(layer, last))
+        columns = dict(zip(_Item._fields, zip(*self._items(layer, last), strict=True), strict=False))
         self.part, self.pattern, self.begin, self.end, self.parts_of, self.waits_until, self.own_until = (
-            np.array([getattr(item, name) for item in items], np.int64)
+            np.array(columns.get(name, ()), np.int64)
             for name in ("part", "pattern", "begin", "end", "parts_of", "waits_until", "own_until"))
-        self.arrives, self.of_sum = (np.array([getattr(item, name) for item in items], bool)
-                                     for name in ("arrives", "of_sum"))
+        self.arrives, self.of_sum = (np.array(columns.get(name, ()), bool) for name in ("arrives", "of_sum"))
+        self.nbytes = np.array(columns.get("nbytes", ()), np.float64)
         self._is_update = layer.kind == "update"
-        self.nbytes = np.array([item.nbytes for item in items], np.float64)
-        self._held: dict[tuple[Configuration, bool], _Held] = {}
+        key = tuple(self._position.items()), width, tuple(self._patterns)
+        if key not in known:
+            known[key] = _Shares(self._position, width, tuple(self._patterns))
+        self.shares = known[key]
 
     def _pattern(self, dims: Sequence[str]) -> int:
         columns = tuple(sorted({column for column in positions_of(dims, self._position) if column >= 0}))
@@ -124,42 +148,9 @@ class _LayerItems:
                     yield _Item(_BUFFERS, size(operand), self._pattern(operand.dims), held.begin, held.begin - 1,
                                 parts_of, held.waits_until if arrives else until, arrives)
 
-    def shares(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """What a device holds of something of every pattern, under each configuration: float64 [patterns, K]."""
-        table = ConfigurationTable.build(configurations, self._position, self._width)
-        return np.stack([table.share(columns) for columns in self._patterns])
-
-    def sums_gradients(self, configuration: Configuration) -> bool:
-        """Whether devices have to sum a gradient that the layer makes, before it is used."""
-        return self._awaits_own(self.shares([configuration])[:, 0])
-
-    def _awaits_own(self, shares: np.ndarray) -> bool:
-        return bool((self.arrives & (shares[self.parts_of] < 1.0)).any())
-
-    def held(self, configuration: Configuration, awaits: bool = False) -> _Held:
-        """What a device holds.
-
-        Args:
-          configuration: of the layer.
-          awaits: whether the layer updates by a gradient of another layer that devices have to sum.
-        """
-        key = configuration, awaits
-        if key not in self._held:
-            shares = self.shares([configuration])[:, 0]
-            waits = (self.parts_of >= 0) & (shares[self.parts_of] < 1.0) & ~self.of_sum
-            after = self.of_sum & (awaits or self._awaits_own(shares))
-            nbytes = self.nbytes * shares[self.pattern]
-            arriving = [(int(moment), float(nbytes[waits & self.arrives & (self.waits_until == moment)].max()))
-                        for moment in np.unique(self.waits_until[waits & self.arrives])]
-            made = float(nbytes[after].sum()) / max(len(np.unique(self.waits_until[after])), 1)
-            begin = np.where(after, self.waits_until, self.begin)
-            end = np.where(after | (waits & ~self.arrives), self.waits_until, self.end)
-            self._held[key] = _Held(nbytes, begin, end, arriving, made)
-        return self._held[key]
-
     def at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
         """Bytes at a moment under each configuration, float64 [K]."""
-        shares = self.shares(configurations)
+        shares = self.shares.under(configurations)
         there = (self.begin <= moment) & (moment <= self.end) & ~(self.of_sum & self._is_update)
         total: np.ndarray = np.bincount(self.pattern[there], self.nbytes[there], len(shares)) @ shares
         for item in np.flatnonzero((self.end < moment) & (self.begin <= moment) & (moment <= self.waits_until)
@@ -173,7 +164,7 @@ class _LayerItems:
 
     def most(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """The most bytes of every part at any moment, under each configuration: float64 [len(MEMORY_PARTS), K]."""
-        shares = self.shares(configurations)
+        shares = self.shares.under(configurations)
         sizes = self.nbytes[:, None] * shares[self.pattern]
         waits = (self.parts_of >= 0)[:, None] & (shares[self.parts_of] < 1.0)
         until = np.where(waits, self.waits_until[:, None], self.end[:, None])
@@ -192,6 +183,35 @@ def _partial_sums(operation: LayerOperation) -> dict[int, tuple[str, ...]]:
     if operation.partial_sums:
         return {number: dims for number, dims in enumerate(operation.partial_sums) if dims}
     return dict.fromkeys(range(len(operation.outputs)), operation.reduced) if operation.reduced else {}
+
+
+class _AllItems(NamedTuple):
+    """What all layers hold, one after another: as in `_Item`, patterns numbered through; and `layer`, whose it is."""
+
+    layer: np.ndarray
+    part: np.ndarray
+    nbytes: np.ndarray
+    pattern: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    parts_of: np.ndarray
+    waits_until: np.ndarray
+    arrives: np.ndarray
+    of_sum: np.ndarray
+    own_until: np.ndarray
+
+    @classmethod
+    def of(cls, layers: Sequence[_LayerItems]) -> _AllItems:
+        """Puts the layers together."""
+        count = np.array([len(each.nbytes) for each in layers], np.int64)
+        patterns = np.array([len(each.shares.columns) for each in layers], np.int64)
+        first = np.repeat(np.cumsum(patterns) - patterns, count)
+        columns = {name: np.concatenate([np.zeros(0, np.int64), *(getattr(each, name) for each in layers)])
+                   for name in cls._fields if name != "layer"}
+        columns |= {name: columns[name].astype(bool) for name in ("arrives", "of_sum")}
+        columns["parts_of"] = np.where(columns["parts_of"] >= 0, columns["parts_of"] + first, -1)
+        columns["pattern"] += first
+        return cls(np.repeat(np.arange(len(layers)), count), **columns)
 
 
 class _Copy(NamedTuple):
@@ -219,24 +239,30 @@ class MemoryModel:
         held = [held for layer in graph.layers for operation in layer.operations for held in operation.held]
         self._shared = shared
         ends = [max(copy[1:3]) for edge in graph.edges for copy in edge.held]
-        self._last = max([0, *ends, *(max(entry.begin, entry.end, entry.waits_until, entry.shared_until)
-                                      for entry in held)])
-        self.moments = self._last + 1
-        self._layers = [_LayerItems(layer, self._last, shared) for layer in graph.layers]
+        last = max([0, *ends, *(max(entry.begin, entry.end, entry.waits_until, entry.shared_until) for entry in held)])
+        self.moments = last + 1
+        known: dict[Hashable, _Shares] = {}
+        self._layers = [_LayerItems(layer, last, shared, known) for layer in graph.layers]
+        self._items = _AllItems.of(self._layers)
         self._moved = [edge for edge in graph.edges if edge.held]
-        self._graph = graph
+        self._updates = [(edge.target, edge.source) for edge in graph.edges
+                         if edge.pending and graph.layers[edge.target].kind == "update"]
         self._settling = sorted({held.waits_until for layer in graph.layers for operation in layer.operations
                                  if operation.phase == "update" for held in operation.held if held.waits_until >= 0})
         self._copied: dict[tuple[int, Configuration, Configuration], tuple[float, _Shards]] = {}
         self._fullest: int | None = None
-        self._own_until = np.concatenate([np.zeros(0, np.int64), *(items.own_until for items in self._layers)])
-        self._shown = np.flatnonzero(self._own_until >= 0)
-        number, self._made = 0, dict[tuple[int, int, float], list[int]]()
-        for layer, items in enumerate(self._layers):
-            for position in np.flatnonzero(items.own_until >= 0):
-                self._made.setdefault((layer, int(items.begin[position]), float(items.nbytes[position])),
-                                      []).append(number + int(position))
-            number += len(items.own_until)
+        self._read_as_made = self._readers()
+
+    def _readers(self) -> np.ndarray:
+        """(edge, item, moment), one below another: until when an item is there where an edge makes no copy of it."""
+        items, made = self._items, collections.defaultdict[tuple[int, int, float], list[int]](list)
+        known = np.flatnonzero(items.own_until >= 0)
+        for item, *key in zip(*(column[known].tolist() for column in (
+                np.arange(len(items.layer)), items.layer, items.begin, items.nbytes)), strict=True):
+            made[tuple(key)].append(item)
+        rows = [(number, item, copy.end) for number, edge in enumerate(self._moved) for copy in edge.held
+                for item in made.get((edge.source, copy.made, float(math.prod(edge.shape)) * edge.itemsize), ())]
+        return np.array(rows, np.int64).reshape(-1, 3).T
 
     @property
     def fullest(self) -> int:
@@ -267,16 +293,25 @@ class MemoryModel:
         Returns:
           Part -> bytes, for all `MEMORY_PARTS`; and the moment.
         """
-        awaiting = self._awaiting(configurations)
-        held = [items.held(configuration, number in awaiting) for number, (items, configuration) in enumerate(zip(
-            self._layers, configurations, strict=True))]
-        copies = [*self._copies(configurations, awaiting), *self._arriving(held, awaiting)]
-        sizes = np.concatenate([*(each.nbytes for each in held), [copy.nbytes for copy in copies]])
-        begin = np.concatenate([*(each.begin for each in held), [copy.begin for copy in copies]])
-        end = np.concatenate([*(each.end for each in held), [copy.end for copy in copies]]).astype(np.int64)
-        self._needed_until(configurations, end)
-        part = np.concatenate([*(items.part for items in self._layers), [_BUFFERS] * len(copies)]).astype(np.int64)
-        begin = begin.astype(np.int64)
+        items, settles = self._items, np.zeros(len(self._layers), bool)
+        shares = np.concatenate([each.shares.of(configuration) for each, configuration
+                                 in zip(self._layers, configurations, strict=True)])
+        nbytes, is_part = items.nbytes * shares[items.pattern], (items.parts_of >= 0) & (shares[items.parts_of] < 1.0)
+        settles[items.layer[is_part & items.arrives]] = True
+        awaiting = {target: source for target, source in self._updates if settles[source]}
+        settles[list(awaiting)] = True
+        waits, after = is_part & ~items.of_sum, items.of_sum & settles[items.layer]
+        begin = np.where(after, items.waits_until, items.begin)
+        end = np.where(after | (waits & ~items.arrives), items.waits_until, items.end)
+        moved = [self._copied_of(number, configurations[edge.source], configurations[edge.target])
+                 for number, edge in enumerate(self._moved)]
+        self._until_read(np.array([copied > 0.0 for copied, _ in moved], bool), end)
+        arriving = self._arriving(np.flatnonzero(waits & items.arrives), nbytes, self._made(after, nbytes), awaiting)
+        copies = [*self._copies(configurations, moved, awaiting), *arriving]
+        sizes, begin, end = (np.concatenate([of_items, of_copies]) for of_items, of_copies in zip(
+            (nbytes, begin, end), np.array(copies, np.float64).reshape(-1, 3).T, strict=True))
+        begin, end = begin.astype(np.int64), end.astype(np.int64)
+        part = np.concatenate([items.part, np.full(len(copies), _BUFFERS)])
         there = begin <= end
         change = (np.bincount(begin[there], sizes[there], self.moments + 1)
                   - np.bincount(end[there] + 1, sizes[there], self.moments + 1))
@@ -285,44 +320,45 @@ class MemoryModel:
         total = np.bincount(part[counted], sizes[counted], len(MEMORY_PARTS))
         return dict(zip(MEMORY_PARTS, map(float, total), strict=True)), moment
 
-    def _needed_until(self, configurations: Sequence[Configuration], end: np.ndarray) -> None:
+    def _until_read(self, is_copied: np.ndarray, end: np.ndarray) -> None:
         """Sets until when tensors are there: until their own layer, or one that reads them as they lie, has done so."""
-        end[self._shown] = self._own_until[self._shown]
-        for number, edge in enumerate(self._moved):
-            if not self._copied_of(number, configurations[edge.source], configurations[edge.target])[0]:
-                nbytes = float(math.prod(edge.shape)) * edge.itemsize
-                for copy in edge.held:
-                    for position in self._made.get((edge.source, copy.made, nbytes), ()):
-                        end[position] = max(end[position], copy.end)
+        shown = self._items.own_until >= 0
+        end[shown] = self._items.own_until[shown]
+        edge, item, moment = self._read_as_made
+        as_made = ~is_copied[edge]
+        np.maximum.at(end, item[as_made], moment[as_made])
 
-    def _awaiting(self, configurations: Sequence[Configuration]) -> dict[int, int]:
-        """Layer -> the layer whose gradient it updates by, which devices have to sum."""
-        return {edge.target: edge.source for edge in self._graph.edges
-                if edge.pending and self._graph.layers[edge.target].kind == "update"
-                and self._layers[edge.source].sums_gradients(configurations[edge.source])}
+    def _made(self, after: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+        """Of each layer, bytes of what the update makes of gradients that devices have to sum, of one sum at a time."""
+        items, count = self._items, len(self._layers)
+        pairs = np.unique(items.layer[after] * self.moments + items.waits_until[after])
+        sums = np.bincount(pairs // self.moments, minlength=count)
+        made: np.ndarray = np.bincount(items.layer[after], nbytes[after], count) / np.maximum(sums, 1)
+        return made
 
-    def _arriving(self, held: Sequence[_Held], awaiting: Mapping[int, int]) -> Iterator[_Copy]:
+    def _arriving(self, arriving: np.ndarray, nbytes: np.ndarray, made: np.ndarray, awaiting: Mapping[int, int],
+                  ) -> Iterator[_Copy]:
         """What arrives for the sum of a gradient, and what the update makes of the sum while it is there: at the end of
         the backward pass, of the layer of which that is most."""
-        made: dict[int, float] = {}
+        items, elsewhere = self._items, np.zeros(len(made))
         for target, source in awaiting.items():
-            made[source] = max(made.get(source, 0.0), held[target].made)
-        most: dict[int, float] = {}
-        for number, each in enumerate(held):
-            for moment, nbytes in each.arriving:
-                # Another layer takes its part of a sum when all has arrived.
-                most[moment] = max(most.get(moment, 0.0), nbytes + each.made, made.get(number, 0.0))
-        return (_Copy(nbytes, moment, moment) for moment, nbytes in most.items())
+            elsewhere[source] = max(elsewhere[source], made[target])
+        layer, moments, most = items.layer[arriving], items.waits_until[arriving], np.zeros(self.moments)
+        # Another layer takes its part of a sum when all has arrived.
+        np.maximum.at(most, moments, np.maximum(nbytes[arriving] + made[layer], elsewhere[layer]))
+        return (_Copy(float(most[moment]), moment, moment) for moment in np.unique(moments).tolist())
 
-    def _copies(self, configurations: Sequence[Configuration], awaiting: Collection[int]) -> Sequence[_Copy]:
+    def _copies(self, configurations: Sequence[Configuration], moved: Sequence[tuple[float, _Shards]],
+                awaiting: Collection[int]) -> Sequence[_Copy]:
         """What a device holds of tensors that it needs otherwise than they lie: one copy for all layers that need the
         same block."""
         found: dict[tuple[object, ...], _Copy] = {}
-        for number, edge in enumerate(self._moved):
-            nbytes, shards = self._copied_of(number, configurations[edge.source], configurations[edge.target])
+        for edge, (nbytes, shards) in zip(self._moved, moved, strict=True):
+            if not nbytes:
+                continue
             shares = self._shared and math.prod(count for count, _ in shards) < configurations[edge.target].devices
             late = edge.source in awaiting or (edge.target in awaiting and edge.pending)
-            for order, (begin, end, shared_until, _) in enumerate(edge.held if nbytes else ()):
+            for order, (begin, end, shared_until, _) in enumerate(edge.held):
                 if shares:
                     end = max(end, shared_until)
                 if late:  # what is made of a gradient that waited
@@ -360,7 +396,7 @@ def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.nd
     """
     last = max((max(held.begin, held.end, held.waits_until) for operation in layer.operations
                 for held in operation.held), default=0)
-    return _LayerItems(layer, last).most(configurations)
+    return _LayerItems(layer, last, False, {}).most(configurations)
 
 
 def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration], shared: bool = False,
