@@ -60,7 +60,7 @@ def test_four_ranks_give_each_other_rows(tmp_path):
 
 
 def test_ranks_send_rows_of_tables_and_no_tables(monkeypatch):
-    """Of two tables rows, of the two that something else is added to, too, what is added up."""
+    """Of three tables rows, of one those of two gathers; of that which something else is added to what is added up."""
     monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
     devices = cluster_devices(4, 1)
     with tf.Graph().as_default():
@@ -71,8 +71,8 @@ def test_ranks_send_rows_of_tables_and_no_tables(monkeypatch):
     for key, elements in lowering._counters:
         counted[key] += elements
     # Four devices get those of three others, of 2 * 4 words: an index and a row of 8.
-    assert counted["allgather/[0]/einsum_op"] == 2 * 4 * 3 * 2 * 4 * (1 + 8)
-    assert counted["allreduce/[0]/einsum_op"] == 2 * 4 * 64 * 8
+    assert counted["allgather/[0]/einsum_op"] == 4 * 4 * 3 * 2 * 4 * (1 + 8)
+    assert counted["allreduce/[0]/einsum_op"] == 4 * 64 * 8
 
 
 def _sharded_updates(*strategies):
