@@ -82,8 +82,8 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
         devices = table.devices if machine.shared_cores else np.ones(len(table.devices))
         for (entry, times), row in zip(computing.items(), seconds, strict=True):
             if entry.row_sum is not None and reshardings.sums_on_edges and not any(entry.pending):
-                # No product is made: rows are added up.
-                added = adding_bytes(entry.row_sum, table) / machine.memory_bandwidth
+                # No product is made: rows are added up, those of all that are added into one sum there.
+                added = adding_bytes(entry.row_sum, table) / machine.memory_bandwidth if entry.row_sum.is_last else 0.0
                 row = np.where(travel_as_rows(entry.row_sum, table), added, row)
             result[PHASES.index(entry.phase)] += times * devices * row
             result[_OVERHEAD] += times * devices * (entry.nodes * machine.overhead)

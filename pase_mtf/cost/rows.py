@@ -27,19 +27,21 @@ class RowSum(NamedTuple):
     Attributes:
       looked_up: what it consists of.
       reduced: columns of the dims whose split leaves parts of it.
+      is_last: whether the rows are added up here; else their sum is added into another, which consists of all of them.
       columns: column of every dim of the sum.
       shape, itemsize: its unsplit size, bytes per element.
     """
 
     looked_up: LookedUp
     reduced: tuple[int, ...]
+    is_last: bool
     columns: tuple[int, ...]
     shape: tuple[int, ...]
     itemsize: int
 
 
 def row_sum_of(operation: LayerOperation, position: dict[str, int]) -> RowSum | None:
-    """The sum of rows that an operation makes, or None.
+    """The sum of rows that an operation makes, or adds something to, or None.
 
     Args:
       operation: of a layer.
@@ -48,8 +50,10 @@ def row_sum_of(operation: LayerOperation, position: dict[str, int]) -> RowSum | 
     if not operation.looked_up:
         return None
     output = operation.outputs[0]
-    reduced = tuple(sorted(set(positions_of(operation.reduced, position))))
-    return RowSum(operation.looked_up, reduced, positions_of(output.dims, position), output.shape, output.itemsize)
+    summed = operation.reduced or [name for name in operation.dims if name not in output.dims]
+    reduced = tuple(sorted(set(positions_of(summed, position))))
+    return RowSum(operation.looked_up, reduced, bool(operation.reduced), positions_of(output.dims, position),
+                  output.shape, output.itemsize)
 
 
 def held_elements(looked_up: LookedUp, shape: Sequence[int], shards: np.ndarray, parts: np.ndarray,

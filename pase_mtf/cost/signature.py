@@ -48,7 +48,8 @@ class OperationSignature(NamedTuple):
       sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
       gradients: for every entry of `sums`, whether it is of gradients of weights: only the update waits for them.
       pending: for every entry of `sums`, whether its sums go over an edge as they are.
-      row_sum: of an operation whose one entry of `sums` is of rows that were looked up, that sum.
+      row_sum: of an operation whose one entry of `sums` is of rows that were looked up, that sum; where it is added
+        into another first, that one.
       transposed: of a matrix product, the tensors whose dims have to be brought into another order.
       move: what it moves between devices where its two ends are sharded differently.
       weights: for every input, how many variables of the layer look like it; 0 where it is none of them. Empty for

@@ -14,6 +14,7 @@ from pase_mtf.export.pending_sums import pending_sums
 from pase_mtf.export.phases import FORWARD, phases_of
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.facts import ASSUMED_TRIPS, OperationFacts, read_operations
 from pase_mtf.operations.flow import Flow
@@ -222,7 +223,14 @@ class _Exporter:
             held=self._lifetimes.of_outputs(fact.operation) if not fact.assigns else (),
             pending_outputs=tuple([number for number, tensor in enumerate(fact.outputs)
                                    if tensor in self._pending_on_edges]),
-            looked_up=self._sums.looked_up.get(fact.outputs[0], ()) if fact.outputs else ())
+            looked_up=self._looked_up(fact.outputs[0]) if fact.outputs else ())
+
+    def _looked_up(self, output: mtf.Tensor) -> LookedUp | tuple[()]:
+        """What an output consists of, or what it is added into, where that is summed in the layer of both."""
+        whole = self._sums.added_into.get(output)
+        if whole is None:
+            return self._sums.looked_up.get(output, ())
+        return () if whole in self._pending_on_edges else self._sums.looked_up[whole]
 
     def _read_content(self, group: int, fact: OperationFacts, reads: Sequence[mtf.Tensor]) -> _Content:
         inputs = tuple(self._operand(group, tensor) for tensor in reads)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf
-from pase_mtf.graph.looked_up import LookedUp
+from pase_mtf.graph.looked_up import LookedUp, together
 from pase_mtf.operations.facts import OperationFacts
 
 __all__ = ["PendingSums", "pending_sums"]
@@ -19,12 +19,15 @@ class PendingSums(NamedTuple):
     Attributes:
       due: of the tensors that are summed, wherever.
       pending: those of them that may leave the layer that makes them as they are, to be summed on the way.
-      looked_up: those of them that are sums of rows which were looked up, and by whose layer: what these consist of.
+      looked_up: those of them that are sums of rows which were looked up: what these consist of.
+      added_into: products of one-hot vectors that are not summed by themselves -> the one of `looked_up` that they are
+        added into.
     """
 
     due: dict[mtf.Tensor, tuple[str, ...]]
     pending: frozenset[mtf.Tensor]
     looked_up: dict[mtf.Tensor, LookedUp]
+    added_into: dict[mtf.Tensor, mtf.Tensor]
 
 
 def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operation], int | None],
@@ -47,6 +50,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
     consumers.update(accumulated.values())
     due: dict[mtf.Tensor, tuple[str, ...]] = {}
     pending: dict[mtf.Tensor, tuple[str, ...]] = {}
+    rows = _Rows()
     for fact in facts:
         if not (fact.contracts or fact.rule.forwards_sums):
             continue
@@ -57,6 +61,8 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
         found = {output: dims for output, contracted in zip(outputs, fact.contracted, strict=False)
                  if (dims := dims_in(layer, contracted)) and (len(outputs) == 1 or consumers[output])}
         due.update(found)
+        if found:
+            rows.made_by(fact)
         if found and fact.sum_is_pending:
             pending.update(found)
         if found or not fact.rule.forwards_sums or not fact.reads:
@@ -69,17 +75,50 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
                 passed = pending.pop(tensor)
             due.update(dict.fromkeys(outputs, passed))
             pending.update(dict.fromkeys(outputs, passed))
+            rows.passed_by(fact)
     for output, inside in accumulated.items():
         if inside in pending:
             due[output] = pending[inside]
             if consumers[inside] == 1:
                 del due[inside]
-    rows = (fact.rule.looks_up(fact.operation) for fact in facts if due.keys() & set(fact.outputs))
     return PendingSums(due, frozenset(
         tensor for tensor in pending.keys() & due.keys() - set(accumulated.values())
         if not _splits_parts(tensor, due[tensor], layer_of(tensor.operation), dims_in)),
-        {found.output: found.looked_up for found in rows
-         if found is not None and layer_of(found.one_hot) == layer_of(found.output.operation)})
+        {tensor: looked_up for tensor, looked_up in rows.looked_up.items() if tensor in due}, rows.added_into(due))
+
+
+class _Rows:
+    """Finds what sums of rows that were looked up consist of, as it is told of operations one after the other.
+
+    Attributes:
+      looked_up: what the sums so far consist of.
+    """
+
+    def __init__(self) -> None:
+        self.looked_up: dict[mtf.Tensor, LookedUp] = {}
+        self._products: dict[mtf.Tensor, list[mtf.Tensor]] = {}
+
+    def made_by(self, fact: OperationFacts) -> None:
+        """Its outputs are sums."""
+        found = fact.rule.looks_up(fact.operation)
+        if found is not None:
+            self.looked_up[found.output], self._products[found.output] = found.looked_up, [found.output]
+
+    def passed_by(self, fact: OperationFacts) -> None:
+        """It leaves the sums that it reads to be summed after it: the rows of both, where it adds one to another."""
+        output, *others = fact.outputs
+        if fact.rule.is_view or others or len(fact.reads) != 2 or any(
+                tensor not in self.looked_up or tensor.shape != output.shape for tensor in fact.reads):
+            return
+        both = together(*(self.looked_up[tensor] for tensor in fact.reads))
+        if both is not None:
+            self.looked_up[output] = both
+            self._products[output] = [product for tensor in fact.reads for product in self._products[tensor]]
+
+    def added_into(self, due: Collection[mtf.Tensor]) -> dict[mtf.Tensor, mtf.Tensor]:
+        """The products of one-hot vectors that are no sums of `due` -> the one there that they are added into."""
+        return {product: tensor for tensor, products in self._products.items() if tensor in due
+                for product in products if product is not tensor}
 
 
 def _splits_parts(tensor: mtf.Tensor, dims: Iterable[str], layer: int | None,

@@ -120,8 +120,9 @@ class LayerOperation:
         hash.
       pending_outputs: the numbers of the outputs whose partial sums go as they are over the one edge that takes them
         (`Edge.pending`). No part of the graph's hash.
-      looked_up: of a product of one-hot vectors whose only output is held in part where these are split, what the sum
-        consists of (`graph.looked_up`); else empty. No part of the graph's hash.
+      looked_up: of a product of one-hot vectors whose only output is held in part where these are split, and of an
+        addition of such, what the sum consists of (`graph.looked_up`); where it is not summed but added into another
+        that is (`reduced` is empty), what that one does. Else empty. No part of the graph's hash.
     """
 
     index: int
@@ -415,7 +416,7 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
                 "pending")
-    if operation.looked_up and not (operation.reduced and len(operation.outputs) == 1
+    if operation.looked_up and not (not operation.partial_sums and len(operation.outputs) == 1
                                     and _is_looked_up(operation.looked_up, operation.outputs[0].shape)):
         return f"{name} sums rows {shortened(tuple(operation.looked_up))}"
     return ""

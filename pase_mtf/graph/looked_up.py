@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from pase_mtf.graph.partition import Partition, scattered_sum
 
-__all__ = ["LookedUp", "fewer_as_rows", "summed_as_rows"]
+__all__ = ["LookedUp", "fewer_as_rows", "summed_as_rows", "together"]
 
 
 class LookedUp(NamedTuple):
@@ -28,6 +28,13 @@ class LookedUp(NamedTuple):
     indices: int
     dim: int
     itemsize: int
+
+
+def together(one: LookedUp, other: LookedUp) -> LookedUp | None:
+    """What the sum of two sums of one shape consists of: the rows of both; None where these are of different dims."""
+    if one.dim != other.dim:
+        return None
+    return LookedUp(one.indices + other.indices, one.dim, max(one.itemsize, other.itemsize))
 
 
 def fewer_as_rows(rows: Any, parts: Any, block: Any, piece: Any = None, wanted: Any = None) -> Any:

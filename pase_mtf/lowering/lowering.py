@@ -22,7 +22,7 @@ from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
 from pase_mtf.lowering.mesh_spec import Layout, MeshShape, MeshSpec, specs_of_layers
 from pase_mtf.lowering.ranks import Agreement, Rank, RankEmitter
 from pase_mtf.lowering.reshard import ALL_REDUCE, RESHARDING, assemble, move, reduce_and_move
-from pase_mtf.lowering.summed_rows import SumOfRows, sum_of_rows
+from pase_mtf.lowering.summed_rows import SumOfRows, added_rows, sum_of_rows
 from pase_mtf.lowering.turns import Turn, TurnTaking
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.operations.facts import needed_for_updates
@@ -306,13 +306,16 @@ class PlanLowering(mtf.Lowering):
           count: is called where these are added up.
 
         Returns:
-          None where parts of the sum are less than rows, or the indices are laid out otherwise than the rows.
+          None where parts of the sum are less than rows.
         """
         impl = self.mesh_impl(found.output)
-        if self.mesh_impl(found.one_hot) is not impl:
-            return None
         return sum_of_rows(impl, found, mesh_axes, lambda tensor: self.read(tensor, impl), make_parts, (
             count, lambda elements: self.add_counter(f"allgather/{mesh_axes}/einsum_op", elements)))
+
+    def added_rows(self, one: LaidOut, other: LaidOut) -> SumOfRows | None:
+        """The sum of two pending sums of rows as one of all their rows; None where they are others, or parts of it are
+        less."""
+        return added_rows(one, other)
 
     def new_value(self, variable: mtf.Variable, value: mtf.Tensor, assign_fn: Callable[..., tf.Operation],
                   ) -> tuple[Callable[..., tf.Operation], Sequence[tf.Tensor]]:

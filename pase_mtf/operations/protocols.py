@@ -269,6 +269,9 @@ class Lowering(Protocol):
                     count: Callable[[], None]) -> mtf.ops.LazyAllreduceSum | None:
         """A pending sum for which devices give each other rows; None where parts of the sum are less."""
 
+    def added_rows(self, one: LaidOut, other: LaidOut) -> mtf.ops.LazyAllreduceSum | None:
+        """The sum of two such sums as one; None where they are others, or parts of it are less than rows of both."""
+
     def random_seed(self) -> tf.Tensor:
         """Two int32 numbers that differ from step to step."""
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import harness
+import nets
 import numpy as np
 import pytest
 from prices import price_strategy
@@ -11,8 +12,10 @@ from prices import price_strategy
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.cost.build import build_network
+from pase_mtf.cost.compute import PARTS, layer_parts
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.rows import row_sum_of, rows_seconds, travel_as_rows
+from pase_mtf.cost.signature import layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
 from pase_mtf.errors import FormatError
 from pase_mtf.export.exporter import export_graph
@@ -125,6 +128,48 @@ def test_data_parallelism_sends_rows(graph):
     product = 2 * 2 * _WORDS * _MODEL * _BATCH * _LENGTH / 4 / 1e12
     added = 2 * 4 * (_WORDS * _MODEL + 3 * _BATCH * _LENGTH * _MODEL) / 1e11
     assert part["backward"] == pytest.approx(whole["backward"] - product + added, rel=1e-9)
+
+
+def _looked_up_twice(**options):
+    """A graph with a table of which rows are looked up twice, and the layer of that."""
+    with tf.Graph().as_default():
+        graph = export_graph(nets.build("embeddings", "sgd", tf.float32).graph, **options)
+    return graph, next(layer for layer in graph.layers if [one.name for one in layer.variables] == ["twice"])
+
+
+def _parts_of(layer, configuration):
+    table = ConfigurationTable.build([configuration], dim_positions(layer), len(layer.dims))
+    return dict(zip(PARTS, layer_parts(layer_signature(layer), table, Reshardings(_ONE_LEVEL))[:, 0], strict=True))
+
+
+@pytest.mark.parametrize("split", [(("batch", 4),), (("batch", 2), ("length", 2))])
+def test_rows_of_two_gathers_of_one_table_are_one_sum(split):
+    """By hand: four devices give each other the rows of both, 32 indices each, and add them up once. Of half a table in
+    two parts the parts are less."""
+    _, layer = _looked_up_twice()
+    summing = [operation for operation in layer.operations if operation.looked_up]
+    assert [(operation.type, bool(operation.reduced)) for operation in summing] == [
+        ("EinsumOperation", False), ("EinsumOperation", False), ("AddOperation", True)]
+    assert {operation.looked_up for operation in summing} == {(2 * 32, 0, 8)}
+    bare = dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, looked_up=()) for operation in layer.operations))
+    only = dataclasses.replace(bare, operations=tuple(
+        operation for operation in bare.operations if operation.index in {one.index for one in summing}))
+    found, parts, products = (_parts_of(one, Configuration(split)) for one in (layer, bare, only))
+    assert found["all-reduce backward"] == pytest.approx(3 / 4 * 64 * (4 * 8 + 8) / 1e9)
+    assert parts["all-reduce backward"] == pytest.approx(2 * 3 / 4 * 4 * 64 * 8 / 1e9)
+    added = 4 * (64 * 8 + 3 * 64 * 8) / 1e11
+    assert found["backward"] == pytest.approx(parts["backward"] - products["backward"] + added, rel=1e-9)
+    halves = Configuration((("batch", 2), ("words", 2)))
+    assert _parts_of(layer, halves) == _parts_of(bare, halves)
+
+
+def test_rows_of_two_gathers_on_the_way_to_an_update():
+    """Where the sum is wanted tells whether rows are added up: products are priced until then."""
+    graph, layer = _looked_up_twice(sharded_updates=True)
+    edge, = (edge for edge in graph.edges if graph.layers[edge.source] is layer and edge.looked_up)
+    assert edge.looked_up == (2 * 32, 0, 8)
+    assert [operation.type for operation in layer.operations if operation.looked_up] == ["AddOperation"]
 
 
 def test_where_few_words_are_known_tables_are_summed(graph):

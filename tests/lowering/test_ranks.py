@@ -60,7 +60,7 @@ def test_four_ranks_give_each_other_rows(tmp_path):
 
 
 def test_ranks_send_rows_of_tables_and_no_tables(monkeypatch):
-    """Of two tables rows, of the two that something else is added to, too, what is added up."""
+    """Of three tables rows, of one those of two gathers; of that which something else is added to what is added up."""
     monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
     devices = cluster_devices(4, 1)
     with tf.Graph().as_default():
@@ -71,8 +71,8 @@ def test_ranks_send_rows_of_tables_and_no_tables(monkeypatch):
     for key, elements in lowering._counters:
         counted[key] += elements
     # Four devices get those of three others, of 2 * 4 words: an index and a row of 8.
-    assert counted["allgather/[0]/einsum_op"] == 2 * 4 * 3 * 2 * 4 * (1 + 8)
-    assert counted["allreduce/[0]/einsum_op"] == 2 * 4 * 64 * 8
+    assert counted["allgather/[0]/einsum_op"] == 4 * 4 * 3 * 2 * 4 * (1 + 8)
+    assert counted["allreduce/[0]/einsum_op"] == 4 * 64 * 8
 
 
 def _sharded_updates(*strategies):
@@ -160,9 +160,9 @@ def test_what_a_process_reads_of_what_is_imported():
     assert found == [{((0, 4), (0, 6))}, {((4, 4), (0, 6))}]
 
 
-def _moved(ranks, source, target, shape, sums=()):
+def _moved(ranks, source, target, shape, sums=(), kind="CPU"):
     """The nodes that the first of so many ranks makes for a move, and what kinds of transfers there are."""
-    devices = cluster_devices(ranks, 1)
+    devices = [device.replace("CPU", kind) for device in cluster_devices(ranks, 1)]
     with tf.Graph().as_default() as graph:
         emitter = RankEmitter(devices, Rank.of(devices, 0))
         source, target = (Partition(tuple(range(ranks)), cuts) for cuts in (source, target))
@@ -180,10 +180,10 @@ def _moved(ranks, source, target, shape, sums=()):
 
 
 @pytest.mark.parametrize(("case", "collective"), [
-    (lambda p: ((((p, 1), (1, 1))), ((1, 1), (1, 1))), "CollectiveGatherV2"),
+    (lambda p: ((((p, 1), (1, 1))), ((1, 1), (1, 1))), "CollectiveAllToAllV2"),
     (lambda p: (((p, 1), (1, 1)), ((1, 1), (p, 1))), "CollectiveAllToAllV2"),
-    (lambda p: (((p // 2, 2), (1, 1)), ((1, 1), (1, 1))), "CollectiveGatherV2"),
-    (lambda p: (((p // 2, 1), (2, p // 2)), ((1, 1), (2, p // 2))), "CollectiveGatherV2"),
+    (lambda p: (((p // 2, 2), (1, 1)), ((1, 1), (1, 1))), "CollectiveAllToAllV2"),
+    (lambda p: (((p // 2, 1), (2, p // 2)), ((1, 1), (2, p // 2))), "CollectiveAllToAllV2"),
     (lambda p: (((1, 1), (1, 1)), ((p, 1), (1, 1)), ((p, 1),)), "CollectiveAllToAllV2")])
 def test_a_move_takes_as_many_nodes_however_many_ranks_there_are(case, collective):
     found = []
@@ -192,6 +192,11 @@ def test_a_move_takes_as_many_nodes_however_many_ranks_there_are(case, collectiv
         found.append(_moved(ranks, source, target, (64, 64), *sums))
     assert found[0][1] == {collective}
     assert found == [found[0]] * 3
+
+
+def test_gpus_gather_by_themselves():
+    _, collectives_made = _moved(4, ((4, 1),), ((1, 1),), (64,), kind="GPU")
+    assert collectives_made == {"CollectiveGatherV2"}
 
 
 @pytest.mark.parametrize(("devices", "number", "options", "message"), [
