@@ -13,6 +13,10 @@ What comes from other devices was just made there, by another thread, and lies i
 for every reader anew. So the inputs of kernels that lie apart are made again for every run of these, on their devices,
 and what making them takes by itself is taken off: sending them stays a part of the kernel.
 
+What a kernel reads has lain since the last run, behind all else that this session touches. Of a kernel that reads what
+one like it has just read (`Kernel.again`) several are run in a row, whatever they take: all but the first find it in
+the caches.
+
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
 for longer: then all of it is timed again.
@@ -44,6 +48,7 @@ _SECONDS = 0.02  # of all runs of a kernel in a pass, where their times differ b
 _RUN_SECONDS = 4e-3  # of one run, where the kernel takes about as long as expected
 _RUN_SECONDS_OVER_PROCESSES = 2e-2
 _REPEATS = 8  # at most, of a kernel on every device: making a node takes longer than running it
+_MOST_RUN_SECONDS = 0.1  # of one run of a kernel that is repeated for what it reads again
 _REPEATS_ALONE = 64  # of a kernel that has its device for itself: to start a run takes as long as dozens of them
 _BATCH = 24  # kernels: TensorFlow looks through a whole graph at the first run of each
 _BATCH_BYTES = 1 << 30
@@ -451,13 +456,14 @@ class _Bench:
     def _repeats(self, kernel: Kernel) -> int:
         """How often a kernel is emitted on every device: more often where it takes little. GPUs differ by orders of
         magnitude in what they take: there it follows what is known of the speed of those at hand."""
+        least, seconds = (2, _MOST_RUN_SECONDS) if kernel.again else (1, _RUN_SECONDS)
         if not self._shared and self._expected is not None:
-            return int(np.clip(_RUN_SECONDS / max(self._expected(kernel), _LEAST_SECONDS), 1, _REPEATS_ALONE))
+            return int(np.clip(_RUN_SECONDS / max(self._expected(kernel), _LEAST_SECONDS), least, _REPEATS_ALONE))
         expected = kernel.flops / 2e10 + kernel.nbytes / 5e9 + 3e-6
         if self._devices.tasks:  # to start a run of several processes takes as long as many kernels
-            return int(np.clip(_RUN_SECONDS_OVER_PROCESSES / expected, 1, _REPEATS_ALONE))
+            return int(np.clip(_RUN_SECONDS_OVER_PROCESSES / expected, least, _REPEATS_ALONE))
         together = expected * (self._devices.count / cores() if self._shared else 1.0)
-        return int(np.clip(_RUN_SECONDS / together, 1, _REPEATS))
+        return int(np.clip(seconds / together, least, _REPEATS))
 
     def _median(self, session: tf.Session, target: tf.Operation) -> Timing:
         """What a run takes: the median of as many runs as bring the spread below 5 %, or take the time.

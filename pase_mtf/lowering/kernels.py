@@ -3,6 +3,10 @@
 Every operation is lowered by itself, by the code that lowers it in a graph, for one of the devices: what comes from
 others are placeholders of the size that the device would hold. Devices that split a layer evenly run the same kernels.
 What combines partial sums is not told here: `cost.kernels` knows it from the shapes.
+
+Operations of a layer that are alike and read the same tensor, as the time steps of a recurrent layer read its weights,
+run soon after each other, and so does what a loop reads from outside of it: all but the first find that tensor in the
+caches. Their kernels are others (`Kernel.again`).
 """
 
 from __future__ import annotations
@@ -57,6 +61,10 @@ class GraphKernels:
         self._graph, self._operations = graph, all_operations(graph)
         self._keys: dict[int, tuple[Hashable, tuple[str, ...]]] = {}
         self._alike: dict[int, Hashable] = {}
+        # Position of an operation -> which of its inputs were just read by one that is alike.
+        self._again: dict[int, tuple[int, ...]] = {}
+        for layer in self._layers:
+            self._again |= self._read_again(layer)
         self._found: dict[Hashable, collections.Counter[Kernel]] = {}
         self.untraced: dict[str, None] = {}
 
@@ -94,7 +102,8 @@ class GraphKernels:
             for entry in layer.operations:
                 operation = self._operations[entry.index]
                 assigned = rule_of(operation).assigns(operation)
-                keys.append((entry.phase, entry.kind, entry.trips, (operation.assign_fn, tuple(
+                again = self._again[entry.index]
+                keys.append((entry.phase, entry.kind, entry.trips, again, (operation.assign_fn, tuple(
                     (tuple(names.setdefault(name, len(names)) for name in value.dims), value.shape, value.itemsize)
                     for value in entry.inputs)) if assigned else _without_names(lowering_key(operation), names)))
             own = tuple((tuple(names.setdefault(name, len(names)) for name in variable.operand.dims),
@@ -114,6 +123,19 @@ class GraphKernels:
         """
         return recorded_move(source, target, tuple(shape), itemsize)
 
+    def _read_again(self, layer: Layer) -> dict[int, tuple[int, ...]]:
+        """Which inputs of its operations one before that is alike has read, or the same one in the iteration before."""
+        trips = {self._operations[entry.index]: entry.trips for entry in layer.operations}
+        seen, found = set[tuple[str, Hashable, mtf.Tensor]](), dict[int, tuple[int, ...]]()
+        for entry in layer.operations:
+            operation = self._operations[entry.index]
+            read = [(entry.phase, lowering_key(operation), tensor) for tensor in operation.inputs]
+            found[entry.index] = tuple(
+                place for place, one in enumerate(read)
+                if one in seen or trips.get(operation.inputs[place].operation, 1) < entry.trips)
+            seen.update(read)
+        return found
+
     def _operation(self, layer: Layer, entry: LayerOperation, configuration: Configuration, spec: MeshSpec,
                    ) -> Mapping[Kernel, int]:
         operation = self._operations[entry.index]
@@ -128,9 +150,11 @@ class GraphKernels:
             self._keys[entry.index] = _without_names(lowering_key(operation), names), tuple(names)
         alike, numbered = self._keys[entry.index]
         parts = {name: count for axis, count in legal.axes for name in axis}
-        key = alike, tuple(parts.get(name, 1) for name in numbered)
+        again = self._again[entry.index]
+        key = alike, again, tuple(parts.get(name, 1) for name in numbered)
         if key not in self._found:
-            self._found[key] = self._trace(operation, legal, lambda single: single.lower(operation))
+            self._found[key] = self._trace(operation, legal, lambda single: single.lower(operation),
+                                           [operation.inputs[place] for place in again])
         return self._found[key]
 
     def _assignments(self, layer: Layer, operation: mtf.Operation, spec: MeshSpec) -> Mapping[Kernel, int]:
@@ -152,19 +176,41 @@ class GraphKernels:
         return found
 
     def _trace(self, operation: mtf.Operation, spec: MeshSpec,
-               lower: Callable[[_SingleOperation], list[tf.Operation]]) -> collections.Counter[Kernel]:
+               lower: Callable[[_SingleOperation], list[tf.Operation]], again: Sequence[mtf.Tensor] = (),
+               ) -> collections.Counter[Kernel]:
         # Few operations look beyond their own device: those are lowered for all of them.
         failure = ""
         for everywhere in (False, True):
             with tf.Graph().as_default():
+                single = _SingleOperation(self._graph, spec, everywhere)
                 try:
-                    nodes = lower(_SingleOperation(self._graph, spec, everywhere))
+                    nodes = lower(single)
                 except Exception as error:  # whatever a lowering raises: in the graph itself it may be fine
                     told = " ".join(str(error).split())[:150]
                     failure = f"{type(operation).__name__}: {type(error).__name__}, {told}"
                     continue
-                return collections.Counter(kernel for kernel in map(kernel_of, nodes) if kernel is not None)
+                return _kernels_of(nodes, {single.first_slice(tensor).name for tensor in again})
         raise _UntracedError(failure)
+
+
+def _kernels_of(nodes: Sequence[tf.Operation], near: set[str]) -> collections.Counter[Kernel]:
+    """The kernels of nodes, in an order in which they can run. Most of what a kernel reads and writes `again` are
+    tensors that lie in the caches.
+
+    Args:
+      nodes: of one device.
+      near: names of tensors that lie there.
+    """
+    found, near = collections.Counter[Kernel](), set(near)
+    for node in nodes:
+        kernel = kernel_of(node)
+        read = [tensor.name in near for tensor in node.inputs]
+        if any(read) and (kernel is None or kernel.by_reference):
+            near.update(tensor.name for tensor in node.outputs)
+        if kernel is not None:
+            nbytes = sum(block.nbytes for block, one in zip(kernel.inputs, read, strict=True) if one)
+            found[kernel._replace(again=2 * nbytes > kernel.nbytes)] += 1
+    return found
 
 
 def _without_names(key: Hashable, numbers: dict[str, int]) -> Hashable:
@@ -254,6 +300,10 @@ class _SingleOperation(PlanLowering):
 
     def _made(self, before: int) -> list[tf.Operation]:
         return [node for node in tf.get_default_graph().get_operations()[before:] if node.device in ("", _DEVICE)]
+
+    def first_slice(self, tensor: mtf.Tensor) -> tf.Tensor:
+        """A tensor that was read, on the first device."""
+        return self.stored(tensor).all_slices[0]
 
     def mesh_impl(self, m: object) -> DeviceMeshImpl:
         """The one there is."""

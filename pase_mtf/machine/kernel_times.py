@@ -24,7 +24,7 @@ _ALONG_AXES = frozenset({"All", "Any", "ArgMax", "ArgMin", "ConcatV2", "Cumsum",
 def _without_sizes(kernel: Kernel) -> Hashable:
     """Equal for kernels that do the same to tensors of other sizes."""
     axes = kernel.operation in _ALONG_AXES
-    return (kernel.operation, kernel.attributes, kernel.apart, tuple(
+    return (kernel.operation, kernel.attributes, kernel.apart, kernel.again, tuple(
         (block.dtype, len(block.shape), block.value if axes else block.value is None)
         for block in (*kernel.inputs, *kernel.outputs)))
 

@@ -60,6 +60,8 @@ class Kernel(NamedTuple):
       inputs, outputs: the tensors it reads and writes.
       attributes: (name, value) in the order of their names, without those that the tensors tell (types, counts).
       apart: its inputs lie on devices of their own, as what is summed or put together after a split does.
+      again: it reads a tensor that a kernel like it has just read on its device, as the time steps of a recurrent layer
+        read the weights: that lies in the caches by then.
     """
 
     operation: str
@@ -67,6 +69,7 @@ class Kernel(NamedTuple):
     outputs: tuple[Block, ...]
     attributes: tuple[tuple[str, object], ...] = ()
     apart: bool = False
+    again: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +118,8 @@ class Kernel(NamedTuple):
 
     def __str__(self) -> str:
         text = (f"{self.operation}({', '.join(map(str, self.inputs))})"
-                f"{' from other devices' if self.apart else ''} -> {', '.join(map(str, self.outputs)) or 'nothing'}")
+                f"{' from other devices' if self.apart else ''}"
+                f"{' once more' if self.again else ''} -> {', '.join(map(str, self.outputs)) or 'nothing'}")
         return "; ".join([text, *(f"{name}={value}" for name, value in self.attributes)])
 
     def to_json(self) -> dict[str, object]:
@@ -123,7 +127,7 @@ class Kernel(NamedTuple):
         return {"operation": self.operation, "inputs": [_plain_block(block) for block in self.inputs],
                 "outputs": [_plain_block(block) for block in self.outputs],
                 **({"attributes": dict(self.attributes)} if self.attributes else {}),
-                **({"apart": True} if self.apart else {})}
+                **({"apart": True} if self.apart else {}), **({"again": True} if self.again else {})}
 
     @classmethod
     def from_json(cls, data: Any) -> Kernel:
@@ -135,7 +139,7 @@ class Kernel(NamedTuple):
         try:
             attributes = {str(name): _frozen(value) for name, value in data.get("attributes", {}).items()}
             return cls(str(data["operation"]), tuple(map(_block, data["inputs"])), tuple(map(_block, data["outputs"])),
-                       tuple(sorted(attributes.items())), bool(data.get("apart", False)))
+                       tuple(sorted(attributes.items())), *(bool(data.get(name, False)) for name in ("apart", "again")))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FormatError(f"no kernel: {shortened(data)}; leave it out") from error
 

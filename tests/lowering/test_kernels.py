@@ -6,12 +6,13 @@ import math
 import pytest
 from harness import device_names
 from hypothesis import given, settings
-from nets import build
+from nets import Builder, build, dim
 from random_partitions import partition_pairs
 
-from pase_mtf.compat import tf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.kernels import KnownKernels
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.kernels import GraphKernels
@@ -38,7 +39,7 @@ def _comparable(kernels):
             size = math.prod(kernel.inputs[0].shape)
             kernel = sum_kernel(len(kernel.inputs), size, 4)
         inputs = tuple(block._replace(value=None) for block in kernel.inputs)
-        found[kernel._replace(apart=False, inputs=inputs)] += times
+        found[kernel._replace(apart=False, again=False, inputs=inputs)] += times
     return found
 
 
@@ -132,6 +133,49 @@ def test_kernels_can_be_made_again():
         tf.import_graph_def(definition, name="")
         for number, kernel in enumerate(kernels):
             assert kernel_of(graph.get_operation_by_name(f"kernel{number}")) == kernel._replace(apart=False)
+
+
+@pytest.mark.parametrize(("batch", "shared", "again"), [(4, True, 6), (64, True, 0), (4, False, 0)],
+                         ids=["time steps", "inputs are most of it", "weights of their own"])
+def test_time_steps_read_weights_again(batch, shared, again):
+    """On each of two devices, all four but the first, where the weights are most of what a product moves."""
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        rows, old, new = dim("batch", batch), dim("old", 8), dim("new", 8)
+        h = net.input("x", [rows, old])
+        with one_layer(net.graph):
+            weights = [net.variable(f"w{step}", [old, new]) for step in range(1 if shared else 4)]
+            for step in range(4):
+                h = mtf.rename_dimension(mtf.einsum([h, weights[step % len(weights)]], mtf.Shape([rows, new])),
+                                         "new", "old")
+        graph = export_graph(net.graph)
+        configurations = data_parallel(graph, 2)
+        known = KnownKernels(graph, GraphKernels(net.graph, graph))
+        known.look(configurations)
+        told = {kernel: times for kernel, times in known.kernels(configurations).items()
+                if kernel.operation == "Einsum"}
+    assert sum(told.values()) == 8
+    assert sum(times for kernel, times in told.items() if kernel.again) == again
+
+
+def test_a_loop_reads_from_outside_again():
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        rows, old, new = dim("batch", 2), dim("old", 8), dim("new", 8)
+        weights = net.variable("w", [old, new])
+
+        def body(step, h):
+            return [step + 1, mtf.rename_dimension(mtf.einsum([h, weights], mtf.Shape([rows, new])), "new", "old")]
+
+        start = mtf.constant(net.mesh, 0, mtf.Shape([]), tf.int32)
+        mtf.while_loop(lambda step, _: mtf.less(step, 5), body, [start, net.input("x", [rows, old])])
+        graph = export_graph(net.graph)
+        configurations = data_parallel(graph, 2)
+        known = KnownKernels(graph, GraphKernels(net.graph, graph))
+        known.look(configurations)
+        told = {kernel: times for kernel, times in known.kernels(configurations).items()
+                if kernel.operation == "Einsum"}
+    assert {(kernel.again, times) for kernel, times in told.items()} == {(True, 10)}
 
 
 def test_layers_that_are_alike_are_looked_at_once():

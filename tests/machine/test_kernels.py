@@ -40,7 +40,7 @@ _SUM = Kernel("Sum", (_floats(4, 6), Block("int32", (1,), (1,))), (_floats(4),))
                                      _floats(8, 7, 7, 128)), (_floats(3, 3, 64, 128),)),
      2 * 8 * 7 * 7 * 128 * 9 * 64, _CONVOLUTION.nbytes),
     (Kernel("BatchMatMulV2", (_floats(7, 2, 3), _floats(7, 3, 5)), (_floats(7, 2, 5),)), 2 * 7 * 2 * 3 * 5, 4 * 7 * 31),
-    (_SUM, 24, 4 * 28), (sum_kernel(4, 100, 2), 100, 2 * 500),
+    (_SUM, 24, 4 * 28), (_SUM._replace(again=True), 24, 4 * 28), (sum_kernel(4, 100, 2), 100, 2 * 500),
     (Kernel("AssignSubVariableOp", (Block("resource", (6,)), _floats(6)), ()), 6, 4 * 18)])
 def test_what_a_kernel_computes_and_moves(kernel, flops, nbytes):
     assert kernel.flops == pytest.approx(flops)
@@ -60,6 +60,7 @@ def test_text():
     assert str(_product(2, 3, 5)) == "Einsum(float32[2,3], float32[3,5]) -> float32[2,5]; equation=ab,bc->ac"
     assert str(_SUM) == "Sum(float32[4,6], int32[1]=1) -> float32[4]"
     assert "from other devices" in str(sum_kernel(2, 8, 4))
+    assert "once more" in str(_SUM._replace(again=True))
 
 
 def test_no_measured_kernel_beats_its_bound():
