@@ -28,9 +28,11 @@ from pase_mtf.search.checked_bounds import (
     FlatNetwork,
     add_potentials,
     at_layers,
-    at_pairs,
     exclude,
+    least_left,
+    nothing_read,
     open_table,
+    read,
     reparametrised,
 )
 from pase_mtf.search.checked_network import CertificateError, CheckedNetwork, checked
@@ -114,8 +116,8 @@ def _alike(network: CheckedNetwork, given: np.ndarray) -> list[int]:
 
 def _at_pairs(network: CheckedNetwork, alike: list[int], given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
               least_only: bool) -> list[float]:
-    """`at_pairs` for all of them: those with equal costs together, and of those with equal costs, potentials and
-    neighbours (repeated layers) one."""
+    """The least that is left on every pair (see `read`): those with equal costs are read together, and of those with
+    equal costs, potentials and neighbours (repeated layers) one."""
     same: dict[int, dict[tuple[int, bytes, bytes], list[int]]] = {}
     for e, sides in enumerate(_halves_of(network.flat, near >= 0 if least_only else near)):
         key = alike[e], sides[0].tobytes(), sides[1].tobytes()
@@ -124,12 +126,15 @@ def _at_pairs(network: CheckedNetwork, alike: list[int], given: np.ndarray, near
     for groups in same.values():
         for some in more_itertools.chunked(groups.values(), _AT_ONCE):
             firsts = [group[0] for group in some]
-            found = at_pairs(network.tables[firsts[0]], slots[:, firsts].T.copy(), given, near, beyond, least_only)
-            for group, lowest in zip(some, found, strict=True):
+            table, own = network.tables[firsts[0]], (slots[:, firsts].T.copy(), given, near, beyond, least_only)
+            found = nothing_read(table.shape, *own)
+            for top, band in table.bands():
+                read(found, top, band, *own)
+            for group, lowest in zip(some, least_left(found, table.shape[0], *own), strict=True):
                 least[group] = lowest
                 for e in () if least_only else group[1:]:
-                    for own, other in zip(parts[e], parts[group[0]], strict=True):
-                        own[:] = other
+                    for part, other in zip(parts[e], parts[group[0]], strict=True):
+                        part[:] = other
     return least.tolist()
 
 
@@ -151,8 +156,8 @@ def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, redu
                          for side, v in enumerate(ends))
         if len(rows) * len(columns) > _MOST_SUMS:
             raise CertificateError(_TOO_LITTLE)
-        table = np.empty((len(rows), len(columns)))
-        open_table(network.tables[e], halves[e], rows, columns, least[e], table)
+        table = network.tables[e].block(rows, columns)
+        open_table(table, halves[e][0][rows], halves[e][1][columns], least[e])
         tables.append((ends, table))
     return [(tuple(v for v in own if len(chosen[v]) > 1), table.squeeze()) for own, table in tables]
 
