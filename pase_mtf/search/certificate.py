@@ -128,8 +128,9 @@ def _at_pairs(network: CheckedNetwork, alike: list[int], given: np.ndarray, near
             firsts = [group[0] for group in some]
             table, own = network.tables[firsts[0]], (slots[:, firsts].T.copy(), given, near, beyond, least_only)
             found = nothing_read(table.shape, *own)
-            for top, band in table.bands():
-                read(found, top, band, *own)
+            wanted = (near[own[0][:, :1] + np.arange(table.shape[0])] >= 0).any(axis=0)
+            for rows, band in table.bands(wanted):
+                read(found, rows, band, *own)
             for group, lowest in zip(some, least_left(found, table.shape[0], *own), strict=True):
                 least[group] = lowest
                 for e in () if least_only else group[1:]:
@@ -214,20 +215,21 @@ def _small(network: CheckedNetwork, active: np.ndarray) -> bool:
                 or _SMALLER * counts[flat.ends].prod(axis=0).sum() <= entries)
 
 
-def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.ndarray, limit: float) -> None:
-    """Verifies that no assignment of active configurations costs less than the limit; clears some that do not.
+def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray, limit: float) -> None:
+    """Verifies that no assignment of active configurations costs less than the limit, by a certificate's potentials.
 
     Raises:
       CertificateError: the potentials do not show it.
     """
     flat = network.flat
-    given = _given(flat, potentials)
+    given = _given(flat, certificate.potentials)
     theta = reparametrised(flat, given)
     near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
     alike = _alike(network, given)
-    for rounds in range(1 + _MOST_ROUNDS):  # the first looks at no neighbours: its bound often is proof enough
+    for rounds in range(1 + _MOST_ROUNDS):
         least = at_layers(flat, theta, active, reduced, near)
-        between = _at_pairs(network, alike, given, near, beyond, rounds == 0)
+        least_only = rounds == 0 and certificate.alone is True
+        between = _at_pairs(network, alike, given, near, beyond, least_only)
         bound = math.nextafter(math.fsum([*least.tolist(), *between]), -math.inf)
         if bound >= limit:
             return
@@ -236,7 +238,7 @@ def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.
         excluded = exclude(flat, reduced, beyond, missing * (1 + (2 * len(between) + 16) * 2.0 ** -51), active)
         if not np.logical_or.reduceat(active, flat.first[:-1]).all():
             return  # every assignment has a configuration that is excluded
-        last = (rounds and not excluded) or rounds == _MOST_ROUNDS
+        last = not (excluded or least_only) or rounds == _MOST_ROUNDS
         if not last and not _small(network, active):
             continue
         try:
@@ -324,7 +326,7 @@ def _check(network: CostNetwork, solution: Solution) -> float:
             raise CertificateError("certificate: something else in place of a proof, or one twice; it is damaged")
         seen.add(id(certificate))
         if certificate.layer < 0:
-            _prove(prepared, certificate.potentials, active, limit)
+            _prove(prepared, certificate, active, limit)
             continue
         if type(certificate.proofs) not in (tuple, list) or len(certificate.proofs) != 2:
             raise CertificateError(f"certificate: no two proofs for a split of layer {certificate.layer}; it is "

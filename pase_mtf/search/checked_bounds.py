@@ -163,17 +163,23 @@ def _under(least: float) -> float:  # pragma: no cover (compiled)
 
 
 @compiled(fastmath={"nnan", "nsz"})
-def _least(line: np.ndarray) -> float:  # pragma: no cover (compiled)
-    """The least of some numbers (they are overwritten): one half beside the other, again and again, which a processor
-    does several at a time."""
-    size = len(line)
+def _least_sum(one: np.ndarray, other: np.ndarray, line: np.ndarray) -> float:  # pragma: no cover (compiled)
+    """The least sum of an entry of each of two vectors, at the same place. A single running minimum would be a chain:
+    the four quarters of the vectors (they may overlap) come down to one, in `line`, and halves of that to one, again
+    and again, which a processor does several at a time."""
+    size = (len(one) + 3) // 4
+    second, third, last = min(size, len(one) - size), min(2 * size, len(one) - size), len(one) - size
+    a, b, c, d = one[:size], one[second:second + size], one[third:third + size], one[last:]
+    e, f, g, h = other[:size], other[second:second + size], other[third:third + size], other[last:]
+    for k in range(size):
+        line[k] = min(min(a[k] + e[k], b[k] + f[k]), min(c[k] + g[k], d[k] + h[k]))
     while size > 1:
         half = (size + 1) // 2
         low, high = line[:size - half], line[half:size]
-        for c in range(len(high)):
-            low[c] = min(low[c], high[c])
+        for k in range(len(high)):
+            low[k] = min(low[k], high[k])
         size = half
-    return line[0] if size else np.inf
+    return line[0]
 
 
 @compiled(fastmath={"nnan", "nsz"})
@@ -181,16 +187,6 @@ def _least_sums(costs: np.ndarray, amount: float, sums: np.ndarray) -> None:  # 
     """Lowers each of the sums to its cost and the amount."""
     for c in range(len(sums)):
         sums[c] = min(sums[c], costs[c] + amount)
-
-
-@compiled(fastmath={"nnan", "nsz"})
-def _look_ahead(costs: np.ndarray, own: float, ahead: np.ndarray, raised: np.ndarray, line: np.ndarray
-                ) -> float:  # pragma: no cover (compiled)
-    """Lowers `raised` to these costs of one group and `own`. The least sum of a cost and what is ahead of it."""
-    for c in range(len(line)):
-        raised[c] = min(raised[c], costs[c] + own)
-        line[c] = costs[c] + ahead[c]
-    return _least(line)
 
 
 class Minima(NamedTuple):
@@ -228,13 +224,13 @@ _TILE = (32, 1024)
 
 
 @compiled
-def read(found: Minima, top: int, band: np.ndarray, slots: np.ndarray, given: np.ndarray, near: np.ndarray,
+def read(found: Minima, rows: np.ndarray, band: np.ndarray, slots: np.ndarray, given: np.ndarray, near: np.ndarray,
          beyond: np.ndarray, least_only: bool) -> None:  # pragma: no cover (compiled)
     """Reads some rows of the table of some pairs.
 
     Args:
       found: what is known of the pairs.
-      top, band: the first of the rows, and float64 [rows, groups of side 1], what each of the pairs costs.
+      rows, band: int64, the rows, and float64 [rows, groups of side 1], what each of the pairs costs.
       slots: int64 [pairs, 2], where numbers per group of the two sides begin.
       given, near: per slot, the potentials, and see `at_layers`.
       beyond: filled in, for side 0 here, for side 1 by `least_left`: by how much that rises with this group, at least,
@@ -242,21 +238,20 @@ def read(found: Minima, top: int, band: np.ndarray, slots: np.ndarray, given: np
       least_only: leave `beyond` as it is.
     """
     height, width = band.shape
-    line = np.empty(width)
-    for above in range(0, height, _TILE[0]):
+    line = np.empty(_TILE[1])
+    for top in range(0, height, _TILE[0]):
         for left in range(0, width, _TILE[1]):
             right = min(left + _TILE[1], width)
             for k in range(len(slots)):
-                for r in range(above, min(above + _TILE[0], height)):
-                    slot = slots[k, 0] + top + r
+                for r in range(top, min(top + _TILE[0], height)):
+                    slot = slots[k, 0] + rows[r]
                     if near[slot] < 0:
                         continue
                     costs = band[r, left:right]
                     _least_sums(costs, -given[slot], found.alone[k, left:right])
                     if not least_only:
-                        own = _down(near[slot] - given[slot])
-                        beyond[slot] = min(beyond[slot], _look_ahead(
-                            costs, own, found.ahead[k, left:right], found.raised[k, left:right], line[:right - left]))
+                        _least_sums(costs, _down(near[slot] - given[slot]), found.raised[k, left:right])
+                        beyond[slot] = min(beyond[slot], _least_sum(costs, found.ahead[k, left:right], line))
 
 
 @compiled

@@ -50,15 +50,17 @@ class Table:
         """Number of entries."""
         return self.shape[0] * self.shape[1]
 
-    def bands(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The first of some rows, and those rows: float64 [rows, groups of side 1], overwritten by the next ones."""
+    def bands(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The numbers (int64) of some rows, of all that are wanted (bool [groups of side 0]) at least, and those rows:
+        float64 [rows, groups of side 1], overwritten by the next ones."""
         if len(self.parts) == 1:
-            yield 0, self.parts[0][0]
+            yield np.arange(self.shape[0]), self.parts[0][0]
             return
-        height, width = self.shape
-        room = np.empty((max(1, min(height, _BAND // max(1, width))), width))
-        for top in range(0, height, len(room)):
-            yield top, read_only(self._added(room[:height - top], slice(top, top + len(room)), None))
+        rows, width = np.flatnonzero(wanted), self.shape[1]
+        room = np.empty((max(1, min(len(rows), _BAND // max(1, width))), width))
+        for top in range(0, len(rows), len(room)):
+            some = rows[top:top + len(room)]
+            yield some, read_only(self._added(room[:len(some)], some, None))
 
     def block(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """float64 [rows, columns]: the entries of these groups."""
@@ -66,7 +68,7 @@ class Table:
             return np.minimum(self.parts[0][0][np.ix_(rows, columns)], HUGE)
         return self._added(np.empty((len(rows), len(columns))), rows, columns)
 
-    def _added(self, total: np.ndarray, rows: slice | np.ndarray, columns: np.ndarray | None) -> np.ndarray:
+    def _added(self, total: np.ndarray, rows: np.ndarray, columns: np.ndarray | None) -> np.ndarray:
         for number, (matrix, down, across) in enumerate(self.parts):
             chosen = across if columns is None else across[columns] if len(across) else columns.astype(np.uint64)
             add_table(total, matrix, down[rows], chosen, number == 0)
