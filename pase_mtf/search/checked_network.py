@@ -160,7 +160,7 @@ def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: lis
     """The network of its pairs, those of the same edges with the same table. Side 0 is that of the rows of the largest
     matrix; those that lie the other way round are turned once."""
     kinds: dict[tuple[_Edge, ...], tuple[int, int, Table]] = {}
-    turned: dict[int, np.ndarray] = {}
+    transposed: dict[int, np.ndarray] = {}
     columns, tables, entries = [], [], 0
     for ends, edges in pairs.items():
         if len(edges) > 1 and max(edges, key=lambda edge: matrices[edge[0]].size)[3]:
@@ -179,10 +179,10 @@ def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: lis
                 if entries > _MOST_ENTRIES:
                     raise CertificateError("parallel edges too large to be added up; nothing is proven of them")
                 for matrix, *_, flip in edges:
-                    if flip and matrix not in turned:
-                        turned[matrix] = read_only(np.ascontiguousarray(matrices[matrix].T))
+                    if flip and matrix not in transposed:
+                        transposed[matrix] = read_only(np.ascontiguousarray(matrices[matrix].T))
                 kinds[kind] = rows_at, columns_at, _table(
-                    [(turned if edge[3] else matrices)[edge[0]] for edge in edges], rows, across)
+                    [(transposed if edge[3] else matrices)[edge[0]] for edge in edges], rows, across)
         rows_at, columns_at, table = kinds[kind]
         columns.append((*ends, rows_at, columns_at, *table.shape))
         tables.append(table)
