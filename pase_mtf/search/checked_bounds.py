@@ -179,7 +179,8 @@ def _least_sum(one: np.ndarray, other: np.ndarray, line: np.ndarray) -> float:  
         for k in range(len(high)):
             low[k] = min(low[k], high[k])
         size = half
-    return line[0]
+    least: float = line[0]
+    return least
 
 
 _Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]

@@ -65,7 +65,8 @@ class Table:
     def block(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """float64 [rows, columns]: the entries of these groups."""
         if len(self.parts) == 1:
-            return np.minimum(self.parts[0][0][np.ix_(rows, columns)], HUGE)
+            costs: np.ndarray = np.minimum(self.parts[0][0][np.ix_(rows, columns)], HUGE)
+            return costs
         return self._added(np.empty((len(rows), len(columns))), rows, columns)
 
     def _added(self, total: np.ndarray, rows: np.ndarray, columns: np.ndarray | None) -> np.ndarray:
