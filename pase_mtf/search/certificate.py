@@ -28,9 +28,11 @@ from pase_mtf.search.checked_bounds import (
     FlatNetwork,
     add_potentials,
     at_layers,
-    at_pairs,
     exclude,
+    least_left,
+    nothing_read,
     open_table,
+    read,
     reparametrised,
 )
 from pase_mtf.search.checked_network import CertificateError, CheckedNetwork, checked
@@ -114,8 +116,8 @@ def _alike(network: CheckedNetwork, given: np.ndarray) -> list[int]:
 
 def _at_pairs(network: CheckedNetwork, alike: list[int], given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
               least_only: bool) -> list[float]:
-    """`at_pairs` for all of them: those with equal costs together, and of those with equal costs, potentials and
-    neighbours (repeated layers) one."""
+    """The least that is left on every pair (see `read`): those with equal costs are read together, and of those with
+    equal costs, potentials and neighbours (repeated layers) one."""
     same: dict[int, dict[tuple[int, bytes, bytes], list[int]]] = {}
     for e, sides in enumerate(_halves_of(network.flat, near >= 0 if least_only else near)):
         key = alike[e], sides[0].tobytes(), sides[1].tobytes()
@@ -124,12 +126,16 @@ def _at_pairs(network: CheckedNetwork, alike: list[int], given: np.ndarray, near
     for groups in same.values():
         for some in more_itertools.chunked(groups.values(), _AT_ONCE):
             firsts = [group[0] for group in some]
-            found = at_pairs(network.tables[firsts[0]], slots[:, firsts].T.copy(), given, near, beyond, least_only)
-            for group, lowest in zip(some, found, strict=True):
+            table, own = network.tables[firsts[0]], (slots[:, firsts].T.copy(), given, near, beyond, least_only)
+            found = nothing_read(table.shape, *own)
+            wanted: np.ndarray = (near[own[0][:, :1] + np.arange(table.shape[0])] >= 0).any(axis=0)
+            for rows, band in table.bands(wanted):
+                read(found, rows, band, *own)
+            for group, lowest in zip(some, least_left(found, table.shape[0], *own), strict=True):
                 least[group] = lowest
                 for e in () if least_only else group[1:]:
-                    for own, other in zip(parts[e], parts[group[0]], strict=True):
-                        own[:] = other
+                    for part, other in zip(parts[e], parts[group[0]], strict=True):
+                        part[:] = other
     return least.tolist()
 
 
@@ -151,8 +157,8 @@ def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, redu
                          for side, v in enumerate(ends))
         if len(rows) * len(columns) > _MOST_SUMS:
             raise CertificateError(_TOO_LITTLE)
-        table = np.empty((len(rows), len(columns)))
-        open_table(network.tables[e], halves[e], rows, columns, least[e], table)
+        table = network.tables[e].block(rows, columns)
+        open_table(table, halves[e][0][rows], halves[e][1][columns], least[e])
         tables.append((ends, table))
     return [(tuple(v for v in own if len(chosen[v]) > 1), table.squeeze()) for own, table in tables]
 
@@ -209,20 +215,21 @@ def _small(network: CheckedNetwork, active: np.ndarray) -> bool:
                 or _SMALLER * counts[flat.ends].prod(axis=0).sum() <= entries)
 
 
-def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.ndarray, limit: float) -> None:
-    """Verifies that no assignment of active configurations costs less than the limit; clears some that do not.
+def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray, limit: float) -> None:
+    """Verifies that no assignment of active configurations costs less than the limit, by a certificate's potentials.
 
     Raises:
       CertificateError: the potentials do not show it.
     """
     flat = network.flat
-    given = _given(flat, potentials)
+    given = _given(flat, certificate.potentials)
     theta = reparametrised(flat, given)
     near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
     alike = _alike(network, given)
-    for rounds in range(1 + _MOST_ROUNDS):  # the first looks at no neighbours: its bound often is proof enough
+    for rounds in range(1 + _MOST_ROUNDS):
         least = at_layers(flat, theta, active, reduced, near)
-        between = _at_pairs(network, alike, given, near, beyond, rounds == 0)
+        least_only = rounds == 0 and certificate.alone is True
+        between = _at_pairs(network, alike, given, near, beyond, least_only)
         bound = math.nextafter(math.fsum([*least.tolist(), *between]), -math.inf)
         if bound >= limit:
             return
@@ -231,7 +238,7 @@ def _prove(network: CheckedNetwork, potentials: Sequence[Potential], active: np.
         excluded = exclude(flat, reduced, beyond, missing * (1 + (2 * len(between) + 16) * 2.0 ** -51), active)
         if not np.logical_or.reduceat(active, flat.first[:-1]).all():
             return  # every assignment has a configuration that is excluded
-        last = (rounds and not excluded) or rounds == _MOST_ROUNDS
+        last = not (excluded or least_only) or rounds == _MOST_ROUNDS
         if not last and not _small(network, active):
             continue
         try:
@@ -319,7 +326,7 @@ def _check(network: CostNetwork, solution: Solution) -> float:
             raise CertificateError("certificate: something else in place of a proof, or one twice; it is damaged")
         seen.add(id(certificate))
         if certificate.layer < 0:
-            _prove(prepared, certificate.potentials, active, limit)
+            _prove(prepared, certificate, active, limit)
             continue
         if type(certificate.proofs) not in (tuple, list) or len(certificate.proofs) != 2:
             raise CertificateError(f"certificate: no two proofs for a split of layer {certificate.layer}; it is "

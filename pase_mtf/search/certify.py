@@ -99,7 +99,7 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
     try:
         reduction = reduce(packed, active, messages, keep=True, budget=budget)
     except InfeasibleError:  # nothing finite is left: the checker finds that by pruning
-        return Certificate(potentials_of(packed, messages))
+        return Certificate(potentials_of(packed, messages), alone=False)
     p = reduction.network
     part = Part.of(p, reduction.messages, -np.inf, budget.memory, 0 if p is packed else p.bytes)
     bound, passes, at_once = -np.inf, 0, _PASSES_AT_ONCE
@@ -126,7 +126,7 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
             part.steps, at_once = EXACTLY, 1 if done else _PASSES_AT_ONCE
     messages = lift(packed, active, messages, reduction._replace(messages=state.potentials))
     if done:
-        return Certificate(potentials_of(packed, messages))
+        return Certificate(potentials_of(packed, messages), alone=cost - bound <= slack / 2)
     v = plan.widest(domains)
     rank = np.argsort(state.costs(p)[p.first[v]:p.first[v + 1]], kind="stable")
     chosen = p.original[p.first[v] + rank[:max(1, min(int(domains[v]), len(rank)) // 2)]]

@@ -12,8 +12,8 @@ import numpy as np
 
 from pase_mtf.search.compiled import compiled
 
-__all__ = ["HUGE", "MOST", "FlatNetwork", "add_down", "add_potentials", "add_table", "at_layers", "at_pairs", "exclude",
-           "open_table", "reparametrised"]
+__all__ = ["HUGE", "MOST", "FlatNetwork", "Minima", "add_down", "add_potentials", "add_table", "at_layers", "exclude",
+           "least_left", "nothing_read", "open_table", "read", "reparametrised"]
 
 HUGE = 1e300
 """Stands for +inf and whatever else is above it."""
@@ -60,36 +60,25 @@ def add_down(one: np.ndarray, other: np.ndarray) -> np.ndarray:  # pragma: no co
     return total
 
 
-# Rows and columns of a sum of tables that are added up at once: they, and what is read for them, fit a cache.
-_BLOCK = (16, 256)
-
-
 @compiled
-def _add_line(sums: np.ndarray, costs: np.ndarray, places: np.ndarray, first: bool
+def add_table(total: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, first: bool
               ) -> None:  # pragma: no cover (compiled)
-    if first:
-        for c in range(len(sums)):
-            sums[c] = min(costs[places[c]], HUGE)
-    else:
-        for c in range(len(sums)):
-            sums[c] = _down(sums[c] + min(costs[places[c]], HUGE))
-
-
-@compiled
-def add_table(total: np.ndarray, matrix: np.ndarray, rows: np.ndarray, columns: np.ndarray, turned: bool, first: bool
-              ) -> None:  # pragma: no cover (compiled)
-    """Adds matrix[rows, columns], or with `turned` matrix[columns, rows], rounded down; the first table is put in place
-    of what is there, as it is. Lines are listed without a sign, which would be looked at for every entry."""
-    height, width = _BLOCK
-    for top in range(0, len(rows), height):
-        for left in range(0, len(columns), width):
-            places = columns[left:left + width]
-            for r in range(top, min(top + height, len(rows))):
-                sums = total[r, left:left + width]
-                if turned:
-                    _add_line(sums, matrix[:, rows[r]], places, first)
-                else:
-                    _add_line(sums, matrix[rows[r]], places, first)
+    """Adds matrix[rows, columns] (without columns: as many as there are, as they are), rounded down; the first table is
+    put in place of what is there, as it is. Lines are listed without a sign, which would be looked at for every entry.
+    """
+    line = np.empty(total.shape[1])
+    for r in range(len(rows)):
+        sums, costs = total[r], matrix[rows[r]]
+        if len(columns):
+            for c in range(len(sums)):
+                line[c] = costs[columns[c]]
+            costs = line
+        if first:
+            for c in range(len(sums)):
+                sums[c] = min(costs[c], HUGE)
+        else:
+            for c in range(len(sums)):
+                sums[c] = _down(sums[c] + min(costs[c], HUGE))
 
 
 @compiled
@@ -174,34 +163,69 @@ def _under(least: float) -> float:  # pragma: no cover (compiled)
 
 
 @compiled(fastmath={"nnan", "nsz"})
-def _least(line: np.ndarray) -> float:  # pragma: no cover (compiled)
-    """The least of some numbers (they are overwritten): one half beside the other, again and again, which a processor
-    does several at a time."""
-    size = len(line)
+def _least_sum(one: np.ndarray, other: np.ndarray, line: np.ndarray) -> float:  # pragma: no cover (compiled)
+    """The least sum of an entry of each of two vectors, at the same place. A single running minimum would be a chain:
+    the four quarters of the vectors (they may overlap) come down to one, in `line`, and halves of that to one, again
+    and again, which a processor does several at a time."""
+    size = (len(one) + 3) // 4
+    second, third, last = min(size, len(one) - size), min(2 * size, len(one) - size), len(one) - size
+    a, b, c, d = one[:size], one[second:second + size], one[third:third + size], one[last:]
+    e, f, g, h = other[:size], other[second:second + size], other[third:third + size], other[last:]
+    for k in range(size):
+        line[k] = min(min(a[k] + e[k], b[k] + f[k]), min(c[k] + g[k], d[k] + h[k]))
     while size > 1:
         half = (size + 1) // 2
         low, high = line[:size - half], line[half:size]
-        for c in range(len(high)):
-            low[c] = min(low[c], high[c])
+        for k in range(len(high)):
+            low[k] = min(low[k], high[k])
         size = half
-    return line[0] if size else np.inf
+    least: float = line[0]
+    return least
+
+
+_Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @compiled(fastmath={"nnan", "nsz"})
-def _least_sums(costs: np.ndarray, amount: float, sums: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Lowers each of the sums to its cost and the amount."""
-    for c in range(len(sums)):
-        sums[c] = min(sums[c], costs[c] + amount)
+def _lower(costs: _Four, taken: np.ndarray, own: np.ndarray, alone: np.ndarray, raised: np.ndarray
+           ) -> None:  # pragma: no cover (compiled)
+    """Lowers `alone` to each of four rows of costs, of which so much is taken, and `raised` to it with what is its
+    own added: four at once, so that what is lowered is loaded and stored a quarter as often."""
+    a, b, c, d = costs
+    for k in range(len(alone)):
+        e, f, g, h = a[k], b[k], c[k], d[k]
+        alone[k] = min(alone[k], min(min(e - taken[0], f - taken[1]), min(g - taken[2], h - taken[3])))
+        raised[k] = min(raised[k], min(min(e + own[0], f + own[1]), min(g + own[2], h + own[3])))
 
 
-@compiled(fastmath={"nnan", "nsz"})
-def _look_ahead(costs: np.ndarray, own: float, ahead: np.ndarray, raised: np.ndarray, line: np.ndarray
-                ) -> float:  # pragma: no cover (compiled)
-    """Lowers `raised` to these costs of one group and `own`. The least sum of a cost and what is ahead of it."""
-    for c in range(len(line)):
-        raised[c] = min(raised[c], costs[c] + own)
-        line[c] = costs[c] + ahead[c]
-    return _least(line)
+class Minima(NamedTuple):
+    """What is left on some pairs of equal costs, as far as their table has been read: float64 [pairs, groups of side 1].
+    What is the same for all entries of a row or a column is subtracted from the least of them.
+
+    Attributes:
+      alone: the least of every column, without the potentials of side 0.
+      raised: likewise, with what the layer at side 0 then costs above its least included.
+      ahead: what the layer at side 1 costs above its least included, without the potentials of that side.
+    """
+
+    alone: np.ndarray
+    raised: np.ndarray
+    ahead: np.ndarray
+
+
+@compiled
+def nothing_read(shape: tuple[int, int], slots: np.ndarray, given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
+                 least_only: bool) -> Minima:  # pragma: no cover (compiled)
+    """Before the table of some pairs is read; see `read`."""
+    (height, width), pairs = shape, len(slots)
+    found = Minima(np.full((pairs, width), np.inf), np.full((pairs, width), np.inf), np.full((pairs, width), np.inf))
+    for k in range(pairs):
+        for c in range(width):
+            if near[slots[k, 1] + c] >= 0:
+                found.ahead[k, c] = _down(near[slots[k, 1] + c] - given[slots[k, 1] + c])
+        if not least_only:
+            beyond[slots[k, 0]:slots[k, 0] + height] = np.inf
+    return found
 
 
 # Rows and columns of a table that are looked at for one pair after another, while they are in a cache.
@@ -209,56 +233,60 @@ _TILE = (32, 1024)
 
 
 @compiled
-def at_pairs(table: np.ndarray, slots: np.ndarray, given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
-             least_only: bool) -> np.ndarray:  # pragma: no cover (compiled)
-    """The least that is left on each of some pairs of equal costs, over its active groups. What is the same for all
-    entries of a row or a column is subtracted from the least of them.
+def read(found: Minima, rows: np.ndarray, band: np.ndarray, slots: np.ndarray, given: np.ndarray, near: np.ndarray,
+         beyond: np.ndarray, least_only: bool) -> None:  # pragma: no cover (compiled)
+    """Reads some rows of the table of some pairs.
 
     Args:
-      table: float64 [groups of side 0, of side 1], what each of the pairs costs.
+      found: what is known of the pairs.
+      rows, band: int64, the rows, and float64 [rows, groups of side 1], what each of the pairs costs.
       slots: int64 [pairs, 2], where numbers per group of the two sides begin.
       given, near: per slot, the potentials, and see `at_layers`.
-      beyond: filled in: by how much that rises with this group, at least, what the layer at the other end then costs
-        above its least included.
+      beyond: filled in, for side 0 here, for side 1 by `least_left`: by how much that rises with this group, at least,
+        what the layer at the other end then costs above its least included.
       least_only: leave `beyond` as it is.
     """
-    (height, width), pairs = table.shape, len(slots)
-    alone = np.full((pairs, width), np.inf)
-    raised, ahead, line = alone.copy(), alone.copy(), np.empty(width)
-    for k in range(pairs):
-        for c in range(width):
-            if near[slots[k, 1] + c] >= 0:
-                ahead[k, c] = _down(near[slots[k, 1] + c] - given[slots[k, 1] + c])
-        if not least_only:
-            beyond[slots[k, 0]:slots[k, 0] + height] = np.inf
+    height, width = band.shape
+    line, chosen, taken, own = np.empty(_TILE[1]), np.empty(_TILE[0] + 3, np.int64), np.empty(4), np.empty(4)
     for top in range(0, height, _TILE[0]):
         for left in range(0, width, _TILE[1]):
             right = min(left + _TILE[1], width)
-            for k in range(pairs):
+            for k in range(len(slots)):
+                count = 0
                 for r in range(top, min(top + _TILE[0], height)):
-                    slot = slots[k, 0] + r
-                    if near[slot] < 0:
-                        continue
-                    costs = table[r, left:right]
-                    _least_sums(costs, -given[slot], alone[k, left:right])
-                    if not least_only:
-                        own = _down(near[slot] - given[slot])
-                        beyond[slot] = min(beyond[slot], _look_ahead(
-                            costs, own, ahead[k, left:right], raised[k, left:right], line[:right - left]))
-    least = np.full(pairs, np.inf)
-    for k in range(pairs):
+                    if near[slots[k, 0] + rows[r]] >= 0:
+                        chosen[count:count + 4] = r  # the last one is taken up to four times: that changes no minimum
+                        count += 1
+                for first in range(0, count, 4):
+                    for number in range(4):
+                        slot = slots[k, 0] + rows[chosen[first + number]]
+                        taken[number], own[number] = given[slot], _down(near[slot] - given[slot])
+                    a, b, c, d = chosen[first:first + 4]
+                    _lower((band[a, left:right], band[b, left:right], band[c, left:right], band[d, left:right]), taken,
+                           own, found.alone[k, left:right], found.raised[k, left:right])
+                for r in chosen[:0 if least_only else count]:
+                    slot = slots[k, 0] + rows[r]
+                    beyond[slot] = min(beyond[slot], _least_sum(band[r, left:right], found.ahead[k, left:right], line))
+
+
+@compiled
+def least_left(found: Minima, height: int, slots: np.ndarray, given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
+               least_only: bool) -> np.ndarray:  # pragma: no cover (compiled)
+    """The least that is left on each of some pairs over its active groups, once all rows are read; see `read`."""
+    least = np.full(len(slots), np.inf)
+    for k in range(len(slots)):
         one, other = slots[k]
-        for c in range(width):
+        for c in range(found.alone.shape[1]):
             if near[other + c] >= 0:
-                least[k] = min(least[k], _down(_under(alone[k, c]) - given[other + c]))
+                least[k] = min(least[k], _down(_under(found.alone[k, c]) - given[other + c]))
         if least_only:
             continue
         for slot in range(one, one + height):
             if near[slot] >= 0:
                 beyond[slot] = max(0.0, _down(_down(_under(beyond[slot]) - given[slot]) - least[k]))
-        for c in range(width):
+        for c in range(found.alone.shape[1]):
             if near[other + c] >= 0:
-                beyond[other + c] = max(0.0, _down(_down(_under(raised[k, c]) - given[other + c]) - least[k]))
+                beyond[other + c] = max(0.0, _down(_down(_under(found.raised[k, c]) - given[other + c]) - least[k]))
     return least
 
 
@@ -282,10 +310,10 @@ def exclude(flat: FlatNetwork, reduced: np.ndarray, beyond: np.ndarray, above: f
 
 
 @compiled
-def open_table(table: np.ndarray, given: tuple[np.ndarray, np.ndarray], rows: np.ndarray, columns: np.ndarray,
-               least: float, out: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """By how much the remainder on a pair exceeds its least, at least, for these groups of either side."""
+def open_table(table: np.ndarray, rows: np.ndarray, columns: np.ndarray, least: float
+               ) -> None:  # pragma: no cover (compiled)
+    """Makes of what some groups of a pair cost, given the potentials of its rows and columns, by how much that exceeds
+    the least that is left on the pair, at least."""
     for r in range(len(rows)):
         for c in range(len(columns)):
-            left = _down(_down(min(table[rows[r], columns[c]], HUGE) - given[0][rows[r]]) - given[1][columns[c]])
-            out[r, c] = max(0.0, _down(left - least))
+            table[r, c] = max(0.0, _down(_down(_down(table[r, c] - rows[r]) - columns[c]) - least))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from pase_mtf.search.arrays import read_only
 from pase_mtf.search.checked_bounds import HUGE, MOST, FlatNetwork, add_down, add_table
 from pase_mtf.search.network import CostNetwork
 
-__all__ = ["CertificateError", "CheckedNetwork", "checked"]
+__all__ = ["CertificateError", "CheckedNetwork", "Table", "checked"]
 
 class CertificateError(PaseError):
     """A certificate that does not prove what it claims."""
@@ -19,11 +20,60 @@ class CertificateError(PaseError):
 
 # Entries of the tables of parallel edges, all together.
 _MOST_ENTRIES = 1 << 28
-# Entries of such a table that are added up before the next ones: they fit a cache.
+# Entries of such a table that are added up, and looked at, before the next ones: they fit a cache.
 _BAND = 1 << 16
 
 _Edge = tuple[int, int, int, bool]
 """Numbers of a matrix and of the class vectors of side 0 and side 1; and whether side 0 is that of the columns."""
+
+
+_Part = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""What one edge adds: its matrix, rows of side 0, and which row and which column (uint64; none: all of them, as they
+are) belongs to each group of the two sides."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """At most what the edges of a pair cost together. It is added up as it is read, a few rows at a time: the whole of
+    it would be written to memory only to be read once or twice.
+
+    Attributes:
+      shape: the groups of side 0, of side 1.
+      parts: per edge; of a single one all rows and columns as they are.
+    """
+
+    shape: tuple[int, int]
+    parts: list[_Part]
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.shape[0] * self.shape[1]
+
+    def bands(self, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The numbers (int64) of some rows, of all that are wanted (bool [groups of side 0]) at least, and those rows:
+        float64 [rows, groups of side 1], overwritten by the next ones."""
+        if len(self.parts) == 1:
+            yield np.arange(self.shape[0]), self.parts[0][0]
+            return
+        rows, width = np.flatnonzero(wanted), self.shape[1]
+        room = np.empty((max(1, min(len(rows), _BAND // max(1, width))), width))
+        for top in range(0, len(rows), len(room)):
+            some = rows[top:top + len(room)]
+            yield some, read_only(self._added(room[:len(some)], some, None))
+
+    def block(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """float64 [rows, columns]: the entries of these groups."""
+        if len(self.parts) == 1:
+            costs: np.ndarray = np.minimum(self.parts[0][0][np.ix_(rows, columns)], HUGE)
+            return costs
+        return self._added(np.empty((len(rows), len(columns))), rows, columns)
+
+    def _added(self, total: np.ndarray, rows: np.ndarray, columns: np.ndarray | None) -> np.ndarray:
+        for number, (matrix, down, across) in enumerate(self.parts):
+            chosen = across if columns is None else across[columns] if len(across) else columns.astype(np.uint64)
+            add_table(total, matrix, down[rows], chosen, number == 0)
+        return total
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,12 +82,11 @@ class CheckedNetwork:
 
     Attributes:
       flat: its layers, and how its pairs group their configurations.
-      tables: per pair, float64 [groups of side 0, of side 1], at most what its edges cost together. Pairs of equal
-        costs have the same one.
+      tables: per pair; pairs of equal costs have the same one.
     """
 
     flat: FlatNetwork
-    tables: list[np.ndarray]
+    tables: list[Table]
 
 
 class _Sides:
@@ -109,22 +158,32 @@ def checked(network: CostNetwork) -> CheckedNetwork:
 
 def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: list[np.ndarray],
               pairs: dict[tuple[int, int], list[_Edge]]) -> CheckedNetwork:
-    """The network of its pairs, those of the same edges with the same table."""
-    kinds: dict[tuple[_Edge, ...], tuple[int, int, np.ndarray]] = {}
+    """The network of its pairs, those of the same edges with the same table. Side 0 is that of the rows of the largest
+    matrix; those that lie the other way round are turned once."""
+    kinds: dict[tuple[_Edge, ...], tuple[int, int, Table]] = {}
+    transposed: dict[int, np.ndarray] = {}
     columns, tables, entries = [], [], 0
     for ends, edges in pairs.items():
+        if len(edges) > 1 and max(edges, key=lambda edge: matrices[edge[0]].size)[3]:
+            ends, edges = ends[::-1], [(matrix, other, one, not flip) for matrix, one, other, flip in edges]
         kind = tuple(edges)
         if kind not in kinds:
             matrix, one, other, _ = edges[0]
             if len(edges) == 1:
-                kinds[kind] = sides.begin(one), sides.begin(other), matrices[matrix]
+                nothing = np.zeros(0, np.uint64)
+                kinds[kind] = sides.begin(one), sides.begin(other), Table(
+                    matrices[matrix].shape, [(matrices[matrix], nothing, nothing)])
             else:
                 (rows_at, rows), (columns_at, across) = (sides.joint(tuple(edge[side] for edge in edges))
                                                          for side in (1, 2))
                 entries += rows.shape[1] * across.shape[1]
                 if entries > _MOST_ENTRIES:
                     raise CertificateError("parallel edges too large to be added up; nothing is proven of them")
-                kinds[kind] = rows_at, columns_at, _summed(matrices, edges, rows, across)
+                for matrix, *_, flip in edges:
+                    if flip and matrix not in transposed:
+                        transposed[matrix] = read_only(np.ascontiguousarray(matrices[matrix].T))
+                kinds[kind] = rows_at, columns_at, _table(
+                    [(transposed if edge[3] else matrices)[edge[0]] for edge in edges], rows, across)
         rows_at, columns_at, table = kinds[kind]
         columns.append((*ends, rows_at, columns_at, *table.shape))
         tables.append(table)
@@ -136,13 +195,9 @@ def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: lis
         np.stack([slots[::2], np.append(slots[1::2], slots[-1])]), found[4:]), tables)
 
 
-def _summed(matrices: list[np.ndarray], edges: list[_Edge], rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """At most the sum of parallel edges, given the classes of the groups of either side under each."""
-    total = np.empty((rows.shape[1], columns.shape[1]))
-    rows, columns = rows.astype(np.uint64), columns.astype(np.uint64)
-    band = max(1, _BAND // max(1, len(columns[0])))
-    for top in range(0, len(total), band):
-        for number, (matrix, _, _, turned) in enumerate(edges):
-            add_table(total[top:top + band], matrices[matrix], rows[number, top:top + band], columns[number], turned,
-                      number == 0)
-    return read_only(total)
+def _table(matrices: list[np.ndarray], rows: np.ndarray, columns: np.ndarray) -> Table:
+    """The sum of parallel edges, given the classes of the groups of either side under each."""
+    as_they_are = np.arange(columns.shape[1])
+    return Table((rows.shape[1], columns.shape[1]), [
+        (matrix, down.astype(np.uint64), np.zeros(0, np.uint64) if np.array_equal(across, as_they_are)
+         else across.astype(np.uint64)) for matrix, down, across in zip(matrices, rows, columns, strict=True)])

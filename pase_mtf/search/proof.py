@@ -33,6 +33,8 @@ class Certificate:
 
     Attributes:
       potentials: of every pair of layers that edges join.
+      alone: whether their bound is said to be proof enough. The checker then looks at neighbours only if it is not:
+        that costs twice as much. What is said decides on nothing else.
       layer: the layer whose domain is split; -1 where potentials prove the bound.
       part: the configurations of that layer in the first part.
       proofs: for the assignments with that layer inside and outside of `part`.
@@ -42,3 +44,4 @@ class Certificate:
     layer: int = -1
     part: tuple[int, ...] = ()
     proofs: tuple[Certificate, ...] = ()
+    alone: bool = True

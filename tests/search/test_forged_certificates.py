@@ -59,6 +59,11 @@ def noisy(proof, network, rng):
         columns=entry.columns - rng.normal(size=len(entry.columns)) * scale))
 
 
+def misjudged(proof, network, rng):
+    """Wrong about whether its bound is proof enough, and with a bound that mostly is not."""
+    return dataclasses.replace(noisy(proof, network, rng), alone=not proof.alone)
+
+
 def absorbing(proof, network, rng):
     """Large amounts on some pairs, and on others of the same layers what rounding makes of them: 0.75 ulp vanish, or
     become one."""
@@ -182,7 +187,8 @@ def split(proof, network, rng, depth=0):
     return Certificate((), layer, part, tuple(proofs))
 
 
-FORGERIES = (noisy, absorbing, in_balance, planted, odd_amounts, odd_dtypes, odd_classes, rearranged, junk, split)
+FORGERIES = (noisy, absorbing, in_balance, planted, odd_amounts, odd_dtypes, odd_classes, rearranged, junk, split,
+             misjudged)
 
 
 def claims(network, solution, exact, rng):
