@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 
 __all__ = ["MEMORY_PARTS", "MemoryModel", "layer_memory", "strategy_memory"]
@@ -124,6 +124,13 @@ class _LayerItems:
                     yield _Item(_BUFFERS, size(operand), self._pattern(operand.dims), held.begin, held.begin - 1,
                                 parts_of, held.waits_until if arrives else until, arrives)
 
+    def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
+        """What fraction of a tensor of these dims a device holds, under each configuration: float64 [K]."""
+        table = ConfigurationTable.build(configurations, self._position, self._width)
+        columns = tuple(sorted({column for column in positions_of(dims, self._position) if column >= 0}))
+        held: np.ndarray = table.share(columns)
+        return held
+
     def shares(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """What a device holds of something of every pattern, under each configuration: float64 [patterns, K]."""
         table = ConfigurationTable.build(configurations, self._position, self._width)
@@ -158,18 +165,33 @@ class _LayerItems:
         return self._held[key]
 
     def at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Bytes at a moment under each configuration, float64 [K]."""
-        shares = self.shares(configurations)
-        there = (self.begin <= moment) & (moment <= self.end) & ~(self.of_sum & self._is_update)
+        """Bytes at a moment under each configuration, float64 [K]: those that are there whatever other layers do."""
+        shares, shown = self.shares(configurations), self.own_until >= 0
+        until = np.where(shown, self.own_until, self.end)
+        there = (self.begin <= moment) & (moment <= until) & ~(self.of_sum & self._is_update)
         total: np.ndarray = np.bincount(self.pattern[there], self.nbytes[there], len(shares)) @ shares
         for item in np.flatnonzero((self.end < moment) & (self.begin <= moment) & (moment <= self.waits_until)
-                                   & (self.parts_of >= 0) & ~self.arrives & ~self.of_sum):
+                                   & (self.parts_of >= 0) & ~self.arrives & ~self.of_sum & ~shown):
             waits = shares[self.parts_of[item]] < 1.0
             total = total + np.where(waits, self.nbytes[item] * shares[self.pattern[item]], 0.0)
         for item in np.flatnonzero(there & self.of_sum):  # where its gradient waits it comes later
             waits = (self.arrives[:, None] & (shares[self.parts_of] < 1.0)).any(axis=0)
             total = total - np.where(waits, self.nbytes[item] * shares[self.pattern[item]], 0.0)
         return total
+
+    def arriving(self, moment: int) -> float:
+        """Unsplit bytes of the largest gradient whose sum may be made at a moment."""
+        return float(self.nbytes[self.arrives & (self.waits_until == moment)].max(initial=0.0))
+
+    def arriving_at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
+        """What arrives at a moment for the largest sum of a gradient, and what the layer's update makes of it
+        meanwhile, under each configuration: float64 [K]."""
+        shares, mine = self.shares(configurations), self.arrives & (self.waits_until == moment)
+        waits = shares[self.parts_of[mine]] < 1.0
+        arrives = np.where(waits, self.nbytes[mine, None] * shares[self.pattern[mine]], 0.0).max(axis=0, initial=0.0)
+        made = self.nbytes[self.of_sum] @ shares[self.pattern[self.of_sum]]
+        made /= max(len(np.unique(self.waits_until[self.of_sum])), 1)
+        return arrives + np.where(waits.any(axis=0), made, 0.0)
 
     def most(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """The most bytes of every part at any moment, under each configuration: float64 [len(MEMORY_PARTS), K]."""
@@ -228,6 +250,7 @@ class MemoryModel:
         self._settling = sorted({held.waits_until for layer in graph.layers for operation in layer.operations
                                  if operation.phase == "update" for held in operation.held if held.waits_until >= 0})
         self._copied: dict[tuple[int, Configuration, Configuration], tuple[float, _Shards]] = {}
+        self._read: dict[int, tuple[dict[int, list[Edge]], int]] = {}
         self._fullest: int | None = None
         self._own_until = np.concatenate([np.zeros(0, np.int64), *(items.own_until for items in self._layers)])
         self._shown = np.flatnonzero(self._own_until >= 0)
@@ -254,9 +277,42 @@ class MemoryModel:
           moment: of the step.
 
         Returns:
-          float64 [K]. The layers add up; copies of what is moved between them come on top.
+          float64 [K]. The layers add up to no more than is there at that moment. In it are, besides what the layer
+          makes, the tensors of others that it reads later than all that need them as they lie (in parts of theirs or
+          its own, they are as large as it needs them), and what arrives for the sum of the largest gradient. What
+          depends on two layers comes on top: copies beside what they are copies of, and other sums.
         """
-        return self._layers[number].at(moment, configurations)
+        items = self._layers[number]
+        total = items.at(moment, configurations)
+        reads, summed = self._read_at(moment)
+        if number == summed:
+            total = total + items.arriving_at(moment, configurations)
+        for edge in reads.get(number, ()):
+            needed = items.shares_of(edge.target_dims, configurations)
+            total = total + float(math.prod(edge.shape)) * edge.itemsize * needed
+        return total
+
+    def _read_at(self, moment: int) -> tuple[dict[int, list[Edge]], int]:
+        """What layers are counted with at a moment besides what they make: layer -> the edges over which it reads what
+        would not be there otherwise, each tensor of one reader; and the layer with the largest gradient to sum."""
+        if moment not in self._read:
+            found: dict[int, list[Edge]] = {}
+            taken: set[tuple[object, ...]] = set()
+            for edge in self._moved:
+                if "update" in (self._graph.layers[edge.source].kind, self._graph.layers[edge.target].kind):
+                    continue  # when that is there depends on whether a gradient waits
+                nbytes = float(math.prod(edge.shape)) * edge.itemsize
+                for order, copy in enumerate(edge.held):
+                    made = self._made.get((edge.source, copy.made, nbytes), ())
+                    keys = {(edge.source, copy.made, nbytes), (edge.source, edge.tensor, edge.shape, order)}
+                    gone = made and all(self._own_until[position] < moment for position in made)
+                    if gone and max(copy.begin, copy.made) <= moment <= copy.end and not keys & taken:
+                        taken |= keys
+                        found.setdefault(edge.target, []).append(edge)
+            arriving = [items.arriving(moment) for items in self._layers]
+            largest = max(arriving, default=0.0)
+            self._read[moment] = found, arriving.index(largest) if largest else -1
+        return self._read[moment]
 
     def peak(self, configurations: Sequence[Configuration]) -> tuple[dict[str, float], int]:
         """The most that a device holds at one moment under a strategy.
