@@ -191,7 +191,8 @@ class _LayerItems:
         arrives = np.where(waits, self.nbytes[mine, None] * shares[self.pattern[mine]], 0.0).max(axis=0, initial=0.0)
         made = self.nbytes[self.of_sum] @ shares[self.pattern[self.of_sum]]
         made /= max(len(np.unique(self.waits_until[self.of_sum])), 1)
-        return arrives + np.where(waits.any(axis=0), made, 0.0)
+        total: np.ndarray = arrives + np.where(waits.any(axis=0), made, 0.0)
+        return total
 
     def most(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """The most bytes of every part at any moment, under each configuration: float64 [len(MEMORY_PARTS), K]."""

@@ -184,7 +184,8 @@ def _gradient_seconds(signature: Sequence[OperationSignature], table: Configurat
 
 def _ratio(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """One by the other, 0 where there is nothing of that."""
-    return np.divide(one, other, out=np.zeros(len(one)), where=other > 0.0)
+    found: np.ndarray = np.divide(one, other, out=np.zeros(len(one)), where=other > 0.0)
+    return found
 
 
 def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTable,
