@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from pase_mtf import models
@@ -22,16 +24,16 @@ from pase_mtf.launch.cluster.server import join
 from pase_mtf.launch.console import INTERRUPTED, LOSSES_DISAGREE, Progress, print_header
 from pase_mtf.launch.data import Data, open_data
 from pase_mtf.launch.files import RunFiles, write_outcome
-from pase_mtf.launch.flag_values import ArmName
+from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.recomputation import Recomputation
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
-from pase_mtf.launch.strategies.finding import duplicates, find_strategies, possible_arms
-from pase_mtf.launch.strategies.layout_file import layout_of_run
+from pase_mtf.launch.strategies.finding import MAIN_SHARE, duplicates, find_strategies, possible_arms
+from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
 from pase_mtf.launch.strategies.pieces import fitting_microbatches
-from pase_mtf.launch.strategies.pipelining import BY_RATES, find_pipelines
+from pase_mtf.launch.strategies.pipelining import check_trained, find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
 from pase_mtf.launch.strategies.recomputing import fitting_blocks
 from pase_mtf.launch.strategies.trying import choose_by_steps
@@ -90,8 +92,9 @@ class _Found:
 
     @property
     def chosen(self) -> dict[str, Chosen]:
-        """Arm -> what it trains with."""
-        return {**self.strategies, **self.pipelines}
+        """Arm -> what it trains with, in the order of the table."""
+        both: dict[str, Chosen] = {**self.strategies, **self.pipelines}
+        return {name: both[name] for name in self.names if name in both}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +126,7 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
       KeyboardInterrupt: interrupted before anything was measured.
     """
     options = plan.options
+    check_trained(plan)
     data = open_data(options.data, models.get(options.model), plan.config, options.batch, options.seed)
     with contextlib.ExitStack() as stack, RunFiles(
             options.output_dir, options.batch, plan.first_step if options.in_place else None) as files:
@@ -180,38 +184,64 @@ def _within_memory(plan: Plan, machine: Machine) -> tuple[Plan, Recomputation | 
     return plan.recomputing(found.blocks), found
 
 
-def _main_strategy(run: _Prepared, strategies: Mapping[str, Strategy]) -> Strategy:
+def _trained(run: _Prepared, chosen: Mapping[str, Chosen]) -> Chosen:
     """That of --strategy."""
-    return strategies[run.plan.options.arms[0].name]
+    return chosen[run.plan.options.arms[0].name]
 
 
-def _write_layout(run: _Prepared, chosen: Strategy) -> str:
-    layout = layout_of_run(run.plan, run.graph, run.machine, chosen, run.prices)
+def _write_trained(run: _Prepared, chosen: Chosen) -> str:
+    """Writes what is trained, and its layout, which is returned."""
+    if isinstance(chosen, Pipeline):  # whose own file is written for every arm that is one
+        layout = pipeline_text(chosen)
+    else:
+        chosen.save(run.files.path("strategy.json"))
+        layout = layout_of_run(run.plan, run.graph, run.machine, chosen, run.prices)
     run.files.write("layout.txt", layout)
     return layout
 
 
+def _search(run: _Prepared) -> tuple[dict[str, Pipeline], dict[str, Strategy], dict[str, str]]:
+    """The pipelines and the strategies of a run, and why there are no others: what is trained first, which gets the
+    most of the time for measuring kernels."""
+    plan, begin = run.plan, time.monotonic()
+    kinds = {arm.method == PIPELINE for arm in run.arms if arm.method != "stock"}
+    share = MAIN_SHARE * plan.options.measure_seconds if len(kinds) > 1 else plan.options.measure_seconds
+    staged = functools.partial(find_pipelines, plan, run.arms, run.machine, run.prices)
+    whole = functools.partial(find_strategies, plan, run.graph, run.machine, run.prices)
+
+    def left() -> float:
+        return max(0.0, begin + plan.options.measure_seconds - time.monotonic())
+
+    if run.arms[0].method == PIPELINE:
+        pipelines, not_piped = staged(share)
+        found = whole(left())
+    else:
+        found = whole(share)
+        pipelines, not_piped = staged(left())
+    return pipelines, found.strategies, {**found.left_out, **not_piped}
+
+
 def _find(run: _Prepared) -> _Found:
     """The strategy of every arm; writes down the one of --strategy."""
-    strategies, left_out = find_strategies(run.plan, run.graph, run.machine, run.prices)
-    pipelines, not_piped = find_pipelines(run.plan, run.arms, run.machine)
-    left_out = {**left_out, **not_piped}
-    tell_untraced(strategies.values())
+    pipelines, strategies, left_out = _search(run)
+    tell_untraced([*strategies.values(), *pipelines.values()])
     for name, reason in left_out.items():
         print(f"{name} is left out: {reason}")
     names = [arm.name for arm in run.arms if arm.name not in left_out]
-    chosen = _main_strategy(run, strategies)
-    chosen.save(run.files.path("strategy.json"))
-    layout = _write_layout(run, chosen)
-    print(search_summary(strategies.get("search", chosen), run.graph))
+    chosen = _trained(run, {**strategies, **pipelines})
+    layout = _write_trained(run, chosen)
+    if told := strategies.get("search", chosen if isinstance(chosen, Strategy) else None):
+        print(search_summary(told, run.graph))
     for name, pipeline in pipelines.items():
         pipeline.save(run.files.path(f"{name}.json"))
-        print(pipeline.table(), *([f"note: {name} {BY_RATES}"] if run.prices else []), sep="\n")
+        print(pipeline.table())
     return _Found(strategies, pipelines, left_out, names, layout)
 
 
 def _report_search(run: _Prepared, found: _Found) -> None:
-    print(_main_strategy(run, found.strategies).table())
+    chosen = _trained(run, found.chosen)
+    if not isinstance(chosen, Pipeline):  # which is told where it is found
+        print(chosen.table())
     rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
                          found.left_out, found.layout, recomputation=run.recomputation)
     if note := orders_note(rows):
@@ -231,10 +261,12 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     if tried is None:
         return _Built(arms, same, fed), found
     print(f"trial: {trial_text(tried.strategies['search'].search)}")
-    before, chosen = (_main_strategy(run, strategies) for strategies in (found.strategies, tried.strategies))
-    chosen.save(run.files.path("strategy.json"))
-    layout = found.layout if chosen.configurations == before.configurations else _write_layout(run, chosen)
-    return _Built(tried.arms, tried.same, fed), dataclasses.replace(found, strategies=tried.strategies, layout=layout)
+    after = dataclasses.replace(found, strategies=tried.strategies)
+    before, chosen = _trained(run, found.chosen), _trained(run, after.chosen)
+    if isinstance(chosen, Strategy):  # the trial is told in its file
+        chosen.save(run.files.path("strategy.json"))
+    layout = found.layout if chosen.configurations == before.configurations else _write_trained(run, chosen)
+    return _Built(tried.arms, tried.same, fed), dataclasses.replace(after, layout=layout)
 
 
 def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts) -> tuple[History, UsageError | None]:

@@ -186,7 +186,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
       facts: its header.
       graph: its computation graph.
       names: of the arms, in the order of the table, without those left out.
-      chosen: arm -> strategy or pipeline; the first is the strategy of --strategy.
+      chosen: arm -> strategy or pipeline; the first is that of --strategy.
       left_out: arm -> why there is none.
       layout: the text of layout.txt.
       same_as: arm -> the arm with the same strategy that was trained in its stead.
@@ -200,7 +200,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     measured = {arm.name: arm.measured_bytes for arm in arms}
     rows = arm_rows(names, history, chosen, same_as or {}, measured, plan.options.batch)
     strategies = {name: strategy for name, strategy in chosen.items() if isinstance(strategy, Strategy)}
-    main = next(iter(strategies.values()))
+    main = next(iter(chosen.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
               else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
     files.write("summary.json", summary_json(Summary(
@@ -214,7 +214,8 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     for arm in arms:
         if arm.measured_bytes is not None and history.records.get(arm.name):
             files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)
-    notes = {"Search": search_summary(strategies.get("search", main), graph)}
+    searched = strategies.get("search", main if isinstance(main, Strategy) else None)
+    notes = {"Search": search_summary(searched, graph)} if searched else {}
     if recomputation:
         notes["Recomputation"] = recomputation.text()
     if history.disagreement:
@@ -228,23 +229,24 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     if note := orders_note(rows):
         notes["Simulated steps"] = note
     notes.update({name.capitalize(): pipeline.table() for name, pipeline in chosen.items()
-                  if isinstance(pipeline, Pipeline)})
+                  if isinstance(pipeline, Pipeline) and pipeline is not main})
     if measured:
         notes["Measured memory"] = MEMORY_METHOD
-    timeline, traced = _timelines(main, arms) if not history.interrupted else (None, None)
+    # Who interrupts a run does not want to wait for it; of a pipeline none of these is known.
+    pictured = main if isinstance(main, Strategy) and not history.interrupted else None
+    timeline, traced = _timelines(pictured, arms) if pictured else (None, None)
     for kind, step in (("predicted", timeline), ("measured", traced)):
         if step is not None:
             step.save(files.path(f"timeline-{kind}.json"))
     files.write("report.html", report_html(
         title=f"{plan.options.model} on {plan.devices.count} devices", facts={**facts, "status": status}, rows=rows,
         history=history, strategy_table=main.table(), layout=layout, notes=notes,
-        # Who interrupts a run does not want to wait for it.
-        frontier=() if history.interrupted else _frontier(main), memory_limit=plan.options.bytes_per_device(machine),
+        frontier=_frontier(pictured) if pictured else (), memory_limit=plan.options.bytes_per_device(machine),
         others=recomputation.frontiers() if recomputation and not history.interrupted else {},
         headline=headline(rows, main, plan.elsewhere),
         parts={name: strategy.parts for name, strategy in strategies.items()},
         timeline=timeline, traced=traced,
-        graph="" if history.interrupted else graph_picture(graph, main)))
+        graph=graph_picture(graph, pictured) if pictured else ""))
     return rows
 
 

@@ -14,13 +14,13 @@ __all__ = ["ARM_NAMES", "MAX_DEVICES", "PIPELINE", "STOCK", "ArmName", "MeshFlag
 
 STOCK = "stock_data_parallel"
 PIPELINE = "pipeline"
-_TRAINED = ("data_parallel", "zero", "expert", "search")
-ARM_NAMES = (*_TRAINED, STOCK, PIPELINE, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
+_TRAINED = ("data_parallel", "zero", "expert", "search", PIPELINE)
+ARM_NAMES = (*_TRAINED, STOCK, "mcmc", "mcmc_expert", "auto_mtf", "random:N", "changed:N")
 
 _RANDOM = ("random", "changed")
 _MAX_RANDOM = 64
-_COMPARED = (PIPELINE, "mcmc", "mcmc_expert", "auto_mtf")
-"""Compared with, never trained on their own: pipelines, and other people's searches."""
+_COMPARED = ("mcmc", "mcmc_expert", "auto_mtf")
+"""Compared with, never trained on their own: other people's searches."""
 _BY_NAME = (*_TRAINED, *_COMPARED)
 _ORDER = ("stock", *_BY_NAME, "file", *_RANDOM)
 

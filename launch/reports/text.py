@@ -15,11 +15,13 @@ from pase_mtf.amounts import bytes_text
 from pase_mtf.calibration.cache import PROCESSES
 from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.data import Data
 from pase_mtf.launch.flag_values import ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.judged_text import judged_text, trial_text
 from pase_mtf.strategy.kernels_text import kernels_text
@@ -149,12 +151,12 @@ def size(value: float | None) -> str:
     return "-" if value is None else bytes_text(value)
 
 
-def headline(rows: Mapping[str, ArmRow], strategy: Strategy, elsewhere: bool = False) -> str:
+def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False) -> str:
     """What a run found, in one line: how much faster than data parallelism, whether proven, how well predicted.
 
     Args:
       rows: the numbers of every arm; the first is that of the strategy.
-      strategy: of the first arm.
+      chosen: the strategy of the first arm, or its pipeline.
       elsewhere: whether predicted times are of other devices than measured ones.
     """
     row = next(iter(rows.values()))
@@ -164,12 +166,14 @@ def headline(rows: Mapping[str, ArmRow], strategy: Strategy, elsewhere: bool = F
         said.append(f"{row['speedup_over_data_parallel']:.2f}× data parallelism, measured")
     elif parallel is not None and parallel["predicted_ms"] and row["predicted_ms"]:
         said.append(f"{parallel['predicted_ms'] / row['predicted_ms']:.2f}× data parallelism, predicted")
-    if strategy.search.get("optimal"):
+    if isinstance(chosen, Pipeline):
+        said.append(f"the shortest simulated step of {chosen.search['simulated']} pipelines")
+    elif chosen.search.get("optimal"):
         said.append("proven optimal")
-    elif strategy.search.get("simulated"):
-        said.append(f"the shortest simulated step of {strategy.search['simulated']}")
-    elif strategy.search.get("gap") is not None and math.isfinite(strategy.search["gap"]):
-        said.append(f"at most {100 * strategy.search['gap']:.2g} % above the optimum")
+    elif chosen.search.get("simulated"):
+        said.append(f"the shortest simulated step of {chosen.search['simulated']}")
+    elif chosen.search.get("gap") is not None and math.isfinite(chosen.search["gap"]):
+        said.append(f"at most {100 * chosen.search['gap']:.2g} % above the optimum")
     if row["measured_ms"] and row["predicted_ms"] and not elsewhere:
         said.append(f"predicted within {100 * abs(row['predicted_ms'] / row['measured_ms'] - 1):.0f} %")
     text = ", ".join(said)

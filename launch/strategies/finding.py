@@ -26,15 +26,16 @@ from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies", "possible_arms",
-           "random_configurations", "strategy_by_hand"]
+__all__ = ["MAIN_SHARE", "SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies",
+           "possible_arms", "random_configurations", "strategy_by_hand"]
 
 SIMPLE_WITHIN = 0.01
 """Data parallelism is trained where the best strategy is predicted faster by no more than this fraction: a promise so
 small is not kept in a measurement, and its layout is one more thing to understand."""
 
 
-_MAIN = 2 / 3  # of the time for measuring
+MAIN_SHARE = 2 / 3
+"""Of the time for measuring, for what is trained."""
 
 _PROPOSALS, _MCMC_SECONDS = 10_000, 20.0
 """What a chain on simulated steps may use: the first ends it for small graphs, always with the same strategy."""
@@ -44,7 +45,7 @@ class Found(NamedTuple):
     """The strategies of a run.
 
     Attributes:
-      strategies: arm -> strategy, the one of --strategy first; stock Mesh-TF has none.
+      strategies: arm -> strategy, the one of --strategy first; stock Mesh-TF has none, nor has a pipeline.
       left_out: arm -> why there is none to compare with.
     """
 
@@ -71,7 +72,7 @@ def _fitting_expert(arm: ArmName, plan: Plan, graph: ComputationGraph) -> ArmNam
 
 
 def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
-                    prices: MeasuredPrices | None = None) -> Found:
+                    prices: MeasuredPrices | None = None, seconds: float | None = None) -> Found:
     """Finds or loads the strategy of every arm that has one; one to compare with that cannot be is left out.
 
     Args:
@@ -79,6 +80,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
       graph: of the program.
       machine: whose numbers count.
       prices: the prices of measured kernels, which count in their stead.
+      seconds: how long kernels may be measured; None: as long as all of the run may.
 
     Raises:
       InfeasibleError: the arm of --strategy: no strategy satisfies the constraints.
@@ -87,14 +89,17 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
       FormatError: a strategy file is truncated or foreign.
     """
     arms = possible_arms(plan, graph)
-    main, *others = [arm for arm in arms if arm.method not in ("stock", PIPELINE)]
-    end = time.monotonic() + plan.options.measure_seconds
-    # What is trained gets the most of it; what it does not need is left to the others.
-    found = Found({main.name: _find(main, plan, graph, machine, prices, _share(end, _MAIN if others else 1.0))}, {})
-    limit = plan.options.bytes_per_device(machine)
-    if problem := _too_large(found.strategies[main.name], limit):
-        raise OutOfMemoryError(f"arm {main.name}: {problem}; take a smaller --batch or --preset, more devices, or "
-                               "--strategy=search, which keeps to the limit")
+    main, *_ = arms
+    others = [arm for arm in arms[main.method != PIPELINE:] if arm.method not in ("stock", PIPELINE)]
+    end = time.monotonic() + (plan.options.measure_seconds if seconds is None else seconds)
+    found, limit = Found({}, {}), plan.options.bytes_per_device(machine)
+    if main.method != PIPELINE:
+        # What is trained gets the most of it; what it does not need is left to the others.
+        share = _share(end, MAIN_SHARE if others else 1.0)
+        found.strategies[main.name] = _find(main, plan, graph, machine, prices, share)
+        if problem := _too_large(found.strategies[main.name], limit):
+            raise OutOfMemoryError(f"arm {main.name}: {problem}; take a smaller --batch or --preset, more devices, or "
+                                   "--strategy=search, which keeps to the limit")
     for number, arm in enumerate(others):
         try:
             strategy = _find(arm, plan, graph, machine, prices, _share(end, 1.0 / (len(others) - number)))
@@ -105,7 +110,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
             found.left_out[arm.name] = problem
         else:
             found.strategies[arm.name] = strategy
-    if prices is not None:
+    if prices is not None and found.strategies:
         _price_alike(found.strategies, main, prices)
     for arm in arms:
         ours = next((name for name in found.left_out if name.startswith("data_parallel")), "")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import InfeasibleError
@@ -20,11 +21,12 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.layout import LayoutCost
 from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.experts import configurations_of_layout
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["best_single_layout", "layout_of_run", "layout_text", "single_mesh"]
+__all__ = ["best_single_layout", "layout_of_run", "layout_text", "pipeline_text", "single_mesh"]
 
 _Mesh = list[tuple[str, int]]
 _NOTHING = '""'
@@ -154,12 +156,34 @@ def layout_text(graph: ComputationGraph, configurations: Sequence[Configuration]
     lines = [head + "# No single mesh expresses it: every layer has its own (pase_mtf.lower puts them together).\n"
              "# Axes are numbered per layer, outermost first; devices 0..n-1 lie row-major over them.",
              *([beside] if beside else [])]
-    for layer, configuration in zip(graph.layers, configurations, strict=True):
-        mesh = [(f"axis_{number}", size) for number, (_, size) in enumerate(configuration.axes)]
-        rules_here = [(name, axis) for (dim, _), (axis, _) in zip(configuration.axes, mesh, strict=True) if dim
-                      for name in (dim, *(other for other, same in layer.aliases.items() if same == dim))]
-        lines.append(f"{layer.name}: mesh_shape = {_join(mesh)}  layout = {_join(rules_here)}")
+    lines += [_line(layer.name, configuration, layer.aliases)
+              for layer, configuration in zip(graph.layers, configurations, strict=True)]
     return "\n".join(lines) + "\n"
+
+
+def pipeline_text(pipeline: Pipeline) -> str:
+    """The text of layout.txt for a pipeline.
+
+    Args:
+      pipeline: that is trained.
+    """
+    lines = [f"# pipeline, {pipeline.devices} devices, {pipeline.microbatches} microbatches, graph "
+             f"{pipeline.graph_name} ({pipeline.graph_hash})\n"
+             "# No mesh expresses it: layers of different stages lie on different devices.\n"
+             "# Axes are numbered per layer, outermost first; the devices of its stage lie row-major over them."]
+    for number, stage in enumerate(pipeline.stages, 1):
+        lines.append(f"# stage {number}: devices {stage.offset} to {stage.offset + stage.devices - 1}")
+        lines += map(_line, pipeline.layer_names[stage.first:stage.stop],
+                     pipeline.configurations[stage.first:stage.stop])
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, configuration: Configuration, aliases: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The mesh and the rules of one layer; rules of what its dims are renamed to, too, as far as that is known."""
+    mesh = [(f"axis_{number}", size) for number, (_, size) in enumerate(configuration.axes)]
+    rules = [(one, axis) for (dim, _), (axis, _) in zip(configuration.axes, mesh, strict=True) if dim
+             for one in (dim, *(other for other, same in aliases.items() if same == dim))]
+    return f"{name}: mesh_shape = {_join(mesh)}  layout = {_join(rules)}"
 
 
 def _join(pairs: Sequence[tuple[str, object]]) -> str:

@@ -11,13 +11,13 @@ from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.speed import SpeedWatch
 from pase_mtf.compat import mtf
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.cluster.lost import LOST, lost_process
 from pase_mtf.launch.plan import Plan
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
 from pase_mtf.strategy.kernels_text import untraced_note
 from pase_mtf.strategy.measured import MeasuredPrices
-from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["machine_of", "prices_of", "tell_untraced", "watch_of"]
 
@@ -71,9 +71,9 @@ def machine_of(plan: Plan, prices: MeasuredPrices | None, *, joined: bool = Fals
         raise lost_process(error, "rank 0") from error
 
 
-def tell_untraced(strategies: Iterable[Strategy]) -> None:
-    """Says once, of all strategies together, which operations have no measured kernels and why."""
-    found = dict.fromkeys(entry for strategy in strategies if "kernels" in strategy.search
-                          for entry in strategy.search["kernels"].get("untraced", ()))
+def tell_untraced(chosen: Iterable[Chosen]) -> None:
+    """Says once, of all strategies and pipelines together, which operations have no measured kernels and why."""
+    found = dict.fromkeys(entry for one in chosen if "kernels" in one.search
+                          for entry in one.search["kernels"].get("untraced", ()))
     if text := untraced_note(list(found)):
         Telling().note(text)

@@ -99,7 +99,7 @@ class PricedNetwork:
         """Per layer, bytes per device of each configuration; they add up. `network.memory` takes it into a file.
 
         Of what is there from one moment to another, at the moment at which most is there while nothing is split, and
-        without copies of what is moved: a strategy needs that or more (`peak_memory` tells).
+        without what depends on two layers (`MemoryModel.layer`): a strategy needs that or more (`peak_memory` tells).
         """
         return self.memory_with(self.memory_model.fullest)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -67,14 +67,20 @@ class KnownKernels:
         places = {name: place for place, name in enumerate(self._graph.layers[number].dims)}
         return self._alike[number], tuple((places.get(name, -1), parts) for name, parts in configuration.axes)
 
-    def look(self, configurations: Sequence[Configuration]) -> int:
-        """Finds out which kernels a strategy runs; returns how much of that was new: layers and edges."""
+    def look(self, configurations: Sequence[Configuration], edges: Iterable[int] | None = None) -> int:
+        """Finds out which kernels a strategy runs; returns how much of that was new: layers and edges.
+
+        Args:
+          configurations: one per layer.
+          edges: the numbers of those that move as between layers of one strategy; None: all.
+        """
         before = len(self._layers) + len(self._edges)
         for number, configuration in enumerate(configurations):
             key = self._key(number, configuration)
             if key not in self._layers:
                 self._layers[key] = self._parts(number, configuration)
-        for number, edge in enumerate(self._graph.edges):
+        for number in range(len(self._graph.edges)) if edges is None else edges:
+            edge = self._graph.edges[number]
             ends = number, configurations[edge.source], configurations[edge.target]
             if ends not in self._edges:
                 source, target = (choice.placed(self._graph.layers[layer], dims) for layer, choice, dims in (
@@ -83,13 +89,19 @@ class KnownKernels:
                 self._edges[ends] = {kernel: times * edge.trips for kernel, times in moved.items()}
         return len(self._layers) + len(self._edges) - before
 
-    def kernels(self, configurations: Sequence[Configuration]) -> collections.Counter[Kernel]:
-        """What a strategy that was looked at runs, on all devices together."""
+    def kernels(self, configurations: Sequence[Configuration],
+                edges: Iterable[int] | None = None) -> collections.Counter[Kernel]:
+        """What a strategy that was looked at runs, on all devices together.
+
+        Args:
+          configurations, edges: as they were looked at.
+        """
         found: collections.Counter[Kernel] = collections.Counter()
         for number, configuration in enumerate(configurations):
             for counts in self._layers[self._key(number, configuration)].values():
                 found.update(counts)
-        for number, edge in enumerate(self._graph.edges):
+        for number in range(len(self._graph.edges)) if edges is None else edges:
+            edge = self._graph.edges[number]
             found.update(self._edges[number, configurations[edge.source], configurations[edge.target]])
         return found
 

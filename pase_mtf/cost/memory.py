@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
-from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation, Operand
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 
 __all__ = ["MEMORY_PARTS", "MemoryModel", "layer_memory", "strategy_memory"]
@@ -77,15 +77,23 @@ class _Shares:
         longest = max(map(len, patterns))
         self.columns = np.array([(*columns, *[-1] * (longest - len(columns))) for columns in patterns], np.int64)
         self._of: dict[Configuration, np.ndarray] = {}
-        self._last: tuple[tuple[Configuration, ...], np.ndarray] | None = None
+        self._last: tuple[tuple[Configuration, ...], ConfigurationTable, np.ndarray] | None = None
 
-    def under(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Of something of every pattern, under each configuration: float64 [patterns, K]."""
+    def _look(self, configurations: Sequence[Configuration]) -> tuple[ConfigurationTable, np.ndarray]:
+        """What was asked last is asked again, by the next layer."""
         asked = tuple(configurations)
         if self._last is None or self._last[0] != asked:
             table = ConfigurationTable.build(asked, self._position, self._width)
-            self._last = asked, 1.0 / table.shards[:, self.columns].prod(axis=-1).T
-        return self._last[1]
+            self._last = asked, table, 1.0 / table.shards[:, self.columns].prod(axis=-1).T
+        return self._last[1:]
+
+    def table(self, configurations: Sequence[Configuration]) -> ConfigurationTable:
+        """The configurations in arrays."""
+        return self._look(configurations)[0]
+
+    def under(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Of something of every pattern, under each configuration: float64 [patterns, K]."""
+        return self._look(configurations)[1]
 
     def of(self, configuration: Configuration) -> np.ndarray:
         """Of something of every pattern: float64 [patterns]."""
@@ -121,9 +129,11 @@ class _LayerItems:
             known[key] = _Shares(self._position, width, tuple(self._patterns))
         self.shares = known[key]
 
+    def _columns(self, dims: Sequence[str]) -> tuple[int, ...]:
+        return tuple(sorted({column for column in positions_of(dims, self._position) if column >= 0}))
+
     def _pattern(self, dims: Sequence[str]) -> int:
-        columns = tuple(sorted({column for column in positions_of(dims, self._position) if column >= 0}))
-        return self._patterns.setdefault(columns, len(self._patterns))
+        return self._patterns.setdefault(self._columns(dims), len(self._patterns))
 
     def _items(self, layer: Layer, last: int) -> Iterator[_Item]:
         def size(operand: Operand) -> float:
@@ -148,18 +158,38 @@ class _LayerItems:
                     yield _Item(_BUFFERS, size(operand), self._pattern(operand.dims), held.begin, held.begin - 1,
                                 parts_of, held.waits_until if arrives else until, arrives)
 
+    def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
+        """What fraction of a tensor of these dims a device holds, under each configuration: float64 [K]."""
+        return self.shares.table(configurations).share(self._columns(dims))
+
     def at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
-        """Bytes at a moment under each configuration, float64 [K]."""
-        shares = self.shares.under(configurations)
-        there = (self.begin <= moment) & (moment <= self.end) & ~(self.of_sum & self._is_update)
+        """Bytes at a moment under each configuration, float64 [K]: those that are there whatever other layers do."""
+        shares, shown = self.shares.under(configurations), self.own_until >= 0
+        until = np.where(shown, self.own_until, self.end)
+        there = (self.begin <= moment) & (moment <= until) & ~(self.of_sum & self._is_update)
         total: np.ndarray = np.bincount(self.pattern[there], self.nbytes[there], len(shares)) @ shares
         for item in np.flatnonzero((self.end < moment) & (self.begin <= moment) & (moment <= self.waits_until)
-                                   & (self.parts_of >= 0) & ~self.arrives & ~self.of_sum):
+                                   & (self.parts_of >= 0) & ~self.arrives & ~self.of_sum & ~shown):
             waits = shares[self.parts_of[item]] < 1.0
             total = total + np.where(waits, self.nbytes[item] * shares[self.pattern[item]], 0.0)
         for item in np.flatnonzero(there & self.of_sum):  # where its gradient waits it comes later
             waits = (self.arrives[:, None] & (shares[self.parts_of] < 1.0)).any(axis=0)
             total = total - np.where(waits, self.nbytes[item] * shares[self.pattern[item]], 0.0)
+        return total
+
+    def arriving(self, moment: int) -> float:
+        """Unsplit bytes of the largest gradient whose sum may be made at a moment."""
+        return float(self.nbytes[self.arrives & (self.waits_until == moment)].max(initial=0.0))
+
+    def arriving_at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
+        """What arrives at a moment for the largest sum of a gradient, and what the layer's update makes of it
+        meanwhile, under each configuration: float64 [K]."""
+        shares, mine = self.shares.under(configurations), self.arrives & (self.waits_until == moment)
+        waits = shares[self.parts_of[mine]] < 1.0
+        arrives = np.where(waits, self.nbytes[mine, None] * shares[self.pattern[mine]], 0.0).max(axis=0, initial=0.0)
+        made = self.nbytes[self.of_sum] @ shares[self.pattern[self.of_sum]]
+        made /= max(len(np.unique(self.waits_until[self.of_sum])), 1)
+        total: np.ndarray = arrives + np.where(waits.any(axis=0), made, 0.0)
         return total
 
     def most(self, configurations: Sequence[Configuration]) -> np.ndarray:
@@ -214,6 +244,11 @@ class _AllItems(NamedTuple):
         return cls(np.repeat(np.arange(len(layers)), count), **columns)
 
 
+def _whole(edge: Edge) -> float:
+    """Bytes of the tensor."""
+    return float(math.prod(edge.shape)) * edge.itemsize
+
+
 class _Copy(NamedTuple):
     """Bytes of a copy, and the moments from which and until which it is there."""
 
@@ -244,25 +279,24 @@ class MemoryModel:
         known: dict[Hashable, _Shares] = {}
         self._layers = [_LayerItems(layer, last, shared, known) for layer in graph.layers]
         self._items = _AllItems.of(self._layers)
-        self._moved = [edge for edge in graph.edges if edge.held]
+        self._graph, self._moved = graph, [edge for edge in graph.edges if edge.held]
         self._updates = [(edge.target, edge.source) for edge in graph.edges
                          if edge.pending and graph.layers[edge.target].kind == "update"]
         self._settling = sorted({held.waits_until for layer in graph.layers for operation in layer.operations
                                  if operation.phase == "update" for held in operation.held if held.waits_until >= 0})
         self._copied: dict[tuple[int, Configuration, Configuration], tuple[float, _Shards]] = {}
+        self._read: dict[int, tuple[dict[int, list[Edge]], int]] = {}
         self._fullest: int | None = None
-        self._read_as_made = self._readers()
-
-    def _readers(self) -> np.ndarray:
-        """(edge, item, moment), one below another: until when an item is there where an edge makes no copy of it."""
-        items, made = self._items, collections.defaultdict[tuple[int, int, float], list[int]](list)
-        known = np.flatnonzero(items.own_until >= 0)
-        for item, *key in zip(*(column[known].tolist() for column in (
-                np.arange(len(items.layer)), items.layer, items.begin, items.nbytes)), strict=True):
-            made[tuple(key)].append(item)
-        rows = [(number, item, copy.end) for number, edge in enumerate(self._moved) for copy in edge.held
-                for item in made.get((edge.source, copy.made, float(math.prod(edge.shape)) * edge.itemsize), ())]
-        return np.array(rows, np.int64).reshape(-1, 3).T
+        # (layer, moment at which it is made, bytes) -> items of which it is known until when they are needed.
+        self._made = collections.defaultdict[tuple[int, int, float], list[int]](list)
+        needed = np.flatnonzero(self._items.own_until >= 0)
+        for item, *key in zip(*(column[needed].tolist() for column in (np.arange(
+                len(self._items.layer)), self._items.layer, self._items.begin, self._items.nbytes)), strict=True):
+            self._made[tuple(key)].append(item)
+        # (edge, item, moment): until when an item is there where an edge makes no copy of it.
+        self._read_as_made = np.array([
+            (number, item, copy.end) for number, edge in enumerate(self._moved) for copy in edge.held
+            for item in self._made.get((edge.source, copy.made, _whole(edge)), ())], np.int64).reshape(-1, 3).T
 
     @property
     def fullest(self) -> int:
@@ -280,9 +314,42 @@ class MemoryModel:
           moment: of the step.
 
         Returns:
-          float64 [K]. The layers add up; copies of what is moved between them come on top.
+          float64 [K]. The layers add up to no more than is there at that moment. In it are, besides what the layer
+          makes, the tensors of others that it reads later than all that need them as they lie (in parts of theirs or
+          its own, they are as large as it needs them), and what arrives for the sum of the largest gradient. What
+          depends on two layers comes on top: copies beside what they are copies of, and other sums.
         """
-        return self._layers[number].at(moment, configurations)
+        items = self._layers[number]
+        total = items.at(moment, configurations)
+        reads, summed = self._read_at(moment)
+        if number == summed:
+            total = total + items.arriving_at(moment, configurations)
+        for edge in reads.get(number, ()):
+            needed = items.shares_of(edge.target_dims, configurations)
+            total = total + _whole(edge) * needed
+        return total
+
+    def _read_at(self, moment: int) -> tuple[dict[int, list[Edge]], int]:
+        """What layers are counted with at a moment besides what they make: layer -> the edges over which it reads what
+        would not be there otherwise, each tensor of one reader; and the layer with the largest gradient to sum."""
+        if moment not in self._read:
+            found: dict[int, list[Edge]] = {}
+            taken: set[tuple[object, ...]] = set()
+            for edge in self._moved:
+                if "update" in (self._graph.layers[edge.source].kind, self._graph.layers[edge.target].kind):
+                    continue  # when that is there depends on whether a gradient waits
+                nbytes = _whole(edge)
+                for order, copy in enumerate(edge.held):
+                    made = self._made.get((edge.source, copy.made, nbytes), ())
+                    keys = {(edge.source, copy.made, nbytes), (edge.source, edge.tensor, edge.shape, order)}
+                    gone = made and all(self._items.own_until[position] < moment for position in made)
+                    if gone and max(copy.begin, copy.made) <= moment <= copy.end and not keys & taken:
+                        taken |= keys
+                        found.setdefault(edge.target, []).append(edge)
+            arriving = [items.arriving(moment) for items in self._layers]
+            largest = max(arriving, default=0.0)
+            self._read[moment] = found, arriving.index(largest) if largest else -1
+        return self._read[moment]
 
     def peak(self, configurations: Sequence[Configuration]) -> tuple[dict[str, float], int]:
         """The most that a device holds at one moment under a strategy.
@@ -306,7 +373,8 @@ class MemoryModel:
         moved = [self._copied_of(number, configurations[edge.source], configurations[edge.target])
                  for number, edge in enumerate(self._moved)]
         self._until_read(np.array([copied > 0.0 for copied, _ in moved], bool), end)
-        arriving = self._arriving(np.flatnonzero(waits & items.arrives), nbytes, self._made(after, nbytes), awaiting)
+        made = self._made_of_sums(after, nbytes)
+        arriving = self._arriving(np.flatnonzero(waits & items.arrives), nbytes, made, awaiting)
         copies = [*self._copies(configurations, moved, awaiting), *arriving]
         sizes, begin, end = (np.concatenate([of_items, of_copies]) for of_items, of_copies in zip(
             (nbytes, begin, end), np.array(copies, np.float64).reshape(-1, 3).T, strict=True))
@@ -328,7 +396,7 @@ class MemoryModel:
         as_made = ~is_copied[edge]
         np.maximum.at(end, item[as_made], moment[as_made])
 
-    def _made(self, after: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+    def _made_of_sums(self, after: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Of each layer, bytes of what the update makes of gradients that devices have to sum, of one sum at a time."""
         items, count = self._items, len(self._layers)
         pairs = np.unique(items.layer[after] * self.moments + items.waits_until[after])
@@ -378,7 +446,7 @@ class MemoryModel:
         if key not in self._copied:
             edge = self._moved[number]
             held, needed = source.partition(edge.source_dims)[1], target.partition(edge.target_dims)[1]
-            whole = float(math.prod(edge.shape)) * edge.itemsize
+            whole = _whole(edge)
             self._copied[key] = 0.0 if held == needed else whole / math.prod(shards for shards, _ in needed), needed
         return self._copied[key]
 

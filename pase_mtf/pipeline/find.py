@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
+from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.cost.build import build_network
+from pase_mtf.cost.kernels import KernelSource
 from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, of_microbatch, part_of_graph, summed_within
 from pase_mtf.pipeline.cutting import Cut, cut_stages
+from pase_mtf.pipeline.measured import PATIENCE, WORTH, KernelsOfStages
 from pase_mtf.pipeline.pipeline import Pipeline, PipelineReport, Stage
+from pase_mtf.pipeline.prices import RatePrices, StagePrices
 from pase_mtf.pipeline.schedule import check_schedule, in_flight
 from pase_mtf.pipeline.simulate import Laid, Step, simulate_step
 from pase_mtf.pipeline.stage_costs import StageCosts
 
-__all__ = ["evaluate_pipeline", "find_pipeline"]
+__all__ = ["evaluate_pipeline", "find_measured_pipeline", "find_pipeline"]
 
 _ACTIVATIONS = MEMORY_PARTS[3]
 
@@ -31,7 +37,6 @@ class _Candidate(NamedTuple):
     """A cut that is simulated."""
 
     microbatches: int
-    graph: ComputationGraph
     stages: tuple[Laid, ...]
     step: Step
 
@@ -66,6 +71,17 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
       UsageError: no graph, or a number that makes no sense.
       InfeasibleError: no pipeline keeps to the memory, or the layers cannot be cut so often.
     """
+    _check(graphs, devices, schedule, stages, blocks)
+    start = time.perf_counter()
+    search = _Search(graphs, devices, load_machine(machine, devices), schedule, stages, blocks, memory_limit)
+    best, told = search.best({count: RatePrices(made.graph, search.machine) for count, made in search.blocks.items()})
+    told["seconds"] = time.perf_counter() - start
+    return search.pipeline(best, search.machine, told)
+
+
+def _check(graphs: Mapping[int, ComputationGraph], devices: int, schedule: str, stages: int | None,
+           blocks: int) -> None:
+    """Raises UsageError where the numbers make no sense."""
     check_schedule(schedule)
     if not graphs or any(type(count) is not int or count < 1 for count in graphs):
         raise UsageError(f"graphs of {shortened(list(graphs))} microbatches; give a graph per positive number")
@@ -75,32 +91,115 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
         raise UsageError(f"stages={shortened(stages)}: give a number from 1 to {devices}, the devices")
     if blocks < 1:
         raise UsageError(f"blocks={shortened(blocks)}: give a positive number")
-    start = time.perf_counter()
-    machine = load_machine(machine, devices)
-    told: PipelineReport = {"blocks": 0, "pairs": 0, "searched": 0, "optimal": True, "microbatches": sorted(graphs),
-                            "simulated": 0}
-    found: list[_Candidate] = []
-    for count, graph in sorted(graphs.items()):
-        made = find_blocks(of_microbatch(graph, count), _work(graph, machine), blocks)
-        costs = StageCosts(made, machine, count, memory_limit)
-        cuts = cut_stages(costs, made.count, devices, count, schedule, shared_cores=machine.shared_cores)
-        wanted = {number: cut for number, cut in cuts.items() if number == stages or (stages is None and number > 1)}
-        for cut in wanted.values():
-            laid = _laid(made, cut)
-            found.append(_Candidate(count, made.graph, laid,
-                                    simulate_step(made.graph, laid, count, schedule, machine)))
-        told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs,
-                     "searched": told["searched"] + costs.searched, "optimal": told["optimal"] and costs.optimal,
-                     "simulated": told["simulated"] + len(wanted)})
-    if not found:
-        name = next(iter(graphs.values())).name
-        raise InfeasibleError(f"{name}: no pipeline of {stages or 'two or more'} stages on {devices} devices" + (
-            "" if memory_limit is None else f" within {memory_limit:.0f} bytes each") + "; the layers make "
-            f"{told['blocks']} blocks; take fewer stages" + ("" if memory_limit is None else ", or more microbatches"))
-    best = min(found, key=lambda candidate: candidate.step.seconds)
-    told["seconds"] = time.perf_counter() - start
-    return _pipeline(graphs[best.microbatches], best.stages, best.microbatches, schedule, machine, devices, best.step,
-                     told)
+
+
+class _Search:
+    """Looks for the pipeline of the shortest simulated step, by one set of prices after the other.
+
+    Attributes:
+      machine: whose rates the blocks are made by.
+      blocks: number of microbatches -> the blocks of one.
+    """
+
+    def __init__(self, graphs: Mapping[int, ComputationGraph], devices: int, machine: Machine, schedule: str,
+                 stages: int | None, blocks: int, memory_limit: float | None) -> None:
+        """Has searched nothing; the arguments are those of `find_pipeline`."""
+        self.machine, self._graphs, self._devices, self._schedule = machine, graphs, devices, schedule
+        self._stages, self._limit = stages, memory_limit
+        self.blocks = {count: find_blocks(of_microbatch(graph, count), _work(graph, machine), blocks)
+                       for count, graph in sorted(graphs.items())}
+
+    def best(self, prices: Mapping[int, StagePrices]) -> tuple[_Candidate, PipelineReport]:
+        """The pipeline of the shortest step, and what was searched (without the seconds).
+
+        Args:
+          prices: number of microbatches -> those of the graph of its blocks.
+
+        Raises:
+          InfeasibleError: there is none.
+        """
+        told: PipelineReport = {"blocks": 0, "pairs": 0, "searched": 0, "optimal": True,
+                                "microbatches": sorted(self._graphs), "simulated": 0}
+        found: list[_Candidate] = []
+        for count, made in self.blocks.items():
+            costs = StageCosts(made, prices[count], count, self._limit)
+            cuts = cut_stages(costs, made.count, self._devices, count, self._schedule,
+                              shared_cores=self.machine.shared_cores)
+            wanted = {number: cut for number, cut in cuts.items()
+                      if number == self._stages or (self._stages is None and number > 1)}
+            for cut in wanted.values():
+                laid = _laid(made, cut)
+                found.append(_Candidate(count, laid, simulate_step(made.graph, laid, count, self._schedule,
+                                                                   prices[count])))
+            told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs,
+                         "searched": told["searched"] + costs.searched, "optimal": told["optimal"] and costs.optimal,
+                         "simulated": told["simulated"] + len(wanted)})
+        if not found:
+            name, limit = next(iter(self._graphs.values())).name, self._limit
+            raise InfeasibleError(
+                f"{name}: no pipeline of {self._stages or 'two or more'} stages on {self._devices} devices" + (
+                    "" if limit is None else f" within {limit:.0f} bytes each") + "; the layers make "
+                f"{told['blocks']} blocks; take fewer stages" + ("" if limit is None else ", or more microbatches"))
+        return min(found, key=lambda candidate: candidate.step.seconds), told
+
+    def step(self, candidate: _Candidate, prices: Mapping[int, StagePrices]) -> _Candidate:
+        """The same pipeline by other prices."""
+        count = candidate.microbatches
+        return candidate._replace(step=simulate_step(self.blocks[count].graph, candidate.stages, count, self._schedule,
+                                                     prices[count]))
+
+    def pipeline(self, candidate: _Candidate, machine: Machine, told: PipelineReport) -> Pipeline:
+        """What was found, for the program."""
+        count = candidate.microbatches
+        return _pipeline(self._graphs[count], candidate.stages, count, self._schedule, machine, self._devices,
+                         candidate.step, told)
+
+
+def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapping[int, KernelSource],
+                           meter: KernelMeter | SavedKernels, *, schedule: str = "1f1b", stages: int | None = None,
+                           blocks: int = BLOCKS, memory_limit: float | None = None, seconds: float = math.inf,
+                           progress: Callable[[str], object] = lambda text: None) -> Pipeline:
+    """Finds a pipeline as `find_pipeline` does, priced by kernels that are measured when they are needed.
+
+    The best by what is known has its kernels measured, and is searched again by what is known then, until it consists
+    of measured kernels, or estimates do not promise much more than the best so far kept, or the time is over.
+
+    Args:
+      graphs: as of `find_pipeline`.
+      sources: number of microbatches -> which kernels the graph of one runs.
+      meter: what is measured of the p devices, and measures more; or what was measured elsewhere.
+      schedule, stages, blocks, memory_limit: as of `find_pipeline`.
+      seconds: how long to search and to measure.
+      progress: called with what is being done, a line.
+
+    Returns:
+      The pipeline. Its search says, besides, how many of its "kernels" are measured.
+
+    Raises:
+      UsageError, InfeasibleError: as of `find_pipeline`.
+    """
+    _check(graphs, meter.devices, schedule, stages, blocks)
+    begin = time.perf_counter()
+    kernels = KernelsOfStages(sources, meter, progress)
+    search = _Search(graphs, meter.devices, kernels.machine, schedule, stages, blocks, memory_limit)
+    kernels.begin({count: made.graph for count, made in search.blocks.items()})
+    kept: list[_Candidate] = []
+    idle = 0
+    while True:
+        prices = kernels.prices()
+        found, told = search.best(prices)
+        kept = [search.step(candidate, prices) for candidate in kept]
+        least = min((candidate.step.seconds for candidate in kept), default=math.inf)
+        idle = idle + 1 if found.step.seconds > (1.0 - WORTH) * least else 0
+        done = kernels.known(found.microbatches, found.stages)
+        kept.append(found)
+        if done or idle == PATIENCE or not kernels.measure(found.microbatches, found.stages, begin + seconds):
+            break
+    prices = kernels.prices()
+    best = min((search.step(candidate, prices) for candidate in kept), key=lambda candidate: candidate.step.seconds)
+    told["seconds"] = time.perf_counter() - begin
+    told["kernels"] = kernels.report(best.microbatches, best.stages)
+    return search.pipeline(best, kernels.machine, told)
 
 
 def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str,
@@ -116,7 +215,7 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
     """
     check_schedule(schedule)
     summed = summed_within(of_microbatch(graph, microbatches), (0, *(stage.stop for stage in stages)))
-    step = simulate_step(summed.graph, stages, microbatches, schedule, machine)
+    step = simulate_step(summed.graph, stages, microbatches, schedule, RatePrices(summed.graph, machine))
     devices = stages[-1].offset + stages[-1].devices
     told: PipelineReport = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False,
                             "microbatches": [microbatches], "simulated": 1, "seconds": 0.0}

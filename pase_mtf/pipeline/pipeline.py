@@ -16,6 +16,8 @@ from pase_mtf.errors import FormatError, PaseError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.pipeline.schedule import SCHEDULES
+from pase_mtf.strategy.kernels_text import is_report, kernels_text
+from pase_mtf.strategy.search_report import KernelsReport
 
 __all__ = ["FORMAT", "VERSION", "Pipeline", "PipelineReport", "Stage"]
 
@@ -77,6 +79,7 @@ class PipelineReport(TypedDict, total=False):
       microbatches: the numbers that were tried.
       simulated: how many cuts were.
       seconds: of all of it.
+      kernels: those that prices are made of, where these are measured.
     """
 
     blocks: int
@@ -86,6 +89,7 @@ class PipelineReport(TypedDict, total=False):
     microbatches: list[int]
     simulated: int
     seconds: float
+    kernels: KernelsReport
 
 
 class _PipelineFields(TypedDict):
@@ -167,9 +171,10 @@ class Pipeline:
         found = self.search
         proof = "each proven optimal" if found["optimal"] else "not all proven optimal"
         counts = " or ".join(map(str, found["microbatches"]))
+        kernels = kernels_text({"kernels": found["kernels"]}) if "kernels" in found else ""
         return (f"{found['pairs']} stages on groups of devices ({found['blocks']} blocks, {found['searched']} "
                 f"searches, {proof}); the best cut for {counts} microbatches and every number of stages, "
-                f"{found['simulated']} simulated")
+                f"{found['simulated']} simulated" + (f"; prices: {kernels}" if kernels else ""))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the pipeline as JSON, whole or not at all."""
@@ -213,6 +218,8 @@ class Pipeline:
         """What is wrong with what a file held; empty where nothing is."""
         if len(self.configurations) != len(self.layer_names):
             return "lists of unequal length"
+        if "kernels" in self.search and not is_report(self.search["kernels"]):
+            return "no counts of kernels"
         if self.schedule not in SCHEDULES or self.microbatches < 1:
             return f"{self.microbatches} microbatches in the order {self.schedule!r}"
         begins = [(0, 0), *((stage.stop, stage.offset + stage.devices) for stage in self.stages)]

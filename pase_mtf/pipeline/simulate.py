@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.cost.build import build_network
 from pase_mtf.cost.signature import PHASES
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
-from pase_mtf.machine.machine import Machine
-from pase_mtf.pipeline.blocks import part_of_graph
+from pase_mtf.pipeline.prices import StagePrices
 from pase_mtf.pipeline.schedule import Task, tasks_in_order
 from pase_mtf.simulator.schedule import Tasks, picoseconds, schedule
 from pase_mtf.simulator.simulate import Simulator
-from pase_mtf.simulator.transfers import transfers
 
-__all__ = ["Laid", "StageSeconds", "Step", "simulate_step", "stage_seconds"]
+__all__ = ["Crossing", "Laid", "StageSeconds", "Step", "crossings", "simulate_step", "stage_seconds"]
 
 
 class Laid(NamedTuple):
@@ -68,17 +65,15 @@ class Step:
     idle: tuple[float, ...]
 
 
-def stage_seconds(graph: ComputationGraph, stage: Laid, machine: Machine) -> StageSeconds:
+def stage_seconds(stage: Laid, prices: StagePrices) -> StageSeconds:
     """What a stage takes by itself.
 
     Args:
-      graph: of one microbatch.
-      stage: of it.
-      machine: whose numbers count.
+      stage: of a graph.
+      prices: of the graph.
     """
-    part = part_of_graph(graph, stage.first, stage.stop)
-    priced = build_network(part, machine, stage.devices, [[chosen] for chosen in stage.configurations])
-    line = Simulator(priced).timeline([0] * len(part.layers))
+    priced = prices.stage(stage.first, stage.stop, stage.devices, stage.configurations)
+    line = Simulator(priced).timeline([0] * len(stage.configurations))
     ends = [max((one.end for one in line.slices if one.phase in PHASES[:number + 1]
                  and one.kind != "gradient all-reduce"), default=0.0) for number in range(2)]
     return StageSeconds(ends[0], ends[1] - ends[0], line.seconds - ends[1])
@@ -91,32 +86,49 @@ def _held(graph: ComputationGraph, stages: Sequence[Laid], layer: int, dims: Seq
     return Partition(tuple(device + stage.offset for device in placed.devices), placed.shards)
 
 
-def _edge_seconds(graph: ComputationGraph, stages: Sequence[Laid], edge: Edge, machine: Machine) -> float:
-    """What a tensor takes from one stage to another: on the device that sends or receives longest."""
-    moved = transfers(_held(graph, stages, edge.source, edge.source_dims),
-                      _held(graph, stages, edge.target, edge.target_dims), edge.shape, machine.links)
-    bandwidth, latency = (np.array([getattr(link, name) for link in machine.links])[moved.level]
-                          for name in ("bandwidth", "latency"))
-    seconds = edge.trips * (moved.elements * edge.itemsize / bandwidth + moved.messages * latency)
-    return max((float(np.bincount(devices, seconds).max(initial=0.0)) for devices in (moved.sender, moved.receiver)
-                if len(devices)), default=0.0)
+class Crossing(NamedTuple):
+    """A tensor that goes from one stage to another.
+
+    Attributes:
+      edge: of the graph.
+      source, target: the numbers of the two stages.
+      held, needed: how the devices of either hold it.
+    """
+
+    edge: Edge
+    source: int
+    target: int
+    held: Partition
+    needed: Partition
 
 
-def _between(graph: ComputationGraph, stages: Sequence[Laid], machine: Machine) -> dict[tuple[str, int, int], float]:
-    """(phase, sending stage, receiving stage) -> seconds of what one microbatch sends."""
+def crossings(graph: ComputationGraph, stages: Sequence[Laid]) -> Iterator[Crossing]:
+    """What a microbatch sends from stage to stage.
+
+    Args:
+      graph: of one microbatch.
+      stages: all of it.
+    """
     number = [next(place for place, stage in enumerate(stages) if stage.first <= layer < stage.stop)
               for layer in range(len(graph.layers))]
-    found: dict[tuple[str, int, int], float] = {}
     for edge in graph.edges:
         source, target = number[edge.source], number[edge.target]
         if source != target and edge.phase != PHASES[-1]:
-            key = edge.phase, source, target
-            found[key] = found.get(key, 0.0) + _edge_seconds(graph, stages, edge, machine)
+            yield Crossing(edge, source, target, _held(graph, stages, edge.source, edge.source_dims),
+                           _held(graph, stages, edge.target, edge.target_dims))
+
+
+def _between(graph: ComputationGraph, stages: Sequence[Laid], prices: StagePrices) -> dict[tuple[str, int, int], float]:
+    """(phase, sending stage, receiving stage) -> seconds of what one microbatch sends."""
+    found: dict[tuple[str, int, int], float] = {}
+    for edge, source, target, held, needed in crossings(graph, stages):
+        key = edge.phase, source, target
+        found[key] = found.get(key, 0.0) + prices.between(edge, held, needed)
     return found
 
 
 def simulate_step(graph: ComputationGraph, stages: Sequence[Laid], microbatches: int, order: str,
-                  machine: Machine) -> Step:
+                  prices: StagePrices) -> Step:
     """Simulates a step.
 
     Args:
@@ -124,10 +136,10 @@ def simulate_step(graph: ComputationGraph, stages: Sequence[Laid], microbatches:
       stages: all of it.
       microbatches: K.
       order: one of `schedule.SCHEDULES`.
-      machine: whose numbers count.
+      prices: of the graph.
     """
-    taken = [stage_seconds(graph, stage, machine) for stage in stages]
-    between = _between(graph, stages, machine)
+    machine, taken = prices.machine, [stage_seconds(stage, prices) for stage in stages]
+    between = _between(graph, stages, prices)
     seconds: list[float] = []
     needs: list[tuple[int, ...]] = []
     waits: list[tuple[int, int]] = []

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.cost.build import PricedNetwork, build_network
+from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.compute import PARTS
 from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.cost.signature import PHASES, layer_signature
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.blocks import Blocks
+from pase_mtf.pipeline.prices import StagePrices
 from pase_mtf.search import solve
 from pase_mtf.search.memory import minimise_within
 from pase_mtf.search.network import CostNetwork, NetworkEdge
@@ -51,8 +51,8 @@ _NONE = StageChoice(math.inf, ())
 class _Group:
     """Prices on so many devices, of a microbatch."""
 
-    def __init__(self, blocks: Blocks, machine: Machine, devices: int, microbatches: int) -> None:
-        priced = build_network(blocks.graph, machine, devices)
+    def __init__(self, blocks: Blocks, prices: StagePrices, devices: int, microbatches: int) -> None:
+        priced = prices.group(devices)
         self.configurations = priced.configurations
         vectors: dict[int, np.ndarray] = {}
         for layer, parts, gradients in zip(blocks.graph.layers, priced.parts, gradient_seconds(priced), strict=True):
@@ -98,16 +98,17 @@ class StageCosts:
       optimal: whether all are proven optimal.
     """
 
-    def __init__(self, blocks: Blocks, machine: Machine, microbatches: int, memory_limit: float | None = None) -> None:
+    def __init__(self, blocks: Blocks, prices: StagePrices, microbatches: int,
+                 memory_limit: float | None = None) -> None:
         """Has searched nothing.
 
         Args:
           blocks: that stages consist of, of one microbatch.
-          machine: whose numbers count.
+          prices: of their graph.
           microbatches: K.
           memory_limit: bytes that a device may hold; None: any.
         """
-        self._blocks, self._machine, self._microbatches, self._limit = blocks, machine, microbatches, memory_limit
+        self._blocks, self._prices, self._microbatches, self._limit = blocks, prices, microbatches, memory_limit
         self._groups: dict[int, _Group] = {}
         self._found: dict[Hashable, tuple[float, tuple[int, ...]]] = {}
         self.searched, self.pairs, self.optimal = 0, 0, True
@@ -122,7 +123,7 @@ class StageCosts:
         """
         begin, end = self._blocks.starts[first], self._blocks.starts[stop]
         if devices not in self._groups:
-            self._groups[devices] = _Group(self._blocks, self._machine, devices, self._microbatches)
+            self._groups[devices] = _Group(self._blocks, self._prices, devices, self._microbatches)
         group = self._groups[devices]
         self.pairs += 1
         seconds, assignment = self._searched(group, begin, end, None)
@@ -163,7 +164,7 @@ class StageCosts:
     def _received(self, begin: int, end: int, devices: int) -> float:
         """Seconds in which what other stages made arrives: every device takes its share, over the link to the next
         group."""
-        links = self._machine.links
+        links = self._prices.machine.links
         link = links[link_level(links, devices - 1, devices)]
         arriving = [edge for edge in self._blocks.graph.edges
                     if edge.phase != PHASES[-1] and begin <= edge.target < end and not begin <= edge.source < end]

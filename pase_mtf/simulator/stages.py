@@ -150,19 +150,42 @@ def _sums(entries: Sequence[OperationSignature], table: ConfigurationTable, resh
 
 def gradient_seconds(priced: PricedNetwork) -> list[np.ndarray]:
     """What the all-reduces of weights' gradients take, per layer under each of its configurations, float64 [K]: what
-    the backward pass of other layers may hide. Layers that are priced as one share one array."""
+    the backward pass of other layers may hide. Layers that are priced as one share one array.
+
+    Where devices share cores prices may be of measured kernels: it is a share of what all-reduces are priced at.
+    """
     found: dict[int, np.ndarray] = {}
-    reshardings = Reshardings(priced.machine)
+    machine, reshardings = priced.machine, Reshardings(priced.machine)
     for layer, choices, parts in zip(priced.graph.layers, priced.configurations, priced.parts, strict=True):
         if id(parts) not in found:
             signature = [entry for entry in layer_signature(layer) if any(entry.gradients)]
-            total = np.zeros(len(choices))
+            found[id(parts)] = np.zeros(len(choices))
             if signature:
                 table = ConfigurationTable.build(choices, dim_positions(layer), len(layer.dims))
-                for (gradient, _), taken in _sum_seconds(signature, table, reshardings).items():
-                    total += taken if gradient else 0.0
-            found[id(parts)] = total
+                for phase, (_, summed, _) in zip(PHASES, _ROWS, strict=True):
+                    taken = _gradient_seconds([entry for entry in signature if entry.phase == phase], table,
+                                              reshardings)
+                    if machine.shared_cores and taken.any():
+                        taken *= _ratio(parts[summed], sum(_sum_seconds(
+                            [entry for entry in layer_signature(layer) if entry.phase == phase], table,
+                            reshardings).values(), np.zeros(len(choices))))
+                    found[id(parts)] += taken
     return [found[id(parts)] for parts in priced.parts]
+
+
+def _gradient_seconds(signature: Sequence[OperationSignature], table: ConfigurationTable,
+                      reshardings: Reshardings) -> np.ndarray:
+    """Seconds of the all-reduces of weights' gradients alone, float64 [K]."""
+    total = np.zeros(len(table.devices))
+    for (gradient, _), taken in _sum_seconds(signature, table, reshardings).items():
+        total += taken if gradient else 0.0
+    return total
+
+
+def _ratio(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """One by the other, 0 where there is nothing of that."""
+    found: np.ndarray = np.divide(one, other, out=np.zeros(len(one)), where=other > 0.0)
+    return found
 
 
 def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTable,

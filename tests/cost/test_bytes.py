@@ -181,6 +181,12 @@ def test_what_others_have_as_copies_is_there_until_its_own_layer_is_done():
     alike, copied = (strategy_memory(graph, [split, target, whole]) for target in (split, whole))
     assert (alike["activations"], alike["communication buffers"]) == (later + 4 * 32 * 128 / 4, 0)
     assert (copied["activations"], copied["communication buffers"]) == (later, 4 * 32 * 128)
+    # What a search adds up counts it as its reader needs it, however its maker holds it.
+    model = MemoryModel(graph)
+    for source, target in itertools.product((split, whole), repeat=2):
+        chosen = [source, target, whole]
+        added = sum(model.layer(number, [each], 3)[0] for number, each in enumerate(chosen))
+        assert added == sum(model.peak(chosen)[0].values())
 
 
 def test_a_limit_is_kept_where_another_moment_is_the_fullest():

@@ -88,13 +88,55 @@ def test_it_is_left_out_where_it_cannot_be(launch, tmp_path, flags, reason):
 def test_it_keeps_to_the_memory(preset):
     plan = resolve(Options(model="alexnet", preset=preset, mesh="2", devices="cpu", machine="a100",
                            compare="pipeline", memory_limit="1kB"))
-    found, left_out = find_pipelines(plan, plan.options.arms, Machine.load("a100"))
+    found, left_out = find_pipelines(plan, plan.options.arms, Machine.load("a100"), None, 0.0)
     assert found == {}
     assert "no pipeline of two or more stages on 2 devices within 1000 bytes each" in left_out["pipeline"]
 
 
-def test_it_is_compared_with_only(launch):
-    code, folder, _, err = launch("--strategy=pipeline")
+def test_it_is_trained_kept_and_resumed(launch):
+    """By itself, then beside the others, from what it kept."""
+    code, folder, out, err = launch("--strategy=pipeline", "--compare=none", "--steps=2")
+    assert code == 0, err
+    pipeline = Pipeline.load(folder / "pipeline.json")
+    assert list(read_summary(folder / "summary.json")["arms"]) == ["pipeline"]
+    assert not (folder / "strategy.json").exists()
+    assert out.count(pipeline.table()) == (folder / "report.html").read_text().count(pipeline.statement) == 1
+    layout = (folder / "layout.txt").read_text()
+    assert all(f"{name}: mesh_shape = " in layout for name in pipeline.layer_names)
+    assert "# stage 2: devices 1 to 1" in layout
+    code, again, _, err = launch(f"--resume={folder}", "--compare=data_parallel", "--steps=2", output="again")
+    assert code == 0, err
+    summary = read_summary(again / "summary.json")
+    assert next(iter(summary["arms"])) == "pipeline"
+    assert summary["first_step"] == 3
+    assert summary["note"] is None
+    assert _losses(again, "pipeline") == pytest.approx(_losses(again, "data_parallel"), rel=1e-4)
+
+
+def test_a_trained_one_that_is_wrong_is_caught(launch, monkeypatch):
+    right = microbatches._one_imported
+    monkeypatch.setattr(microbatches, "_one_imported", lambda *rest: right(*rest[:-1], 0))
+    code, _, _, err = launch("--strategy=pipeline", "--compare=search", "--steps=2")
+    assert code == 6
+    assert "in float64 pipeline computes something else than one device does" in err
+
+
+@pytest.mark.parametrize(("flags", "reason"), [
+    (["--mesh=1"], "stages need two devices; take a larger --mesh than 1"),
+    (["--sharded_updates"], "its updates are not sharded; leave out --sharded_updates"),
+    (["--batch=7"], "--batch=7 does not split into microbatches; take one that has small divisors"),
+    (["--recompute=all"], "it computes no block again; leave out --recompute=all"),
+    (["--microbatches=auto"], "it is searched for its number of microbatches; leave out --microbatches=auto, or give a "
+                              "number")])
+def test_what_a_trained_one_cannot_be_combined_with_is_told(launch, flags, reason):
+    code, folder, _, err = launch("--strategy=pipeline", *flags)
     assert code == 2
-    assert "--strategy=pipeline: choose one of search" in err.splitlines()[-1]
+    assert err.splitlines()[-1] == f"error: --strategy=pipeline: {reason}"
+    assert not folder.exists()
+
+
+def test_a_trained_one_within_too_little_memory(launch):
+    code, folder, _, err = launch("--strategy=pipeline", "--compare=none", "--memory_limit=1kB")
+    assert code == 3
+    assert "no pipeline of two or more stages on 2 devices within 1000 bytes each" in err.splitlines()[-1]
     assert not folder.exists()

@@ -19,6 +19,7 @@ from pase_mtf.pipeline.blocks import find_blocks, of_microbatch, part_of_graph
 from pase_mtf.pipeline.cutting import cut_stages
 from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
+from pase_mtf.pipeline.prices import RatePrices
 from pase_mtf.pipeline.schedule import SCHEDULES, Task, in_flight, order_of_stage, tasks_in_order
 from pase_mtf.pipeline.simulate import Laid
 from pase_mtf.pipeline.stage_costs import StageChoice, StageCosts
@@ -111,14 +112,14 @@ def test_as_many_blocks_as_asked_of_layers_that_are_alike(graph):
 
 def test_a_stage_of_all_layers_costs_what_the_search_finds(graph):
     blocks = find_blocks(graph, _work(graph), 1)
-    costs = StageCosts(blocks, harness.MACHINE, 1)
+    costs = StageCosts(blocks, RatePrices(blocks.graph, harness.MACHINE), 1)
     expected = solve(build_network(graph, harness.MACHINE, 4).network)
     assert costs.best(0, 1, 4, 1).seconds == pytest.approx(expected.cost)
 
 
 def test_repeated_blocks_are_searched_once(graph):
     blocks = find_blocks(graph, _work(graph), 12)
-    costs = StageCosts(blocks, harness.MACHINE, _COUNT)
+    costs = StageCosts(blocks, RatePrices(blocks.graph, harness.MACHINE), _COUNT)
     for first in range(blocks.count):
         costs.best(first, first + 1, 2, 1)
     assert costs.searched < costs.pairs == blocks.count

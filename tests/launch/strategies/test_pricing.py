@@ -48,6 +48,17 @@ def test_a_run_by_measured_kernels(cache_dir, timed_kernels, tmp_path, capsys):
             assert arm["predicted_ms"] == pytest.approx(summary["arms"][name]["predicted_ms"], rel=1e-3)
 
 
+@pytest.mark.slow
+def test_a_pipeline_is_priced_by_measured_kernels(cache_dir, timed_kernels, tmp_path):
+    assert main([*_RUN, "--strategy=pipeline", f"--output_dir={tmp_path / 'run'}"]) == 0
+    arms = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["arms"]
+    assert next(iter(arms)) == "pipeline"
+    kernels = json.loads((tmp_path / "run" / "pipeline.json").read_text(encoding="utf-8"))["search"]["kernels"]
+    assert kernels["of_strategy"] == kernels["measured_of_strategy"] > 20
+    # Devices share cores here: stages gain nothing, and microbatches have overhead.
+    assert arms["pipeline"]["predicted_ms"] > 0.5 * arms["search"]["predicted_ms"]
+
+
 @pytest.mark.parametrize(("flags", "gpus", "expected"), [
     ({}, 0, "measured"), ({"prices": "roofline"}, 0, "roofline"), ({}, 2, "roofline"),
     ({"machine": "a100"}, 0, "roofline"), ({"cluster": "local:2"}, 0, "roofline")])

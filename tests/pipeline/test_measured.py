@@ -1,0 +1,125 @@
+"""Pipelines priced by kernels, on a machine whose kernels take what their text tells."""
+
+import dataclasses
+import json
+import math
+import zlib
+
+import pytest
+from micro_models import SIZES
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.cost.kernels import KnownKernels
+from pase_mtf.errors import FormatError, InfeasibleError, UsageError
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.launch.arms.pipelined import build_pipelined
+from pase_mtf.launch.arms.program import variables_by_name
+from pase_mtf.lowering.kernels import GraphKernels
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import Block, Kernel, Timing
+from pase_mtf.pipeline.find import find_measured_pipeline
+from pase_mtf.pipeline.pipeline import Pipeline
+
+_DEVICES = 4
+
+
+class _Meter:
+    """No less than their arithmetic and traffic."""
+
+    devices, notes = _DEVICES, ()
+    memory_per_device, spent = 1e12, 0.0
+
+    def __init__(self, limit=math.inf):
+        self.times = KernelTimes({"cores": 2, "processor": "none", "devices": _DEVICES, "kind": "cpu",
+                                  "tensorflow": "none"})
+        self._left, self.failed, self.asked = math.inf, {}, []
+        for shape in ((4096, 4096), (1, 1)):  # the best rates, and the shortest kernel
+            self.measure([Kernel(name, (Block("float32", shape),) * 2, (Block("float32", shape),))
+                          for name in ("MatMul", "Sub", "ConcatV2", "AddN")])
+        self._left, self.asked = limit, []
+
+    def missing(self, kernels):
+        return [kernel for kernel in kernels if kernel not in self.times]
+
+    def measure(self, kernels, seconds=math.inf, progress=None):
+        new = self.missing(kernels)[:int(min(self._left, 1e9))]
+        self._left -= len(new)
+        self.asked += new
+        self.times.update({kernel: Timing(
+            (1e-6 + 1e-11 * kernel.flops + 1e-10 * kernel.nbytes)
+            * (1.0 + zlib.crc32(str(kernel).encode()) % 1000 / 400)) for kernel in new})
+        return len(new)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Number of microbatches -> one of alexnet's training step, and its graph."""
+    path = tmp_path_factory.mktemp("preset") / "micro.json"
+    path.write_text(json.dumps({**SIZES["alexnet"], "preset": "tiny"}))
+    config = models.load_config("alexnet", str(path))
+    found = {}
+    for count in (1, 2):
+        with tf.Graph().as_default(), variables_by_name():
+            one = build_pipelined(models.get("alexnet"), config, config.batch // count, "sgd", 0.1, 0, 1)
+        graph = export_graph(one.graph)
+        found[count] = graph, GraphKernels(one.graph, graph)
+    return found
+
+
+def _find(program, counts, meter, **options):
+    return find_measured_pipeline({count: program[count][0] for count in counts},
+                                  {count: program[count][1] for count in counts}, meter, **options)
+
+
+def test_a_step_takes_what_its_kernels_take(program):
+    """In one microbatch: devices share cores, and every kernel runs once."""
+    graph, source = program[1]
+    meter = _Meter()
+    found = _find(program, (1,), meter, stages=2)
+    assert len(found.stages) == 2
+    kernels = found.search["kernels"]
+    assert kernels["measured_of_strategy"] == kernels["of_strategy"] > 0
+    assert kernels["rounds"] > 0
+    assert meter.asked
+
+    def held(layer, dims):
+        stage = found.stages[found.stage_of(layer)]
+        placed = found.configurations[layer].placed(graph.layers[layer], dims)
+        return dataclasses.replace(placed, devices=tuple(device + stage.offset for device in placed.devices))
+
+    # Every layer as it is known, every edge by how its ends hold it; sums are those of the layers.
+    known = KnownKernels(graph, source)
+    known.look(found.configurations, ())
+    counts = known.kernels(found.configurations, ())
+    for edge in graph.edges:
+        same = found.stage_of(edge.source) == found.stage_of(edge.target)
+        if same or edge.phase != "update":
+            moved = source.move(held(edge.source, edge.source_dims), held(edge.target, edge.target_dims), edge.shape,
+                                edge.itemsize)
+            counts.update({kernel: times * edge.trips for kernel, times in moved.items()})
+    expected = sum(times * meter.times.get(kernel).seconds for kernel, times in counts.items())
+    assert found.seconds == pytest.approx(expected, rel=1e-6)
+
+
+def test_microbatches_are_weighed_by_kernels(program, tmp_path):
+    """And what is not measured is estimated, and said to be."""
+    found = _find(program, (1, 2), _Meter())
+    each = [_find(program, (count,), _Meter()) for count in (1, 2)]
+    assert found.seconds <= min(one.seconds for one in each) * 1.1
+    assert "kernels of it measured" in found.table()
+    found.save(tmp_path / "pipeline.json")
+    assert Pipeline.load(tmp_path / "pipeline.json") == found
+    text = (tmp_path / "pipeline.json").read_text().replace('"of_strategy": ', '"of_strategy": "many", "rest": ')
+    (tmp_path / "pipeline.json").write_text(text)
+    with pytest.raises(FormatError, match="no counts of kernels"):
+        Pipeline.load(tmp_path / "pipeline.json")
+    little = _find(program, (2,), _Meter(limit=3)).search["kernels"]
+    assert little["measured_of_strategy"] < little["of_strategy"]
+
+
+def test_what_makes_no_sense_is_refused(program):
+    with pytest.raises(UsageError, match="stages=9: give a number from 1 to 4"):
+        _find(program, (2,), _Meter(), stages=9)
+    with pytest.raises(InfeasibleError, match="within 1000 bytes each"):
+        _find(program, (2,), _Meter(), memory_limit=1000.0)
