@@ -128,7 +128,7 @@ def _at_pairs(network: CheckedNetwork, alike: list[int], given: np.ndarray, near
             firsts = [group[0] for group in some]
             table, own = network.tables[firsts[0]], (slots[:, firsts].T.copy(), given, near, beyond, least_only)
             found = nothing_read(table.shape, *own)
-            wanted: np.ndarray = (near[own[0][:, :1] + np.arange(table.shape[0])] >= 0).any(axis=0)
+            wanted = np.logical_or.reduce(near[own[0][:, :1] + np.arange(table.shape[0])] >= 0)
             for rows, band in table.bands(wanted):
                 read(found, rows, band, *own)
             for group, lowest in zip(some, least_left(found, table.shape[0], *own), strict=True):

@@ -199,7 +199,7 @@ def _lower(costs: _Four, taken: np.ndarray, own: np.ndarray, alone: np.ndarray, 
 
 
 class Minima(NamedTuple):
-    """What is left on some pairs of equal costs, as far as their table has been read: float64 [pairs, groups].
+    """What is left on some pairs of equal costs, as far as their table is read: float64 [pairs, groups of side 1].
     What is the same for all entries of a row or a column is subtracted from the least of them.
 
     Attributes:
