@@ -98,10 +98,10 @@ def test_operations_that_nobody_knows_are_said(cache_dir, timed_kernels, program
     from pase_mtf.lowering import kernels
     trace = kernels.GraphKernels._trace
 
-    def failing(self, operation, spec, lower):
+    def failing(self, operation, spec, lower, again=()):
         if "einsum" in operation.name:
             raise kernels._UntracedError("EinsumOperation: no reason at all")
-        return trace(self, operation, spec, lower)
+        return trace(self, operation, spec, lower, again)
 
     monkeypatch.setattr(kernels.GraphKernels, "_trace", failing)
     found = find_strategy(program, 4, prices="measured")
