@@ -3,8 +3,7 @@
 Every process calls the same methods in the same order, for all devices, and makes nodes for its own. A collective knows
 its group by a key, and itself by another: the first follows from the devices, the second from a counter. Sends and
 receives are broadcasts in a group of two. There is no reduce-scatter on processors: it is an all-to-all, and a sum in
-the order of the devices, which keeps the numbers those of one process. A gather is an all-to-all there, too
-(`_gathers_as_copies`).
+the order of the devices, which keeps the numbers those of one process.
 """
 
 from __future__ import annotations
@@ -90,14 +89,12 @@ class Collectives:
         xs = [self.bring(device, x) for device, x in zip(devices, xs, strict=True)]
         if not _alike(xs):
             return [[self.bring(device, x) for x in xs] for device in devices]
-        shape, as_copies = xs[0].shape.as_list(), _gathers_as_copies(devices)
+        shape = xs[0].shape.as_list()
 
         def gather(device: str, number: int, x: tf.Tensor) -> tf.Operation:
             with tf.device(device):
-                x = _carried(x)
-                x = tf.raw_ops.Pack(values=[x] * len(devices)) if as_copies else tf.reshape(x, [1, *shape])
-            return self._make(device, number, tf.raw_ops.CollectiveAllToAllV2 if as_copies else
-                              tf.raw_ops.CollectiveGatherV2, devices, input=x, ordering_token=[])
+                x = tf.reshape(_carried(x), [1, *shape])
+            return self._make(device, number, tf.raw_ops.CollectiveGatherV2, devices, input=x, ordering_token=[])
 
         return self._collect("gather", devices, xs, gather)
 
@@ -223,13 +220,6 @@ class Collectives:
 def _free(scope: Scope) -> contextlib.AbstractContextManager:
     """What is made in this context waits for nothing that is waited for at the moment."""
     return tf.control_dependencies(None) if scope[1] is None else contextlib.nullcontext()
-
-
-def _gathers_as_copies(devices: Sequence[str]) -> bool:
-    """Whether a gather is an all-to-all of copies. TensorFlow's own gather between processors is a ring: a piece goes
-    from device to device, and waits at each until it is there as a whole; a copy goes to every device at once, in as
-    many bytes. GPUs gather by NCCL."""
-    return {tf.DeviceSpec.from_string(device).device_type for device in devices} == {"CPU"}
 
 
 def _alike(xs: Sequence[tf.Tensor]) -> bool:

@@ -160,9 +160,9 @@ def test_what_a_process_reads_of_what_is_imported():
     assert found == [{((0, 4), (0, 6))}, {((4, 4), (0, 6))}]
 
 
-def _moved(ranks, source, target, shape, sums=(), kind="CPU"):
+def _moved(ranks, source, target, shape, sums=()):
     """The nodes that the first of so many ranks makes for a move, and what kinds of transfers there are."""
-    devices = [device.replace("CPU", kind) for device in cluster_devices(ranks, 1)]
+    devices = cluster_devices(ranks, 1)
     with tf.Graph().as_default() as graph:
         emitter = RankEmitter(devices, Rank.of(devices, 0))
         source, target = (Partition(tuple(range(ranks)), cuts) for cuts in (source, target))
@@ -180,10 +180,10 @@ def _moved(ranks, source, target, shape, sums=(), kind="CPU"):
 
 
 @pytest.mark.parametrize(("case", "collective"), [
-    (lambda p: ((((p, 1), (1, 1))), ((1, 1), (1, 1))), "CollectiveAllToAllV2"),
+    (lambda p: ((((p, 1), (1, 1))), ((1, 1), (1, 1))), "CollectiveGatherV2"),
     (lambda p: (((p, 1), (1, 1)), ((1, 1), (p, 1))), "CollectiveAllToAllV2"),
-    (lambda p: (((p // 2, 2), (1, 1)), ((1, 1), (1, 1))), "CollectiveAllToAllV2"),
-    (lambda p: (((p // 2, 1), (2, p // 2)), ((1, 1), (2, p // 2))), "CollectiveAllToAllV2"),
+    (lambda p: (((p // 2, 2), (1, 1)), ((1, 1), (1, 1))), "CollectiveGatherV2"),
+    (lambda p: (((p // 2, 1), (2, p // 2)), ((1, 1), (2, p // 2))), "CollectiveGatherV2"),
     (lambda p: (((1, 1), (1, 1)), ((p, 1), (1, 1)), ((p, 1),)), "CollectiveAllToAllV2")])
 def test_a_move_takes_as_many_nodes_however_many_ranks_there_are(case, collective):
     found = []
@@ -192,11 +192,6 @@ def test_a_move_takes_as_many_nodes_however_many_ranks_there_are(case, collectiv
         found.append(_moved(ranks, source, target, (64, 64), *sums))
     assert found[0][1] == {collective}
     assert found == [found[0]] * 3
-
-
-def test_gpus_gather_by_themselves():
-    _, collectives_made = _moved(4, ((4, 1),), ((1, 1),), (64,), kind="GPU")
-    assert collectives_made == {"CollectiveGatherV2"}
 
 
 @pytest.mark.parametrize(("devices", "number", "options", "message"), [
