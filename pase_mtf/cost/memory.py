@@ -117,6 +117,7 @@ class _LayerItems:
         self._shared = shared
         self._position, width = dim_positions(layer), len(layer.dims)
         self._patterns: dict[tuple[int, ...], int] = {(): 0}
+        self._known: dict[tuple[str, ...], int] = {}  # dims -> the pattern
         columns = dict(zip(_Item._fields, zip(*self._items(layer, last), strict=True), strict=False))
         self.part, self.pattern, self.begin, self.end, self.parts_of, self.waits_until, self.own_until = (
             np.array(columns.get(name, ()), np.int64)
@@ -132,8 +133,11 @@ class _LayerItems:
     def _columns(self, dims: Sequence[str]) -> tuple[int, ...]:
         return tuple(sorted({column for column in positions_of(dims, self._position) if column >= 0}))
 
-    def _pattern(self, dims: Sequence[str]) -> int:
-        return self._patterns.setdefault(self._columns(dims), len(self._patterns))
+    def _pattern(self, dims: tuple[str, ...]) -> int:
+        pattern = self._known.get(dims)
+        if pattern is None:
+            pattern = self._known[dims] = self._patterns.setdefault(self._columns(dims), len(self._patterns))
+        return pattern
 
     def _items(self, layer: Layer, last: int) -> Iterator[_Item]:
         def size(operand: Operand) -> float:

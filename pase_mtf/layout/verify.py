@@ -173,7 +173,8 @@ class _ShapeLowering(mtf.Lowering):
             read = self._verifier.read(operation)
             if self._inside:
                 for tensor in read.reads:
-                    if not self.is_within(self._inside.get(tensor, ())):
+                    made_in = self._inside.get(tensor)
+                    if made_in is not None and not self.is_within(made_in):
                         raise ValueError(f"{tensor.name} is made in a loop and cannot be read outside of it")
             self._lower(operation, read)
         except _LoweringError:
@@ -186,14 +187,6 @@ class _ShapeLowering(mtf.Lowering):
         if scope:
             self._inside.update(dict.fromkeys(read.outputs, scope))
 
-    def _state(self, tensor: mtf.Tensor) -> Hashable:
-        """Of a partial sum: the mesh axes it is to be summed over, whether nobody has done so yet, and whether it is
-        of use."""
-        laid_out = self.tensors[tensor]
-        if isinstance(laid_out, _PendingSum):
-            return tuple(laid_out.mesh_axes), laid_out.finished_in is None, laid_out.usable
-        return None
-
     def _lower(self, operation: mtf.Operation, read: _Read) -> None:
         if read.number is None:
             self._lower_anew(operation)
@@ -201,7 +194,8 @@ class _ShapeLowering(mtf.Lowering):
         axes = self._axes.get(read.names)
         if axes is None:
             axes = self._axes[read.names] = tuple([self.impl.axis_of(name) for name in read.names])
-        key = read.number, axes, tuple([self._state(tensor) for tensor in read.inputs])
+        key = read.number, axes, tuple([None if type(laid_out) is Slices else _state(laid_out)
+                                        for laid_out in map(self.tensors.__getitem__, read.inputs)])
         made = self._memo.made.get(key)
         if made is None:
             self._memo.made[key] = self._lower_anew(operation)
@@ -303,6 +297,14 @@ class _ShapeLowering(mtf.Lowering):
             forward.lower(self)
         gradient.lower(self)
         self.tensors.update(kept)
+
+
+def _state(laid_out: Slices | mtf.ops.LazyAllreduceSum) -> Hashable:
+    """Of a partial sum: the mesh axes it is to be summed over, whether nobody has done so yet, and whether it is of
+    use."""
+    if isinstance(laid_out, _PendingSum):
+        return tuple(laid_out.mesh_axes), laid_out.finished_in is None, laid_out.usable
+    return None
 
 
 class Verifier:
