@@ -17,6 +17,7 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.prices import KernelPrices
 from pase_mtf.pipeline.simulate import Laid, crossings
 from pase_mtf.strategy.kernels_text import origin_text
+from pase_mtf.strategy.measuring import measure, missing_of
 from pase_mtf.strategy.search_report import KernelsReport
 
 __all__ = ["PATIENCE", "WORTH", "KernelsOfStages"]
@@ -86,19 +87,10 @@ class KernelsOfStages:
         Returns:
           Whether there is more to come: time is left, and what was asked for could be measured.
         """
-        counts, price = self._kernels(count, stages), self._meter.times.estimate
-        missing = sorted(self._meter.missing(list(counts)), key=lambda kernel: -counts[kernel] * price(kernel))
+        missing = missing_of(self._meter, self._kernels(count, stages))
         if missing and time.perf_counter() < end:
             self._rounds += 1
-            title, done = f"pipeline, round {self._rounds}", 0
-            self._progress(f"{title}: {len(missing)} kernels to measure, {len(self._meter.times)} are known")
-
-            def told(some: int) -> None:
-                nonlocal done
-                done += some
-                self._progress(f"{title}: {done} of {len(missing)} kernels are measured")
-
-            self._meter.measure(missing, end - time.perf_counter(), told)
+            measure(self._meter, missing, end, f"pipeline, round {self._rounds}", self._progress)
         return time.perf_counter() < end and not self._meter.missing(missing)
 
     def report(self, count: int, stages: Sequence[Laid]) -> KernelsReport:

@@ -29,6 +29,7 @@ from pase_mtf.strategy.choosing import simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
+from pase_mtf.strategy.measuring import measure, missing_of
 from pase_mtf.strategy.search_report import KernelsReport, SearchReport
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 from pase_mtf.strategy.within import solve_within
@@ -262,24 +263,16 @@ class MeasuredPrices:
 
     def _measure(self, strategies: Sequence[Sequence[Configuration]], end: float) -> int:
         """Measures what is missing of some strategies, what matters most first."""
-        price, counts = self._meter.times.estimate, dict[Kernel, int]()
+        counts = dict[Kernel, int]()
         for configurations in strategies:
             counts |= self._known.kernels(configurations)
-        missing = sorted(self._meter.missing(list(counts)), key=lambda kernel: -counts[kernel] * price(kernel))
+        missing = missing_of(self._meter, counts)
         if not missing or time.perf_counter() >= end:
             return 0
         if not self.rounds:
             self._unknown = len(missing) / len(counts)
         self.rounds += 1
-        title, done = f"round {self.rounds}", 0
-        self._progress(f"{title}: {len(missing)} kernels to measure, {len(self._meter.times)} are known")
-
-        def told(count: int) -> None:
-            nonlocal done
-            done += count
-            self._progress(f"{title}: {done} of {len(missing)} kernels are measured, {len(missing) - done} are left")
-
-        return self._meter.measure(missing, end - time.perf_counter(), told)
+        return measure(self._meter, missing, end, f"round {self.rounds}", self._progress)
 
     def _by_hand(self) -> list[tuple[Configuration, ...]]:
         """What people write by hand, looked at: what a search finds among estimates may turn out to cost more."""

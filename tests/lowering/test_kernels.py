@@ -135,6 +135,15 @@ def test_kernels_can_be_made_again():
             assert kernel_of(graph.get_operation_by_name(f"kernel{number}")) == kernel._replace(apart=False)
 
 
+def _products(net):
+    """Kernels of products under data parallelism over two devices, and how many there are of each."""
+    graph = export_graph(net.graph)
+    configurations = data_parallel(graph, 2)
+    known = KnownKernels(graph, GraphKernels(net.graph, graph))
+    known.look(configurations)
+    return {kernel: times for kernel, times in known.kernels(configurations).items() if kernel.operation == "Einsum"}
+
+
 @pytest.mark.parametrize(("batch", "shared", "again"), [(4, True, 6), (64, True, 0), (4, False, 0)],
                          ids=["time steps", "inputs are most of it", "weights of their own"])
 def test_time_steps_read_weights_again(batch, shared, again):
@@ -148,12 +157,7 @@ def test_time_steps_read_weights_again(batch, shared, again):
             for step in range(4):
                 h = mtf.rename_dimension(mtf.einsum([h, weights[step % len(weights)]], mtf.Shape([rows, new])),
                                          "new", "old")
-        graph = export_graph(net.graph)
-        configurations = data_parallel(graph, 2)
-        known = KnownKernels(graph, GraphKernels(net.graph, graph))
-        known.look(configurations)
-        told = {kernel: times for kernel, times in known.kernels(configurations).items()
-                if kernel.operation == "Einsum"}
+        told = _products(net)
     assert sum(told.values()) == 8
     assert sum(times for kernel, times in told.items() if kernel.again) == again
 
@@ -169,12 +173,7 @@ def test_a_loop_reads_from_outside_again():
 
         start = mtf.constant(net.mesh, 0, mtf.Shape([]), tf.int32)
         mtf.while_loop(lambda step, _: mtf.less(step, 5), body, [start, net.input("x", [rows, old])])
-        graph = export_graph(net.graph)
-        configurations = data_parallel(graph, 2)
-        known = KnownKernels(graph, GraphKernels(net.graph, graph))
-        known.look(configurations)
-        told = {kernel: times for kernel, times in known.kernels(configurations).items()
-                if kernel.operation == "Einsum"}
+        told = _products(net)
     assert {(kernel.again, times) for kernel, times in told.items()} == {(True, 10)}
 
 

@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
-import math
-import zlib
 
 import pytest
 from micro_models import SIZES
+from pretended_meter import PretendedMeter
 
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -16,40 +15,10 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.pipelined import build_pipelined
 from pase_mtf.launch.arms.program import variables_by_name
 from pase_mtf.lowering.kernels import GraphKernels
-from pase_mtf.machine.kernel_times import KernelTimes
-from pase_mtf.machine.kernels import Block, Kernel, Timing
 from pase_mtf.pipeline.find import find_measured_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 
 _DEVICES = 4
-
-
-class _Meter:
-    """No less than their arithmetic and traffic."""
-
-    devices, notes = _DEVICES, ()
-    memory_per_device, spent = 1e12, 0.0
-
-    def __init__(self, limit=math.inf):
-        self.times = KernelTimes({"cores": 2, "processor": "none", "devices": _DEVICES, "kind": "cpu",
-                                  "tensorflow": "none"})
-        self._left, self.failed, self.asked = math.inf, {}, []
-        for shape in ((4096, 4096), (1, 1)):  # the best rates, and the shortest kernel
-            self.measure([Kernel(name, (Block("float32", shape),) * 2, (Block("float32", shape),))
-                          for name in ("MatMul", "Sub", "ConcatV2", "AddN")])
-        self._left, self.asked = limit, []
-
-    def missing(self, kernels):
-        return [kernel for kernel in kernels if kernel not in self.times]
-
-    def measure(self, kernels, seconds=math.inf, progress=None):
-        new = self.missing(kernels)[:int(min(self._left, 1e9))]
-        self._left -= len(new)
-        self.asked += new
-        self.times.update({kernel: Timing(
-            (1e-6 + 1e-11 * kernel.flops + 1e-10 * kernel.nbytes)
-            * (1.0 + zlib.crc32(str(kernel).encode()) % 1000 / 400)) for kernel in new})
-        return len(new)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +44,7 @@ def _find(program, counts, meter, **options):
 def test_a_step_takes_what_its_kernels_take(program):
     """In one microbatch: devices share cores, and every kernel runs once."""
     graph, source = program[1]
-    meter = _Meter()
+    meter = PretendedMeter()
     found = _find(program, (1,), meter, stages=2)
     assert len(found.stages) == 2
     kernels = found.search["kernels"]
@@ -104,8 +73,8 @@ def test_a_step_takes_what_its_kernels_take(program):
 
 def test_microbatches_are_weighed_by_kernels(program, tmp_path):
     """And what is not measured is estimated, and said to be."""
-    found = _find(program, (1, 2), _Meter())
-    each = [_find(program, (count,), _Meter()) for count in (1, 2)]
+    found = _find(program, (1, 2), PretendedMeter())
+    each = [_find(program, (count,), PretendedMeter()) for count in (1, 2)]
     assert found.seconds <= min(one.seconds for one in each) * 1.1
     assert "kernels of it measured" in found.table()
     found.save(tmp_path / "pipeline.json")
@@ -114,12 +83,12 @@ def test_microbatches_are_weighed_by_kernels(program, tmp_path):
     (tmp_path / "pipeline.json").write_text(text)
     with pytest.raises(FormatError, match="no counts of kernels"):
         Pipeline.load(tmp_path / "pipeline.json")
-    little = _find(program, (2,), _Meter(limit=3)).search["kernels"]
+    little = _find(program, (2,), PretendedMeter(limit=3)).search["kernels"]
     assert little["measured_of_strategy"] < little["of_strategy"]
 
 
 def test_what_makes_no_sense_is_refused(program):
     with pytest.raises(UsageError, match="stages=9: give a number from 1 to 4"):
-        _find(program, (2,), _Meter(), stages=9)
+        _find(program, (2,), PretendedMeter(), stages=9)
     with pytest.raises(InfeasibleError, match="within 1000 bytes each"):
-        _find(program, (2,), _Meter(), memory_limit=1000.0)
+        _find(program, (2,), PretendedMeter(), memory_limit=1000.0)

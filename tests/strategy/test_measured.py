@@ -2,19 +2,18 @@
 
 import itertools
 import math
-import zlib
 
 import pytest
+from pretended_meter import PretendedMeter
 from small_graphs import perceptron
 
 from pase_mtf.cost.kernels import KnownKernels
 from pase_mtf.graph.configurations import enumerate_configurations
-from pase_mtf.machine.kernel_times import KernelTimes
-from pase_mtf.machine.kernels import Block, Kernel, Timing
+from pase_mtf.machine.kernels import Block, Kernel
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.measured import MeasuredPrices
 
-_DEVICES = 4
+_DEVICES = PretendedMeter.devices
 
 
 def _block(operand, configuration):
@@ -48,38 +47,9 @@ class _Source:
         return {Kernel("ConcatV2", (blocks[0],), (blocks[1],)): len(target.devices)}
 
 
-class _Meter:
-    """A machine whose kernels take what their text tells, and no less than their arithmetic and traffic."""
-
-    devices, notes = _DEVICES, ()
-    memory_per_device, spent = 1e12, 0.0
-
-    def __init__(self, limit=math.inf):
-        self.times = KernelTimes({"cores": 2, "processor": "none", "devices": _DEVICES, "kind": "cpu",
-                                  "tensorflow": "none"})
-        self._left, self.failed = limit, {}
-        self.asked = []
-        for shape in ((4096, 4096), (1, 1)):  # the best rates, and the shortest kernel
-            self.measure([Kernel(name, (Block("float32", shape),) * 2, (Block("float32", shape),))
-                          for name in ("MatMul", "Sub", "ConcatV2", "AddN")], factor=1.0)
-        self.asked.clear()
-
-    def missing(self, kernels):
-        return [kernel for kernel in kernels if kernel not in self.times]
-
-    def measure(self, kernels, seconds=math.inf, progress=None, factor=None):
-        new = self.missing(kernels)[:int(min(self._left, 1e9))]
-        self._left -= len(new)
-        self.asked += new
-        self.times.update({kernel: Timing(
-            (1e-6 + 1e-11 * kernel.flops + 1e-10 * kernel.nbytes)
-            * (factor or 1.0 + zlib.crc32(str(kernel).encode()) % 1000 / 400)) for kernel in new})
-        return len(new)
-
-
 def _everything_measured(graph):
     """Seconds of every strategy."""
-    source, meter = _Source(graph), _Meter()
+    source, meter = _Source(graph), PretendedMeter()
     known = KnownKernels(graph, source)
     offered = [enumerate_configurations(layer, _DEVICES) for layer in graph.layers]
     found = {}
@@ -102,7 +72,7 @@ def everything(graph):
 
 
 def test_the_optimum_is_proven_with_few_kernels(graph, everything):
-    meter = _Meter()
+    meter = PretendedMeter()
     found = MeasuredPrices(graph, _Source(graph), meter).find(prove=True)
     seconds, kernels = everything
     assert found.search["optimal"]
@@ -118,14 +88,14 @@ def test_the_optimum_is_proven_with_few_kernels(graph, everything):
 @pytest.mark.parametrize("limit", [0, 10, 40])
 def test_with_little_time_the_gap_is_told(graph, everything, limit):
     seconds, _ = everything
-    found = MeasuredPrices(graph, _Source(graph), _Meter(8 + limit)).find(prove=True)
+    found = MeasuredPrices(graph, _Source(graph), PretendedMeter(limit)).find(prove=True)
     assert not found.search["optimal"] or found.search["gap"] == 0.0
     assert found.search["lower_bound"] <= min(seconds.values()) * (1 + 1e-9)
 
 
 def test_without_a_proof_a_strategy_of_measured_kernels(graph, everything):
     seconds, _ = everything
-    found = MeasuredPrices(graph, _Source(graph), _Meter()).find()
+    found = MeasuredPrices(graph, _Source(graph), PretendedMeter()).find()
     assert seconds[found.configurations] == pytest.approx(found.seconds)
     assert found.seconds <= min(seconds.values()) * (1 + found.search["gap"]) * (1 + 1e-9)
 
@@ -135,7 +105,7 @@ def test_to_prove_takes_no_longer_than_to_find(graph, monkeypatch, prove, expect
     """However many seconds there are, unless a proof is what was asked for; and it says how far it is."""
     told, now, looks = [], [0.0], []
     monkeypatch.setattr("pase_mtf.strategy.measured.time.perf_counter", lambda: now[0])
-    meter = _Meter()
+    meter = PretendedMeter()
     measure = meter.measure
 
     def slow(kernels, *given, **more):
@@ -159,7 +129,7 @@ def test_what_was_not_measured_counts_for_more_than_its_estimate(graph, everythi
     offered = [enumerate_configurations(layer, _DEVICES) for layer in graph.layers]
     by_hand = data_parallel(graph, _DEVICES)
     for limit, some in ((math.inf, False), (12, True)):
-        prices = MeasuredPrices(graph, _Source(graph), _Meter(8 + limit))
+        prices = MeasuredPrices(graph, _Source(graph), PretendedMeter(limit))
         found = prices.evaluate(by_hand, "data parallel")
         assert prices.wary_seconds(by_hand) == pytest.approx(found.seconds)  # all of it is known
         told = [(prices.evaluate(configurations, "one").seconds, prices.wary_seconds(configurations))
@@ -181,7 +151,7 @@ class _Traps(_Source):
 def test_no_strategy_of_people_is_cheaper():
     """However little time there was: what was not looked at seems cheap until it is."""
     graph = perceptron((256, 1024, 256), 256)
-    prices = MeasuredPrices(graph, _Traps(graph), _Meter())
+    prices = MeasuredPrices(graph, _Traps(graph), PretendedMeter())
     found = prices.find(seconds=1e-9)
     for by_hand in (data_parallel(graph, _DEVICES), expert(graph, _DEVICES)):
         assert found.seconds <= prices.evaluate(by_hand, "by hand").seconds * (1 + 1e-9)
@@ -190,7 +160,7 @@ def test_no_strategy_of_people_is_cheaper():
 def test_a_strategy_by_what_is_known_later(graph, everything):
     """All of its kernels are measured now; when it was found, none was."""
     seconds, _ = everything
-    meter = _Meter(8)
+    meter = PretendedMeter(0)
     prices = MeasuredPrices(graph, _Source(graph), meter)
     early = prices.find()
     meter._left = math.inf
@@ -207,7 +177,7 @@ def test_a_strategy_by_what_is_known_later(graph, everything):
 
 def test_given_strategies(graph, everything):
     seconds, _ = everything
-    prices = MeasuredPrices(graph, _Source(graph), _Meter())
+    prices = MeasuredPrices(graph, _Source(graph), PretendedMeter())
     by_hand = data_parallel(graph, _DEVICES)
     found = prices.evaluate(by_hand, "data_parallel")
     assert found.seconds == pytest.approx(seconds[by_hand])
@@ -218,7 +188,7 @@ def test_given_strategies(graph, everything):
 
 def test_data_parallelism_where_it_is_as_good(graph, everything):
     seconds, _ = everything
-    found = MeasuredPrices(graph, _Source(graph), _Meter()).find(prove=True, simple_within=1e3)
+    found = MeasuredPrices(graph, _Source(graph), PretendedMeter()).find(prove=True, simple_within=1e3)
     assert found.configurations == data_parallel(graph, _DEVICES)
     assert found.search["simpler"] == "data_parallel"
     assert found.seconds == pytest.approx(seconds[found.configurations])
