@@ -309,6 +309,10 @@ class _SingleOperation(PlanLowering):
         """The one there is."""
         return self._mesh
 
+    def producer_impl(self, tensor: mtf.Tensor) -> DeviceMeshImpl:
+        """The one there is."""
+        return self._mesh
+
     def stored(self, tensor: mtf.Tensor) -> LaidOut:
         """A placeholder, where nothing was lowered to it."""
         if tensor not in self._stored:

@@ -68,7 +68,7 @@ class _Tensors(MutableMapping):
         self._lowering = lowering
 
     def __getitem__(self, tensor: mtf.Tensor) -> LaidOut:
-        return self._lowering.read(tensor, self._lowering.current or self._lowering.mesh_impl(tensor))
+        return self._lowering.read(tensor, self._lowering.current or self._lowering.producer_impl(tensor))
 
     def __setitem__(self, tensor: mtf.Tensor, laid_out: LaidOut) -> None:
         self._lowering._stored[tensor] = laid_out
@@ -158,6 +158,7 @@ class PlanLowering(mtf.Lowering):
         """What a lowering has before it lowered anything."""
         self.graph, self.emitter = graph, emitter
         self.current: DeviceMeshImpl | None = None
+        self._inputs: Sequence[mtf.Tensor] = ()
         self.variables: dict[mtf.Variable, LaidOutVariable] = {}
         self.operations: dict[mtf.Operation, tf.Operation] = {}
         self.tensors = _Tensors(self)
@@ -209,20 +210,26 @@ class PlanLowering(mtf.Lowering):
             self._impl_of[operation] = self._impl_of[leader]
 
     def mesh_impl(self, m: mtf.Mesh | mtf.Operation | mtf.Tensor) -> DeviceMeshImpl:
-        """The mesh implementation of an operation, or of the operation that makes a tensor (in the iteration before).
+        """The mesh implementation of an operation, or of a tensor as `tensors` has it.
 
-        For a Mesh: that of the operation being lowered, otherwise one that splits nothing.
+        What is read while an operation is lowered comes in that operation's layout: the implementation of its inputs is
+        its own, for an operation's code may ask for either. For a Mesh: that of the operation being lowered, otherwise
+        one that splits nothing.
         """
         if isinstance(m, mtf.Tensor):
-            m = self._owner_of.get(m, m.operation)
+            return self.current if any(m is tensor for tensor in self._inputs) else self.producer_impl(m)
         if isinstance(m, mtf.Operation):
             return self._impl_of[m]
         return self.current or self.mesh_to_impl[m]
 
+    def producer_impl(self, tensor: mtf.Tensor) -> DeviceMeshImpl:
+        """The mesh implementation of the operation that makes a tensor (in the iteration before)."""
+        return self._impl_of[self._owner_of.get(tensor, tensor.operation)]
+
     def lower_operation(self, operation: mtf.Operation) -> None:
         """Lowers one operation (and, for a loop, those in it)."""
-        lower_by_rule, before, idle = rule_of(operation).lower, self.current, self.emitter.idle
-        self.current = self._impl_of[operation]
+        lower_by_rule, before, idle = rule_of(operation).lower, (self.current, self._inputs), self.emitter.idle
+        self.current, self._inputs = self._impl_of[operation], operation.inputs
         self.emitter.idle = idle or operation in self._idle
         try:
             with tf.name_scope(operation.name) as scope:
@@ -234,7 +241,7 @@ class PlanLowering(mtf.Lowering):
                 else:
                     lower_by_rule(operation, self)
         finally:
-            self.current, self.emitter.idle = before, idle
+            (self.current, self._inputs), self.emitter.idle = before, idle
 
     def stored(self, tensor: mtf.Tensor) -> LaidOut:
         """A tensor as it was made, in the layout of the operation that made it."""
@@ -250,7 +257,7 @@ class PlanLowering(mtf.Lowering):
         Returns:
           A LaidOutTensor, or a LazyAllreduceSum of `impl`.
         """
-        stored, source = self._stored[tensor], self.mesh_impl(tensor)
+        stored, source = self._stored[tensor], self.producer_impl(tensor)
         if source is impl:
             return stored
         target = impl.partition(tensor.shape)
@@ -271,7 +278,7 @@ class PlanLowering(mtf.Lowering):
         Returns:
           The block at every position of the partition.
         """
-        stored, source = self._stored[tensor], self.mesh_impl(tensor).partition(tensor.shape)
+        stored, source = self._stored[tensor], self.producer_impl(tensor).partition(tensor.shape)
         if source == target:
             return stored.to_laid_out_tensor().tensor_list
         here = list(scopes())
@@ -368,11 +375,11 @@ class PlanLowering(mtf.Lowering):
 
     def export_to_tf_tensor(self, x: mtf.Tensor) -> tf.Tensor:
         """A tensor as one tf.Tensor."""
-        return self.mesh_impl(x).export_to_tf_tensor(x, self._stored[x].to_laid_out_tensor())
+        return self.producer_impl(x).export_to_tf_tensor(x, self._stored[x].to_laid_out_tensor())
 
     def regions(self, tensor: mtf.Tensor) -> set[tuple[tuple[int, int], ...]]:
         """The regions of a tensor that devices of this process hold where it is made: (begin, size) per dim."""
-        impl = self.mesh_impl(tensor)
+        impl = self.producer_impl(tensor)
         partition = impl.partition(tensor.shape)
         block = partition.block_shape(tensor.shape.to_integer_list)
         return {tuple((part * size, size) for part, size in zip(partition.block(position), block, strict=True))

@@ -101,7 +101,7 @@ class _LoopLowering:
 
     def __init__(self, op: mtf.ops.WhileLoopOperation, lowering: Lowering) -> None:
         self.op, self.lowering = op, lowering
-        self.impls = [lowering.mesh_impl(t) for t in op.outputs]
+        self.impls = [lowering.producer_impl(t) for t in op.outputs]
         captured, assigned = _captured(op)
         self.values = {variable.outputs[0]: variable for variable in assigned}
         for t, reader in captured:

@@ -237,7 +237,10 @@ class Lowering(Protocol):
     idle_scopes: Collection[str]
 
     def mesh_impl(self, m: mtf.Mesh | mtf.Operation | mtf.Tensor) -> Mesh:
-        """The mesh implementation of an operation, or of the operation that makes a tensor."""
+        """The mesh implementation of an operation, or of a tensor as `tensors` has it."""
+
+    def producer_impl(self, tensor: mtf.Tensor) -> Mesh:
+        """The mesh implementation of the operation that makes a tensor."""
 
     def lower_operation(self, operation: mtf.Operation) -> None:
         """Lowers an operation within this one."""

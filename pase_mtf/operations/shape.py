@@ -63,7 +63,7 @@ def _lower_reshape(op: mtf.ops.ReshapeOperation, lowering: Lowering) -> None:
     Mesh-TF's own lowering gives wrong values where a rename moves a dim from one mesh axis to another.
     """
     x, y = op.inputs[0], op.outputs[0]
-    source_impl, impl = lowering.mesh_impl(x), lowering.mesh_impl(op)
+    source_impl, impl = lowering.producer_impl(x), lowering.mesh_impl(op)
     old, new = tuple(x.shape.to_integer_list), tuple(y.shape.to_integer_list)
     source, target = source_impl.partition(x.shape), impl.partition(y.shape)
     kept, moved = translate(source, old, new)

@@ -16,7 +16,7 @@ from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.lowering import PlanLowering, lower, plan_from_configurations, uniform_plan
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.mesh_spec import MeshSpec
-from pase_mtf.operations.registry import register_operation, splittable_dims
+from pase_mtf.operations.registry import splittable_dims
 
 _DEVICES = device_names(8)
 
@@ -356,30 +356,6 @@ def test_what_can_be_split(builder):
     twice = mtf.einsum([builder.input("a", [dim("n", 4), dim("k", 4)]), builder.input("b", [dim("k", 4), dim("n", 8)])],
                        [dim("n", 4), dim("n", 8)])
     assert splittable_dims(twice.operation) == {"k"}
-
-
-def test_operation_classes_of_users(builder):
-    class Doubled(mtf.Operation):
-        """Knows nothing of plans."""
-
-        def __init__(self, x):
-            super().__init__([x], name="doubled")
-            self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
-
-        def lower(self, lowering):
-            lowering.set_tensor_lowering(self.outputs[0], lowering.mesh_impl(self).slicewise(
-                lambda x: x * 2, lowering.tensors[self.inputs[0]]))
-
-    x = builder.input("x", [dim("a", 8), dim("b", 8)])
-    op = Doubled(x)
-    assert splittable_dims(op) == {"a", "b"}  # found by trying
-    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
-    np.testing.assert_allclose(_values(lowering, op.outputs[0])[0], 2 * builder.values("x", [8, 8]), rtol=1e-6)
-    register_operation(Doubled, splittable=lambda op: ["a"])
-    assert splittable_dims(op) == {"a"}
-    lowering = PlanLowering(builder.graph, _plan(builder.graph, _spec({"a": 4})), _DEVICES[:4])
-    assert lowering.mesh_impl(op).slice_shape(x.shape) == [2, 8]
-    np.testing.assert_allclose(_values(lowering, op.outputs[0])[0], 2 * builder.values("x", [8, 8]), rtol=1e-6)
 
 
 def test_bfloat16_activations_and_integer_einsums(builder):
