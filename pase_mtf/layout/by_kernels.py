@@ -172,7 +172,7 @@ def find_layout_by_kernels(built: BuiltGraph, exported: ComputationGraph | None,
         search={"seconds": one.seconds, "export_seconds": one.export_seconds, "gap": gap,
                 "optimal": gap <= _CERTAIN and report["of_strategy"] == report["measured_of_strategy"],
                 "priced": len(usable), **one.sizes(), "kernels": report},
-        notes=(*one.assumptions(), *one.of_program([*asked]),
+        notes=(*one.assumptions(), *one.of_program([*asked]), *one.idle(best),
                *(f"note: {note}" for entry in request.compare for note in one.unknown_dims(*entry))),
         variables=one.variables, _search=one.search)
 

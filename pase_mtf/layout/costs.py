@@ -209,14 +209,15 @@ class LayoutCosts:
 
     def memory(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> dict[str, float]:
         """Bytes on the fullest device under one layout, by part."""
-        return self._memory.peak(self._of_layers(mesh, axis_of))[0]
+        return self._memory.peak(self.of_layers(mesh, axis_of))[0]
 
     def peak_memory(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> tuple[float, int]:
         """Bytes on the fullest device under one layout, and the moment at which it holds them."""
-        parts, moment = self._memory.peak(self._of_layers(mesh, axis_of))
+        parts, moment = self._memory.peak(self.of_layers(mesh, axis_of))
         return sum(parts.values()), moment
 
-    def _of_layers(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> list[Configuration]:
+    def of_layers(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> list[Configuration]:
+        """The configuration of every layer under one layout."""
         found = self._configurations(mesh, axis_of)
         return [found[group] for group in self._group_of]
 

@@ -165,6 +165,6 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
                 **one.sizes()},
         notes=(*(one.notes(found[0]) if found else ()),
                *one.of_program([*([parallel] if parallel else []), *([own] if own else []), *compared]),
-               *one.per_layer(best),
+               *one.idle(best), *one.per_layer(best),
                *(f"note: {note}" for entry in request.compare for note in one.unknown_dims(*entry))),
         variables=one.variables, _search=one.search)

@@ -18,9 +18,10 @@ from pase_mtf.layout.legality import Problem, StockLegality
 from pase_mtf.layout.own_classes import own_class_notes
 from pase_mtf.layout.request import Request
 from pase_mtf.layout.search import Candidate, Search
-from pase_mtf.layout.space import MeshShape, mesh_shapes, rules_text
+from pase_mtf.layout.space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.layout.verify import Verifier
 from pase_mtf.operations.registry import rule_of
+from pase_mtf.strategy.devices import devices_text, fuller_devices, useful_devices
 from pase_mtf.strategy.experts import batch_dim
 from pase_mtf.strategy.find import least_seconds
 
@@ -257,6 +258,16 @@ class GraphSearch:
                     f"({1e3 * candidate.cost:.3f} ms) but {'does not lower' if problem.known else _UNKNOWN}: "
                     f"{problem}; this is the next best"))
         return (*tuple(notes.values())[:3], *self.assumptions())
+
+    def idle(self, best: LayoutCost) -> tuple[str, ...]:
+        """How many devices do work of their own under a layout, and how many could; nothing where all of them do."""
+        mesh = parse_mesh_shape(best.mesh_shape)
+        rules = parse_rules(best.layout_rules, mesh)
+        configurations = self.search.costs.of_layers(
+            mesh, {dim: mesh.names.index(axis) for dim, axis in rules.items()})
+        text = devices_text(mesh.devices, useful_devices(self.exported, configurations),
+                            fuller_devices(self.exported, mesh.devices, configurations))
+        return (f"note: {text}",) if text else ()
 
     def per_layer(self, best: LayoutCost) -> tuple[str, ...]:
         """Of a program with loops, what a layout per layer gains: stock Mesh-TF gives the whole body of a loop one, our

@@ -310,7 +310,7 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
                 "optimal": gap <= 1e-9, "gap": gap, "builds": trials.builds, "graphs": len(trials.graphs),
                 **best.graph.search.sizes()},
         notes=(*notes, *best.graph.search.assumptions(), *best.graph.search.of_program(asked),
-               *best.graph.search.per_layer(best.cost)),
+               *best.graph.search.idle(best.cost), *best.graph.search.per_layer(best.cost)),
         variables=best.graph.search.variables, _search=best.graph.search.search)
 
 

@@ -335,3 +335,16 @@ def test_nothing_to_split_names_operations_and_dims():
         y = mtf.square(x, name="squared")
         with pytest.raises(InfeasibleError, match=r"operation import, dim batch: size 6 does not divide by 4"):
             find_layout(graph, 4, [y], FLAT, mesh_shape="all:4")
+
+
+@pytest.mark.parametrize(("batch", "told"), [(12, ""), (10, "devices do useful work")])
+def test_devices_that_repeat_the_work_of_others_are_told(batch, told):
+    with tf.Graph().as_default():
+        graph, loss, _ = perceptron(batch)
+        layout = find_layout(graph, 12, [loss], machine=FLAT)
+    # No size but 12 divides by 3: an axis of 3 has nothing to split.
+    assert any("devices do useful work" in note for note in layout.notes) == bool(told)
+    if told:
+        useful = float(next(note for note in layout.notes if told in note).split()[1])
+        assert 1.0 <= useful < 12.0
+        assert f"{told} (the others repeat it or idle)" in str(layout)
