@@ -217,7 +217,8 @@ class PlanLowering(mtf.Lowering):
         one that splits nothing.
         """
         if isinstance(m, mtf.Tensor):
-            return self.current if any(m is tensor for tensor in self._inputs) else self.producer_impl(m)
+            own = self.current if any(m is tensor for tensor in self._inputs) else None
+            return own or self.producer_impl(m)
         if isinstance(m, mtf.Operation):
             return self._impl_of[m]
         return self.current or self.mesh_to_impl[m]
