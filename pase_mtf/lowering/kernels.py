@@ -129,7 +129,11 @@ class GraphKernels:
         seen, found = set[tuple[str, Hashable, mtf.Tensor]](), dict[int, tuple[int, ...]]()
         for entry in layer.operations:
             operation = self._operations[entry.index]
-            read = [(entry.phase, lowering_key(operation), tensor) for tensor in operation.inputs]
+            if rule_of(operation).assigns(operation):  # it reads every tensor once, and there may be thousands
+                found[entry.index] = ()
+                continue
+            key = lowering_key(operation)
+            read = [(entry.phase, key, tensor) for tensor in operation.inputs]
             found[entry.index] = tuple(
                 place for place, one in enumerate(read)
                 if one in seen or trips.get(operation.inputs[place].operation, 1) < entry.trips)
