@@ -257,17 +257,21 @@ class Nodes:
 
     def making(self, kernel: Kernel, repeats: int) -> str:
         """What `kernel` does for fresh tensors, without the kernel."""
-        ends = collections.defaultdict[str, list[str]](list)
+        made = collections.defaultdict[tuple[int, str], list[tuple[str, str]]](list)  # of a round, on a device
         for number in range(len(self._devices)):
-            rounds = self._made(kernel, number, self._inputs(kernel, number), repeats)
-            for made, after in zip(rounds, [*rounds[1:], None], strict=True):
-                for place, (name, block) in enumerate(zip(made, kernel.inputs, strict=True)):
+            for turn, names in enumerate(self._made(kernel, number, self._inputs(kernel, number), repeats)):
+                for place, (name, block) in enumerate(zip(names, kernel.inputs, strict=True)):
                     if _is_made(block):
-                        device = self._lies_on(kernel, number, place)
-                        dtype = tf.AttrValue(type=tf.as_dtype(block.dtype).as_datatype_enum)
-                        # Held until the next is made, as by the kernel: what is freed at once is made in place.
-                        ends[device].append(self._add(
-                            "Identity", [name, *([f"^{after[place]}"] if after else [])], device, T=dtype))
+                        made[turn, self._lies_on(kernel, number, place)].append((name, block.dtype))
+        rounds = {key: self.group([name for name, _ in tensors], key[1]) for key, tensors in made.items()}
+        ends = collections.defaultdict[str, list[str]](list)
+        for (turn, device), tensors in made.items():
+            # Held until all of the next round are made, as by the kernels: what is freed at once is made in place, and of
+            # many large ones a few would go round in the caches.
+            after = rounds[min(turn + 1, repeats - 1), device]
+            ends[device] += [self._add("Identity", [name, f"^{after}"], device,
+                                       T=tf.AttrValue(type=tf.as_dtype(dtype).as_datatype_enum))
+                             for name, dtype in tensors]
         return self._all_of(ends)
 
     def _all_of(self, ends: Mapping[str, Sequence[str]]) -> str:
