@@ -163,14 +163,15 @@ class KernelTimer:
 class KernelWatch:
     """Times a few kernels again and again, in one session that stays open."""
 
-    def __init__(self, kernels: Sequence[Kernel], devices: int, kind: str = "cpu") -> None:
+    def __init__(self, kernels: Sequence[Kernel], devices: int, kind: str = "cpu", waiting: bool = False) -> None:
         """Opens the session.
 
         Args:
           kernels: what is timed.
           devices, kind: of `KernelTimer`.
+          waiting: what they wait for cores that others use is part of their time, as it is of a step's.
         """
-        self._bench = _Bench(Devices.first(devices, kind), kind == "cpu", {})
+        self._bench = _Bench(Devices.first(devices, kind), kind == "cpu", {}, waiting=waiting)
         self._open = contextlib.ExitStack()
         self._look = self._open.enter_context(self._bench.opened(kernels))
         self._look()  # TensorFlow looks through a whole graph at the first run of each
@@ -371,8 +372,9 @@ class _Bench:
     """Some kernels in one graph and session."""
 
     def __init__(self, devices: Devices, shared: bool, failed: dict[Kernel, str],
-                 expected: Callable[[Kernel], float] | None = None, tiny: float | None = None) -> None:
-        self._expected, self._tiny = expected, tiny
+                 expected: Callable[[Kernel], float] | None = None, tiny: float | None = None,
+                 waiting: bool = False) -> None:
+        self._expected, self._tiny, self._waiting = expected, tiny, waiting
         self._devices, self._shared, self._failed = devices, shared, failed
         self._config = plain_config(devices)
 
@@ -490,6 +492,6 @@ class _Bench:
             long = ended - begin
             if len(walls) >= _MOST_RUNS or long > _SECONDS or (spread < _SPREAD and long > 0.2 * _SECONDS):
                 break
-        if self._shared:
+        if self._shared and not self._waiting:
             median = min(median, (time.process_time() - work) / len(walls) / cores() * _WAITING)
         return Timing(float(median), float(spread), len(walls))
