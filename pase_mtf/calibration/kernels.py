@@ -267,8 +267,8 @@ class Nodes:
         rounds = {key: self.group([name for name, _ in tensors], key[1]) for key, tensors in made.items()}
         ends = collections.defaultdict[str, list[str]](list)
         for (turn, device), tensors in made.items():
-            # Held until all of the next round are made, as by the kernels: what is freed at once is made in place, and of
-            # many large ones a few would go round in the caches.
+            # Held until all of the next round are made, as by the kernels: what is freed at once is made in place, and
+            # of many large ones a few would go round in the caches.
             after = rounds[min(turn + 1, repeats - 1), device]
             ends[device] += [self._add("Identity", [name, f"^{after}"], device,
                                        T=tf.AttrValue(type=tf.as_dtype(dtype).as_datatype_enum))
