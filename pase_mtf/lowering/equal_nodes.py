@@ -60,15 +60,19 @@ def first_of_equal(nodes: Iterable[tf.Operation]) -> list[tf.Operation]:
     """The nodes that are run of these.
 
     Args:
-      nodes: of a graph, with all that they read and wait for, in an order in which they can run.
+      nodes: of a graph, with all that they read and wait for, in an order in which they can run; what reads something
+        of the iteration before it, in a loop, is like no other.
     """
     equal, numbers, found = EqualNodes(), dict[tf.Operation, int](), list[tf.Operation]()
     for node in nodes:
         doing, any_order = doing_of(node)
-        reads = [Value(numbers[tensor.op], tensor.value_index) for tensor in node.inputs]
-        waits = sorted(Value(numbers[other], -1) for other in node.control_inputs)
-        numbers[node], first = equal.number(
-            None if doing is None else (node.device, doing), (*(sorted(reads) if any_order else reads), *waits))
+        if doing is None or not all(other in numbers for other in (*(x.op for x in node.inputs), *node.control_inputs)):
+            numbers[node], first = equal.number(None)
+        else:
+            reads = [Value(numbers[tensor.op], tensor.value_index) for tensor in node.inputs]
+            waits = sorted(Value(numbers[other], -1) for other in node.control_inputs)
+            reads = [*(sorted(reads) if any_order else reads), *waits]
+            numbers[node], first = equal.number((node.device, doing), reads)
         if first:
             found.append(node)
     return found

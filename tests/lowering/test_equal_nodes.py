@@ -40,3 +40,14 @@ def test_tensorflow_runs_the_first_of_equal_nodes(steps):
     kinds = {node.type for node in nodes} - {"Placeholder", "NoOp", "Const"}
     run = collections.Counter(node.op for part in metadata.partition_graphs for node in part.node if node.op in kinds)
     assert run == collections.Counter({kind: times for kind, times in found.items() if kind in kinds})
+
+
+def test_what_comes_from_the_iteration_before():
+    with tf.Graph().as_default() as graph:
+        enter = tf.raw_ops.Enter(data=tf.constant(0.0), frame_name="loop")
+        merge = tf.raw_ops.Merge(inputs=[enter, enter])
+        again = tf.raw_ops.NextIteration(data=tf.tanh(merge.output))
+        merge.output.op._update_input(1, again)
+        tf.tanh(merge.output)
+        assert collections.Counter(node.type for node in first_of_equal(graph.get_operations())) == {
+            "Const": 1, "Enter": 1, "Merge": 1, "NextIteration": 1, "Tanh": 1}
