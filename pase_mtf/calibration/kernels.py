@@ -163,14 +163,15 @@ class KernelTimer:
 class KernelWatch:
     """Times a few kernels again and again, in one session that stays open."""
 
-    def __init__(self, kernels: Sequence[Kernel], devices: int, kind: str = "cpu") -> None:
+    def __init__(self, kernels: Sequence[Kernel], devices: int, kind: str = "cpu", waiting: bool = False) -> None:
         """Opens the session.
 
         Args:
           kernels: what is timed.
           devices, kind: of `KernelTimer`.
+          waiting: what they wait for cores that others use is part of their time, as it is of a step's.
         """
-        self._bench = _Bench(Devices.first(devices, kind), kind == "cpu", {})
+        self._bench = _Bench(Devices.first(devices, kind), kind == "cpu", {}, waiting=waiting)
         self._open = contextlib.ExitStack()
         self._look = self._open.enter_context(self._bench.opened(kernels))
         self._look()  # TensorFlow looks through a whole graph at the first run of each
@@ -257,17 +258,21 @@ class Nodes:
 
     def making(self, kernel: Kernel, repeats: int) -> str:
         """What `kernel` does for fresh tensors, without the kernel."""
-        ends = collections.defaultdict[str, list[str]](list)
+        made = collections.defaultdict[tuple[int, str], list[tuple[str, str]]](list)  # of a round, on a device
         for number in range(len(self._devices)):
-            rounds = self._made(kernel, number, self._inputs(kernel, number), repeats)
-            for made, after in zip(rounds, [*rounds[1:], None], strict=True):
-                for place, (name, block) in enumerate(zip(made, kernel.inputs, strict=True)):
+            for turn, names in enumerate(self._made(kernel, number, self._inputs(kernel, number), repeats)):
+                for place, (name, block) in enumerate(zip(names, kernel.inputs, strict=True)):
                     if _is_made(block):
-                        device = self._lies_on(kernel, number, place)
-                        dtype = tf.AttrValue(type=tf.as_dtype(block.dtype).as_datatype_enum)
-                        # Held until the next is made, as by the kernel: what is freed at once is made in place.
-                        ends[device].append(self._add(
-                            "Identity", [name, *([f"^{after[place]}"] if after else [])], device, T=dtype))
+                        made[turn, self._lies_on(kernel, number, place)].append((name, block.dtype))
+        rounds = {key: self.group([name for name, _ in tensors], key[1]) for key, tensors in made.items()}
+        ends = collections.defaultdict[str, list[str]](list)
+        for (turn, device), tensors in made.items():
+            # Held until all of the next round are made, as by the kernels: what is freed at once is made in place, and
+            # of many large ones a few would go round in the caches.
+            after = rounds[min(turn + 1, repeats - 1), device]
+            ends[device] += [self._add("Identity", [name, f"^{after}"], device,
+                                       T=tf.AttrValue(type=tf.as_dtype(dtype).as_datatype_enum))
+                             for name, dtype in tensors]
         return self._all_of(ends)
 
     def _all_of(self, ends: Mapping[str, Sequence[str]]) -> str:
@@ -367,8 +372,9 @@ class _Bench:
     """Some kernels in one graph and session."""
 
     def __init__(self, devices: Devices, shared: bool, failed: dict[Kernel, str],
-                 expected: Callable[[Kernel], float] | None = None, tiny: float | None = None) -> None:
-        self._expected, self._tiny = expected, tiny
+                 expected: Callable[[Kernel], float] | None = None, tiny: float | None = None,
+                 waiting: bool = False) -> None:
+        self._expected, self._tiny, self._waiting = expected, tiny, waiting
         self._devices, self._shared, self._failed = devices, shared, failed
         self._config = plain_config(devices)
 
@@ -486,6 +492,6 @@ class _Bench:
             long = ended - begin
             if len(walls) >= _MOST_RUNS or long > _SECONDS or (spread < _SPREAD and long > 0.2 * _SECONDS):
                 break
-        if self._shared:
+        if self._shared and not self._waiting:
             median = min(median, (time.process_time() - work) / len(walls) / cores() * _WAITING)
         return Timing(float(median), float(spread), len(walls))

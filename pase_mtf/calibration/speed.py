@@ -22,7 +22,8 @@ _TOLD = 0.15
 
 
 class SpeedWatch:
-    """Times the reference kernels of a meter again, from time to time, against what its prices say that they take."""
+    """Times the reference kernels of a meter again, from time to time, against what its prices say that they take: by
+    the clock, as steps are timed. Prices leave out what kernels wait for others that use the cores."""
 
     def __init__(self, meter: KernelMeter | None) -> None:
         """Times nothing yet.
@@ -42,7 +43,7 @@ class SpeedWatch:
             return None
         if self._watch is None:
             from pase_mtf.calibration.kernels import KernelWatch  # TensorFlow takes seconds to import
-            self._watch = KernelWatch(tuple(kept), self._meter.devices, self._meter.kind)
+            self._watch = KernelWatch(tuple(kept), self._meter.devices, self._meter.kind, waiting=True)
             now = self._begin = time.perf_counter()  # to open it is no part of looking
         found = self._watch.seconds()
         self._spent += time.perf_counter() - now

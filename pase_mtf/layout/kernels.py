@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.layout.space import MeshShape, rules_text
+from pase_mtf.lowering.equal_nodes import first_of_equal
 from pase_mtf.lowering.nodes import IDLE_NODES, kernel_of
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.operations.protocols import LaidOut
@@ -96,6 +97,7 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
             continue
         seen.add(node)
         waiting += [*(tensor.op for tensor in node.inputs), *node.control_inputs]
+    for node in first_of_equal(node for node in tf.get_default_graph().get_operations() if node in seen):
         kernel = kernel_of(node)
         if kernel is not None:
             part = next((part for part, scope in _SCOPES.items() if scope in node.name), COMPUTE)

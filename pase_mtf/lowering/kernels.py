@@ -6,7 +6,7 @@ What combines partial sums is not told here: `cost.kernels` knows it from the sh
 
 Operations of a layer that are alike and read the same tensor, as the time steps of a recurrent layer read its weights,
 run soon after each other, and so does what a loop reads from outside of it: all but the first find that tensor in the
-caches. Their kernels are others (`Kernel.again`).
+caches. Their kernels are others (`Kernel.again`). Of equal nodes in a layer only one is run (`equal_nodes`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import collections
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter
+from pase_mtf.lowering.equal_nodes import EqualNodes, Value, doing_of
 from pase_mtf.lowering.lowering import PlanLowering, legal_spec
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.mesh_spec import MeshSpec
@@ -65,7 +67,7 @@ class GraphKernels:
         self._again: dict[int, tuple[int, ...]] = {}
         for layer in self._layers:
             self._again |= self._read_again(layer)
-        self._found: dict[Hashable, collections.Counter[Kernel]] = {}
+        self._found: dict[Hashable, _Trace] = {}
         self.untraced: dict[str, None] = {}
 
     def layer(self, number: int, configuration: Configuration) -> Mapping[str, Mapping[Kernel, int]]:
@@ -81,12 +83,13 @@ class GraphKernels:
         layer = self._layers[number]
         spec = MeshSpec.of_configuration(configuration, layer.aliases)
         found: dict[str, collections.Counter[Kernel]] = {}
+        merging = _Merging()
         for operation in layer.operations:
             if operation.kind == "none":
                 continue
             counts = found.setdefault(operation.phase, collections.Counter())
             try:
-                kernels = self._operation(layer, operation, configuration, spec)
+                kernels = self._operation(layer, operation, configuration, spec, merging)
             except _UntracedError as error:
                 self.untraced[str(error)] = None
                 kernels = {_addition(operation, configuration): operation.nodes}
@@ -99,13 +102,16 @@ class GraphKernels:
         if number not in self._alike:
             layer, names = self._layers[number], dict[str, int]()
             keys: list[Hashable] = []
+            tensors: dict[mtf.Tensor, int] = {}  # which operations read the same
             for entry in layer.operations:
                 operation = self._operations[entry.index]
                 assigned = rule_of(operation).assigns(operation)
                 again = self._again[entry.index]
                 keys.append((entry.phase, entry.kind, entry.trips, again, (operation.assign_fn, tuple(
                     (tuple(names.setdefault(name, len(names)) for name in value.dims), value.shape, value.itemsize)
-                    for value in entry.inputs)) if assigned else _without_names(lowering_key(operation), names)))
+                    for value in entry.inputs)) if assigned else (_without_names(lowering_key(operation), names), tuple(
+                        tensors.setdefault(tensor, len(tensors))
+                        for tensor in (*operation.inputs, *operation.outputs)))))
             own = tuple((tuple(names.setdefault(name, len(names)) for name in variable.operand.dims),
                          variable.operand.shape, variable.operand.itemsize) for variable in layer.variables)
             dims = tuple((names.setdefault(name, len(names)), size) for name, size in layer.dims.items())
@@ -129,7 +135,11 @@ class GraphKernels:
         seen, found = set[tuple[str, Hashable, mtf.Tensor]](), dict[int, tuple[int, ...]]()
         for entry in layer.operations:
             operation = self._operations[entry.index]
-            read = [(entry.phase, lowering_key(operation), tensor) for tensor in operation.inputs]
+            if rule_of(operation).assigns(operation):  # it reads every tensor once, and there may be thousands
+                found[entry.index] = ()
+                continue
+            key = lowering_key(operation)
+            read = [(entry.phase, key, tensor) for tensor in operation.inputs]
             found[entry.index] = tuple(
                 place for place, one in enumerate(read)
                 if one in seen or trips.get(operation.inputs[place].operation, 1) < entry.trips)
@@ -137,7 +147,7 @@ class GraphKernels:
         return found
 
     def _operation(self, layer: Layer, entry: LayerOperation, configuration: Configuration, spec: MeshSpec,
-                   ) -> Mapping[Kernel, int]:
+                   merging: _Merging) -> Mapping[Kernel, int]:
         operation = self._operations[entry.index]
         rule = rule_of(operation)
         if rule.loop(operation):
@@ -151,11 +161,13 @@ class GraphKernels:
         alike, numbered = self._keys[entry.index]
         parts = {name: count for axis, count in legal.axes for name in axis}
         again = self._again[entry.index]
-        key = alike, again, tuple(parts.get(name, 1) for name in numbered)
+        # What reads one tensor twice may be equal to other nodes than what reads two.
+        places = tuple(map(operation.inputs.index, operation.inputs))
+        key = alike, again, places, tuple(parts.get(name, 1) for name in numbered)
         if key not in self._found:
             self._found[key] = self._trace(operation, legal, lambda single: single.lower(operation),
                                            [operation.inputs[place] for place in again])
-        return self._found[key]
+        return merging.run(operation, entry.trips, self._found[key])
 
     def _assignments(self, layer: Layer, operation: mtf.Operation, spec: MeshSpec) -> Mapping[Kernel, int]:
         """Of an assignment, perhaps to the variables of many layers, those whose new values a layer computes.
@@ -172,12 +184,12 @@ class GraphKernels:
                 if key not in self._found:
                     self._found[key] = self._trace(operation, spec, functools.partial(
                         _SingleOperation.assign, operation=operation, variable=variable, value=value))
-                found.update(self._found[key])
+                found.update(node.kernel for node in self._found[key].nodes if node.kernel)
         return found
 
     def _trace(self, operation: mtf.Operation, spec: MeshSpec,
                lower: Callable[[_SingleOperation], list[tf.Operation]], again: Sequence[mtf.Tensor] = (),
-               ) -> collections.Counter[Kernel]:
+               ) -> _Trace:
         # Few operations look beyond their own device: those are lowered for all of them.
         failure = ""
         for everywhere in (False, True):
@@ -189,28 +201,85 @@ class GraphKernels:
                     told = " ".join(str(error).split())[:150]
                     failure = f"{type(operation).__name__}: {type(error).__name__}, {told}"
                     continue
-                return _kernels_of(nodes, {single.first_slice(tensor).name for tensor in again})
+                return single.trace(operation, nodes, {single.first_slice(tensor).name for tensor in again})
         raise _UntracedError(failure)
 
 
-def _kernels_of(nodes: Sequence[tf.Operation], near: set[str]) -> collections.Counter[Kernel]:
-    """The kernels of nodes, in an order in which they can run. Most of what a kernel reads and writes `again` are
-    tensors that lie in the caches.
+_Place = tuple[int, int]
+"""What a node of an operation reads: a node of its own and which output of that, or -1 - an input of the operation and
+which slice of that."""
 
-    Args:
-      nodes: of one device.
-      near: names of tensors that lie there.
+
+class _Node(NamedTuple):
+    """A node of an operation on a device.
+
+    Attributes:
+      kernel: None: it takes no time.
+      doing: `equal_nodes.doing_of` it.
+      any_order: it makes the same of what it reads in any order.
+      reads: tensors; None: something else.
+      waits: for which nodes.
     """
-    found, near = collections.Counter[Kernel](), set(near)
-    for node in nodes:
-        kernel = kernel_of(node)
-        read = [tensor.name in near for tensor in node.inputs]
-        if any(read) and (kernel is None or kernel.by_reference):
-            near.update(tensor.name for tensor in node.outputs)
-        if kernel is not None:
-            nbytes = sum(block.nbytes for block, one in zip(kernel.inputs, read, strict=True) if one)
-            found[kernel._replace(again=2 * nbytes > kernel.nbytes)] += 1
-    return found
+
+    kernel: Kernel | None
+    doing: Hashable
+    any_order: bool
+    reads: Sequence[_Place | None]
+    waits: Sequence[_Place | None]
+
+
+class _Trace(NamedTuple):
+    """What an operation becomes on a device.
+
+    Attributes:
+      nodes: in an order in which they can run.
+      made: the first slice of every output; None: it is not made by one of these nodes.
+    """
+
+    nodes: Sequence[_Node]
+    made: Sequence[_Place | None]
+
+
+class _Merging:
+    """Which nodes of a layer are run: of equal ones, the first."""
+
+    def __init__(self) -> None:
+        self._equal = EqualNodes()
+        self._values: dict[tuple[mtf.Tensor, int], Value] = {}  # slices of tensors
+
+    def run(self, operation: mtf.Operation, trips: int, trace: _Trace) -> collections.Counter[Kernel]:
+        """What is run for the next operation of a layer.
+
+        Args:
+          operation: which.
+          trips: how often a step does.
+          trace: of it, or of one that is alike.
+        """
+        found, numbers = collections.Counter[Kernel](), list[int]()
+
+        def value(place: _Place | None) -> Value:
+            if place is None:
+                return Value(self._equal.number(None)[0], 0)
+            node, output = place
+            if node >= 0:
+                return Value(numbers[node], output)
+            held = operation.inputs[-1 - node], output
+            if held not in self._values:
+                self._values[held] = value(None)
+            return self._values[held]
+
+        for node in trace.nodes:
+            reads = [value(place) for place in node.reads]
+            waits = sorted(value(place) for place in node.waits)
+            doing = None if node.doing is None else (trips, node.doing)
+            number, first = self._equal.number(doing, (*(sorted(reads) if node.any_order else reads), *waits))
+            numbers.append(number)
+            if first and node.kernel is not None:
+                found[node.kernel] += 1
+        for tensor, place in zip(operation.outputs, trace.made, strict=True):
+            if place is not None:
+                self._values[tensor, 0] = value(place)
+        return found
 
 
 def _without_names(key: Hashable, numbers: dict[str, int]) -> Hashable:
@@ -300,6 +369,38 @@ class _SingleOperation(PlanLowering):
 
     def _made(self, before: int) -> list[tf.Operation]:
         return [node for node in tf.get_default_graph().get_operations()[before:] if node.device in ("", _DEVICE)]
+
+    def trace(self, operation: mtf.Operation, nodes: Sequence[tf.Operation], near: set[str]) -> _Trace:
+        """The nodes of an operation as they are kept. Most of what a kernel reads and writes `again` are tensors that
+        lie in the caches.
+
+        Args:
+          operation: which was lowered.
+          nodes: on the first device, in an order in which they can run.
+          near: names of tensors that lie in its caches.
+        """
+        places: dict[str, _Place] = {}
+        for number, tensor in enumerate(operation.inputs):
+            for position, block in enumerate(self.stored(tensor).to_laid_out_tensor().all_slices):
+                places.setdefault(block.name, (-1 - number, position))
+        found, near = list[_Node](), set(near)
+        for node in nodes:
+            kernel, (doing, any_order) = kernel_of(node), doing_of(node)
+            read = [tensor.name in near for tensor in node.inputs]
+            if any(read) and (kernel is None or kernel.by_reference):
+                near.update(tensor.name for tensor in node.outputs)
+            if kernel is not None:
+                nbytes = sum(block.nbytes for block, one in zip(kernel.inputs, read, strict=True) if one)
+                kernel = kernel._replace(again=2 * nbytes > kernel.nbytes)
+            reads = [places.get(tensor.name) for tensor in node.inputs]
+            waits = [places.get(f"^{other.name}") for other in node.control_inputs]
+            for output, tensor in enumerate(node.outputs):
+                places.setdefault(tensor.name, (len(found), output))
+            places[f"^{node.name}"] = len(found), -1
+            found.append(_Node(kernel, doing, any_order, reads, waits))
+        made = [self._stored.get(tensor) for tensor in operation.outputs]
+        return _Trace(found, [None if x is None or isinstance(x, mtf.LazyAllreduceSum) else
+                              places.get(x.all_slices[0].name) for x in made])
 
     def first_slice(self, tensor: mtf.Tensor) -> tf.Tensor:
         """A tensor that was read, on the first device."""

@@ -1,7 +1,10 @@
 """How fast the machine is while steps are timed, against what prices say."""
 
+import contextlib
+
 import pytest
 
+from pase_mtf.calibration import kernels as timing
 from pase_mtf.calibration import speed
 from pase_mtf.calibration.kernels import KernelWatch
 from pase_mtf.calibration.meter import REFERENCES, KernelMeter
@@ -22,8 +25,8 @@ class _Watch:
 
     factors, opened, closed = (1.0, 1.0), 0, 0
 
-    def __init__(self, kernels, devices, kind):
-        assert (kernels, devices, kind) == (REFERENCES[:2], 2, "cpu")
+    def __init__(self, kernels, devices, kind, waiting):
+        assert (kernels, devices, kind, waiting) == (REFERENCES[:2], 2, "cpu", True)
         type(self).opened += 1
 
     def seconds(self):
@@ -85,3 +88,15 @@ def test_note():
     assert speed_note([0.9, 1.1, 1.0]) == ""
     assert "took 1.50 times as long for the reference kernels as prices say (1.00 to 2.00, looks: 3)" in speed_note(
         [2.0, 1.0, 1.5])
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_what_kernels_wait_for_others_is_told_of_a_busy_machine(monkeypatch, waiting):
+    """A clock by which everything takes ten times as long, while the work of the cores stays what it is."""
+    kernels, clock = REFERENCES[6:7], timing.time.perf_counter
+    seconds = {}
+    for factor in (1.0, 10.0):
+        monkeypatch.setattr(timing.time, "perf_counter", lambda factor=factor: factor * clock())
+        with contextlib.closing(KernelWatch(kernels, 2, waiting=waiting)) as watch:
+            seconds[factor] = min(watch.seconds()[kernels[0]] for _ in range(5))
+    assert (seconds[10.0] > 4 * seconds[1.0]) == waiting

@@ -15,6 +15,7 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.emit import Emitter
+from pase_mtf.lowering.equal_nodes import first_of_equal
 from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
 from pase_mtf.lowering.nodes import kernel_of, node_of
@@ -54,7 +55,8 @@ def _lowered(net, graph, configurations, devices):
         if node not in run:
             run.add(node)
             waiting += [*(x.op for x in node.inputs), *node.control_inputs]
-    return collections.Counter(kernel for kernel in map(kernel_of, run) if kernel is not None)
+    nodes = first_of_equal(node for node in tf.get_default_graph().get_operations() if node in run)
+    return collections.Counter(kernel for kernel in map(kernel_of, nodes) if kernel is not None)
 
 
 @pytest.mark.parametrize(("name", "choose"), [
@@ -76,7 +78,7 @@ def test_what_is_told_is_what_is_run(name, choose):
     assert {kernel.operation for kernel in missing} <= _MISSING
     assert missing.total() <= 0.05 * run.total()
     # Beyond what is run: what devices hold that nobody reads, which TensorFlow leaves out.
-    assert (told - run).total() <= 0.25 * run.total()
+    assert (told - run).total() <= 0.15 * run.total()
     assert known.look(configurations) == 0
 
 
@@ -175,6 +177,25 @@ def test_a_loop_reads_from_outside_again():
         mtf.while_loop(lambda step, _: mtf.less(step, 5), body, [start, net.input("x", [rows, old])])
         told = _products(net)
     assert {(kernel.again, times) for kernel, times in told.items()} == {(True, 10)}
+
+
+@pytest.mark.parametrize(("again", "sigmoids"), [("x, w", 2), ("w, x", 2), ("x, y", 4), ("x, x", 4)])
+def test_equal_nodes_of_a_layer_are_told_once(again, sigmoids):
+    """On each of two devices one of two, where both read the same; products are the same in any order."""
+    with tf.Graph().as_default():
+        net = Builder(tf.float32)
+        dims = [dim("batch", 8), dim("io", 4)]
+        with one_layer(net.graph):
+            tensors = {name: net.variable(name, dims) for name in "xwy"}
+            made = [mtf.slicewise(lambda one, other, number=number: tf.sigmoid(one * other) + number,
+                                  [tensors[name] for name in names.split(", ")], mtf.Shape(dims), tf.float32, dims)
+                    for number, names in enumerate(("x, w", again))]
+            mtf.reduce_sum(made[0] * made[1])
+        graph = export_graph(net.graph)
+        known = KnownKernels(graph, GraphKernels(net.graph, graph))
+        known.look(data_parallel(graph, 2))
+        told = known.kernels(data_parallel(graph, 2))
+    assert sum(times for kernel, times in told.items() if kernel.operation == "Sigmoid") == sigmoids
 
 
 def test_layers_that_are_alike_are_looked_at_once():
