@@ -28,7 +28,7 @@ from pase_mtf.search.neighbourhood import improve
 from pase_mtf.search.packed import Packed, Potentials, Reduction, lift, quantum, reduce, simple_bound
 from pase_mtf.search.part import Part, entries_left, plan_at_once
 from pase_mtf.search.pass_state import PassState, promising, prune
-from pase_mtf.search.pulls import EXACTLY
+from pase_mtf.search.pulls import EXACTLY, Steps
 from pase_mtf.search.registry import Progress, relative_gap
 from pase_mtf.search.waiting import Waiting
 
@@ -42,6 +42,8 @@ _FIRST_DESCENT = 1 << 27
 _READS_PER_LOOK = 2e7
 # Of the memory, what parts that wait may take.
 _WAITING = 0.25
+# And what the matrices in steps may that are kept for the certificate.
+_KEPT = 0.125
 # Configurations per vertex that are looked at for a good assignment, by reduced cost.
 _PROMISING = 12
 _SWEEPS = 20
@@ -78,6 +80,8 @@ class Minimiser:
       proven: whether the search has ended with a proof.
       statistics: counts.
       potentials: those that prove `cost` by themselves; None if it took more.
+      steps: the matrices of the network in steps, for whoever proves its optimum; None if they were not counted, or
+        are too large to be kept.
     """
 
     def __init__(self, packed: Packed, *, budget: Budget | None = None, gap: float = 0.0, cutoff: float = np.inf,
@@ -112,6 +116,7 @@ class Minimiser:
         self._unit = quantum(packed, self._budget) if unit is None else unit
         self._scale = 0.0
         self.potentials: Potentials | None = None
+        self.steps: Steps | None = None
         self._start = time.perf_counter()
         self._most_read = float(_FIRST_DESCENT)
         self._root_messages = self._reduction.messages
@@ -257,6 +262,9 @@ class Minimiser:
         if active is None:
             part = Part.of(self.root, self._root_messages, bound, self._room * (1 - _WAITING), 0)
             self._root_messages = part.state.potentials  # as they will be when it is left
+            if self.root is self._packed and 0 < part.steps.counts.nbytes < _KEPT * self._room:
+                self.steps = part.steps
+                self._room -= part.steps.counts.nbytes
             return part
         room = self._room * (1 - _WAITING)
         p, messages, *_ = reduce(self.root, active, self._root_messages, budget=Budget(self._budget.deadline, room))

@@ -14,7 +14,7 @@ from pase_mtf.search.packed import Packed, Potentials, lift, reduce
 from pase_mtf.search.part import Part
 from pase_mtf.search.pass_state import count_below
 from pase_mtf.search.proof import Certificate, Potential
-from pase_mtf.search.pulls import EXACTLY
+from pase_mtf.search.pulls import EXACTLY, Steps
 
 __all__ = ["certify", "potentials_of"]
 
@@ -40,7 +40,8 @@ class _Split(NamedTuple):
     messages: Potentials
 
 
-def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certificate | None:
+def certify(packed: Packed, cost: float, slack: float, budget: Budget, steps: Steps | None = None
+            ) -> Certificate | None:
     """Proves that no assignment is cheaper than cost - slack, with all the passes and splits that takes.
 
     Args:
@@ -48,16 +49,17 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget) -> Certif
       cost: of an optimal assignment.
       slack: how far the bound may stay below it.
       budget: time and memory that it may take; None comes back where they are not enough.
+      steps: its matrices in steps, if they are counted already.
     """
     # Splits and proofs by number; the two parts of a split come after it, and are put together from the last on.
     found: list[Certificate | _Split] = []
     parts: list[tuple[int, int]] = []
     todo = [(np.ones(len(packed.unary), bool), Potentials.none(packed), -1)]
-    room = budget.memory - packed.bytes
+    room = budget.memory - packed.bytes - (steps.counts.nbytes if steps else 0)
     while todo:
         active, messages, above = todo.pop()
         try:
-            step = _prove(packed, active, messages, cost, slack, Budget(budget.deadline, room))
+            step = _prove(packed, active, messages, cost, slack, Budget(budget.deadline, room), steps)
         except (TimeoutError, MemoryError):
             return None
         # What a proof holds, or a split that waits.
@@ -93,15 +95,16 @@ def potentials_of(packed: Packed, messages: Potentials) -> tuple[Potential, ...]
                  for e, (source, target) in enumerate(packed.pairs))
 
 
-def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float, slack: float, budget: Budget
-           ) -> Certificate | _Split:
+def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float, slack: float, budget: Budget,
+           steps: Steps | None) -> Certificate | _Split:
     """A proof for the active part of a network, or the split that it takes."""
     try:
         reduction = reduce(packed, active, messages, keep=True, budget=budget)
     except InfeasibleError:  # nothing finite is left: the checker finds that by pruning
         return Certificate(potentials_of(packed, messages), alone=False)
     p = reduction.network
-    part = Part.of(p, reduction.messages, -np.inf, budget.memory, 0 if p is packed else p.bytes)
+    same = p is packed
+    part = Part.of(p, reduction.messages, -np.inf, budget.memory, 0 if same else p.bytes, steps if same else None)
     bound, passes, at_once = -np.inf, 0, _PASSES_AT_ONCE
     while True:
         # Nothing is pruned in these passes: the checker sees all configurations, and the potentials of all.

@@ -187,6 +187,14 @@ _Four = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @compiled(fastmath={"nnan", "nsz"})
+def _lower_alone(costs: _Four, taken: np.ndarray, alone: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """`_lower` where nobody asks what is raised: half the work."""
+    a, b, c, d = costs
+    for k in range(len(alone)):
+        alone[k] = min(alone[k], min(min(a[k] - taken[0], b[k] - taken[1]), min(c[k] - taken[2], d[k] - taken[3])))
+
+
+@compiled(fastmath={"nnan", "nsz"})
 def _lower(costs: _Four, taken: np.ndarray, own: np.ndarray, alone: np.ndarray, raised: np.ndarray
            ) -> None:  # pragma: no cover (compiled)
     """Lowers `alone` to each of four rows of costs, of which so much is taken, and `raised` to it with what is its
@@ -244,7 +252,7 @@ def read(found: Minima, rows: np.ndarray, band: np.ndarray, slots: np.ndarray, g
       given, near: per slot, the potentials, and see `at_layers`.
       beyond: filled in, for side 0 here, for side 1 by `least_left`: by how much that rises with this group, at least,
         what the layer at the other end then costs above its least included.
-      least_only: leave `beyond` as it is.
+      least_only: leave `beyond` as it is, and `found.raised`.
     """
     height, width = band.shape
     line, chosen, taken, own = np.empty(_TILE[1]), np.empty(_TILE[0] + 3, np.int64), np.empty(4), np.empty(4)
@@ -262,8 +270,12 @@ def read(found: Minima, rows: np.ndarray, band: np.ndarray, slots: np.ndarray, g
                         slot = slots[k, 0] + rows[chosen[first + number]]
                         taken[number], own[number] = given[slot], _down(near[slot] - given[slot])
                     a, b, c, d = chosen[first:first + 4]
-                    _lower((band[a, left:right], band[b, left:right], band[c, left:right], band[d, left:right]), taken,
-                           own, found.alone[k, left:right], found.raised[k, left:right])
+                    costs, alone = (band[a, left:right], band[b, left:right], band[c, left:right],
+                                    band[d, left:right]), found.alone[k, left:right]
+                    if least_only:
+                        _lower_alone(costs, taken, alone)
+                    else:
+                        _lower(costs, taken, own, alone, found.raised[k, left:right])
                 for r in chosen[:0 if least_only else count]:
                     slot = slots[k, 0] + rows[r]
                     beyond[slot] = min(beyond[slot], _least_sum(band[r, left:right], found.ahead[k, left:right], line))

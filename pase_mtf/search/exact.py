@@ -87,7 +87,7 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     bound = cost if search.proven else min(cost, search.bound)
     proof = None
     if certificate and search.proven:
-        proof = (certify(packed, cost, search.slack, budget) if search.potentials is None
+        proof = (certify(packed, cost, search.slack, budget, search.steps) if search.potentials is None
                  else Certificate(potentials_of(packed, search.potentials)))
     return Solution(assignment, cost, bound, relative_gap(cost, bound), search.proven, time.perf_counter() - start,
                     statistics, proof)

@@ -70,9 +70,11 @@ class Part:
     patience: int = 0
 
     @classmethod
-    def of(cls, p: Packed, messages: Potentials, bound: float, room: float, taken: int) -> Part:
-        """The whole of a network, with so many bytes of room, of which it takes some itself."""
-        return cls(p, taken, PassState.start(p, messages), bound, _counted(p, room - taken), _work(p),
+    def of(cls, p: Packed, messages: Potentials, bound: float, room: float, taken: int, steps: Steps | None = None
+           ) -> Part:
+        """The whole of a network, with so many bytes of room, of which it takes some itself; `steps` if it is counted
+        already."""
+        return cls(p, taken, PassState.start(p, messages), bound, steps or _counted(p, room - taken), _work(p),
                    not (p.domains == 1)[p.ends].any())
 
     def domains(self) -> np.ndarray:
