@@ -270,7 +270,7 @@ class _Lives:
 
 def _beside(made: np.ndarray, end: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
     """The places before others have made so many bytes after `end`; made: how many are made before every place."""
-    return np.maximum(np.searchsorted(made, made[end + 1] + nbytes), end + 1) - 1
+    return np.minimum(np.maximum(np.searchsorted(made, made[end + 1] + nbytes), end + 1) - 1, len(made) - 2)
 
 
 def _rows(*numbers: int) -> tuple[np.ndarray, ...]:
