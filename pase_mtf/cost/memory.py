@@ -10,10 +10,13 @@ the strategy.
   tensor itself is there until all have read it that read it as it lies.
 - A gradient that devices have to sum: until the backward pass is over, for one device may be ahead of the others. What
   the update makes of it comes after that, in its place.
+- What a copy is put together from, while it is made (`cost.copies`).
+- What the last reader of a tensor or a copy writes in its place, which counts instead of it from then on.
 - What arrives for a sum, or the sum itself, as large as what is summed, while that is made: of gradients that waited
   for each other, of one at a time, and with what the update makes of the sum while that is still there.
 - Where devices share a host, one makes sums and copies for several; the last of these writes what it makes of it in its
   place. What that is lasts, on the device that made the sum or the copy, beside what this device makes of it itself.
+  The sum lies in the place of one of its parts: nothing arrives.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from __future__ import annotations
 import collections
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
+from pase_mtf.cost.copies import Moved, moved, until_taken, whole_bytes
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
@@ -34,7 +38,6 @@ __all__ = ["MEMORY_PARTS", "MemoryModel", "layer_memory", "strategy_memory"]
 MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
 """What the bytes are for. Gradients: of weights, and what updates make of them. Activations: all else that layers make.
 Communication buffers: copies of tensors that are moved, and what arrives for sums."""
-_Shards: TypeAlias = "tuple[tuple[int, int], ...]"
 _WEIGHTS, _SLOTS, _GRADIENTS, _ACTIVATIONS, _BUFFERS = range(len(MEMORY_PARTS))
 
 
@@ -158,8 +161,13 @@ class _LayerItems:
                             parts_of, max(held.waits_until, held.end), of_sum=of_sum, own_until=held.own_until)
                 if parts_of >= 0:
                     arrives = held.waits_until >= 0 and not of_sum
-                    until = max(held.begin, held.shared_until if self._shared else -1)
-                    yield _Item(_BUFFERS, size(operand), self._pattern(operand.dims), held.begin, held.begin - 1,
+                    # One device adds up in the place of what it, or another, has: that takes more where it is read by
+                    # several, the last of which writes over it. A reduction may be to the largest, of all together.
+                    in_place = self._shared and operation.type != "ReduceOperation"
+                    begin = max(held.begin, held.shared_from) if in_place else held.begin
+                    until = max(-1 if in_place else begin, held.shared_until if self._shared else -1)
+                    nbytes = 0.0 if arrives and in_place and held.shared_until < 0 else size(operand)
+                    yield _Item(_BUFFERS, nbytes, self._pattern(operand.dims), begin, begin - 1,
                                 parts_of, held.waits_until if arrives else until, arrives)
 
     def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
@@ -248,11 +256,6 @@ class _AllItems(NamedTuple):
         return cls(np.repeat(np.arange(len(layers)), count), **columns)
 
 
-def _whole(edge: Edge) -> float:
-    """Bytes of the tensor."""
-    return float(math.prod(edge.shape)) * edge.itemsize
-
-
 class _Copy(NamedTuple):
     """Bytes of a copy, and the moments from which and until which it is there."""
 
@@ -288,7 +291,8 @@ class MemoryModel:
                          if edge.pending and graph.layers[edge.target].kind == "update"]
         self._settling = sorted({held.waits_until for layer in graph.layers for operation in layer.operations
                                  if operation.phase == "update" for held in operation.held if held.waits_until >= 0})
-        self._copied: dict[tuple[int, Configuration, Configuration], tuple[float, _Shards]] = {}
+        self._until = until_taken(self._moved)
+        self._known: dict[tuple[int, Configuration, Configuration], Moved] = {}
         self._read: dict[int, tuple[dict[int, list[Edge]], int]] = {}
         self._fullest: int | None = None
         # (layer, moment at which it is made, bytes) -> items of which it is known until when they are needed.
@@ -297,10 +301,13 @@ class MemoryModel:
         for item, *key in zip(*(column[needed].tolist() for column in (np.arange(
                 len(self._items.layer)), self._items.layer, self._items.begin, self._items.nbytes)), strict=True):
             self._made[tuple(key)].append(item)
-        # (edge, item, moment): until when an item is there where an edge makes no copy of it.
+        # (edge, item, moment, moment): until when an item is there where an edge makes no copy of it, and where one
+        # device alone reads it there.
         self._read_as_made = np.array([
-            (number, item, copy.end) for number, edge in enumerate(self._moved) for copy in edge.held
-            for item in self._made.get((edge.source, copy.made, _whole(edge)), ())], np.int64).reshape(-1, 3).T
+            (number, item, copy.end, self._until[number][order]) for number, edge in enumerate(self._moved)
+            for order, copy in enumerate(edge.held)
+            for item in self._made.get((edge.source, copy.made, whole_bytes(edge)), ())], np.int64).reshape(-1, 4).T
+        self._as_made = frozenset(self._read_as_made[0].tolist())
 
     @property
     def fullest(self) -> int:
@@ -330,7 +337,7 @@ class MemoryModel:
             total = total + items.arriving_at(moment, configurations)
         for edge in reads.get(number, ()):
             needed = items.shares_of(edge.target_dims, configurations)
-            total = total + _whole(edge) * needed
+            total = total + whole_bytes(edge) * needed
         return total
 
     def _read_at(self, moment: int) -> tuple[dict[int, list[Edge]], int]:
@@ -339,15 +346,16 @@ class MemoryModel:
         if moment not in self._read:
             found: dict[int, list[Edge]] = {}
             taken: set[tuple[object, ...]] = set()
-            for edge in self._moved:
+            for number, edge in enumerate(self._moved):
                 if "update" in (self._graph.layers[edge.source].kind, self._graph.layers[edge.target].kind):
                     continue  # when that is there depends on whether a gradient waits
-                nbytes = _whole(edge)
+                nbytes = whole_bytes(edge)
                 for order, copy in enumerate(edge.held):
                     made = self._made.get((edge.source, copy.made, nbytes), ())
                     keys = {(edge.source, copy.made, nbytes), (edge.source, edge.tensor, edge.shape, order)}
                     gone = made and all(self._items.own_until[position] < moment for position in made)
-                    if gone and max(copy.begin, copy.made) <= moment <= copy.end and not keys & taken:
+                    there = max(copy.begin, copy.made) <= moment <= self._until[number][order]
+                    if gone and there and not keys & taken:
                         taken |= keys
                         found.setdefault(edge.target, []).append(edge)
             arriving = [items.arriving(moment) for items in self._layers]
@@ -374,12 +382,12 @@ class MemoryModel:
         waits, after = is_part & ~items.of_sum, items.of_sum & settles[items.layer]
         begin = np.where(after, items.waits_until, items.begin)
         end = np.where(after | (waits & ~items.arrives), items.waits_until, items.end)
-        moved = [self._copied_of(number, configurations[edge.source], configurations[edge.target])
-                 for number, edge in enumerate(self._moved)]
-        self._until_read(np.array([copied > 0.0 for copied, _ in moved], bool), end)
+        by_edge = [self._moved_by(number, configurations[edge.source], configurations[edge.target])
+                   for number, edge in enumerate(self._moved)]
+        self._until_read(by_edge, end)
         made = self._made_of_sums(after, nbytes)
         arriving = self._arriving(np.flatnonzero(waits & items.arrives), nbytes, made, awaiting)
-        copies = [*self._copies(configurations, moved, awaiting), *arriving]
+        copies = [*self._copies(configurations, by_edge, awaiting), *arriving]
         sizes, begin, end = (np.concatenate([of_items, of_copies]) for of_items, of_copies in zip(
             (nbytes, begin, end), np.array(copies, np.float64).reshape(-1, 3).T, strict=True))
         begin, end = begin.astype(np.int64), end.astype(np.int64)
@@ -392,13 +400,14 @@ class MemoryModel:
         total = np.bincount(part[counted], sizes[counted], len(MEMORY_PARTS))
         return dict(zip(MEMORY_PARTS, map(float, total), strict=True)), moment
 
-    def _until_read(self, is_copied: np.ndarray, end: np.ndarray) -> None:
+    def _until_read(self, by_edge: Sequence[Moved], end: np.ndarray) -> None:
         """Sets until when tensors are there: until their own layer, or one that reads them as they lie, has done so."""
         shown = self._items.own_until >= 0
         end[shown] = self._items.own_until[shown]
-        edge, item, moment = self._read_as_made
-        as_made = ~is_copied[edge]
-        np.maximum.at(end, item[as_made], moment[as_made])
+        edge, item, moment, moment_alone = self._read_as_made
+        as_made, alone = (np.array(column, bool)[edge] for column in (
+            [not each.nbytes for each in by_edge], [each.alone for each in by_edge]))
+        np.maximum.at(end, item[as_made], np.where(alone, moment_alone, moment)[as_made])
 
     def _made_of_sums(self, after: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
         """Of each layer, bytes of what the update makes of gradients that devices have to sum, of one sum at a time."""
@@ -420,39 +429,41 @@ class MemoryModel:
         np.maximum.at(most, moments, np.maximum(nbytes[arriving] + made[layer], elsewhere[layer]))
         return (_Copy(float(most[moment]), moment, moment) for moment in np.unique(moments).tolist())
 
-    def _copies(self, configurations: Sequence[Configuration], moved: Sequence[tuple[float, _Shards]],
+    def _copies(self, configurations: Sequence[Configuration], by_edge: Sequence[Moved],
                 awaiting: Collection[int]) -> Sequence[_Copy]:
         """What a device holds of tensors that it needs otherwise than they lie: one copy for all layers that need the
-        same block."""
+        same block; and what that is put together from."""
         found: dict[tuple[object, ...], _Copy] = {}
-        for edge, (nbytes, shards) in zip(self._moved, moved, strict=True):
+        meanwhiles: list[_Copy] = []
+        for number, (edge, (nbytes, shards, alone, meanwhile)) in enumerate(zip(self._moved, by_edge, strict=True)):
             if not nbytes:
                 continue
             shares = self._shared and math.prod(count for count, _ in shards) < configurations[edge.target].devices
             late = edge.source in awaiting or (edge.target in awaiting and edge.pending)
-            for order, (begin, end, shared_until, _) in enumerate(edge.held):
+            for order, (begin, end, shared_until, _, _) in enumerate(edge.held):
                 if shares:
                     end = max(end, shared_until)
+                elif alone:
+                    end = self._until[number][order]
                 if late:  # what is made of a gradient that waited
                     begin = end = self._settled(begin)
                 key = edge.source, edge.tensor, edge.shape, shards, order
+                if meanwhile and key not in found:
+                    meanwhiles.append(_Copy(meanwhile, begin, begin))
                 other = found.get(key, _Copy(nbytes, begin, end))
                 found[key] = _Copy(nbytes, min(begin, other.begin), max(end, other.end))
-        return list(found.values())
+        return [*found.values(), *meanwhiles]
 
     def _settled(self, moment: int) -> int:
         """The moment after that in which all gradients that waited have been used."""
         return next((settled for settled in self._settling if settled >= moment), moment)
 
-    def _copied_of(self, number: int, source: Configuration, target: Configuration) -> tuple[float, _Shards]:
-        """Bytes of the copy on a device of the target, 0 where it holds the same as at the source; and its shards."""
+    def _moved_by(self, number: int, source: Configuration, target: Configuration) -> Moved:
+        """What moving over an edge takes of a device of the target."""
         key = number, source, target
-        if key not in self._copied:
-            edge = self._moved[number]
-            held, needed = source.partition(edge.source_dims)[1], target.partition(edge.target_dims)[1]
-            whole = _whole(edge)
-            self._copied[key] = 0.0 if held == needed else whole / math.prod(shards for shards, _ in needed), needed
-        return self._copied[key]
+        if key not in self._known:
+            self._known[key] = moved(self._moved[number], source, target, self._shared, number in self._as_made)
+        return self._known[key]
 
 
 def layer_memory(layer: Layer, configurations: Sequence[Configuration]) -> np.ndarray:

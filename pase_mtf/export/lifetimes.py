@@ -44,6 +44,8 @@ class Lifetimes:
         self._steps, self._orders, first = steps, orders, 0
         self._held: dict[int, list[Held]] = collections.defaultdict(list)
         self._moment_of: list[np.ndarray] = []
+        self._first_read: dict[tuple[int, int], mtf.Tensor] = {}
+        self._in_place: set[tuple[int, int]] = set()
         for order in orders:
             # No place, -1, is no moment.
             moment_of = np.append(first + moments(order, steps), -1)
@@ -51,7 +53,8 @@ class Lifetimes:
             first = int(moment_of[-2]) + 1
             held = order.intervals
             columns = (moment_of[held.begin], moment_of[held.end], held.times, moment_of[held.waits_until],
-                       moment_of[held.shared_until], moment_of[held.own_until])
+                       moment_of[held.shared_until], moment_of[held.own_until], moment_of[held.shared_from])
+            self._in_place.update((step, int(moment_of[place])) for step, place in order.in_place.items())
             for tensor, *row in zip(held.tensor.tolist(), *(column.tolist() for column in columns), strict=True):
                 self._held[steps.tensors.step[tensor]].append(Held(steps.tensors.output[tensor], *row))
         copies = zip(steps.copies.name.tolist(), steps.copies.layer.tolist(), strict=True)
@@ -61,17 +64,19 @@ class Lifetimes:
 
     def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
         """When what the operation makes is there."""
-        held = self._held.get(self._steps.tensors.step_of.get(operation, -1), ())
-        number = product_of(operation)
+        step = self._steps.tensors.step_of.get(operation, -1)
+        held, number = self._held.get(step, ()), product_of(operation)
         # The product of which it makes a sum, if it does.
         products = (Held(-1 - number, begin, begin) for begin in sorted({entry.begin for entry in held})
-                    ) if number >= 0 else ()
+                    if (step, begin) not in self._in_place) if number >= 0 else ()
         return (*held, *products)
 
     def of_copy(self, tensor: mtf.Tensor, layer: int) -> tuple[HeldCopy, ...]:
-        """From when to when a copy of a tensor is there, in the layout of a layer that reads it, in every order."""
-        number = self._steps.tensors.number.get(tensor, -1)
-        return self._spans.get((number, layer), ())
+        """From when to when a copy of a tensor is there, in the layout of a layer that reads it, in every order. Of
+        tensors that are the same to lowering, the first that is asked for has it, the others have none."""
+        number = self._steps.same(self._steps.tensors.number.get(tensor, -1))
+        is_first = self._first_read.setdefault((number, layer), tensor) is tensor
+        return self._spans.get((number, layer), ()) if is_first else ()
 
     def of_update(self, variable: mtf.Operation) -> tuple[HeldCopy, ...]:
         """From when to when the new value of a variable is there that another layer made, in every order."""

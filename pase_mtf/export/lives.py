@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ class Intervals(NamedTuple):
       waits_until: where devices have to sum it, the place until which it may be held; of what an update makes of a
         gradient, where devices have to sum that, the place at which it is there instead. -1: neither.
       shared_until: where one device makes it for several, the place until which it is there besides. -1: none.
+      shared_from: the place from which it is: that at which what is made of it may lie where it lies.
       own_until: the place until which its own layer needs it, where other layers, too, read it as it lies or as copies.
         -1: unknown.
     """
@@ -33,6 +35,7 @@ class Intervals(NamedTuple):
     waits_until: np.ndarray
     shared_until: np.ndarray
     own_until: np.ndarray
+    shared_from: np.ndarray
 
 
 class Spans(NamedTuple):
@@ -43,12 +46,14 @@ class Spans(NamedTuple):
       shared_until: the place until which it is there where one device makes it for several, one of which writes in its
         place. -1: `end`.
       made: the place at which what it lies in is made. -1: unknown.
+      taken: the place at which its last reader makes what it writes where the copy lies. -1: there is none.
     """
 
     begin: np.ndarray
     end: np.ndarray
     shared_until: np.ndarray
     made: np.ndarray
+    taken: np.ndarray
 
 
 class Found(NamedTuple):
@@ -60,6 +65,7 @@ class Found(NamedTuple):
       updated: variable -> the place at which it is assigned.
       places: how many there are. The last is no operation's: all gradients that had to wait have been used.
       last_gradient: the place at which the backward pass is over.
+      in_place: steps that make a product where something lies that nobody reads any more -> the place of each.
     """
 
     intervals: Intervals
@@ -67,6 +73,7 @@ class Found(NamedTuple):
     updated: dict[mtf.Operation, int]
     places: int
     last_gradient: int
+    in_place: dict[int, int]
 
 
 def lives(steps: Steps, place: np.ndarray) -> Found:
@@ -133,27 +140,34 @@ class _Lives:
         """All of it."""
         steps, settled = self._steps, self._steps.count
         taken, copies_taken = self._shared_taken_over()
+        in_place = {step: int(self._place[step]) for step, source in steps.products
+                    if self.end[source] == self._place[step]}
+        taken_at = np.where(taken >= 0, self.end, -1)
+        copies_taken_at = np.where(copies_taken >= 0, self.copy_end, -1)
         self._merge_taken_over()
-        self._overlap()
+        copies_taken_at[self.begin[copies_taken] < 0] = -1  # it lies elsewhere
+        self._overlap(in_place)
         own, there = self._own_until(), np.flatnonzero(self.begin >= 0)
         waits = np.where(steps.of_waiting, settled, -1)
         waits = np.where(self.waiting, np.maximum(self._last_gradient, self.end), waits)
         intervals = [self._interval(there, self.begin[there], self.end[there], waits_until=waits[there],
-                                    shared_until=self._until(taken[there]), own_until=own[there]),
+                                    shared_until=self._until(taken[there]), own_until=own[there],
+                                    shared_from=taken_at[there]),
                      *self._of_early(), *self._of_loops()]
         # A copy is made as soon as the tensor is, but of a gradient, when that has been summed.
         name = steps.copies.name
         early = ~self.waiting[name] & (self._maker_place[name] >= 0)
         begin = np.where(early, np.minimum(self.copy_begin, self._maker_place[name]), self.copy_begin)
-        copies = Spans(begin, self.copy_end, self._until(copies_taken), self.begin[self.lies_in[name]])
+        copies = Spans(begin, self.copy_end, self._until(copies_taken), self.begin[self.lies_in[name]],
+                       copies_taken_at)
         return Found(Intervals(*map(np.concatenate, zip(*intervals, strict=True))), copies, self._updated, settled + 1,
-                     self._last_gradient)
+                     self._last_gradient, in_place)
 
     def _interval(self, tensor: np.ndarray, begin: np.ndarray, end: np.ndarray, *, times: float = 1.0,
                   waits_until: np.ndarray | None = None, shared_until: np.ndarray | None = None,
-                  own_until: np.ndarray | None = None) -> Intervals:
+                  own_until: np.ndarray | None = None, shared_from: np.ndarray | None = None) -> Intervals:
         others = (np.full(len(tensor), -1) if places is None else places
-                  for places in (waits_until, shared_until, own_until))
+                  for places in (waits_until, shared_until, own_until, shared_from))
         return Intervals(tensor, begin, end, np.full(len(tensor), times), *others)
 
     def _until(self, output: np.ndarray) -> np.ndarray:
@@ -207,10 +221,10 @@ class _Lives:
                     break
         self.begin, self.end, self.lies_in = np.array(begin, int), np.array(end, int), np.array(lies_in, int)
 
-    def _overlap(self) -> None:
+    def _overlap(self, in_place: Collection[int]) -> None:
         """Lets all last until the next operation has begun; a gradient, until others have made as many bytes, for its
-        update runs beside these; and what updates make, until the backward pass is over, for an update waits for its
-        gradient, which may wait for other devices that long."""
+        update runs beside these; what these steps multiply in its place, as well; and what updates make, until the
+        backward pass is over, for an update waits for its gradient, which may wait for other devices that long."""
         step, tensor = self._steps.makes
         after = np.minimum(np.arange(self._steps.count) + 1, self._steps.count - 1)
         made = np.cumsum(np.append(0.0, np.bincount(self._place[step], self._nbytes[tensor], self._steps.count)))
@@ -219,11 +233,25 @@ class _Lives:
         of_update, gradient = np.flatnonzero(there & updating), np.flatnonzero(there & ~updating & self.waiting)
         self.end[of_update] = np.maximum(self.end[of_update], self._last_gradient)
         end = self.end[gradient]
-        beside = np.maximum(np.searchsorted(made, made[end + 1] + self._nbytes[gradient]), end + 1)
-        self.end[gradient] = np.minimum(np.maximum(end, beside - 1), np.maximum(end, self._last_gradient))
+        beside = _beside(made, end, self._nbytes[gradient])
+        self.end[gradient] = np.minimum(beside, np.maximum(end, self._last_gradient))
+        self._linger(in_place, made)
         lasting = np.flatnonzero(there & (self.begin <= self.end))
         self.end[lasting] = after[self.end[lasting]]
         self.copy_end = after[self.copy_end]
+
+    def _linger(self, in_place: Collection[int], made: np.ndarray) -> None:
+        """Lets what these steps read be there until others have made as many bytes as the product has."""
+        step, source, _ = self._steps.reads
+        mine = np.flatnonzero(np.isin(step, list(in_place)))
+        product = np.zeros(self._steps.count)  # as large as the largest that it is made of
+        np.maximum.at(product, step[mine], self._nbytes[source[mine]])
+        until, root = _beside(made, self._place[step[mine]], product[step[mine]]), self.lies_in[source[mine]]
+        there = self.begin[root] >= 0
+        np.maximum.at(self.end, root[there], until[there])
+        read, copy = self._steps.names
+        named = np.isin(read, mine)
+        np.maximum.at(self.copy_end, copy[named], until[np.searchsorted(mine, read[named])])
 
     def _own_until(self) -> np.ndarray:
         """Of every tensor the last place at which its own layer needs it, where all is known of it: what others read
@@ -238,6 +266,11 @@ class _Lives:
         own = known[root] & ((steps.copies.layer == layer[root]) | (steps.copies.layer == -1))
         np.maximum.at(last, root[own], self.copy_end[own])
         return np.where(known, np.minimum(last, self.end), -1)
+
+
+def _beside(made: np.ndarray, end: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+    """The places before others have made so many bytes after `end`; made: how many are made before every place."""
+    return np.minimum(np.maximum(np.searchsorted(made, made[end + 1] + nbytes), end + 1) - 1, len(made) - 2)
 
 
 def _rows(*numbers: int) -> tuple[np.ndarray, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pase_mtf.compat import mtf
 from pase_mtf.export.phases import BACKWARD, UPDATE
+from pase_mtf.operations.einsum import product_of
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow, Loops
 from pase_mtf.operations.tracing import early_bytes
@@ -140,6 +141,7 @@ class Steps:
       of_waiting: of each tensor, whether an update makes it of such a gradient.
       is_shown: of each tensor, whether another shows it, or may do so: what loops hand on.
       is_variable: of each tensor, whether it is what a variable holds.
+      products: (step, source): the product that a reduction makes may be written over what its own layer has made.
       over: see there.
       over_shared: (step, output, source, copy): the same of what other layers make as well, which lies in a source and
         is read as a copy.
@@ -160,6 +162,8 @@ class Steps:
         self._phases, self._flow, self._layers = phases, flow, layers
         self._traced: dict[Hashable, int] = {}
         self._views: dict[int, int] = {}
+        self._same: dict[int, int] = {}
+        self.products: list[tuple[int, int]] = []
         self._made: set[int] = set()
         self._copies: dict[tuple[int, int], int] = {}
         self._leaves: dict[Loops, int] = {(): 0}
@@ -198,6 +202,10 @@ class Steps:
         number = self.tensors.of(tensor)
         return self._views.get(number, number)
 
+    def same(self, tensor: int) -> int:
+        """The tensor whose slices lowering takes for those of this one: itself, unless one is handed on as it is."""
+        return self._same.get(tensor, tensor)
+
     def _is_gradient(self, tensor: int) -> bool:
         maker = self.tensors.maker[tensor]
         return maker is not None and self._phases[maker.index] == BACKWARD
@@ -217,6 +225,8 @@ class Steps:
                 self._of_waiting.update(makes)
         if makes and fact.kind == "pointwise" and not fact.assigns:
             self._write_over(step, makes[0], sources, self._names[first:])
+        if makes and (whole := product_of(fact.operation)) >= 0:
+            self._multiply(step, makes[0], sources, sources[whole])
         if makes and phase == BACKWARD:
             self._make_early(step, fact, makes[0])
         self._made.update(makes)
@@ -232,7 +242,7 @@ class Steps:
                 leaves = self._leaves.setdefault(left, len(self._leaves))
             reader = self._layers.get(id(updated[id(tensor)]), -1) if id(tensor) in updated else layer
             names = (tensor,) if origin is tensor else (origin, tensor)
-            self._names += [(len(self._reads), self._copies.setdefault((self.tensors.of(name), reader),
+            self._names += [(len(self._reads), self._copies.setdefault((self.same(self.tensors.of(name)), reader),
                                                                        len(self._copies))) for name in names]
             self._reads.append((step, source, leaves))
 
@@ -246,24 +256,36 @@ class Steps:
             outputs = []
         elif fact.kind == "none" and fact.sources:
             for number, tensor in enumerate(outputs):
-                self._views[self.tensors.of(tensor)] = self._lies_in(fact.sources[min(number, len(fact.sources) - 1)])
+                source = fact.sources[min(number, len(fact.sources) - 1)]
+                self._views[self.tensors.of(tensor)] = self._lies_in(source)
+                if fact.rule.is_same:
+                    self._same[self.tensors.of(tensor)] = self.same(self.tensors.of(source))
             outputs = []
         return [self.tensors.of(tensor) for tensor in outputs]
 
     def _write_over(self, step: int, output: int, sources: Sequence[int], names: Sequence[tuple[int, int]]) -> None:
-        alike, layer, maker = self.tensors.alike, self.tensors.layer, self.tensors.maker
+        alike = self.tensors.alike
         over = {source for source in sources if source in self._made and alike[source] == alike[output]}
         if not over:
             return
         self._over_shared += [(step, output, self._reads[read][1], copy) for read, copy in names
                               if self._reads[read][1] in over]
-        own = []
-        for source in sources:
-            fact = maker[source] if source in over and layer[source] == layer[output] else None
-            if fact is not None and fact.rule.imported(fact.operation) is None:
-                own.append(source)
+        own = [source for source in sources if source in over and self._is_own(source, output)]
         if own:
             self.over.append(Over(step, output, tuple(own)))
+
+    def _is_own(self, source: int, output: int) -> bool:
+        maker, layer = self.tensors.maker[source], self.tensors.layer
+        return layer[source] == layer[output] and maker is not None and maker.rule.imported(maker.operation) is None
+
+    def _multiply(self, step: int, output: int, sources: Sequence[int], whole: int) -> None:
+        """A reduction makes a product like `whole`: where something like it lies that nobody reads any more."""
+        alike, maker = self.tensors.alike, self.tensors.maker
+        for source in sources:
+            fact = maker[source]
+            if (fact is not None and not fact.contracts and source in self._made and alike[source] == alike[whole]
+                    and sources.count(source) == 1 and self._is_own(source, output)):
+                self.products.append((step, source))
 
     def _make_early(self, step: int, fact: OperationFacts, first: int) -> None:
         late = [self._is_gradient(self.tensors.of(tensor)) for tensor in fact.sources]

@@ -59,6 +59,7 @@ class Held(NamedTuple):
         instead. -1: as `end` says.
       shared_until: where it is a sum that one device makes for several of one host, the moment until which that may be
         there besides what is made of it: the last of them writes in its place. -1: no longer than while it is made.
+      shared_from: the moment from which it may be there besides, as that is made of it.
       own_until: the moment until which its layer needs it, though other layers read it until `end`: those that need it
         as it lies (`HeldCopy.made`), or have copies. -1: until `end`.
     """
@@ -70,6 +71,7 @@ class Held(NamedTuple):
     waits_until: int = -1
     shared_until: int = -1
     own_until: int = -1
+    shared_from: int = -1
 
 
 class HeldCopy(NamedTuple):
@@ -79,12 +81,14 @@ class HeldCopy(NamedTuple):
       begin, end: the moments between which it is there, both included.
       shared_until: where one device makes it for several of one host, the moment until which it is there; -1: `end`.
       made: the `Held.begin` of what it is a copy of; that is there until `end` where no copy is needed. -1: unknown.
+      taken: where its last reader writes what it makes in its place, the moment at which that is made. -1: it does not.
     """
 
     begin: int
     end: int
     shared_until: int = -1
     made: int = -1
+    taken: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -411,7 +415,7 @@ def _problem_of_operation(operation: LayerOperation) -> str:
     for held in operation.held:
         if not (-len(operation.inputs) <= held.output < len(operation.outputs) and held.times >= 0
                 and 0 <= held.begin < _MOST_MOMENTS
-                and max(held.end, held.waits_until, held.shared_until, held.own_until) < _MOST_MOMENTS):
+                and max(held[2], *held[4:]) < _MOST_MOMENTS):
             return f"{name} holds {shortened(tuple(held))}"
     if not set(operation.pending_outputs) <= set(range(len(operation.outputs))):
         return (f"{name} leaves sums of outputs {shortened(operation.pending_outputs)} of {len(operation.outputs)} "
@@ -451,7 +455,7 @@ def _looked_up(data: Mapping[str, Any]) -> LookedUp | tuple[()]:
 
 def _edge(data: EdgeFields, known: dict[object, object]) -> Edge:
     for span in data.get("held", ()):
-        if len(span) not in (2, 3, len(HeldCopy._fields)) or span[0] < 0 or max(span) >= _MOST_MOMENTS:
+        if not 2 <= len(span) <= len(HeldCopy._fields) or span[0] < 0 or max(span) >= _MOST_MOMENTS:
             raise ValueError(f"held: {shortened(span)}")
     return from_plain(Edge, {**data, "held": [HeldCopy(*span) for span in data.get("held", ())],
                              "looked_up": _looked_up(data)}, known)

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 from small_graphs import dense, perceptron
 
+from pase_mtf.cost.copies import moved
 from pase_mtf.cost.memory import MEMORY_PARTS, MemoryModel, layer_memory, strategy_memory
 from pase_mtf.graph.computation_graph import (
     ComputationGraph,
@@ -151,9 +152,10 @@ def test_what_an_update_makes_of_a_gradient_that_waits_comes_after_it():
     whole, batch = 4 * 64 * 128, 4 * 32 * (128 + 64) / 4
     # The weights, the gradient, and what arrives for it; not the new value as well.
     assert waits == 3 * whole + batch
-    # Without a sum all is there at once: a quarter of the weights, of their gradient, of what is made of it, and of
-    # what comes back; of what is made forward; and a gradient of the input that is still to be summed, twice.
-    assert alone == 4 * whole / 4 + 4 * 32 * 128 / 4 + 2 * 4 * 32 * 64
+    # Without a sum all is there at once: a quarter of the weights, of their gradient, of what is made of it, of what
+    # comes back, and of the pieces that this is put together from; of what is made forward; and a gradient of the input
+    # that is still to be summed, twice.
+    assert alone == 5 * whole / 4 + 4 * 32 * 128 / 4 + 2 * 4 * 32 * 64
 
 
 def test_the_last_of_several_devices_writes_over_what_one_made_for_all():
@@ -199,3 +201,69 @@ def test_a_limit_is_kept_where_another_moment_is_the_fullest():
         found = find_strategy(graph, 4, "h100", memory_limit=limit, simulate=0)
         assert found.memory_bytes <= limit * (1 + 1e-9)
         assert found.seconds >= free.seconds * (1 - 1e-9)
+
+
+def test_devices_of_one_host_add_up_where_a_part_lies():
+    """And that takes more only where what is made of the sum lies beside it."""
+    layer = dense("dense", 32, 64, 128, training=False)
+
+    def buffers(shared, **held):
+        operation = dataclasses.replace(layer.operations[0], held=(Held(0, 1, 2, **held),))
+        graph = ComputationGraph("sum", (dataclasses.replace(layer, operations=(operation,)), _at("later", 2, 4096)),
+                                 (), 2)
+        return strategy_memory(graph, [Configuration((("in", 4),)), Configuration((("", 4),))], shared)
+
+    made, later = 4 * 32 * 128, 4 * 32 * 4096
+    assert buffers(False)["communication buffers"] == 0  # when most is there what arrived is gone
+    assert buffers(True, shared_until=2, shared_from=2) == {
+        "weights": 4 * (64 * 128 / 4 + 16 * 4096), "optimizer slots": 0, "gradients": 0,
+        "activations": made + later, "communication buffers": made}
+    assert buffers(True, shared_until=1, shared_from=1)["communication buffers"] == 0
+
+
+def test_what_the_last_reader_writes_in_a_copys_place_counts_instead():
+    graph = perceptron(widths=(64, 128, 128), training=False)
+    first, second = graph.layers
+    split = Configuration((("batch", 4),))
+
+    def buffers(taken, target):
+        edge = dataclasses.replace(graph.edges[0], held=(HeldCopy(1, 1, taken=taken),))
+        return strategy_memory(ComputationGraph("taken", (first, second), (edge,), 2),
+                               [split, target])["communication buffers"]
+
+    whole = Configuration((("", 4),))
+    assert buffers(-1, whole) == 4 * 32 * 128
+    assert buffers(1, whole) == 0
+
+
+def test_what_a_copy_is_put_together_from():
+    edge, whole = perceptron(widths=(64, 128, 32), training=False).edges[0], 4 * 32 * 128
+
+    def found(source, target, **shared):
+        one = moved(edge, Configuration(source), Configuration(target), **{"shared": True, "in_place": True, **shared})
+        return one.nbytes, one.meanwhile, one.alone
+
+    rows, columns, both = (("batch", 4),), (("width1", 4),), (("batch", 2), ("width1", 2))
+    assert found(rows, columns) == (whole / 4, whole / 4, True)  # a piece of every device's block
+    assert found(columns, rows) == (whole / 4, 0, True)  # rows of it are shown
+    assert found(both, (("", 4),)) == (whole, whole, True)  # concatenated along one dim, then along the other
+    assert found(rows, rows) == (0, 0, True)
+    # One device slices for all: what it has made for them is there as long as its own slice.
+    assert found((), columns) == (whole, 0, False)
+    assert found((), columns, shared=False) == (whole / 4, whole, True)
+    assert found(rows, (("batch", 8),)) == (0, 0, False)
+    assert found(rows, (("batch", 8),), in_place=False) == (whole / 8, 0, False)
+
+
+def test_slices_of_the_first_dim_show_the_tensor():
+    """On one host they keep it, whole, where it is known until when it is there otherwise."""
+    first, second = perceptron(widths=(64, 128, 32), training=False).layers
+    first = dataclasses.replace(first, operations=(dataclasses.replace(
+        first.operations[0], held=(Held(0, 1, 3, own_until=1),)),))
+    edge = dataclasses.replace(perceptron(widths=(64, 128, 32), training=False).edges[0],
+                               held=(HeldCopy(1, 3, made=1),))
+    graph = ComputationGraph("slices", (first, second, _at("later", 3, 4096)), (edge,), 3)
+    whole, rows, later = Configuration((("", 4),)), Configuration((("batch", 4),)), 4 * 32 * 4096
+    shared, others = (strategy_memory(graph, [whole, rows, whole], shared) for shared in (True, False))
+    assert (shared["activations"], shared["communication buffers"]) == (later + 4 * 32 * 128, 0)
+    assert (others["activations"], others["communication buffers"]) == (later, 4 * 32 * 128 / 4)

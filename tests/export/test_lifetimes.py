@@ -1,0 +1,66 @@
+"""When tensors are there, and where: what is written in the place of something else, and what shares a copy."""
+
+import dataclasses
+
+from pase_mtf.compat import mtf, tf
+from pase_mtf.cost.memory import strategy_memory
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.configurations import Configuration
+
+B, D, V = mtf.Dimension("batch", 8), mtf.Dimension("d_model", 16), mtf.Dimension("vocab", 64)
+
+
+def _exported(build):
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        weights = mtf.get_variable(mesh, "w", mtf.Shape([D, V]), initializer=tf.zeros_initializer())
+        build(mesh, mtf.einsum([x, weights], output_shape=[B, V], name="logits"))
+        return export_graph(graph)
+
+
+def _operations(exported):
+    return {operation.name: operation for layer in exported.layers for operation in layer.operations}
+
+
+def test_names_of_one_tensor_share_a_copy():
+    def build(mesh, logits):
+        mtf.einsum([logits, mtf.stop_gradient(logits)], output_shape=[B], name="squares")
+
+    exported = _exported(build)
+    moved = [edge for edge in exported.edges if edge.shape == (8, 64)]
+    assert len({edge.tensor for edge in moved}) == 2
+    assert len({edge.target for edge in moved}) == 1
+    assert len([edge for edge in moved if edge.held]) == 1
+
+
+def test_a_reduction_multiplies_where_nobody_reads_what_it_read():
+    def build(mesh, logits, again=False):
+        chosen = mtf.one_hot(mtf.import_tf_tensor(mesh, tf.zeros([8], tf.int32), mtf.Shape([B])), V, name="one_hot")
+        mtf.einsum([logits, chosen], output_shape=[B], name="chosen")
+        if again:
+            mtf.reduce_sum(chosen, output_shape=[B], name="later")
+
+    def products(**options):
+        operation = _operations(_exported(lambda mesh, logits: build(mesh, logits, **options)))["chosen"]
+        return [held for held in operation.held if held.output < 0]
+
+    assert not products()
+    assert products(again=True)
+
+
+def test_the_last_reader_of_a_copy_writes_in_its_place():
+    def build(mesh, logits):
+        shifted = mtf.reduce_sum(logits, reduced_dim=V, name="sum")
+        mtf.relu(logits - shifted, name="relu")
+
+    exported = _exported(build)
+    copies = [copy for edge in exported.edges if edge.shape == (8, 64) for copy in edge.held]
+    assert copies
+    assert all(copy.begin <= copy.taken <= copy.end for copy in copies)
+    # Split in another way the tensor has to be copied, and the difference lies in the copy.
+    chosen = [Configuration((("vocab" if layer.kind == "matmul" else "", 4),)) for layer in exported.layers]
+    beside = dataclasses.replace(exported, edges=tuple(dataclasses.replace(
+        edge, held=tuple(copy._replace(taken=-1) for copy in edge.held)) for edge in exported.edges))
+    assert sum(strategy_memory(exported, chosen).values()) < sum(strategy_memory(beside, chosen).values())
