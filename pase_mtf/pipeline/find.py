@@ -7,19 +7,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.kernels import KernelSource
-from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
-from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, of_microbatch, part_of_graph, summed_within
+from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, of_microbatch, summed_within
 from pase_mtf.pipeline.cutting import Cut, cut_stages
 from pase_mtf.pipeline.measured import PATIENCE, WORTH, KernelsOfStages
 from pase_mtf.pipeline.pipeline import Pipeline, PipelineReport, Stage
@@ -27,10 +24,9 @@ from pase_mtf.pipeline.prices import RatePrices, StagePrices
 from pase_mtf.pipeline.schedule import check_schedule, in_flight
 from pase_mtf.pipeline.simulate import Laid, Step, simulate_step
 from pase_mtf.pipeline.stage_costs import StageCosts
+from pase_mtf.pipeline.stage_memory import StageMemory
 
 __all__ = ["evaluate_pipeline", "find_measured_pipeline", "find_pipeline"]
-
-_ACTIVATIONS = MEMORY_PARTS[3]
 
 
 class _Candidate(NamedTuple):
@@ -108,6 +104,8 @@ class _Search:
         self._stages, self._limit = stages, memory_limit
         self.blocks = {count: find_blocks(of_microbatch(graph, count), _work(graph, machine), blocks)
                        for count, graph in sorted(graphs.items())}
+        self._memory = {count: StageMemory(graph, count, shared=machine.shared_cores)
+                        for count, graph in graphs.items()}
 
     def best(self, prices: Mapping[int, StagePrices]) -> tuple[_Candidate, PipelineReport]:
         """The pipeline of the shortest step, and what was searched (without the seconds).
@@ -122,7 +120,7 @@ class _Search:
                                 "microbatches": sorted(self._graphs), "simulated": 0}
         found: list[_Candidate] = []
         for count, made in self.blocks.items():
-            costs = StageCosts(made, prices[count], count, self._limit)
+            costs = StageCosts(made, prices[count], count, self._memory[count], self._limit)
             cuts = cut_stages(costs, made.count, self._devices, count, self._schedule,
                               shared_cores=self.machine.shared_cores)
             wanted = {number: cut for number, cut in cuts.items()
@@ -152,7 +150,7 @@ class _Search:
         """What was found, for the program."""
         count = candidate.microbatches
         return _pipeline(self._graphs[count], candidate.stages, count, self._schedule, machine, self._devices,
-                         candidate.step, told)
+                         candidate.step, told, self._memory[count])
 
 
 def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapping[int, KernelSource],
@@ -219,7 +217,8 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
     devices = stages[-1].offset + stages[-1].devices
     told: PipelineReport = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False,
                             "microbatches": [microbatches], "simulated": 1, "seconds": 0.0}
-    return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told)
+    return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told,
+                     StageMemory(graph, microbatches, shared=machine.shared_cores))
 
 
 def _work(graph: ComputationGraph, machine: Machine) -> list[float]:
@@ -234,15 +233,12 @@ def _laid(blocks: Blocks, cut: Cut) -> tuple[Laid, ...]:
 
 
 def _pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str, machine: Machine,
-              devices: int, step: Step, told: PipelineReport) -> Pipeline:
+              devices: int, step: Step, told: PipelineReport, memory: StageMemory) -> Pipeline:
     made = []
     for number, (stage, taken, idle) in enumerate(zip(stages, step.stages, step.idle, strict=True)):
         flying = in_flight(schedule, len(stages) - number, microbatches)
-        held = np.sum([layer_memory(layer, [configuration])[:, 0] for layer, configuration in zip(
-            part_of_graph(graph, stage.first, stage.stop).layers, stage.configurations, strict=True)], axis=0)
-        memory = dict(zip(MEMORY_PARTS, map(float, held), strict=True))
-        memory[_ACTIVATIONS] *= flying
-        made.append(Stage(stage.first, stage.stop, stage.offset, stage.devices, *taken, idle, flying, memory))
+        held = memory.model(stage.first, stage.stop, flying).peak(stage.configurations)[0]
+        made.append(Stage(stage.first, stage.stop, stage.offset, stage.devices, *taken, idle, flying, held))
     return Pipeline(graph.name, graph.hash, devices, machine.name, microbatches, schedule,
                     tuple(layer.name for layer in graph.layers),
                     tuple(chosen for stage in stages for chosen in stage.configurations), tuple(made), step.seconds,
