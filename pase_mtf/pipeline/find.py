@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pase_mtf.arguments import checked_arguments
@@ -46,8 +46,8 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     Layers are made into blocks. The cheapest strategy of every run of blocks on every group of devices comes from the
     exact search; the blocks are cut into stages so that the sum over the stages, and K - 1 times the bottleneck, is
     least; the best cuts into every number of stages are simulated, with what travels between stages, and the one whose
-    step is shortest is returned. Groups are of consecutive devices, of a size that divides p, and begin at a multiple
-    of it.
+    step is shortest is returned, or one of fewer stages that takes hardly longer. Groups are of consecutive devices, of
+    a size that divides p, and begin at a multiple of it; the last devices may idle.
 
     Args:
       graphs: number of microbatches K -> the training step of one of them (a batch of 1/K of the examples).
@@ -138,7 +138,7 @@ class _Search:
                 f"{name}: no pipeline of {self._stages or 'two or more'} stages on {self._devices} devices" + (
                     "" if limit is None else f" within {limit:.0f} bytes each") + "; the layers make "
                 f"{told['blocks']} blocks; take fewer stages" + ("" if limit is None else ", or more microbatches"))
-        return min(found, key=lambda candidate: candidate.step.seconds), told
+        return _simplest(found), told
 
     def step(self, candidate: _Candidate, prices: Mapping[int, StagePrices]) -> _Candidate:
         """The same pipeline by other prices."""
@@ -194,7 +194,7 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
         if done or idle == PATIENCE or not kernels.measure(found.microbatches, found.stages, begin + seconds):
             break
     prices = kernels.prices()
-    best = min((search.step(candidate, prices) for candidate in kept), key=lambda candidate: candidate.step.seconds)
+    best = _simplest([search.step(candidate, prices) for candidate in kept])
     told["seconds"] = time.perf_counter() - begin
     told["kernels"] = kernels.report(best.microbatches, best.stages)
     return search.pipeline(best, kernels.machine, told)
@@ -219,6 +219,14 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
                             "microbatches": [microbatches], "simulated": 1, "seconds": 0.0}
     return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told,
                      StageMemory(graph, microbatches, shared=machine.shared_cores))
+
+
+def _simplest(found: Sequence[_Candidate]) -> _Candidate:
+    """The shortest step; where fewer stages, or fewer devices, are predicted to take no more than `WORTH` longer,
+    theirs: a stage that does next to nothing is not worth what predictions cannot tell."""
+    enough = (1.0 + WORTH) * min(candidate.step.seconds for candidate in found)
+    return min((candidate for candidate in found if candidate.step.seconds <= enough), key=lambda candidate: (
+        len(candidate.stages), sum(stage.devices for stage in candidate.stages), candidate.step.seconds))
 
 
 def _work(graph: ComputationGraph, machine: Machine) -> list[float]:

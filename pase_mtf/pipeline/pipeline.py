@@ -223,10 +223,10 @@ class Pipeline:
         if self.schedule not in SCHEDULES or self.microbatches < 1:
             return f"{self.microbatches} microbatches in the order {self.schedule!r}"
         begins = [(0, 0), *((stage.stop, stage.offset + stage.devices) for stage in self.stages)]
-        if begins[-1] != (len(self.layer_names), self.devices) or any(
+        if begins[-1][0] != len(self.layer_names) or not 0 < begins[-1][1] <= self.devices or any(
                 (stage.first, stage.offset) != begin or stage.stop <= stage.first or stage.devices < 1
                 for stage, begin in zip(self.stages, begins, strict=False)):
-            return "stages that leave out layers or devices"
+            return "stages that leave out layers, or take devices that there are not"
         if any(configuration.devices > stage.devices for stage in self.stages
                for configuration in self.configurations[stage.first:stage.stop]):
             return "a layer on more devices than its stage has"
