@@ -16,7 +16,7 @@ from pase_mtf.cost.kernels import KernelSource
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
-from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, of_microbatch, summed_within
+from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, of_microbatch, part_of_graph, summed_within
 from pase_mtf.pipeline.cutting import Cut, cut_stages
 from pase_mtf.pipeline.measured import PATIENCE, WORTH, KernelsOfStages
 from pase_mtf.pipeline.pipeline import Pipeline, PipelineReport, Stage
@@ -201,7 +201,8 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
 
 
 def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str,
-                      machine: Machine) -> Pipeline:
+                      machine: Machine, measured: tuple[KernelSource, KernelMeter | SavedKernels] | None = None, *,
+                      seconds: float = math.inf, progress: Callable[[str], object] = lambda text: None) -> Pipeline:
     """The pipeline of stages that are given.
 
     Args:
@@ -210,15 +211,40 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
       microbatches: K.
       schedule: "1f1b" or "gpipe".
       machine: whose numbers count.
+      measured: which kernels a microbatch runs, and what is measured of them, which counts in its stead.
+      seconds, progress: as of `find_measured_pipeline`.
+
+    Raises:
+      UsageError: a configuration that its layer cannot have.
     """
     check_schedule(schedule)
     summed = summed_within(of_microbatch(graph, microbatches), (0, *(stage.stop for stage in stages)))
-    step = simulate_step(summed.graph, stages, microbatches, schedule, RatePrices(summed.graph, machine))
+    _check_configurations(summed.graph, stages, machine)
+    prices: StagePrices = RatePrices(summed.graph, machine)
+    kernels = None
+    if measured is not None:
+        end = time.perf_counter() + seconds
+        kernels = KernelsOfStages({microbatches: measured[0]}, measured[1], progress)
+        kernels.begin({microbatches: summed.graph})
+        while not kernels.known(microbatches, stages) and kernels.measure(microbatches, stages, end):
+            pass
+        prices, machine = kernels.prices()[microbatches], kernels.machine
+    step = simulate_step(summed.graph, stages, microbatches, schedule, prices)
     devices = stages[-1].offset + stages[-1].devices
     told: PipelineReport = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False,
                             "microbatches": [microbatches], "simulated": 1, "seconds": 0.0}
+    if kernels is not None:
+        told["kernels"] = kernels.report(microbatches, stages)
     return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told,
                      StageMemory(graph, microbatches, shared=machine.shared_cores))
+
+
+def _check_configurations(graph: ComputationGraph, stages: Sequence[Laid], machine: Machine) -> None:
+    """Raises UsageError where a layer is split as it cannot be."""
+    for stage in stages:
+        offered = build_network(part_of_graph(graph, stage.first, stage.stop), machine, stage.devices)
+        for number, configuration in enumerate(stage.configurations):
+            offered.index(number, configuration)
 
 
 def _simplest(found: Sequence[_Candidate]) -> _Candidate:

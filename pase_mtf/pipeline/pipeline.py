@@ -16,6 +16,7 @@ from pase_mtf.errors import FormatError, PaseError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.pipeline.schedule import SCHEDULES
+from pase_mtf.pipeline.simulate import Laid
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
 from pase_mtf.strategy.search_report import KernelsReport
 
@@ -151,6 +152,11 @@ class Pipeline:
         """The number of the stage of a layer."""
         return next(number for number, stage in enumerate(self.stages) if stage.first <= layer < stage.stop)
 
+    def laid(self) -> tuple[Laid, ...]:
+        """The stages, as they are simulated."""
+        return tuple(Laid(stage.first, stage.stop, stage.offset, stage.devices,
+                          self.configurations[stage.first:stage.stop]) for stage in self.stages)
+
     def table(self) -> str:
         """The stages as a table: their layers, devices, milliseconds, idle time and memory."""
         rows = [[number, f"{self.layer_names[stage.first]} .. {self.layer_names[stage.stop - 1]}",
@@ -172,6 +178,8 @@ class Pipeline:
         proof = "each proven optimal" if found["optimal"] else "not all proven optimal"
         counts = " or ".join(map(str, found["microbatches"]))
         kernels = kernels_text({"kernels": found["kernels"]}) if "kernels" in found else ""
+        if not found["pairs"]:
+            return "given, not searched" + (f"; prices: {kernels}" if kernels else "")
         return (f"{found['pairs']} stages on groups of devices ({found['blocks']} blocks, {found['searched']} "
                 f"searches, {proof}); the best cut for {counts} microbatches and every number of stages, "
                 f"{found['simulated']} simulated" + (f"; prices: {kernels}" if kernels else ""))
