@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Held, HeldCopy, Layer, LayerOperation
-from pase_mtf.pipeline.blocks import part_of_graph
+from pase_mtf.pipeline.blocks import added_up, part_of_graph
 
 __all__ = ["StageMemory"]
 
@@ -166,8 +166,7 @@ class StageMemory:
                     elif spans and not run.added:
                         begin = min(done for _, done in spans) + 1
                     found.append(Held(0, run.offset + begin, run.offset + end))
-            yield LayerOperation(0, f"{variable.name} gradients added up", "AddOperation", "update", "none", 0.0,
-                                 variable.operand.dims, (), (variable.operand,), (), held=tuple(found))
+            yield added_up(variable, 1, tuple(found))
 
     def _copies(self, edge: Edge, runs: list[_Run], *, always: bool = False, ahead: int = 0) -> Iterator[HeldCopy]:
         """When copies of a tensor are there: always: of all in flight; ahead: of so many more."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import harness
 import pytest
@@ -16,6 +17,7 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.pipelined import build_pipelined
 from pase_mtf.launch.arms.program import variables_by_name
 from pase_mtf.lowering.kernels import GraphKernels
+from pase_mtf.machine.kernels import sum_kernel
 from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 
@@ -86,6 +88,17 @@ def test_microbatches_are_weighed_by_kernels(program, tmp_path):
         Pipeline.load(tmp_path / "pipeline.json")
     little = _find(program, (2,), PretendedMeter(limit=3)).search["kernels"]
     assert little["measured_of_strategy"] < little["of_strategy"]
+
+
+def test_gradients_are_added_up_once_less_than_there_are_microbatches(program):
+    graph, _ = program[2]
+    meter = PretendedMeter()
+    found = _find(program, (2,), meter, stages=2)
+    weights = {(variable.operand.shape, configuration) for layer, configuration in zip(
+        graph.layers, found.configurations, strict=True) for variable in layer.variables if not configuration.axes}
+    assert weights
+    for shape, _ in weights:
+        assert sum_kernel(2, math.prod(shape), 4) in meter.times
 
 
 def test_one_that_is_given_is_priced_alike(program):

@@ -13,6 +13,7 @@ from micro_models import SIZES
 from pase_mtf import models
 from pase_mtf.cost.build import build_network
 from pase_mtf.errors import FormatError, InfeasibleError, UsageError
+from pase_mtf.graph.computation_graph import ADDED
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.pipeline.blocks import find_blocks, of_microbatch, part_of_graph
@@ -216,6 +217,8 @@ def test_parts_of_tables_are_added_up_over_microbatches():
     assert any(operation.looked_up for layer in text.layers for operation in layer.operations)
     assert of_microbatch(text, 1) is text
     several = of_microbatch(text, 2)
+    several = dataclasses.replace(several, layers=tuple(dataclasses.replace(layer, operations=tuple(
+        operation for operation in layer.operations if operation.index != ADDED)) for layer in several.layers))
     assert several.hash == text.hash
     assert not any(operation.looked_up for layer in several.layers for operation in layer.operations)
     split = tuple(Configuration((("batch", 4),)) if "batch" in layer.splittable else Configuration((("", 4),))
@@ -227,3 +230,15 @@ def test_parts_of_tables_are_added_up_over_microbatches():
 
     assert seconds(text, 1) < seconds(several, 1)
     assert seconds(text, 2) == seconds(several, 2)
+
+
+def test_adding_up_gradients_takes_time(graph):
+    """Once less than there are microbatches: two tensors as large as the weights are read, and one is written."""
+    layers = len(graph.layers)
+    updates = [evaluate_pipeline(graph, (Laid(0, layers, 0, 1, _alone(layers)),), count, "1f1b",
+                                 harness.MACHINE).stages[0].update for count in (2, 3, 4)]
+    once = updates[1] - updates[0]
+    assert updates[2] - updates[1] == pytest.approx(once)
+    nbytes = sum(3 * 4 * math.prod(variable.operand.shape) for layer in graph.layers for variable in layer.variables
+                 if variable.trainable)
+    assert once >= nbytes / harness.MACHINE.memory_bandwidth > 0.0
