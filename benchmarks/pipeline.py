@@ -78,12 +78,12 @@ def _graphs(model: str, config: Any) -> tuple[ComputationGraph, dict[int, Comput
     built = models.get(model), config
     rest = config.optimizer, config.learning_rate, 0
 
-    def exported(make: Any) -> ComputationGraph:
+    def exported(make: Any, *, turns: bool = False) -> ComputationGraph:
         with tf.Graph().as_default(), variables_by_name():
-            return export_graph(make().graph, name=model)
+            return export_graph(make().graph, name=model, turns=turns)
 
     return exported(lambda: build_program(*built, config.batch, *rest)), {
-        count: exported(lambda count=count: build_pipelined(*built, config.batch // count, *rest, 1))
+        count: exported(lambda count=count: build_pipelined(*built, config.batch // count, *rest, 1), turns=True)
         for count in _COUNTS if config.batch % count == 0}
 
 

@@ -232,9 +232,11 @@ def _find(run: _Prepared) -> _Found:
     layout = _write_trained(run, chosen)
     if told := strategies.get("search", chosen if isinstance(chosen, Strategy) else None):
         print(search_summary(told, run.graph))
-    for name, pipeline in pipelines.items():
-        pipeline.save(run.files.path(f"{name}.json"))
-        print(pipeline.table())
+    for arm in (arm for arm in run.arms if arm.name in pipelines):
+        if not arm.argument or arm == run.arms[0]:  # a file to compare with is kept where it is
+            searched_beside = arm != run.arms[0] and run.arms[0].method == PIPELINE
+            pipelines[arm.name].save(run.files.path("searched_pipeline.json" if searched_beside else "pipeline.json"))
+        print(pipelines[arm.name].table())
     return _Found(strategies, pipelines, left_out, names, layout)
 
 

@@ -6,8 +6,10 @@ import dataclasses
 import math
 import os
 import re
+import sys
 
-from pase_mtf.errors import UsageError, nearest, shortened
+from pase_mtf.errors import FormatError, UsageError, nearest, shortened
+from pase_mtf.files import read_json
 
 __all__ = ["ARM_NAMES", "MAX_DEVICES", "PIPELINE", "STOCK", "ArmName", "MeshFlag", "fitting_arms", "largest_divisor",
            "parse_arms", "parse_mesh"]
@@ -94,8 +96,8 @@ class ArmName:
       name: in tables and files.
       method: "stock", "data_parallel", "zero", "expert", "search", "pipeline", "mcmc", "mcmc_expert", "auto_mtf",
         "random", "changed" (the best strategy with some layers changed at random) or "file".
-      argument: number of the random strategy, path of the strategy file, or the devices of data parallelism or of an
-        expert that leaves others idle.
+      argument: number of the random strategy, path of the file of a strategy or pipeline, or the devices of data
+        parallelism or of an expert that leaves others idle.
     """
 
     name: str
@@ -126,7 +128,7 @@ def parse_arms(strategy: str, compare: str) -> tuple[ArmName, ...]:
         if item == "data_parallel":
             found = [ArmName(STOCK, "stock"), *found]
         for arm in found:
-            if arm.method == "file" and arms.get(arm.name, arm) != arm:
+            if arm.method in ("file", PIPELINE) and arm.argument and arms.get(arm.name, arm) != arm:
                 arm = dataclasses.replace(arm, name=arm.argument)
             arms.setdefault(arm.name, arm)
     return (arms.pop(main[0].name), *sorted(arms.values(), key=lambda arm: _ORDER.index(arm.method)))
@@ -170,6 +172,17 @@ def _parse_arm(item: str, flag: str) -> list[ArmName]:
     if item == STOCK:
         return [ArmName(STOCK, "stock")]
     if item.endswith(".json") or os.sep in item or os.path.isfile(item):
-        return [ArmName(os.path.splitext(os.path.basename(item))[0] or item, "file", item)]
+        method = PIPELINE if _is_pipeline_file(item) else "file"
+        return [ArmName(os.path.splitext(os.path.basename(item))[0] or item, method, item)]
     names = ARM_NAMES if flag == "--compare" else _TRAINED
     raise UsageError(f"{flag}={item}: no such arm and no strategy file; {nearest(item, names)}")
+
+
+def _is_pipeline_file(path: str) -> bool:
+    """Whether there is a file that says it is a pipeline's, of whatever version."""
+    from pase_mtf.pipeline.pipeline import FORMAT  # loads what only a file needs
+    try:
+        read_json(path, FORMAT, sys.maxsize)
+    except FormatError:
+        return False
+    return True

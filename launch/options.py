@@ -409,8 +409,8 @@ def _flag_values() -> flags.FlagValues:
     number("warmup", "Training steps before those, not timed; the first of them is traced for its memory.")
     text("data", "Files to train on: an IDX image file or folder, a folder of images with labels, a text file, or "
          "source.txt,target.txt; default: synthetic data.")
-    text("strategy", "search, data_parallel, expert, zero, pipeline, or a strategy file: what is trained, kept and "
-         "resumed.")
+    text("strategy", "search, data_parallel, expert, zero, pipeline, or a file of a strategy or pipeline: what is "
+         "trained, kept and resumed.")
     text("compare", "The arms to measure beside it, separated by commas: data_parallel (through stock mtf.Lowering and "
          "through ours), expert, search, zero (with --sharded_updates: data parallelism in which every device updates "
          "a part of the weights), stock_data_parallel, pipeline (stages of layers on groups of devices), mcmc and "

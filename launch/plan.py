@@ -15,6 +15,7 @@ from pase_mtf.files import read_json
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, find_checkpoint
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.slurm import slurm_tasks
+from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
@@ -159,7 +160,7 @@ def resolve(options: Options) -> Plan:
     Raises:
       UsageError: an unknown model, preset or machine; devices that are not there; a batch that does not split.
       DataError: data that is missing, malformed or does not fit the model.
-      FormatError: a strategy, checkpoint or machine file that is truncated or foreign.
+      FormatError: a strategy, pipeline, checkpoint or machine file that is truncated or foreign.
     """
     model = options.model_name
     known = models.presets(model)
@@ -176,6 +177,9 @@ def resolve(options: Options) -> Plan:
         if arm.method == "file":
             from pase_mtf.strategy import strategy  # loads numba: only where there is a file to check
             read_json(arm.argument, strategy.FORMAT, strategy.VERSION)
+        if arm.method == PIPELINE and arm.argument:
+            from pase_mtf.pipeline.pipeline import Pipeline  # as above
+            Pipeline.load(arm.argument)
     if options.data is not None:
         from pase_mtf.launch.data import check_data  # numpy and what reads images: only where there are any
     devices = _devices(options)

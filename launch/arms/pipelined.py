@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import MismatchError
@@ -149,4 +150,21 @@ def _turns(program: PipelinedProgram, pipeline: Pipeline, stages: Mapping[mtf.Op
         before = (latest[task.stage],) if task.stage in latest else ()
         latest[task.stage] = len(turns)
         turns.append(Turn(of_task[task.phase, task.stage, task.microbatch], before))
-    return [*turns, Turn([*written.losses, *_without_variables(program.applied)])]
+    turns.append(Turn(written.losses))
+    # What an update makes without its gradient would be there from the start; of one variable after the other it is
+    # there for a moment.
+    for (stage, needs), entries in itertools.groupby(
+            _by_need(program), lambda entry: (stages[entry[0]], entry[1])):
+        turns.append(Turn([operation for operation, _ in entries], () if needs else (latest[stage],)))
+        if needs:
+            latest[stage] = len(turns) - 1
+    return turns
+
+
+def _by_need(program: PipelinedProgram) -> Iterator[tuple[mtf.Operation, bool]]:
+    """The operations of the update, and whether they need a gradient."""
+    needing = set(program.written.gradients)
+    for operation in _without_variables(program.applied):
+        needs = not needing.isdisjoint(operation.inputs)
+        needing.update(operation.outputs if needs else ())
+        yield operation, needs

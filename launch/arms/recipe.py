@@ -129,7 +129,8 @@ def microbatch_of(plan: Plan, count: int) -> tuple[PipelinedProgram, Computation
     """One of so many microbatches of a run, for looking at, and the graph that a pipeline is searched in."""
     with tf.Graph().as_default(), variables_by_name():
         one = _pipelined(plan, plan.options.batch // count, 1)
-    graph = export_graph(one.graph, name=f"{plan.options.model}-{plan.options.preset}, a microbatch of {count}")
+    graph = export_graph(one.graph, name=f"{plan.options.model}-{plan.options.preset}, a microbatch of {count}",
+                         turns=True)
     return one, graph
 
 

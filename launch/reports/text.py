@@ -167,7 +167,8 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
     elif parallel is not None and parallel["predicted_ms"] and row["predicted_ms"]:
         said.append(f"{parallel['predicted_ms'] / row['predicted_ms']:.2f}× data parallelism, predicted")
     if isinstance(chosen, Pipeline):
-        said.append(f"the shortest simulated step of {chosen.search['simulated']} pipelines")
+        if chosen.search["pairs"]:
+            said.append(f"the shortest simulated step of {chosen.search['simulated']} pipelines")
     elif chosen.search.get("optimal"):
         said.append("proven optimal")
     elif chosen.search.get("simulated"):

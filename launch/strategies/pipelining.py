@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from pase_mtf import models
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.amounts import bytes_text
+from pase_mtf.errors import InfeasibleError, MismatchError, OutOfMemoryError, UsageError
 from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.machine.machine import Machine
-from pase_mtf.pipeline.find import find_measured_pipeline, find_pipeline
+from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.by_kernels import Telling
 from pase_mtf.strategy.measured import MeasuredPrices
@@ -34,7 +36,7 @@ def check_trained(plan: Plan) -> None:
       UsageError: why, and what to do.
     """
     if plan.options.arms[0].method == PIPELINE and (reason := _impossible(plan)):
-        raise UsageError(f"--strategy={PIPELINE}: {reason}")
+        raise UsageError(f"--strategy={plan.options.strategy}: {reason}")
 
 
 def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices: MeasuredPrices | None,
@@ -53,12 +55,15 @@ def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices
 
     Raises:
       InfeasibleError: the arm of --strategy is one, and there is none.
+      OutOfMemoryError: it is of a file, and needs more than --memory_limit.
+      MismatchError: a file is for another model, another batch, or another number of devices.
     """
     found: dict[str, Pipeline] = {}
     left_out: dict[str, str] = {}
     for arm in (arm for arm in arms if arm.method == PIPELINE):
         try:
-            found[arm.name] = _find(plan, machine, prices, seconds)
+            found[arm.name] = (_load(arm.argument, plan, machine, prices, seconds) if arm.argument
+                               else _find(plan, machine, prices, seconds))
         except InfeasibleError as error:
             if arm == arms[0]:
                 raise
@@ -79,6 +84,34 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, seconds: 
         sources = {count: GraphKernels(one.graph, graph) for count, (one, graph) in programs.items()}
         return find_measured_pipeline(graphs, sources, prices.meter, memory_limit=within, seconds=seconds,
                                       progress=Telling())
+
+
+def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, seconds: float) -> Pipeline:
+    """The pipeline of a file, priced for this run."""
+    if reason := _impossible(plan):
+        raise InfeasibleError(reason)
+    kept, options = Pipeline.load(path), plan.options
+    if kept.devices != plan.devices.count:
+        raise MismatchError(f"{path}: a pipeline for {kept.devices} devices, --mesh={options.mesh} has "
+                            f"{plan.devices.count}; use --mesh={kept.devices}, or search anew")
+    if options.batch % kept.microbatches or plan.microbatches not in (1, kept.microbatches):
+        raise MismatchError(f"{path}: a pipeline of {kept.microbatches} microbatches, --batch={options.batch} "
+                            f"--microbatches={plan.microbatches} has no such; take others, or search anew")
+    with Stage("pipeline"):
+        one, graph = microbatch_of(plan, kept.microbatches)
+        if graph.hash != kept.graph_hash:
+            raise MismatchError(f"{path}: made for graph {kept.graph_hash} of {kept.graph_name}, a microbatch of this "
+                                f"run is {graph.hash}; take the flags of that run, or search anew")
+        measured = None if prices is None else (GraphKernels(one.graph, graph), prices.meter)
+        found = evaluate_pipeline(graph, kept.laid(), kept.microbatches, kept.schedule, machine, measured,
+                                  seconds=seconds, progress=Telling())
+    limit = options.bytes_per_device(machine)
+    if found.memory_bytes > limit:
+        needs = f"{path}: needs {bytes_text(found.memory_bytes)} per device, {bytes_text(limit)} are allowed"
+        if path == options.arms[0].argument:
+            raise OutOfMemoryError(f"{needs}; take --strategy={PIPELINE}, which keeps to the limit")
+        raise InfeasibleError(needs)
+    return dataclasses.replace(found, devices=kept.devices)
 
 
 def _impossible(plan: Plan) -> str:

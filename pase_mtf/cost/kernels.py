@@ -19,7 +19,7 @@ from pase_mtf.cost.build import PricedNetwork, network_of
 from pase_mtf.cost.compute import PARTS
 from pase_mtf.cost.moves import move_of
 from pase_mtf.cost.tables import dim_positions
-from pase_mtf.graph.computation_graph import ComputationGraph, Layer
+from pase_mtf.graph.computation_graph import ADDED, ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.machine.kernels import Kernel, sum_kernel
@@ -116,7 +116,8 @@ class KnownKernels:
         for phase, counts in self._source.layer(number, configuration).items():
             found[phase] = collections.Counter(
                 {kernel: times * configuration.devices for kernel, times in counts.items()})
-        for part, kernel, times in (*_sums(layer, configuration), *self._moves(layer, configuration)):
+        for part, kernel, times in (*_sums(layer, configuration), *_added_up(layer, configuration),
+                                    *self._moves(layer, configuration)):
             found.setdefault(part, collections.Counter())[kernel] += times
         return dict(found)
 
@@ -220,6 +221,15 @@ class _Ratios:
             if modelled > 0.0 and seconds > 0.0:
                 return seconds / modelled
         return 1.0
+
+
+def _added_up(layer: Layer, configuration: Configuration) -> Iterator[tuple[str, Kernel, int]]:
+    """What adds the gradients of a microbatch to those before."""
+    for operation in layer.operations:
+        if operation.index == ADDED:
+            (output,) = operation.outputs
+            held = math.prod(output.shape) // math.prod(configuration.shards(dim) for dim in output.dims if dim)
+            yield operation.phase, sum_kernel(2, held, output.itemsize), configuration.devices * operation.trips
 
 
 def _sums(layer: Layer, configuration: Configuration) -> Iterator[tuple[str, Kernel, int]]:

@@ -25,7 +25,7 @@ __all__ = ["export_as", "export_graph"]
 
 @checked_arguments
 def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, object] | None = None,
-                 alike: Alike | None = None, sharded_updates: bool = False) -> ComputationGraph:
+                 alike: Alike | None = None, sharded_updates: bool = False, turns: bool = False) -> ComputationGraph:
     """Exports a Mesh-TensorFlow graph: its layers with their dims, operations and variables, and the edges.
 
     Every operation of the graph lands in exactly one layer, forward, gradient and optimizer operations alike. The
@@ -39,6 +39,8 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, objec
       alike: numbers of operations that are alike, for who needs them for something else as well.
       sharded_updates: make what the optimizer does with the weights of a layer a layer beside it, with a configuration
         of its own: then weights that are replicated can be updated in shards, and the optimizer's slots kept so.
+      turns: it is a microbatch of a pipeline: the backward pass begins when the forward pass is over. Only what is said
+        of memory depends on that, and not the hash.
 
     Returns:
       The computation graph. Where it rests on something that the Mesh-TensorFlow graph does not tell (how often a loop
@@ -48,7 +50,7 @@ def export_graph(graph: mtf.Graph, *, name: str = "model", meta: dict[str, objec
         flow = Flow(graph)
         facts = read_operations(graph, flow, alike)
         phases = phases_of(graph, facts)
-        exporter = _Exporter(graph, facts, phases, flow, sharded_updates)
+        exporter = _Exporter(graph, facts, phases, flow, sharded_updates, turns)
         return ComputationGraph(name=name, layers=exporter.layers(), edges=exporter.edges(),
                                 operations=len(facts), meta={**(meta or {}), **_assumed(facts)})
 
@@ -88,7 +90,7 @@ class _Content(NamedTuple):
 class _Exporter:
 
     def __init__(self, graph: mtf.Graph, facts: list[OperationFacts], phases: list[str], flow: Flow,
-                 sharded_updates: bool) -> None:
+                 sharded_updates: bool, turns: bool) -> None:
         groups = group_operations(graph, facts, phases, sharded_updates=sharded_updates)
         self._facts, self._phases, self._groups, self._flow = facts, phases, groups, flow
         self._group_of = {id(facts[index].operation): number
@@ -99,7 +101,7 @@ class _Exporter:
                             for index in group.updates}
         readers = {**self._group_of, **{id(variable): self._assigning(variable) for fact in facts
                                         for variable, _ in fact.assigns if id(variable) in self._group_of}}
-        self._lifetimes = lifetimes(facts, phases, flow, readers)
+        self._lifetimes = lifetimes(facts, phases, flow, readers, turns)
         self._dims = [group.dims() for group in groups]
         self._splittable = [
             tuple(dim for dim, size in dims.items() if dim in group.legal and size > 1)

@@ -20,7 +20,7 @@ import numpy as np
 from pase_mtf.compat import mtf
 from pase_mtf.export.lives import Found, lives
 from pase_mtf.export.moments import moments
-from pase_mtf.export.orders import awaited_by, ordered, runs_at_once
+from pase_mtf.export.orders import awaited_by, in_turns, ordered, runs_at_once
 from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.export.steps import Steps
 from pase_mtf.graph.computation_graph import Held, HeldCopy
@@ -95,7 +95,7 @@ class Lifetimes:
 
 
 def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow,
-              layers: dict[int, int]) -> Lifetimes:
+              layers: dict[int, int], turns: bool = False) -> Lifetimes:
     """When tensors are there.
 
     Args:
@@ -103,12 +103,15 @@ def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow
       phases: of all operations.
       flow: of the graph.
       layers: id of an operation -> the number of its layer.
+      turns: of a microbatch in a pipeline (`orders.in_turns`).
     """
     maker = {tensor: fact.index for fact in facts for tensor in fact.outputs}
     # Gradients that no assignment needs never run.
     running = [fact for fact in facts if fact.is_needed or phases[fact.index] not in (BACKWARD, UPDATE)]
     awaited = {fact.index: awaited_by(fact, maker, flow) for fact in running}
     orders = [ordered(running, awaited, at_once) for at_once in (None, runs_at_once(running, awaited, phases))]
+    if turns:
+        orders = [in_turns(order, awaited, phases) for order in orders]
     steps = Steps(orders[0], facts, phases, flow, layers)
     return Lifetimes(steps, [lives(steps, _places(order, orders[0])) for order in orders])
 

@@ -8,11 +8,11 @@ import itertools
 from collections.abc import Collection, Sequence
 
 from pase_mtf.compat import mtf
-from pase_mtf.export.phases import UPDATE
+from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow
 
-__all__ = ["awaited_by", "ordered", "runs_at_once"]
+__all__ = ["awaited_by", "in_turns", "ordered", "runs_at_once"]
 
 
 def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, int], flow: Flow) -> set[int]:
@@ -84,3 +84,21 @@ def runs_at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]]
         if fact.rule.is_variable or awaited[fact.index] & with_weights:
             with_weights.add(fact.index)
     return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
+
+
+def in_turns(order: Sequence[OperationFacts], awaited: dict[int, set[int]],
+             phases: Sequence[str]) -> list[OperationFacts]:
+    """An order, as a stage of a pipeline keeps to it: the backward pass begins when the forward pass is over, and what
+    updates compute without gradients, one after the other, when the backward pass is.
+
+    Args:
+      order: in which the operations can run.
+      awaited: index -> those that it waits for.
+      phases: of all operations of the graph, by index.
+    """
+    turns: dict[int, int] = {}
+    for fact in order:
+        after = max((turns.get(index, 0) for index in awaited[fact.index]), default=0)
+        mine = {BACKWARD: 1, UPDATE: 1 if after else 2}.get(phases[fact.index], 0)
+        turns[fact.index] = max(after, mine)
+    return sorted(order, key=lambda fact: (turns[fact.index], fact.index if turns[fact.index] == 2 else 0))

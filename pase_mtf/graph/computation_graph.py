@@ -22,10 +22,12 @@ from pase_mtf.graph.fields import EdgeFields, GraphFields, LayerFields, OperandF
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.plain import from_plain, keys_of, once, to_plain, unhashed_keys
 
-__all__ = ["ROLES", "ComputationGraph", "Edge", "Held", "Layer", "LayerOperation", "Operand", "Variable"]
+__all__ = ["ADDED", "ROLES", "ComputationGraph", "Edge", "Held", "Layer", "LayerOperation", "Operand", "Variable"]
 
 FORMAT = "pase_mtf.graph"
 VERSION = 3
+ADDED = -1
+"""`LayerOperation.index` of what stands in no program: what adds a microbatch's gradient to those before."""
 _MOST_MOMENTS = 10 ** 7
 
 ROLES = ("", "convolution", "filter gradient", "image gradient", "transposed convolution", "rename", "shift")

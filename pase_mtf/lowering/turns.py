@@ -67,10 +67,9 @@ class TurnTaking:
 
 
 def _entries(nodes: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Those that read nothing of the others, but for what waits for nothing."""
+    """Those that read something, and nothing of the others but what waits for nothing."""
     inside = {node for node in nodes if node.type not in _SOURCES}
-    return [node for node in nodes if node in inside and node._get_control_flow_context() is None
-            and any(tensor.op.type not in _SOURCES for tensor in node.inputs)
+    return [node for node in nodes if node in inside and node._get_control_flow_context() is None and node.inputs
             and not any(tensor.op in inside for tensor in node.inputs)]
 
 

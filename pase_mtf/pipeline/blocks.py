@@ -8,9 +8,9 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer
+from pase_mtf.graph.computation_graph import ADDED, ComputationGraph, Edge, Held, Layer, LayerOperation, Variable
 
-__all__ = ["BLOCKS", "Blocks", "find_blocks", "of_microbatch", "part_of_graph", "summed_within"]
+__all__ = ["BLOCKS", "Blocks", "added_up", "find_blocks", "of_microbatch", "part_of_graph", "summed_within"]
 
 BLOCKS = 16
 """Most blocks that a graph is made into."""
@@ -42,8 +42,8 @@ class Blocks:
 
 
 def of_microbatch(graph: ComputationGraph, microbatches: int) -> ComputationGraph:
-    """A graph as one of so many microbatches runs it: of sums of rows parts are added up over the microbatches first,
-    and no rows travel.
+    """A graph as one of so many microbatches runs it: gradients are added up over the microbatches, of sums of rows
+    their parts, and no rows travel.
 
     Args:
       graph: of a microbatch.
@@ -51,12 +51,28 @@ def of_microbatch(graph: ComputationGraph, microbatches: int) -> ComputationGrap
     """
     if microbatches == 1:
         return graph
-    layers = tuple(dataclasses.replace(layer, operations=tuple(
-        dataclasses.replace(operation, looked_up=()) if operation.looked_up else operation
-        for operation in layer.operations)) if any(operation.looked_up for operation in layer.operations) else layer
+    layers = tuple(dataclasses.replace(layer, operations=(
+        *(dataclasses.replace(operation, looked_up=()) if operation.looked_up else operation
+          for operation in layer.operations),
+        *(added_up(variable, microbatches - 1) for variable in layer.variables if variable.trainable)))
         for layer in graph.layers)
     edges = tuple(dataclasses.replace(edge, looked_up=()) if edge.looked_up else edge for edge in graph.edges)
     return dataclasses.replace(graph, layers=layers, edges=edges)
+
+
+def added_up(variable: Variable, times: int, held: tuple[Held, ...] = ()) -> LayerOperation:
+    """What adds a microbatch's gradient of a weight to those before: no operation of the program that was exported.
+
+    Args:
+      variable: the weight.
+      times: how often in a step, which is where it counts: with the update.
+      held: when the sum is there.
+    """
+    operand = variable.operand
+    return LayerOperation(
+        index=ADDED, name=f"{variable.name} gradients added up", type="AddOperation", phase="update", kind="pointwise",
+        flops=float(math.prod(operand.shape)), dims=tuple(dict.fromkeys(filter(None, operand.dims))),
+        inputs=(operand, operand), outputs=(operand,), trips=times, held=held)
 
 
 def find_blocks(graph: ComputationGraph, work: Sequence[float], most: int = BLOCKS) -> Blocks:

@@ -65,10 +65,8 @@ class _Cutting:
 
         Groups begin at a multiple of their size: within them devices are joined as are the first so many.
         """
-        last = left == 1
-        return [(stop, size) for size in self._sizes
-                if offset % size == 0 and offset + size <= self._devices and (offset + size == self._devices) == last
-                for stop in ([self._blocks] if last else range(first + 1, self._blocks - left + 2))]
+        return [(stop, size) for size in self._sizes if offset % size == 0 and offset + size <= self._devices
+                for stop in ([self._blocks] if left == 1 else range(first + 1, self._blocks - left + 2))]
 
 
 def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, schedule: str, *,
@@ -78,7 +76,7 @@ def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, 
     Args:
       costs: of stages.
       blocks: how many.
-      devices: p, all of which are used.
+      devices: p; the last of them idle where that costs no more.
       microbatches: K.
       schedule: one of `schedule.SCHEDULES`.
       shared_cores: the devices share their cores, so that no stage computes while another does.
@@ -98,7 +96,8 @@ def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, 
     if not len(limits):
         return {}
     worst = np.full(len(limits), math.inf)
-    sums: dict[tuple[int, int, int], np.ndarray] = {(0, blocks, devices): np.zeros(len(limits))}
+    sums: dict[tuple[int, int, int], np.ndarray] = {
+        (0, blocks, used): np.zeros(len(limits)) for used in range(1, devices + 1)}
 
     def through(left: int, first: int, offset: int, stop: int, size: int) -> np.ndarray:
         """The sum over the stages from here on, for every limit of the bottleneck."""

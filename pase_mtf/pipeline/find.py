@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
@@ -15,7 +13,6 @@ from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.kernels import KernelSource
-from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
@@ -27,10 +24,9 @@ from pase_mtf.pipeline.prices import RatePrices, StagePrices
 from pase_mtf.pipeline.schedule import check_schedule, in_flight
 from pase_mtf.pipeline.simulate import Laid, Step, simulate_step
 from pase_mtf.pipeline.stage_costs import StageCosts
+from pase_mtf.pipeline.stage_memory import StageMemory
 
 __all__ = ["evaluate_pipeline", "find_measured_pipeline", "find_pipeline"]
-
-_ACTIVATIONS = MEMORY_PARTS[3]
 
 
 class _Candidate(NamedTuple):
@@ -50,8 +46,8 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     Layers are made into blocks. The cheapest strategy of every run of blocks on every group of devices comes from the
     exact search; the blocks are cut into stages so that the sum over the stages, and K - 1 times the bottleneck, is
     least; the best cuts into every number of stages are simulated, with what travels between stages, and the one whose
-    step is shortest is returned. Groups are of consecutive devices, of a size that divides p, and begin at a multiple
-    of it.
+    step is shortest is returned, or one of fewer stages that takes hardly longer. Groups are of consecutive devices, of
+    a size that divides p, and begin at a multiple of it; the last devices may idle.
 
     Args:
       graphs: number of microbatches K -> the training step of one of them (a batch of 1/K of the examples).
@@ -108,6 +104,8 @@ class _Search:
         self._stages, self._limit = stages, memory_limit
         self.blocks = {count: find_blocks(of_microbatch(graph, count), _work(graph, machine), blocks)
                        for count, graph in sorted(graphs.items())}
+        self._memory = {count: StageMemory(graph, count, shared=machine.shared_cores)
+                        for count, graph in graphs.items()}
 
     def best(self, prices: Mapping[int, StagePrices]) -> tuple[_Candidate, PipelineReport]:
         """The pipeline of the shortest step, and what was searched (without the seconds).
@@ -122,7 +120,7 @@ class _Search:
                                 "microbatches": sorted(self._graphs), "simulated": 0}
         found: list[_Candidate] = []
         for count, made in self.blocks.items():
-            costs = StageCosts(made, prices[count], count, self._limit)
+            costs = StageCosts(made, prices[count], count, self._memory[count], self._limit)
             cuts = cut_stages(costs, made.count, self._devices, count, self._schedule,
                               shared_cores=self.machine.shared_cores)
             wanted = {number: cut for number, cut in cuts.items()
@@ -140,7 +138,7 @@ class _Search:
                 f"{name}: no pipeline of {self._stages or 'two or more'} stages on {self._devices} devices" + (
                     "" if limit is None else f" within {limit:.0f} bytes each") + "; the layers make "
                 f"{told['blocks']} blocks; take fewer stages" + ("" if limit is None else ", or more microbatches"))
-        return min(found, key=lambda candidate: candidate.step.seconds), told
+        return _simplest(found), told
 
     def step(self, candidate: _Candidate, prices: Mapping[int, StagePrices]) -> _Candidate:
         """The same pipeline by other prices."""
@@ -152,7 +150,7 @@ class _Search:
         """What was found, for the program."""
         count = candidate.microbatches
         return _pipeline(self._graphs[count], candidate.stages, count, self._schedule, machine, self._devices,
-                         candidate.step, told)
+                         candidate.step, told, self._memory[count])
 
 
 def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapping[int, KernelSource],
@@ -196,14 +194,15 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
         if done or idle == PATIENCE or not kernels.measure(found.microbatches, found.stages, begin + seconds):
             break
     prices = kernels.prices()
-    best = min((search.step(candidate, prices) for candidate in kept), key=lambda candidate: candidate.step.seconds)
+    best = _simplest([search.step(candidate, prices) for candidate in kept])
     told["seconds"] = time.perf_counter() - begin
     told["kernels"] = kernels.report(best.microbatches, best.stages)
     return search.pipeline(best, kernels.machine, told)
 
 
 def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str,
-                      machine: Machine) -> Pipeline:
+                      machine: Machine, measured: tuple[KernelSource, KernelMeter | SavedKernels] | None = None, *,
+                      seconds: float = math.inf, progress: Callable[[str], object] = lambda text: None) -> Pipeline:
     """The pipeline of stages that are given.
 
     Args:
@@ -212,14 +211,48 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
       microbatches: K.
       schedule: "1f1b" or "gpipe".
       machine: whose numbers count.
+      measured: which kernels a microbatch runs, and what is measured of them, which counts in its stead.
+      seconds, progress: as of `find_measured_pipeline`.
+
+    Raises:
+      UsageError: a configuration that its layer cannot have.
     """
     check_schedule(schedule)
     summed = summed_within(of_microbatch(graph, microbatches), (0, *(stage.stop for stage in stages)))
-    step = simulate_step(summed.graph, stages, microbatches, schedule, RatePrices(summed.graph, machine))
+    _check_configurations(summed.graph, stages, machine)
+    prices: StagePrices = RatePrices(summed.graph, machine)
+    kernels = None
+    if measured is not None:
+        end = time.perf_counter() + seconds
+        kernels = KernelsOfStages({microbatches: measured[0]}, measured[1], progress)
+        kernels.begin({microbatches: summed.graph})
+        while not kernels.known(microbatches, stages) and kernels.measure(microbatches, stages, end):
+            pass
+        prices, machine = kernels.prices()[microbatches], kernels.machine
+    step = simulate_step(summed.graph, stages, microbatches, schedule, prices)
     devices = stages[-1].offset + stages[-1].devices
     told: PipelineReport = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False,
                             "microbatches": [microbatches], "simulated": 1, "seconds": 0.0}
-    return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told)
+    if kernels is not None:
+        told["kernels"] = kernels.report(microbatches, stages)
+    return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told,
+                     StageMemory(graph, microbatches, shared=machine.shared_cores))
+
+
+def _check_configurations(graph: ComputationGraph, stages: Sequence[Laid], machine: Machine) -> None:
+    """Raises UsageError where a layer is split as it cannot be."""
+    for stage in stages:
+        offered = build_network(part_of_graph(graph, stage.first, stage.stop), machine, stage.devices)
+        for number, configuration in enumerate(stage.configurations):
+            offered.index(number, configuration)
+
+
+def _simplest(found: Sequence[_Candidate]) -> _Candidate:
+    """The shortest step; where fewer stages, or fewer devices, are predicted to take no more than `WORTH` longer,
+    theirs: a stage that does next to nothing is not worth what predictions cannot tell."""
+    enough = (1.0 + WORTH) * min(candidate.step.seconds for candidate in found)
+    return min((candidate for candidate in found if candidate.step.seconds <= enough), key=lambda candidate: (
+        len(candidate.stages), sum(stage.devices for stage in candidate.stages), candidate.step.seconds))
 
 
 def _work(graph: ComputationGraph, machine: Machine) -> list[float]:
@@ -234,15 +267,12 @@ def _laid(blocks: Blocks, cut: Cut) -> tuple[Laid, ...]:
 
 
 def _pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str, machine: Machine,
-              devices: int, step: Step, told: PipelineReport) -> Pipeline:
+              devices: int, step: Step, told: PipelineReport, memory: StageMemory) -> Pipeline:
     made = []
     for number, (stage, taken, idle) in enumerate(zip(stages, step.stages, step.idle, strict=True)):
         flying = in_flight(schedule, len(stages) - number, microbatches)
-        held = np.sum([layer_memory(layer, [configuration])[:, 0] for layer, configuration in zip(
-            part_of_graph(graph, stage.first, stage.stop).layers, stage.configurations, strict=True)], axis=0)
-        memory = dict(zip(MEMORY_PARTS, map(float, held), strict=True))
-        memory[_ACTIVATIONS] *= flying
-        made.append(Stage(stage.first, stage.stop, stage.offset, stage.devices, *taken, idle, flying, memory))
+        held = memory.model(stage.first, stage.stop, flying).peak(stage.configurations)[0]
+        made.append(Stage(stage.first, stage.stop, stage.offset, stage.devices, *taken, idle, flying, held))
     return Pipeline(graph.name, graph.hash, devices, machine.name, microbatches, schedule,
                     tuple(layer.name for layer in graph.layers),
                     tuple(chosen for stage in stages for chosen in stage.configurations), tuple(made), step.seconds,

@@ -16,6 +16,7 @@ from pase_mtf.errors import FormatError, PaseError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.pipeline.schedule import SCHEDULES
+from pase_mtf.pipeline.simulate import Laid
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
 from pase_mtf.strategy.search_report import KernelsReport
 
@@ -151,6 +152,11 @@ class Pipeline:
         """The number of the stage of a layer."""
         return next(number for number, stage in enumerate(self.stages) if stage.first <= layer < stage.stop)
 
+    def laid(self) -> tuple[Laid, ...]:
+        """The stages, as they are simulated."""
+        return tuple(Laid(stage.first, stage.stop, stage.offset, stage.devices,
+                          self.configurations[stage.first:stage.stop]) for stage in self.stages)
+
     def table(self) -> str:
         """The stages as a table: their layers, devices, milliseconds, idle time and memory."""
         rows = [[number, f"{self.layer_names[stage.first]} .. {self.layer_names[stage.stop - 1]}",
@@ -172,6 +178,8 @@ class Pipeline:
         proof = "each proven optimal" if found["optimal"] else "not all proven optimal"
         counts = " or ".join(map(str, found["microbatches"]))
         kernels = kernels_text({"kernels": found["kernels"]}) if "kernels" in found else ""
+        if not found["pairs"]:
+            return "given, not searched" + (f"; prices: {kernels}" if kernels else "")
         return (f"{found['pairs']} stages on groups of devices ({found['blocks']} blocks, {found['searched']} "
                 f"searches, {proof}); the best cut for {counts} microbatches and every number of stages, "
                 f"{found['simulated']} simulated" + (f"; prices: {kernels}" if kernels else ""))
@@ -223,10 +231,10 @@ class Pipeline:
         if self.schedule not in SCHEDULES or self.microbatches < 1:
             return f"{self.microbatches} microbatches in the order {self.schedule!r}"
         begins = [(0, 0), *((stage.stop, stage.offset + stage.devices) for stage in self.stages)]
-        if begins[-1] != (len(self.layer_names), self.devices) or any(
+        if begins[-1][0] != len(self.layer_names) or not 0 < begins[-1][1] <= self.devices or any(
                 (stage.first, stage.offset) != begin or stage.stop <= stage.first or stage.devices < 1
                 for stage, begin in zip(self.stages, begins, strict=False)):
-            return "stages that leave out layers or devices"
+            return "stages that leave out layers, or take devices that there are not"
         if any(configuration.devices > stage.devices for stage in self.stages
                for configuration in self.configurations[stage.first:stage.stop]):
             return "a layer on more devices than its stage has"

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase_mtf.cost.signature import PHASES
+from pase_mtf.cost.build import PricedNetwork
+from pase_mtf.cost.compute import PARTS
+from pase_mtf.cost.signature import PHASES, layer_signature
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
@@ -22,6 +24,7 @@ from pase_mtf.pipeline.prices import StagePrices
 from pase_mtf.pipeline.schedule import Task, tasks_in_order
 from pase_mtf.simulator.schedule import Tasks, picoseconds, schedule
 from pase_mtf.simulator.simulate import Simulator
+from pase_mtf.simulator.stages import nodes_by_phase
 
 __all__ = ["Crossing", "Laid", "StageSeconds", "Step", "crossings", "simulate_step", "stage_seconds"]
 
@@ -73,10 +76,29 @@ def stage_seconds(stage: Laid, prices: StagePrices) -> StageSeconds:
       prices: of the graph.
     """
     priced = prices.stage(stage.first, stage.stop, stage.devices, stage.configurations)
-    line = Simulator(priced).timeline([0] * len(stage.configurations))
-    ends = [max((one.end for one in line.slices if one.phase in PHASES[:number + 1]
+    whole, alone = (Simulator(each).timeline([0] * len(stage.configurations))
+                    for each in (priced, _without_update(priced)))
+    # Updates run between the backward passes of layers, but not in every microbatch.
+    ends = [max((one.end for one in alone.slices if one.phase in PHASES[:number + 1]
                  and one.kind != "gradient all-reduce"), default=0.0) for number in range(2)]
-    return StageSeconds(ends[0], ends[1] - ends[0], line.seconds - ends[1])
+    return StageSeconds(ends[0], ends[1] - ends[0], max(0.0, whole.seconds - ends[1]))
+
+
+def _without_update(priced: PricedNetwork) -> PricedNetwork:
+    """What a microbatch takes that is not the last."""
+    layers, parts = [], []
+    for layer, of_layer in zip(priced.graph.layers, priced.parts, strict=True):
+        nodes, left = nodes_by_phase(layer_signature(layer)), of_layer.copy()
+        left[[PARTS.index(name) for name in ("update", "all-reduce update", "resharding update")]] = 0.0
+        left[PARTS.index("overhead")] *= 1.0 - nodes[PHASES[-1]] / max(1, sum(nodes.values()))
+        layers.append(dataclasses.replace(layer, operations=tuple(
+            operation for operation in layer.operations if operation.phase != PHASES[-1])))
+        parts.append(left)
+    kept = [number for number, edge in enumerate(priced.graph.edges) if edge.phase != PHASES[-1]]
+    graph = dataclasses.replace(priced.graph, layers=tuple(layers),
+                                edges=tuple(priced.graph.edges[number] for number in kept))
+    return dataclasses.replace(priced, graph=graph, parts=tuple(parts),
+                               edge_matrices=tuple(priced.edge_matrices[number] for number in kept))
 
 
 def _held(graph: ComputationGraph, stages: Sequence[Laid], layer: int, dims: Sequence[str]) -> Partition:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.compute import PARTS
-from pase_mtf.cost.memory import MEMORY_PARTS, layer_memory
 from pase_mtf.cost.signature import PHASES, layer_signature
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.pipeline.blocks import Blocks
 from pase_mtf.pipeline.prices import StagePrices
-from pase_mtf.search import solve
-from pase_mtf.search.memory import minimise_within
+from pase_mtf.pipeline.stage_memory import StageMemory
+from pase_mtf.search import Solution, solve
 from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.search.peak import minimise_within_peak
 from pase_mtf.simulator.stages import gradient_seconds, nodes_by_phase
 from pase_mtf.simulator.transfers import link_level
 
 __all__ = ["StageChoice", "StageCosts"]
 
 _OF_UPDATE = [PARTS.index(name) for name in ("update", "all-reduce update", "resharding update")]
-_ACTIVATIONS = MEMORY_PARTS.index("activations")
 
 
 class StageChoice(NamedTuple):
@@ -64,15 +64,6 @@ class _Group:
         self.vectors = [vectors[id(parts)] for parts in priced.parts]
         self.edges = _edges(priced, microbatches)
         self.priced = priced
-        self._memory: dict[int, np.ndarray] = {}
-
-    def memory(self, layer: int) -> np.ndarray:
-        """float64 [2, K]: bytes that are there once, and those of every microbatch in flight."""
-        if layer not in self._memory:
-            found = layer_memory(self.priced.graph.layers[layer], self.configurations[layer])
-            kept = found[_ACTIVATIONS]
-            self._memory[layer] = np.stack((found.sum(axis=0) - kept, kept))
-        return self._memory[layer]
 
 
 def _edges(priced: PricedNetwork, microbatches: int) -> list[NetworkEdge]:
@@ -98,7 +89,7 @@ class StageCosts:
       optimal: whether all are proven optimal.
     """
 
-    def __init__(self, blocks: Blocks, prices: StagePrices, microbatches: int,
+    def __init__(self, blocks: Blocks, prices: StagePrices, microbatches: int, memory: StageMemory | None = None,
                  memory_limit: float | None = None) -> None:
         """Has searched nothing.
 
@@ -106,9 +97,11 @@ class StageCosts:
           blocks: that stages consist of, of one microbatch.
           prices: of their graph.
           microbatches: K.
+          memory: of the stages of the graph; needed where there is a limit.
           memory_limit: bytes that a device may hold; None: any.
         """
-        self._blocks, self._prices, self._microbatches, self._limit = blocks, prices, microbatches, memory_limit
+        self._blocks, self._prices, self._microbatches = blocks, prices, microbatches
+        self._memory, self._limit = memory, math.inf if memory_limit is None or memory is None else memory_limit
         self._groups: dict[int, _Group] = {}
         self._found: dict[Hashable, tuple[float, tuple[int, ...]]] = {}
         self.searched, self.pairs, self.optimal = 0, 0, True
@@ -126,35 +119,49 @@ class StageCosts:
             self._groups[devices] = _Group(self._blocks, self._prices, devices, self._microbatches)
         group = self._groups[devices]
         self.pairs += 1
-        seconds, assignment = self._searched(group, begin, end, None)
-        if self._limit is not None and assignment and self._bytes(group, begin, assignment, in_flight) > self._limit:
-            seconds, assignment = self._searched(group, begin, end, in_flight)
+        seconds, assignment = self._searched(group, begin, end, in_flight)
         if not assignment:
             return _NONE
         chosen = tuple(group.configurations[begin + number][choice] for number, choice in enumerate(assignment))
         return StageChoice(seconds + self._received(begin, end, devices), chosen)
 
-    def _bytes(self, group: _Group, begin: int, assignment: tuple[int, ...], in_flight: int) -> float:
-        return sum(float(once[choice] + in_flight * each[choice]) for (once, each), choice in (
-            (group.memory(begin + number), choice) for number, choice in enumerate(assignment)))
-
-    def _searched(self, group: _Group, begin: int, end: int, in_flight: int | None) -> tuple[float, tuple[int, ...]]:
-        """(seconds, assignment) of the best strategy of some layers; in_flight: within the limit of memory."""
+    def _searched(self, group: _Group, begin: int, end: int, in_flight: int) -> tuple[float, tuple[int, ...]]:
+        """(seconds, assignment) of the best strategy of some layers that keeps to the limit of memory."""
         edges = [edge for edge in group.edges if begin <= edge.source < end and begin <= edge.target < end]
-        memory = None if in_flight is None else [
-            once + in_flight * each for once, each in map(group.memory, range(begin, end))]
         # All arrays live as long as their group does.
         key = (*(id(vector) for vector in group.vectors[begin:end]),
                *((edge.source - begin, edge.target - begin, id(edge.matrix), id(edge.rows), id(edge.columns))
-                 for edge in edges), *(() if memory is None else (vector.tobytes() for vector in memory)))
+                 for edge in edges))
+        network = CostNetwork(group.vectors[begin:end], [
+            dataclasses.replace(edge, source=edge.source - begin, target=edge.target - begin)
+            for edge in edges if edge.matrix.any()])
+        found = self._once(key, lambda: solve(network, certificate=False))
+        if self._memory is None or math.isinf(self._limit):
+            return found
+        model, offered = self._memory.model(begin, end, in_flight), group.configurations[begin:end]
+
+        def peak(assignment: Sequence[int]) -> tuple[float, int]:
+            parts, moment = model.peak([choices[choice] for choices, choice in zip(offered, assignment, strict=True)])
+            return sum(parts.values()), moment
+
+        @functools.cache
+        def memory(moment: int) -> tuple[np.ndarray, ...]:
+            return tuple(model.layer(number, choices, moment) for number, choices in enumerate(offered))
+
+        if not found[1] or peak(found[1])[0] <= self._limit:
+            return found
+        # Stages that cost alike, and hold alike when most is there, are taken to be alike.
+        key = (*key, *(vector.tobytes() for vector in memory(model.fullest)))
+        found = self._once(key, lambda: minimise_within_peak(
+            network, memory, peak, self._limit, time_limit=_SECONDS, certificate=False))
+        return found if found[1] and peak(found[1])[0] <= self._limit else (math.inf, ())
+
+    def _once(self, key: Hashable, search: Callable[[], Solution]) -> tuple[float, tuple[int, ...]]:
+        """What a search finds, or has found; (inf, ()): nothing that fits."""
         if key not in self._found:
-            network = CostNetwork(group.vectors[begin:end], [
-                dataclasses.replace(edge, source=edge.source - begin, target=edge.target - begin)
-                for edge in edges if edge.matrix.any()])
             self.searched += 1
             try:
-                found = (solve(network, certificate=False) if memory is None else
-                         minimise_within(network, memory, self._limit or 0.0, time_limit=_SECONDS))
+                found = search()
                 self.optimal &= found.optimal
                 self._found[key] = found.cost, tuple(found.assignment)
             except InfeasibleError:

@@ -5,6 +5,7 @@ import json
 import pytest
 from micro_models import SIZES
 
+from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies.pipelining import find_pipelines
@@ -140,3 +141,71 @@ def test_a_trained_one_within_too_little_memory(launch):
     assert code == 3
     assert "no pipeline of two or more stages on 2 devices within 1000 bytes each" in err.splitlines()[-1]
     assert not folder.exists()
+
+
+@pytest.fixture(scope="module")
+def kept(preset, tmp_path_factory):
+    """The file of a pipeline that a run trained."""
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100", "--steps=2",
+                 "--warmup=1", f"--output_dir={folder}", "--strategy=pipeline", "--compare=none"]) == 0
+    return folder / "pipeline.json"
+
+
+def test_one_of_a_file_is_trained_kept_and_resumed(launch, kept):
+    before = Pipeline.load(kept)
+    code, folder, out, err = launch(f"--strategy={kept}", "--compare=data_parallel", "--machine=h100", "--steps=2")
+    assert code == 0, err
+    found = Pipeline.load(folder / "pipeline.json")
+    assert (found.configurations, found.microbatches) == (before.configurations, before.microbatches)
+    assert found.laid() == before.laid()
+    assert (found.machine_name, before.machine_name) == ("h100", "a100")
+    assert found.seconds < before.seconds
+    assert "given, not searched" in out
+    assert _losses(folder, "pipeline") == pytest.approx(_losses(folder, "data_parallel"), rel=1e-4)
+    code, again, _, err = launch(f"--resume={folder}", "--steps=2", output="again")
+    assert code == 0, err
+    assert read_summary(again / "summary.json")["first_step"] == 3
+    assert Pipeline.load(again / "pipeline.json").laid() == before.laid()
+
+
+def test_one_of_a_file_is_compared_with(launch, kept, tmp_path):
+    """And what a run searches is kept beside one that it was given."""
+    mine = tmp_path / "summary.json"  # no name of a file is one of the run's
+    mine.write_text(kept.read_text())
+    code, folder, _, err = launch(f"--strategy={mine}", "--compare=pipeline", "--search_only")
+    assert code == 0, err
+    assert list(read_summary(folder / "summary.json")["arms"]) == ["summary", "pipeline"]
+    given, searched = (Pipeline.load(folder / name) for name in ("pipeline.json", "searched_pipeline.json"))
+    assert given.search["pairs"] == 0 < searched.search["pairs"]
+    code, folder, _, err = launch(f"--compare={mine}", "--search_only", output="beside")
+    assert code == 0, err
+    assert list(read_summary(folder / "summary.json")["arms"]) == ["search", "summary"]
+    assert not (folder / "pipeline.json").exists()
+
+
+@pytest.mark.parametrize(("flags", "code", "message"), [
+    (["--mesh=4"], 5, "a pipeline for 2 devices, --mesh=4 has 4; use --mesh=2, or search anew"),
+    (["--batch=16"], 5, "take the flags of that run, or search anew"),
+    (["--batch=7", "--compare=none"], 2, "--batch=7 does not split into microbatches"),
+    (["--microbatches=4"], 5, "a pipeline of 2 microbatches, --batch=8 --microbatches=4 has no such"),
+    (["--memory_limit=1kB"], 4, "per device, 1000 B are allowed; take --strategy=pipeline"),
+    (["--sharded_updates"], 2, "its updates are not sharded; leave out --sharded_updates")])
+def test_one_of_a_file_that_does_not_fit_is_told(launch, kept, flags, code, message):
+    found, folder, _, err = launch(f"--strategy={kept}", *flags)
+    assert message in err.splitlines()[-1]
+    assert found == code
+    assert not folder.exists()
+
+
+def test_a_damaged_file_is_told(launch, kept, tmp_path):
+    path, data = tmp_path / "mine.json", json.loads(kept.read_text())
+    layers = len(data["layer_names"])
+    wrong = {"stages": [{**data["stages"][0], "stop": layers, "devices": 2}],
+             "configurations": [[["nothing", 2]]] * layers}
+    for change, message in (({"stages": []}, "not a complete pipeline"), ({"version": 99}, "upgrade pase_mtf"),
+                            (wrong, "cannot be split as")):
+        path.write_text(json.dumps({**data, **change}))
+        code, _, _, err = launch(f"--strategy={path}", "--compare=none", output=f"run{len(message)}")
+        assert code != 0
+        assert message in err.splitlines()[-1]

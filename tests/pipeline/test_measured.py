@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 
+import harness
 import pytest
 from micro_models import SIZES
 from pretended_meter import PretendedMeter
@@ -15,7 +17,8 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.pipelined import build_pipelined
 from pase_mtf.launch.arms.program import variables_by_name
 from pase_mtf.lowering.kernels import GraphKernels
-from pase_mtf.pipeline.find import find_measured_pipeline
+from pase_mtf.machine.kernels import sum_kernel
+from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 
 _DEVICES = 4
@@ -85,6 +88,27 @@ def test_microbatches_are_weighed_by_kernels(program, tmp_path):
         Pipeline.load(tmp_path / "pipeline.json")
     little = _find(program, (2,), PretendedMeter(limit=3)).search["kernels"]
     assert little["measured_of_strategy"] < little["of_strategy"]
+
+
+def test_gradients_are_added_up_once_less_than_there_are_microbatches(program):
+    graph, _ = program[2]
+    meter = PretendedMeter()
+    found = _find(program, (2,), meter, stages=2)
+    weights = {(variable.operand.shape, configuration) for layer, configuration in zip(
+        graph.layers, found.configurations, strict=True) for variable in layer.variables if not configuration.axes}
+    assert weights
+    for shape, _ in weights:
+        assert sum_kernel(2, math.prod(shape), 4) in meter.times
+
+
+def test_one_that_is_given_is_priced_alike(program):
+    """With the same kernels measured, of its own graph alone."""
+    graph, source = program[2]
+    found = _find(program, (2,), PretendedMeter())
+    given = evaluate_pipeline(graph, found.laid(), 2, "1f1b", harness.MACHINE, (source, PretendedMeter()))
+    assert given.seconds == pytest.approx(found.seconds, rel=1e-6)
+    assert given.search["kernels"]["measured_of_strategy"] == given.search["kernels"]["of_strategy"] > 0
+    assert given.statement.startswith("given, not searched; prices: ")
 
 
 def test_what_makes_no_sense_is_refused(program):

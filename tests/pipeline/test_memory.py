@@ -1,0 +1,120 @@
+"""What the devices of stages are predicted to hold, beside what TensorFlow's allocator says of traced steps."""
+
+import dataclasses
+
+import harness
+import numpy as np
+import pytest
+
+from pase_mtf import models
+from pase_mtf.compat import tf
+from pase_mtf.cost.memory import strategy_memory
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.arms.memory import peak_bytes_per_device, variable_bytes_per_device
+from pase_mtf.launch.arms.pipelined import build_pipelined, lower_pipeline
+from pase_mtf.launch.data.synthetic import synthetic_source
+from pase_mtf.machine.machine import Machine
+from pase_mtf.pipeline.find import find_pipeline
+from pase_mtf.pipeline.stage_memory import StageMemory
+
+_MACHINE = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
+_STEPS = 3
+
+
+class _Case:
+    """A model of its smallest preset, or of these sizes, in microbatches."""
+
+    def __init__(self, name, count, **changes):
+        self.name, self.count, self.model = name, count, models.get(name)
+        self.config = dataclasses.replace(models.load_config(name, "tiny"), dropout=0.0, **changes)
+        with tf.Graph().as_default():
+            self.one = self._program(self.config.batch // count, 1)
+        self.graph = export_graph(self.one.graph, turns=True)
+
+    def _program(self, batch, count):
+        return build_pipelined(self.model, self.config, batch, self.config.optimizer, self.config.learning_rate, 0,
+                               count)
+
+    def found(self, devices=4, **options):
+        return find_pipeline({self.count: self.graph}, devices, _MACHINE, **options)
+
+    def measured(self, pipeline):
+        """Bytes that the fullest device of every stage held at most."""
+        examples = synthetic_source(self.model.data_kind, self.config, 0).load(np.arange(self.config.batch))
+        peaks = {}
+        with tf.Graph().as_default() as made:
+            program = self._program(self.config.batch, self.count)
+            lowering = lower_pipeline(program, self.one, pipeline, harness.device_names(pipeline.devices),
+                                      graph=self.graph)
+            fetches = [lowering.export_to_tf_tensor(program.loss), *map(lowering.lowered_operation, program.updates)]
+            fill, held = lowering.copy_masters_to_slices(), _variable_bytes(made, lowering)
+            with harness.session(pipeline.devices) as session:
+                session.run(tf.global_variables_initializer())
+                session.run(fill)
+                feed = {placeholder: examples[feature] for feature, placeholder in program.placeholders.items()}
+                for step in range(_STEPS + 1):
+                    metadata = tf.RunMetadata()
+                    session.run(fetches, feed, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
+                    for device, nbytes in peak_bytes_per_device(metadata, held).items() if step else ():
+                        peaks[device] = max(peaks.get(device, 0), nbytes)
+        return [max(peaks.get(f"CPU:{device}", 0) for device in range(stage.offset, stage.offset + stage.devices))
+                for stage in pipeline.stages]
+
+
+def _variable_bytes(graph, lowering):
+    """Device -> bytes of variables, masters that serve as the only slice among them."""
+    found = variable_bytes_per_device(graph)
+    for variable, laid_out in lowering.variables.items():
+        if laid_out.slice_is_master:
+            device = laid_out.laid_out_tensor.all_slices[0].device
+            found[device] = found.get(device, 0) + variable.size * variable.slice_dtype.size
+    return found
+
+
+@pytest.mark.parametrize(("name", "count", "options"), harness.some_slow(
+    [("rnnlm", 4, {}), ("gnmt", 4, {})],
+    [("alexnet", 2, {}), ("alexnet", 4, {"schedule": "gpipe"}), ("gnmt", 4, {"schedule": "gpipe", "stages": 2}),
+     ("transformer", 4, {"stages": 2}), ("transformer", 4, {"stages": 3})]))
+def test_it_is_about_what_tensorflow_holds(name, count, options):
+    case = _Case(name, count)
+    found = case.found(**options)
+    measured = case.measured(found)
+    assert 0.95 * max(measured) <= found.memory_bytes <= 1.25 * max(measured)
+    for stage, nbytes in zip(found.stages, measured, strict=True):
+        assert stage.memory_bytes >= 0.85 * nbytes
+
+
+def test_a_stage_within_a_limit_holds_no_more_when_it_is_measured():
+    case = _Case("gnmt", 4)
+    limit = 0.85 * case.found().memory_bytes
+    found = case.found(memory_limit=limit)
+    assert max(case.measured(found)) <= found.memory_bytes <= limit
+
+
+def test_one_microbatch_holds_what_a_step_does():
+    """And the more are in flight the more is held; what others send comes on top."""
+    graph = harness.export_model("transformer", models.load_config("transformer", "tiny"))
+    layers = len(graph.layers)
+    chosen = (Configuration(),) * layers
+    alone = StageMemory(graph, 1, shared=False).model(0, layers, 1)
+    assert alone.peak(chosen)[0] == strategy_memory(graph, chosen)
+    memory = StageMemory(graph, 4, shared=False)
+
+    def held(first, stop, flying):
+        return sum(memory.model(first, stop, flying).peak(chosen[first:stop])[0].values())
+
+    assert sum(alone.peak(chosen)[0].values()) < held(0, layers, 1) < held(0, layers, 2) < held(0, layers, 4)
+    half = layers // 2
+    received = sum({(edge.source, edge.tensor): 4 * np.prod(edge.shape) for edge in graph.edges
+                    if edge.source < half <= edge.target}.values())
+    assert received > 0
+    without = dataclasses.replace(graph, edges=tuple(edge for edge in graph.edges if (edge.source < half)
+                                                     == (edge.target < half)))
+    apart = StageMemory(without, 4, shared=False).model(half, layers, 2).peak(chosen[half:])[0]
+    assert sum(apart.values()) < held(half, layers, 2)
+
+
+def test_the_order_of_turns_is_no_part_of_a_graph():
+    case = _Case("gnmt", 4)
+    assert export_graph(case.one.graph).hash == case.graph.hash
