@@ -128,7 +128,7 @@ def measure(model: str, strategy: Strategy, recompute: Sequence[str] = ()) -> Me
         with tf.control_dependencies([loss, *map(lowering.lowered_operation, program.updates)]):
             step = tf.assign_add(program.global_step, 1).op
         fill, initialize = lowering.copy_masters_to_slices(), tf.global_variables_initializer()
-        held = variable_bytes_per_device(made)
+        held = variable_bytes_per_device(made, [step])
         peaks, seconds = [], []
         with tf.Session(config=session_config(devices)) as session:
             session.run(initialize)

@@ -112,7 +112,7 @@ class Arm:
                             if (replicas := _replicas(variable, laid_out))}
             self._shards = self._own_shards(lowering) if board and isinstance(lowering, PlanLowering) else None
             initialize = tf.global_variables_initializer()
-            self._held = variable_bytes_per_device(self._graph)
+            self._held = variable_bytes_per_device(self._graph, [self._train])
             agreement = lowering.agreement() if board and isinstance(lowering, PlanLowering) else None
         self.nodes = len(self._graph.get_operations())
         self._graph.finalize()

@@ -64,12 +64,24 @@ def _kept_bytes(strategy: Chosen) -> float:
     return sum(size for part, size in strategy.memory.items() if part in ("weights", "optimizer slots"))
 
 
-def variable_bytes_per_device(graph: tf.Graph) -> dict[str, int]:
-    """Bytes of the variables on each device, without the masters (a host's copy that no step touches)."""
-    masters = {variable.op.name for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)}
+def variable_bytes_per_device(graph: tf.Graph, step: Iterable[tf.Operation]) -> dict[str, int]:
+    """Bytes of the variables on each device, without the masters that no step touches (a host's copy of the slices; a
+    master that serves as its own only slice is touched).
+
+    Args:
+      graph: of the step.
+      step: what a step runs; what these need is run, too.
+    """
+    touched, waiting = set[tf.Operation](), [*step]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in touched:
+            touched.add(operation)
+            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    masters = {variable.op for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)} - touched
     found: dict[str, int] = {}
     for operation in graph.get_operations():
-        if operation.type in ("VarHandleOp", "VariableV2") and operation.name not in masters:
+        if operation.type in ("VarHandleOp", "VariableV2") and operation not in masters:
             shape, dtype = operation.get_attr("shape"), tf.as_dtype(operation.get_attr("dtype"))
             elements = math.prod(dim.size for dim in shape.dim)
             found[operation.device] = found.get(operation.device, 0) + elements * dtype.size

@@ -43,7 +43,7 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
     block.
 
     Args:
-      edge: the tensor, and how its layers name its dims.
+      edge: the tensor, and how its layers name its dims; without a source's where the devices hold nothing of it.
       source, target: the configurations of the two layers.
       shared: whether the devices are processors of one host: what one holds, all can read.
       in_place: whether it is known until when the tensor itself is there.
@@ -51,6 +51,8 @@ def moved(edge: Edge, source: Configuration, target: Configuration, shared: bool
     held, needed = source.partition(edge.source_dims)[1], target.partition(edge.target_dims)[1]
     if held == needed:
         return Moved(0.0, needed, not shared or target.devices <= source.devices, 0.0)
+    if len(held) < len(needed):
+        return Moved(whole_bytes(edge) / math.prod(count for count, _ in needed), needed, True, 0.0)
     counts = [(of_held, of_needed) for (of_held, _), (of_needed, _) in zip(held, needed, strict=True)]
     blocks = math.prod(of_held for of_held, _ in counts)
     pieces = math.prod(max(of_needed // of_held, 1) for of_held, of_needed in counts)

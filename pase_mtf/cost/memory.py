@@ -441,6 +441,8 @@ class MemoryModel:
             shares = self._shared and math.prod(count for count, _ in shards) < configurations[edge.target].devices
             late = edge.source in awaiting or (edge.target in awaiting and edge.pending)
             for order, (begin, end, shared_until, _, _) in enumerate(edge.held):
+                if end < begin:  # it is never there
+                    continue
                 if shares:
                     end = max(end, shared_until)
                 elif alone:

@@ -210,8 +210,7 @@ def _gradients(layer: Layer) -> Iterator[tuple[int, Held]]:
 
 
 def _moved(held: Held, offset: int) -> Held:
-    begin, end, *others = (moment + offset if moment >= 0 else moment for moment in (
-        held.begin, held.end, held.waits_until, held.shared_until, held.own_until))
+    begin, end, *others = (moment + offset if moment >= 0 else moment for moment in (*held[1:3], *held[4:]))
     return Held(held.output, begin, end, held.times, *others)
 
 

@@ -98,7 +98,7 @@ def test_what_tensorflow_holds_is_less_as_predicted():
             lowering = harness.stock()(program)
             updates = [lowering.lowered_operation(operation) for operation in program.updates]
             fill = lowering.copy_masters_to_slices()
-            held = variable_bytes_per_device(made)
+            held = variable_bytes_per_device(made, updates)
             with harness.session(1) as session:
                 session.run(tf.global_variables_initializer())
                 session.run(fill)

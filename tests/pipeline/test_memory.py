@@ -48,7 +48,8 @@ class _Case:
             lowering = lower_pipeline(program, self.one, pipeline, harness.device_names(pipeline.devices),
                                       graph=self.graph)
             fetches = [lowering.export_to_tf_tensor(program.loss), *map(lowering.lowered_operation, program.updates)]
-            fill, held = lowering.copy_masters_to_slices(), _variable_bytes(made, lowering)
+            fill = lowering.copy_masters_to_slices()
+            held = variable_bytes_per_device(made, [fetches[0].op, *fetches[1:]])
             with harness.session(pipeline.devices) as session:
                 session.run(tf.global_variables_initializer())
                 session.run(fill)
@@ -60,16 +61,6 @@ class _Case:
                         peaks[device] = max(peaks.get(device, 0), nbytes)
         return [max(peaks.get(f"CPU:{device}", 0) for device in range(stage.offset, stage.offset + stage.devices))
                 for stage in pipeline.stages]
-
-
-def _variable_bytes(graph, lowering):
-    """Device -> bytes of variables, masters that serve as the only slice among them."""
-    found = variable_bytes_per_device(graph)
-    for variable, laid_out in lowering.variables.items():
-        if laid_out.slice_is_master:
-            device = laid_out.laid_out_tensor.all_slices[0].device
-            found[device] = found.get(device, 0) + variable.size * variable.slice_dtype.size
-    return found
 
 
 @pytest.mark.parametrize(("name", "count", "options"), harness.some_slow(

@@ -5,7 +5,7 @@ import pytest
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import OutOfMemoryError
-from pase_mtf.launch.arms.memory import check_memory, peak_bytes_per_device
+from pase_mtf.launch.arms.memory import check_memory, peak_bytes_per_device, variable_bytes_per_device
 from pase_mtf.runtime import Devices
 
 
@@ -38,6 +38,22 @@ def test_peak_is_what_lives_at_once():
 def test_variables_are_added():
     metadata = _metadata(_device("CPU:0", [(1, 100), (2, -100)]))
     assert peak_bytes_per_device(metadata, {"/device:CPU:0": 1000, "/device:CPU:3": 7}) == {"CPU:0": 1100, "CPU:3": 7}
+
+
+def test_masters_count_where_a_step_touches_them():
+    """One that is its own only slice does; one whose slices are elsewhere does not."""
+    with tf.Graph().as_default() as graph:
+        held, read = tf.get_collection_ref("slices"), []
+        for name, master, slices in (("whole", "CPU:1", ()), ("split", "CPU:0", ("CPU:0", "CPU:1"))):
+            with tf.device(f"/device:{master}"):
+                variable = tf.get_variable(name, [8, 4], use_resource=True)
+            for number, device in enumerate(slices):
+                with tf.device(f"/device:{device}"):
+                    held.append(tf.get_variable(f"{name}_{number}", [4, 4], use_resource=True, collections=["slices"]))
+            read += held if slices else [variable]
+        with tf.control_dependencies([variable.read_value() for variable in read]):
+            step = tf.no_op()
+        assert variable_bytes_per_device(graph, [step]) == {"/device:CPU:1": 128 + 64, "/device:CPU:0": 64}
 
 
 def test_the_new_value_of_a_variable_takes_the_place_of_the_old_when_it_is_assigned():
