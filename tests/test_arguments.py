@@ -40,6 +40,7 @@ _RIGHT = {
     ("evaluate_strategy", "search"): (type(None), dict), ("evaluate_strategy", "name"): (str,),
     ("export_graph", "name"): (str,), ("export_graph", "meta"): (type(None), dict),
     ("export_graph", "alike"): (type(None),), ("export_graph", "sharded_updates"): (bool,),
+    ("export_graph", "turns"): (bool,),
     ("find_strategy", "sharded_updates"): (bool,),
     ("lower", "step"): (type(None),), ("lower", "rank"): (type(None),),
     ("register_operation", "kind"): (type(None),), ("register_operation", "flops"): (type(None),),

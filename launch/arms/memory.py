@@ -66,7 +66,7 @@ def _kept_bytes(strategy: Chosen) -> float:
 
 def variable_bytes_per_device(graph: tf.Graph, step: Iterable[tf.Operation]) -> dict[str, int]:
     """Bytes of the variables on each device, without the masters that no step touches (a host's copy of the slices; a
-    master that serves as its own only slice is touched).
+    master that serves as its own only slice is touched), and without what lies with the client (the counter of steps).
 
     Args:
       graph: of the step.
@@ -78,7 +78,8 @@ def variable_bytes_per_device(graph: tf.Graph, step: Iterable[tf.Operation]) -> 
         if operation not in touched:
             touched.add(operation)
             waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-    masters = {variable.op for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)} - touched
+    masters = {variable.op for variable in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+               if variable.op not in touched or "device:" not in variable.device}
     found: dict[str, int] = {}
     for operation in graph.get_operations():
         if operation.type in ("VarHandleOp", "VariableV2") and operation not in masters:

@@ -163,7 +163,7 @@ class _LayerItems:
                     arrives = held.waits_until >= 0 and not of_sum
                     # One device adds up in the place of what it, or another, has: that takes more where it is read by
                     # several, the last of which writes over it. A reduction may be to the largest, of all together.
-                    in_place = self._shared and operation.type != "ReduceOperation"
+                    in_place = self._shared and operation.kind != "reduction"
                     begin = max(held.begin, held.shared_from) if in_place else held.begin
                     until = max(-1 if in_place else begin, held.shared_until if self._shared else -1)
                     nbytes = 0.0 if arrives and in_place and held.shared_until < 0 else size(operand)

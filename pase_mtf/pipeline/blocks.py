@@ -70,7 +70,7 @@ def added_up(variable: Variable, times: int, held: tuple[Held, ...] = ()) -> Lay
     """
     operand = variable.operand
     return LayerOperation(
-        index=ADDED, name=f"{variable.name} gradients added up", type="AddOperation", phase="update", kind="pointwise",
+        index=ADDED, name=f"{variable.name} gradients added up", type="added up", phase="update", kind="pointwise",
         flops=float(math.prod(operand.shape)), dims=tuple(dict.fromkeys(filter(None, operand.dims))),
         inputs=(operand, operand), outputs=(operand,), trips=times, held=held)
 

@@ -31,7 +31,6 @@ from pase_mtf.pipeline.blocks import added_up, part_of_graph
 
 __all__ = ["StageMemory"]
 
-_FED = "ImportOperation"
 _NEVER = HeldCopy(10 ** 9, -1)
 """Stands for no copy: those of one tensor are told by their place among those of an edge."""
 
@@ -133,7 +132,7 @@ class StageMemory:
                     gradients.append(moved._replace(waits_until=-1, shared_until=-1))
                 else:
                     alone.append(moved)
-                    kept += self._kept(held, run, fed=operation.type == _FED)
+                    kept += self._kept(held, run, fed=operation.kind == "none" and not operation.inputs)
         yield dataclasses.replace(operation, held=tuple(alone))
         whole = dataclasses.replace(operation, reduced=(), partial_sums=(), pending_outputs=())
         if gradients:
