@@ -172,13 +172,18 @@ def test_the_last_of_several_devices_writes_over_what_one_made_for_all():
     assert buffers(Configuration((("width1", 4),)), shared=True) == 0  # each has another part
 
 
-def test_what_others_have_as_copies_is_there_until_its_own_layer_is_done():
-    first, second = perceptron(widths=(64, 128, 32), training=False).layers
+def _copied_until_later():
+    """A perceptron whose hidden tensor its layer needs at moment 1, its reader until 3, when another is there too."""
+    plain = perceptron(widths=(64, 128, 32), training=False)
+    first, second = plain.layers
     first = dataclasses.replace(first, operations=(dataclasses.replace(
         first.operations[0], held=(Held(0, 1, 3, own_until=1),)),))
-    edge = dataclasses.replace(perceptron(widths=(64, 128, 32), training=False).edges[0],
-                               held=(HeldCopy(1, 3, made=1),))
-    graph = ComputationGraph("copies", (first, second, _at("later", 3, 4096)), (edge,), 3)
+    edge = dataclasses.replace(plain.edges[0], held=(HeldCopy(1, 3, made=1),))
+    return ComputationGraph("copies", (first, second, _at("later", 3, 4096)), (edge,), 3)
+
+
+def test_what_others_have_as_copies_is_there_until_its_own_layer_is_done():
+    graph = _copied_until_later()
     split, whole, later = Configuration((("batch", 4),)), Configuration((("", 4),)), 4 * 32 * 4096
     alike, copied = (strategy_memory(graph, [split, target, whole]) for target in (split, whole))
     assert (alike["activations"], alike["communication buffers"]) == (later + 4 * 32 * 128 / 4, 0)
@@ -257,12 +262,7 @@ def test_what_a_copy_is_put_together_from():
 
 def test_slices_of_the_first_dim_show_the_tensor():
     """On one host they keep it, whole, where it is known until when it is there otherwise."""
-    first, second = perceptron(widths=(64, 128, 32), training=False).layers
-    first = dataclasses.replace(first, operations=(dataclasses.replace(
-        first.operations[0], held=(Held(0, 1, 3, own_until=1),)),))
-    edge = dataclasses.replace(perceptron(widths=(64, 128, 32), training=False).edges[0],
-                               held=(HeldCopy(1, 3, made=1),))
-    graph = ComputationGraph("slices", (first, second, _at("later", 3, 4096)), (edge,), 3)
+    graph = _copied_until_later()
     whole, rows, later = Configuration((("", 4),)), Configuration((("batch", 4),)), 4 * 32 * 4096
     shared, others = (strategy_memory(graph, [whole, rows, whole], shared) for shared in (True, False))
     assert (shared["activations"], shared["communication buffers"]) == (later + 4 * 32 * 128, 0)
