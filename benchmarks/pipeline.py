@@ -336,14 +336,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupted)
     os.makedirs(flags.output, exist_ok=True)
     results = _Results(pathlib.Path(flags.output) / "pipeline.json")
-    with tempfile.TemporaryDirectory(prefix="pase_mtf-pipeline-") as folder:
-        if "predicted" in flags.parts.split(","):
-            _predict_all(flags, results, folder)
-        if "measured" in flags.parts.split(","):
-            if why := namespaces.missing():
-                print(f"nothing is measured: {why}", file=sys.stderr)
-            else:
-                _measure_all(flags, results, folder)
+    try:
+        with tempfile.TemporaryDirectory(prefix="pase_mtf-pipeline-") as folder:
+            if "predicted" in flags.parts.split(","):
+                _predict_all(flags, results, folder)
+            if "measured" in flags.parts.split(","):
+                if why := namespaces.missing():
+                    print(f"nothing is measured: {why}", file=sys.stderr)
+                else:
+                    _measure_all(flags, results, folder)
+    except KeyboardInterrupt:
+        print("interrupted: hosts and processes are gone, rows that were done are kept", file=sys.stderr)
+        return 130
     return 0
 
 
