@@ -64,9 +64,10 @@ def read_json(path: str | os.PathLike[str], expected: str, version: int) -> dict
     except OSError as error:
         raise FormatError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, RecursionError, MemoryError) as error:  # also numbers of thousands of digits
-        raise FormatError(f"{path}: not a JSON file ({shortened(error)}); it is truncated or foreign") from error
+        raise FormatError(f"{path}: not a JSON file ({shortened(error)}): truncated or foreign; "
+                          f"give a whole {expected} file") from error
     if not isinstance(data, dict) or data.get("format") != expected:
-        raise FormatError(f"{path}: not a {expected} file; it is truncated or foreign")
+        raise FormatError(f"{path}: not a {expected} file: truncated or foreign; give one that this program wrote")
     found = data.get("version")
     if type(found) is not int or not 1 <= found <= version:
         raise FormatError(f"{path}: {expected} version {shortened(found)}, this program reads up to {version}; "
