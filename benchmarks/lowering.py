@@ -16,7 +16,8 @@ from benchmarks import markdown
 from benchmarks.speedup import FOLDER
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.files import write_atomically
-from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.plans import uniform_plan
 from pase_mtf.runtime import describe_host
 
 

@@ -25,7 +25,8 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms.program import build_program
 from pase_mtf.lowering import collectives
-from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.plans import plan_from_configurations
 from pase_mtf.lowering.ranks import Rank
 from pase_mtf.machine.machine import Machine
 from pase_mtf.runtime import Devices

@@ -23,7 +23,8 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.program import build_program
-from pase_mtf.lowering.lowering import PlanLowering, lower, uniform_plan
+from pase_mtf.lowering.lowering import PlanLowering, lower
+from pase_mtf.lowering.plans import uniform_plan
 from pase_mtf.lowering.ranks import Rank, run_options
 
 

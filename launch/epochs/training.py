@@ -11,7 +11,8 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.launch.data import Batch
-from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.plans import uniform_plan
 from pase_mtf.models import Model
 from pase_mtf.models.presets import ModelConfig
 

@@ -23,7 +23,8 @@ from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.data import Batch
 from pase_mtf.launch.judging.losses import first_difference, largest_update, updates_of
 from pase_mtf.launch.plan import Plan
-from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.plans import uniform_plan
 from pase_mtf.runtime import Devices
 from pase_mtf.strategy.strategy import Strategy
 

@@ -24,7 +24,8 @@ from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.space import MeshShape, parse_layout, parse_mesh_shape
-from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.plans import plan_from_configurations
 from pase_mtf.machine.machine import LOCAL
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy

@@ -23,10 +23,11 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.equal_nodes import EqualNodes, Value, doing_of
-from pase_mtf.lowering.lowering import PlanLowering, legal_spec
+from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.nodes import kernel_of
+from pase_mtf.lowering.plans import legal_spec
 from pase_mtf.lowering.recorded import recorded_move
 from pase_mtf.lowering.variables import LaidOutVariable
 from pase_mtf.machine.kernels import Block, Kernel, float_of_size

@@ -11,7 +11,8 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.plans import plan_from_configurations
 
 STEPS = 4
 

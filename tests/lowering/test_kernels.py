@@ -17,8 +17,9 @@ from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.equal_nodes import first_of_equal
 from pase_mtf.lowering.kernels import GraphKernels
-from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations
+from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.nodes import kernel_of, node_of
+from pase_mtf.lowering.plans import plan_from_configurations
 from pase_mtf.lowering.recorded import recorded_move
 from pase_mtf.lowering.reshard import move
 from pase_mtf.machine.kernels import SENT, send_kernel, sum_kernel

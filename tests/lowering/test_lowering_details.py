@@ -13,9 +13,10 @@ from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOpera
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.layout.shapes import ShapeMeshImpl
 from pase_mtf.lowering.emit import Emitter
-from pase_mtf.lowering.lowering import PlanLowering, lower, plan_from_configurations, uniform_plan
+from pase_mtf.lowering.lowering import PlanLowering, lower
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.lowering.plans import plan_from_configurations, uniform_plan
 from pase_mtf.operations.registry import splittable_dims
 
 _DEVICES = device_names(8)

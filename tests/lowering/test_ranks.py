@@ -13,8 +13,9 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering import collectives
-from pase_mtf.lowering.lowering import PlanLowering, uniform_plan
+from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh_spec import MeshSpec
+from pase_mtf.lowering.plans import uniform_plan
 from pase_mtf.lowering.ranks import Rank, RankEmitter
 from pase_mtf.lowering.reshard import move, reduce_and_move
 from pase_mtf.runtime import Devices, session_config

@@ -18,7 +18,8 @@ from pase_mtf.graph.looked_up import LookedUp, summed_as_rows
 from pase_mtf.graph.partition import Partition
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering import summed_rows
-from pase_mtf.lowering.lowering import PlanLowering, plan_from_configurations, uniform_plan, updates_from_configurations
+from pase_mtf.lowering.lowering import PlanLowering
+from pase_mtf.lowering.plans import plan_from_configurations, uniform_plan, updates_from_configurations
 from pase_mtf.lowering.summed_rows import SumOfRows
 
 _TABLES = {"alone", "twice", "across"}
