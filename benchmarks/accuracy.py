@@ -123,9 +123,25 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         "the error of the predictions times how much longer reference kernels took while the steps ran (in brackets)",
         "than prices say: a virtual machine is not of one speed for an hour.", "", table, "",
         *(f"{text}  " for text in sorted(machines)),
-        f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "",
+        f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "", *_measuring(results),
         *(f"![{_title(result)}]({stem}-{name}.svg)" for name, result in results.items()),
         ""])
+
+
+def _measuring(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What it took to find the searched strategies by measured kernels; nothing of runs that did not keep it."""
+    rows = [[result["model"], result["devices"], processor(result["facts"]), f"{kernels['seconds']:.0f}",
+             kernels["rounds"], f"{kernels['measured_of_strategy']:,} of {kernels['of_strategy']:,}",
+             f"{kernels['measured']:,} of {kernels['seen']:,}"]
+            for result in results.values() if (kernels := result.get("kernels"))]
+    if not rows:
+        return []
+    return ["## Search with measuring", "",
+            "Seconds that kernels were timed for until the searched strategy was found, and searches that were followed",
+            "by timing; kernels of an earlier run on this machine are taken from its table, and take none. Timed of the",
+            "kernels that the strategy runs, and of all that any strategy on the way would have run, at the end.", "",
+            markdown.table(["model", "devices", "measured on", "seconds", "rounds", "of the strategy's",
+                            "of all seen"], rows, left=(0, 2)), ""]
 
 
 def _flag(stem: str) -> str:
@@ -168,7 +184,7 @@ def _measured(name: str, devices: int, flags: argparse.Namespace, folder: str) -
     facts = {key: summary["facts"][key] for key in ("devices", "versions", "machine")}
     return {"model": name, "points": points(summary), "preset": summary["preset"], "devices": summary["devices"],
             "commit": commit(), "facts": facts, "slowness": summary.get("slowness"),
-            "wall_seconds": summary["wall_seconds"]}
+            "kernels": (summary["search"] or {}).get("kernels"), "wall_seconds": summary["wall_seconds"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
