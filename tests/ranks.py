@@ -1,4 +1,5 @@
-"""Starts processes that train over all their devices, each with a graph of its own (tests/rank_worker.py)."""
+"""Ranks: processes that train over all their devices, each with a graph of its own (tests/rank_worker.py), and what is
+to be true of such graphs."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pase_mtf.compat import tf
+from pase_mtf.lowering.lowering import PlanLowering
 
 _WORKER = Path(__file__).with_name("rank_worker.py")
 
@@ -55,6 +59,33 @@ def train_on_ranks(cases: Sequence[dict[str, Any]], ranks: int, folder: Path, *,
                 worker.kill()
             worker.wait()
     return [_by_case(output, len(cases)) for output in outputs]
+
+
+def reached(operation: tf.Operation) -> set[tf.Operation]:
+    """What runs where an operation is fetched."""
+    found, stack = {operation}, [operation]
+    while stack:
+        one = stack.pop()
+        for other in (*(tensor.op for tensor in one.inputs), *one.control_inputs):
+            if other not in found:
+                found.add(other)
+                stack.append(other)
+    return found
+
+
+def assert_all_ends_or_none(lowered: Sequence[tuple[PlanLowering, Sequence[tf.Operation]]]) -> None:
+    """Whatever is fetched, all ends of a transfer run, or none: what one rank would prune another would wait for.
+
+    Args:
+      lowered: of every rank, the lowering and what is fetched.
+    """
+    for fetches in zip(*(fetches for _, fetches in lowered), strict=True):
+        ends: dict[int, set[bool]] = {}
+        for (lowering, _), fetch in zip(lowered, fetches, strict=True):
+            run = reached(fetch)
+            for number, own in lowering.emitter.ledger._own.items():
+                ends.setdefault(number, set()).update(operation in run for operation in own)
+        assert all(len(found) == 1 for found in ends.values()), fetches[0].name
 
 
 def _by_case(path: Path, cases: int) -> list[dict[str, np.ndarray]]:

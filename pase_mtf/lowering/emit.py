@@ -113,6 +113,12 @@ class Emitter:
         """What is made in this context waits for tensors and operations."""
         return tf.control_dependencies(list(control))
 
+    def behind_turns(self, after: Sequence[int]) -> contextlib.AbstractContextManager:
+        """What is made in this context is of the next turn, and waits for what is of earlier ones, given by their
+        numbers: the graph itself says so (`turns.TurnTaking`)."""
+        del after
+        return contextlib.nullcontext()
+
     def group(self, operations: Sequence[tf.Operation]) -> tf.Operation:
         """One operation that runs all of them, and what other processes need to run theirs."""
         return tf.group(operations)

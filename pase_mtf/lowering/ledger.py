@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -94,6 +96,8 @@ class Ledger:
         self._own: dict[int, list[tf.Operation]] = {}
         self._loops: list[_Loop] = []
         self._waiting = [0]
+        self._of_turns: list[int] = []
+        self._of_turn = 0
 
     def device_of(self, x: object) -> str | None:
         """The device that a tensor is on; None where every process has it: it was made outside of the lowering."""
@@ -113,6 +117,7 @@ class Ledger:
         """Enters a tensor, or an operation, that depends on transfers (besides those of what it waits for)."""
         needs |= self._waiting[-1]
         self._entries[id(made)] = _Entry(made, device, needs)
+        self._of_turn |= needs
         if self._loops:
             self._loops[-1].needs |= needs
         elif not self.idle:
@@ -127,6 +132,24 @@ class Ledger:
             yield
         finally:
             self._waiting.pop()
+
+    @contextlib.contextmanager
+    def turn(self, after: Iterable[int]) -> Iterator[None]:
+        """What is entered in this context is of the next turn, and waits for what was entered in earlier ones.
+
+        A device waits for its own part of these; as others do not see that, all are said to wait for all of it.
+
+        Args:
+          after: numbers of these turns, counted from 0.
+        """
+        waits = functools.reduce(operator.or_, (self._of_turns[number] for number in after), 0)
+        self._of_turn = 0
+        self._waiting.append(self._waiting[-1] | waits)
+        try:
+            yield
+        finally:
+            self._waiting.pop()
+            self._of_turns.append(self._of_turn)
 
     # Transfers
 

@@ -122,7 +122,7 @@ class PlanLowering(mtf.Lowering):
                                for variable, mesh in (updates or {}).items()})
         taking = TurnTaking()
         for turn in turns or [Turn(graph.operations)]:
-            with taking.turn(turn):
+            with taking.turn(turn), self.emitter.behind_turns(turn.after):
                 for operation in turn.operations:
                     self._lower_and_count(operation)
 

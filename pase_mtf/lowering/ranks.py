@@ -299,6 +299,10 @@ class RankEmitter(Emitter):
         with self.ledger.waiting_for(control), tf.control_dependencies(own):
             yield
 
+    def behind_turns(self, after: Sequence[int]) -> contextlib.AbstractContextManager:
+        """What is made in this context is of the next turn, and waits for what is of earlier ones."""
+        return self.ledger.turn(after)
+
     def group(self, operations: Sequence[tf.Operation]) -> tf.Operation:
         """One operation that runs all of them, and this process's ends of all transfers that any process's need."""
         if self.ledger.in_loop:

@@ -7,7 +7,7 @@ import nets
 import numpy as np
 import pytest
 from rank_worker import cluster_devices, train_case
-from ranks import train_on_ranks
+from ranks import assert_all_ends_or_none, reached, train_on_ranks
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
@@ -112,32 +112,14 @@ def _lowered(name, plan, ranks, monkeypatch):
     return found
 
 
-def _reached(operation):
-    found, stack = {operation}, [operation]
-    while stack:
-        one = stack.pop()
-        for other in (*(tensor.op for tensor in one.inputs), *one.control_inputs):
-            if other not in found:
-                found.add(other)
-                stack.append(other)
-    return found
-
-
 @pytest.mark.parametrize(("name", "plan", "ranks"), [("mlp", 1, 2), ("mlp", 2, 3), ("odd_functions", 1, 2)])
 def test_whatever_is_fetched_all_ends_of_a_transfer_run_or_none(name, plan, ranks, monkeypatch):
     """What one rank would prune and another wait for."""
     found = _lowered(name, plan, ranks, monkeypatch)
     assert len({lowering.emitter.ledger.digest() for lowering, _ in found}) == 1
     assert found[0][0].emitter.ledger.transfers > 10
-    for fetches in zip(*(fetches for _, fetches in found), strict=True):
-        ends = {}
-        for (lowering, _), fetch in zip(found, fetches, strict=True):
-            reached = _reached(fetch)
-            for number, own in lowering.emitter.ledger._own.items():
-                ends.setdefault(number, set()).update(operation in reached for operation in own)
-        assert all(len(run) == 1 for run in ends.values()), fetches[0].name
-    loss = found[0][1][0]
-    run = _reached(loss)
+    assert_all_ends_or_none(found)
+    run = reached(found[0][1][0])
     ledger = found[0][0].emitter.ledger
     assert not all(operation in run for own in ledger._own.values() for operation in own), "the loss needs not all"
 

@@ -9,6 +9,8 @@ import harness
 import numpy as np
 import pytest
 from micro_models import SIZES
+from rank_worker import cluster_devices
+from ranks import assert_all_ends_or_none
 
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -16,6 +18,8 @@ from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.launch.arms.pipelined import build_pipelined, lower_pipeline
+from pase_mtf.lowering import collectives
+from pase_mtf.lowering.ranks import Rank
 from pase_mtf.pipeline.blocks import find_blocks
 from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
 from pase_mtf.pipeline.simulate import Laid
@@ -119,6 +123,26 @@ def test_a_device_begins_a_microbatch_when_one_in_flight_is_done(schedule, held,
     assert third
     assert first_back
     assert bool(before & first_back) == held
+
+
+@pytest.mark.parametrize(("ranks", "each", "stages", "seed"), harness.some_slow(
+    [(2, 2, 2, 4)], [(2, 3, 3, 3), (4, 1, 4, 9)]))
+def test_ranks_of_a_pipeline_run_all_ends_of_a_transfer_or_none(ranks, each, stages, seed, tmp_path, monkeypatch):
+    """Also where the loss alone is fetched: microbatches wait for the way back of others, which sends, too."""
+    config = _config("gnmt", tmp_path, batch=24)
+    with tf.Graph().as_default():
+        one = _program("gnmt", config, 6, 1, "sgd")
+        graph = export_graph(one.graph)
+        pipeline = _drawn(graph, stages, ranks * each, 4, "1f1b", seed)
+    devices, lowered = cluster_devices(ranks, each), []
+    for number in range(ranks):
+        monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
+        with tf.Graph().as_default():
+            program = _program("gnmt", config, 24, 4, "sgd")
+            lowering = lower_pipeline(program, one, pipeline, devices, rank=Rank.of(devices, number), graph=graph)
+            lowered.append((lowering, [lowering.export_to_tf_tensor(program.loss).op,
+                                       *map(lowering.lowered_operation, program.updates)]))
+    assert_all_ends_or_none(lowered)
 
 
 def test_another_program_is_refused(tmp_path):
