@@ -18,9 +18,11 @@ __all__ = ["Part", "entries_left", "plan_at_once"]
 
 # Sums of an elimination that is quicker than any pass.
 _AT_ONCE = 1 << 16
-# Sums that may be formed, and table entries kept, where elimination replaces further passes at once ...
+# Sums that may be formed, and table entries kept, where elimination replaces further passes at once,
 _CHEAP_OPERATIONS = 1 << 20
-# ... and where it replaces branching.
+# where it replaces a search depth first, which begins once passes bring little,
+_FAIR_OPERATIONS = 1 << 23
+# and where it replaces branching.
 _MOST_OPERATIONS = 1 << 30
 _MOST_ENTRIES = 1 << 25
 # Of an entry of a table: its value, which configuration attains it, and once more while tables are added up.
@@ -92,10 +94,11 @@ class Part:
     def affordable(self, plan: Plan, domains: np.ndarray, room: float, seconds: float) -> bool:
         """Whether elimination is quicker than what passes, or else branching, would take, and fits so many bytes and
         seconds."""
-        # Passes in steps look at what is active alone, and need no copy of it.
-        cheap = max(_CHEAP_OPERATIONS, 4 * entries_left(self.p, domains) if self.steps is EXACTLY else 0)
+        # Passes in steps look at what is active alone.
+        most = max(_FAIR_OPERATIONS if self.stalled else _CHEAP_OPERATIONS,
+                   2 * self.work if self.steps is EXACTLY else 0)
         return (plan.complete and plan.entries <= min(_MOST_ENTRIES, (room - self.taken) / _BYTES_PER_ENTRY)
-                and plan.operations <= min(cheap if self.stalled < 2 else _MOST_OPERATIONS,
+                and plan.operations <= min(most if self.stalled < 2 else _MOST_OPERATIONS,
                                            _OPERATIONS_PER_SECOND * seconds))
 
     @property
@@ -188,5 +191,7 @@ def _worth_reducing(p: Packed, domains: np.ndarray, counted: bool = False) -> bo
         work = float((np.minimum(p.extents[0], domains[p.ends[0]]) * p.extents[1]).sum()) / 30 + len(p.unary)
     if left >= work + 1000:
         return False
+    if left <= _MOST_COPIED:
+        return True
     matrices = np.unique(np.stack([p.matrix, *np.minimum(p.extents, domains[p.ends])]), axis=1)
     return int((matrices[1] * matrices[2]).sum()) <= max(2 * len(p.values), _MOST_COPIED)
