@@ -49,7 +49,8 @@ class Part:
       steps: its matrices counted in steps for quick passes, or EXACTLY.
       work: matrix and class entries that a pass reads.
       folded: no edge of `p` ends in a vertex with one configuration.
-      plan: how it would be eliminated.
+      plan: how it would be eliminated ...
+      planned: ... with so many configurations left.
       previous: the bound before the last passes.
       stalled: how often in a row passes have hardly raised the bound.
       descended: how often it was when a search depth first was given up.
@@ -65,6 +66,7 @@ class Part:
     work: int
     folded: bool
     plan: Plan | None = None
+    planned: int = 0
     previous: float = -np.inf
     stalled: int = 0
     descended: int = 0
@@ -83,9 +85,11 @@ class Part:
         """Active configurations per vertex."""
         return active_domains(self.p.first, self.state.active, self.state.active_at)
 
-    def elimination(self, domains: np.ndarray, anew: bool) -> Plan:
-        """How to eliminate what is undecided; found anew if asked to."""
-        if self.plan is None or anew:
+    def elimination(self, domains: np.ndarray) -> Plan:
+        """How to eliminate what is undecided; found anew if that has become less."""
+        left = int(domains.sum())
+        if self.plan is None or left < self.planned:
+            self.planned = left
             undecided = (domains > 1)[self.p.ends].all(axis=0)
             self.plan = plan_elimination(domains, self.p.ends[:, undecided].T, most_operations=_MOST_OPERATIONS,
                                          most_entries=_MOST_ENTRIES)
