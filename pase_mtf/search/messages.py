@@ -115,7 +115,9 @@ class _Scratch(NamedTuple):
       lifts, sums: uint16, likewise.
       used: bool, likewise.
       listed: int64, likewise.
-      costs: float64 [most configurations of a vertex].
+      costs, theta, score: float64 [most configurations of a vertex].
+      some: int64, likewise.
+      flags: bool, likewise.
       choice: int64 [vertices], the configurations that the pass chooses.
       other_used, wanted: as `used` and `listed`.
       pulled: int64 [1], matrix entries that pulls have read.
@@ -127,6 +129,10 @@ class _Scratch(NamedTuple):
     used: np.ndarray
     listed: np.ndarray
     costs: np.ndarray
+    theta: np.ndarray
+    score: np.ndarray
+    some: np.ndarray
+    flags: np.ndarray
     choice: np.ndarray
     other_used: np.ndarray
     wanted: np.ndarray
@@ -144,7 +150,8 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
         most = max(most, p.first[v + 1] - p.first[v])
         choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
     return _Scratch(np.empty(widest), np.empty(widest, np.uint16), np.empty(widest, np.uint16),
-                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.empty(most), choice,
+                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.empty(most), np.empty(most),
+                    np.empty(most), np.empty(most, np.int64), np.empty(most, np.bool_), choice,
                     np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.zeros(1, np.int64))
 
 
@@ -155,13 +162,14 @@ def _flags(p: Packed, state: PassState, v: int) -> np.ndarray:  # pragma: no cov
     return flags
 
 
-@compiled
-def _looked_at(state: PassState, active: np.ndarray, v: int, exactly: bool
-               ) -> np.ndarray:  # pragma: no cover (compiled)
-    """int64, the configurations of a vertex that a visit looks at: those that are active, or `exactly` all."""
-    if exactly or state.active_at[v] == 0:
-        return np.arange(len(active))
-    return np.flatnonzero(active)
+@compiled(allocates=False)
+def _look_at(active: np.ndarray, everything: bool, some: np.ndarray) -> int:  # pragma: no cover (compiled)
+    """Lists the configurations of a vertex that a visit looks at: those that are active, or all. Returns how many."""
+    count = 0
+    for k in range(len(active)):
+        some[count] = k
+        count += everything or active[k]
+    return count
 
 
 @compiled(inline=True)
@@ -297,7 +305,7 @@ def _visited(p: Packed, state: PassState, scratch: _Scratch, seen: Seen, v: int,
     return True
 
 
-@compiled
+@compiled(allocates=False)
 def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: Seen, behind: int, most: float,
            end: float, grain: float, decode: bool) -> tuple[float, bool]:  # pragma: no cover (compiled)
     """Visits every vertex once, in the order in which its edges at the side `behind` come first. Returns the bound, and
@@ -324,9 +332,11 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
             state.bounds[v] = running + rest
             continue
         active = _flags(p, state, v)
-        some = _looked_at(state, active, v, exactly)
-        theta = p.unary[p.first[v] + some]
-        score = theta.copy() if decode else theta
+        count = _look_at(active, exactly or state.active_at[v] == 0, scratch.some)
+        some, theta = scratch.some[:count], scratch.theta[:count]
+        for k in range(count):
+            theta[k] = p.unary[p.first[v] + some[k]]
+        score = scratch.score[:count] if decode else theta
         _collect(p, steps, state, scratch, seen, v, behind, some, theta, score, decode, narrow)
         delta, pick = _decide(theta, score)
         scratch.choice[v] = some[pick] if len(some) else 0
@@ -339,9 +349,11 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
         for k in range(len(theta)):
             state.reduced_costs[state.reduced_at[v] + some[k]] = theta[k] - delta
         if not exactly:
-            active = active.copy()
-            _prune_rough(some, theta, delta, most - min(before, state.bounds[v]), active)
-            set_flags(p, state, v, active)
+            flags = scratch.flags[:len(active)]
+            for k in range(len(flags)):
+                flags[k] = active[k]
+            _prune_rough(some, theta, delta, most - min(before, state.bounds[v]), flags)
+            set_flags(p, state, v, flags)
             share_flags(p, state, seen, v)
         # Whole steps are pulled without any loss: what is least anywhere stays as it is.
         _send(p, state, seen, scratch.least, v, 1 - behind, some, theta, delta, grain, 0.0 if exactly else steps.step)
