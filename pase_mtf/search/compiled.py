@@ -85,6 +85,8 @@ def compiled(function: Callable[..., object] | None = None, *, fastmath: bool | 
     options = {"fastmath": fastmath, "inline": "always" if inline else "never", "_nrt": allocates}
 
     def compile_(inner: Callable[..., object]) -> Callable[..., object]:
+        if not allocates and "ndarray" in str(inner.__annotations__.get("return")):
+            raise TypeError(f"{inner.__name__} returns an array, whose references have to be counted")
         inner.__code__ = inner.__code__.replace(co_filename=os.path.realpath(inner.__code__.co_filename))
         try:
             return cast(Callable[..., object], _keep_safely(njit(cache=True, **options)(inner)))
