@@ -216,7 +216,7 @@ class Minimiser:
             part = self._part(bound, active)
             passes = 1  # the first pass finds the scale of costs
             while True:
-                before = int(part.domains().sum())
+                known = self.cost
                 self._pass(part, passes)
                 self._look(part, room)
                 self._report(min(part.bound, others))
@@ -230,7 +230,7 @@ class Minimiser:
                     self.statistics["configurations_left"] = int(domains.sum())
                 if not domains.all():
                     return _NOTHING_LEFT
-                plan = part.elimination(domains, anew=int(domains.sum()) < before)
+                plan = part.elimination(domains)
                 part.notice_progress(self.cost)
                 affordable = part.affordable(plan, domains, room, self._budget.seconds)
                 if part.worth_reducing(domains, affordable):
@@ -238,6 +238,8 @@ class Minimiser:
                 if affordable:
                     self._eliminate(part.p, plan)
                     return _NOTHING_LEFT
+                if not self._thorough and passes > 1 and self.cost == known:  # a look, and nothing more is found
+                    return _Outcome(part.bound, stopped=True)
                 if self._descend(part):
                     return _NOTHING_LEFT
                 if part.stalled >= 2:
@@ -291,7 +293,7 @@ class Minimiser:
         """Looks for a better assignment of a large part, unless what is left of it can be eliminated."""
         domains = part.domains()
         if not (part.large and self._thorough and part.look_now()) or part.affordable(
-                part.elimination(domains, anew=True), domains, room, self._budget.seconds):
+                part.elimination(domains), domains, room, self._budget.seconds):
             return
         before = self.cost
         part.looked(self._look_for_better(part.p, part.state))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
-from pase_mtf.search.elimination import plan_elimination
+from pase_mtf.search.elimination import Plan, plan_elimination
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.packed import Packed, Potentials, lift, reduce
 from pase_mtf.search.part import Part
@@ -18,8 +19,8 @@ from pase_mtf.search.pulls import EXACTLY, Steps
 
 __all__ = ["certify", "potentials_of"]
 
-# The checker is a simple program: leave it little to do. It counts a sum per table that it adds up.
-_MOST_OPERATIONS = 1 << 17
+# The checker is a simple program: leave it little to do, half of what it is willing to.
+_MOST_SUMS = 1 << 21
 _MOST_PASSES = 60
 _PASSES_AT_ONCE = 4
 
@@ -95,6 +96,16 @@ def potentials_of(packed: Packed, messages: Potentials) -> tuple[Potential, ...]
                  for e, (source, target) in enumerate(packed.pairs))
 
 
+def _sums(plan: Plan, domains: np.ndarray, pairs: np.ndarray) -> float:
+    """What the checker counts of an elimination: a sum per table that it adds up."""
+    rank = {v: step for step, v in enumerate(plan.order)}
+    tables = [1] * len(domains)  # a vertex's own costs, and whatever nothing that it holds is eliminated before
+    for scope in [*pairs.tolist(), *filter(None, plan.scopes)]:
+        tables[min(scope, key=rank.__getitem__)] += 1
+    return sum(tables[v] * math.prod(int(domains[u]) for u in (v, *scope))
+               for v, scope in zip(plan.order, plan.scopes, strict=True) if domains[v] > 1)
+
+
 def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float, slack: float, budget: Budget,
            steps: Steps | None) -> Certificate | _Split:
     """A proof for the active part of a network, or the split that it takes."""
@@ -117,8 +128,8 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
         # potentials as they are in the end.
         domains = count_below(p, state, cost - slack - bound)
         pairs = p.ends[:, (domains > 1)[p.ends].all(axis=0)].T
-        plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=_MOST_OPERATIONS)
-        done = cost - bound <= slack / 2 or plan.complete
+        plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=_MOST_SUMS)
+        done = cost - bound <= slack / 2 or (plan.complete and _sums(plan, domains, pairs) <= _MOST_SUMS)
         stalled = bound - previous < 0.02 * (cost - bound)
         # One exact pass often spares the checker all rounds but the first, each of which costs as much; where layers
         # repeat, the checker has less to look at than such a pass.

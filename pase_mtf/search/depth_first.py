@@ -88,7 +88,7 @@ def _expanded(p: Packed, at: np.ndarray, size: int) -> np.ndarray:  # pragma: no
     return values
 
 
-@compiled
+@compiled(allocates=False)
 def _pull(n: _Network, e: int, side: int, given: np.ndarray, other_active: np.ndarray, active: np.ndarray,
           taken: np.ndarray) -> None:  # pragma: no cover (compiled)
     """The potentials of one side of an edge as large as the active configurations of the other allow."""
@@ -110,7 +110,7 @@ def _pull(n: _Network, e: int, side: int, given: np.ndarray, other_active: np.nd
                 taken[j] = min(taken[j], edge[i * width + j] - given[i])
 
 
-@compiled
+@compiled(allocates=False)
 def _sweep(n: _Network, s: _Levels, d: int, forward: bool, known: bool, limit: float, minimum: np.ndarray,
            reduced: np.ndarray) -> float:  # pragma: no cover (compiled)
     """Half a pass over what is undecided on a level, as messages.py makes it. Returns the bound: inf where nothing
@@ -126,7 +126,8 @@ def _sweep(n: _Network, s: _Levels, d: int, forward: bool, known: bool, limit: f
             continue
         begin, end = n.first[v], n.first[v + 1]
         active, theta = s.active[d, begin:end], reduced[begin:end]
-        theta[:] = s.unary[d, begin:end]
+        for k in range(end - begin):
+            theta[k] = s.unary[d, begin + k]
         behind = ahead = 0
         for place in range(n.near_at[v], n.near_at[v + 1]):
             e, side = n.near[place] // 2, n.near[place] % 2
@@ -171,7 +172,7 @@ def _sweep(n: _Network, s: _Levels, d: int, forward: bool, known: bool, limit: f
     return running if running < limit else np.inf
 
 
-@compiled
+@compiled(allocates=False)
 def _fold(n: _Network, s: _Levels, d: int) -> int:  # pragma: no cover (compiled)
     """Adds what vertices with one configuration left cost to a level. Returns how many there were."""
     found = 0
@@ -199,7 +200,7 @@ def _fold(n: _Network, s: _Levels, d: int) -> int:  # pragma: no cover (compiled
     return found
 
 
-@compiled
+@compiled(allocates=False)
 def _branch(n: _Network, s: _Levels, d: int, reduced: np.ndarray, room: float) -> tuple[int, int]:  # pragma: no cover
     """The vertex whose decision raises the bound most, on average, for its number of configurations and with regard to
     its edges, and its configuration of least reduced cost; -1 where all are decided."""

@@ -218,7 +218,7 @@ class _Factors(NamedTuple):
 _UNARY, _MATRIX, _TABLE = 0, 1, 2
 
 
-@compiled
+@compiled(allocates=False)
 def _file(factors: _Factors, f: int, source: int, start: int, rank: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Puts a factor whose vertices are filled in into its bucket."""
     factors.source[f], factors.start[f], factors.link[f] = source, start, -1
@@ -234,7 +234,7 @@ def _file(factors: _Factors, f: int, source: int, start: int, rank: np.ndarray) 
     factors.tail[bucket] = f
 
 
-@compiled
+@compiled(allocates=False)
 def _dim(factors: _Factors, end: int, v: int, classes: int, stride: int) -> int:  # pragma: no cover (compiled)
     """Fills in one vertex of a factor. Returns where the next one belongs."""
     factors.vertex[end], factors.classes[end], factors.stride[end] = v, classes, stride
@@ -262,7 +262,7 @@ def _factors_of(p: Packed, rank: np.ndarray, dims: int) -> _Factors:  # pragma: 
     return factors
 
 
-@compiled
+@compiled(allocates=False)
 def _advance(index: np.ndarray, shape: np.ndarray, maps: np.ndarray, places: np.ndarray, begin: np.ndarray
              ) -> None:  # pragma: no cover (compiled)
     """The next combination of all dims but the innermost, and where every factor is read then."""
@@ -276,7 +276,7 @@ def _advance(index: np.ndarray, shape: np.ndarray, maps: np.ndarray, places: np.
             break
 
 
-@compiled
+@compiled(allocates=False)
 def _sum_fixed(values: np.ndarray, begin: np.ndarray, maps: np.ndarray, places: np.ndarray, sums: np.ndarray
                ) -> None:  # pragma: no cover (compiled)
     """Adds up, for every configuration of the vertex eliminated, the factors that do not depend on the innermost
@@ -346,7 +346,7 @@ def _minimise(values: np.ndarray, starts: np.ndarray, maps: np.ndarray, places: 
         _advance(index, shape, maps, places, begin)
 
 
-@compiled
+@compiled(allocates=False)
 def _entries(p: Packed, factors: _Factors, f: int) -> tuple[int, int]:  # pragma: no cover (compiled)
     """How many entries a factor has, and its vertices together."""
     begin, end = factors.dims_at[f], factors.dims_at[f + 1]

@@ -41,24 +41,31 @@ _SHARED = 1 << 12
 _HELD = 4.0
 
 
-@compiled
-def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Adds to every configuration the value of its class."""
-    for k in range(len(out)):
-        out[k] += values[np.uint32(classes[k])]  # an unsigned index is never counted from the end
+@compiled(allocates=False)
+def _add(out: np.ndarray, values: np.ndarray, classes: np.ndarray, some: np.ndarray
+         ) -> None:  # pragma: no cover (compiled)
+    """Adds to some configurations (ascending) the value of their class."""
+    if len(some) == len(classes):
+        for k in range(len(out)):
+            out[k] += values[np.uint32(classes[k])]  # an unsigned index is never counted from the end
+    else:
+        for k in range(len(out)):
+            out[k] += values[np.uint32(classes[some[k]])]
 
 
-@compiled
-def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray, found: np.ndarray, sent: np.ndarray,
-             least: np.ndarray, grain: float, latest: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Moves a share of the reduced costs of a vertex (theta - delta) to an edge, whose potentials are `found` before
-    and `sent` afterwards. These are rounded up: to what was sent the latest along an edge like it, where that is a few
-    grains away, so that little changes end somewhere; else to multiples of `grain` (0: not at all). The vertex keeps
-    what that is more, so that its minimum never falls below delta, which counts in the bound."""
+@compiled(allocates=False)
+def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray, some: np.ndarray, found: np.ndarray,
+             sent: np.ndarray, least: np.ndarray, grain: float, latest: np.ndarray
+             ) -> None:  # pragma: no cover (compiled)
+    """Moves a share of the reduced costs of some configurations of a vertex (theta - delta) to an edge, whose
+    potentials are `found` before and `sent` afterwards. These are rounded up: to what was sent the latest along an edge
+    like it, where that is a few grains away, so that little changes end somewhere; else to multiples of `grain` (0: not
+    at all). The vertex keeps what that is more, so that its minimum never falls below delta, which counts in the
+    bound."""
     for r in range(len(found)):
         least[r] = np.inf
     for k in range(len(theta)):
-        c = np.uint32(classes[k])
+        c = np.uint32(classes[k if len(some) == len(classes) else some[k]])
         least[c] = min(least[c], theta[k])
     per_grain = 1.0 / grain if grain > 0.0 else 0.0  # that is a power of two
     for r in range(len(found)):
@@ -69,7 +76,7 @@ def _send_to(theta: np.ndarray, delta: float, share: float, classes: np.ndarray,
         sent[r] = rounded if least[r] < np.inf else found[r]
 
 
-@compiled
+@compiled(allocates=False)
 def _active_classes(active: np.ndarray, classes: np.ndarray, used: np.ndarray, listed: np.ndarray
                     ) -> int:  # pragma: no cover (compiled)
     """Lists the classes that some active configuration has. Returns how many."""
@@ -108,6 +115,9 @@ class _Scratch(NamedTuple):
       lifts, sums: uint16, likewise.
       used: bool, likewise.
       listed: int64, likewise.
+      costs, theta, score: float64 [most configurations of a vertex].
+      some: int64, likewise.
+      flags: bool, likewise.
       choice: int64 [vertices], the configurations that the pass chooses.
       other_used, wanted: as `used` and `listed`.
       pulled: int64 [1], matrix entries that pulls have read.
@@ -118,6 +128,11 @@ class _Scratch(NamedTuple):
     sums: np.ndarray
     used: np.ndarray
     listed: np.ndarray
+    costs: np.ndarray
+    theta: np.ndarray
+    score: np.ndarray
+    some: np.ndarray
+    flags: np.ndarray
     choice: np.ndarray
     other_used: np.ndarray
     wanted: np.ndarray
@@ -129,13 +144,15 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
     widest = 1
     for e in range(len(p.matrix)):
         widest = max(widest, p.extents[0, e], p.extents[1, e])
-    vertices = len(p.first) - 1
+    vertices, most = len(p.first) - 1, 0
     choice = np.empty(vertices, np.int64)  # for vertices that no pass comes to in time
     for v in range(vertices):
+        most = max(most, p.first[v + 1] - p.first[v])
         choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
     return _Scratch(np.empty(widest), np.empty(widest, np.uint16), np.empty(widest, np.uint16),
-                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), choice, np.zeros(widest, np.bool_),
-                    np.empty(widest, np.int64), np.zeros(1, np.int64))
+                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.empty(most), np.empty(most),
+                    np.empty(most), np.empty(most, np.int64), np.empty(most, np.bool_), choice,
+                    np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.zeros(1, np.int64))
 
 
 @compiled(inline=True)
@@ -145,26 +162,25 @@ def _flags(p: Packed, state: PassState, v: int) -> np.ndarray:  # pragma: no cov
     return flags
 
 
-@compiled
-def _looked_at(state: PassState, active: np.ndarray, v: int, exactly: bool
-               ) -> np.ndarray:  # pragma: no cover (compiled)
-    """int64, the configurations of a vertex that a visit looks at: those that are active, or `exactly` all."""
-    if exactly or state.active_at[v] == 0:
-        return np.arange(len(active))
-    return np.flatnonzero(active)
+@compiled(allocates=False)
+def _look_at(active: np.ndarray, everything: bool, some: np.ndarray) -> int:  # pragma: no cover (compiled)
+    """Lists the configurations of a vertex that a visit looks at: those that are active, or all. Returns how many."""
+    count = 0
+    for k in range(len(active)):
+        some[count] = k
+        count += everything or active[k]
+    return count
 
 
-@compiled
-def _classes(p: Packed, e: int, side: int, some: np.ndarray) -> np.ndarray:  # pragma: no cover (compiled)
-    """The classes of some configurations of an end of an edge (ascending; not copied if they are all)."""
+@compiled(inline=True)
+def _classes(p: Packed, e: int, side: int) -> np.ndarray:  # pragma: no cover (compiled)
+    """The classes of the configurations of an end of an edge."""
     v, begin = p.ends[side, e], p.classes_at[side, e]
-    own = p.classes[begin:begin + p.first[v + 1] - p.first[v]]
-    if len(some) < len(own):
-        own = own[some]
+    own: np.ndarray = p.classes[begin:begin + p.first[v + 1] - p.first[v]]
     return own
 
 
-@compiled
+@compiled(allocates=False)
 def _receive(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: Seen, e: int, side: int, narrow: bool
              ) -> None:  # pragma: no cover (compiled)
     """Sets the potentials of one side of an edge to all that the edge can give; to be narrow, in steps, of its rows
@@ -177,7 +193,8 @@ def _receive(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
     state.messages_at[side, e] = place
     wanted = scratch.wanted[:len(taken)]
     if narrow and side == 0 and not exactly:
-        taken[:] = state.messages[before:before + len(taken)]
+        for r in range(len(taken)):
+            taken[r] = state.messages[before + r]
         wanted = wanted[:_active_classes(_flags(p, state, p.ends[0, e]), p.classes[p.classes_at[0, e]:],
                                          scratch.other_used, wanted)]
     elif end - begin >= _SHARED:
@@ -201,16 +218,19 @@ def _receive(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
         share_messages(p, state, seen, e, side)
 
 
-@compiled
+@compiled(allocates=False)
 def _collect(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: Seen, v: int, behind: int,
              some: np.ndarray, theta: np.ndarray, score: np.ndarray, decode: bool, narrow: bool
              ) -> None:  # pragma: no cover (compiled)
     """Receives from the edges behind a vertex, and adds up what some of its configurations cost: with the potentials of
     all its edges (theta); to decode, with the choices made behind it and the potentials of the edges ahead (score)."""
     if decode:
-        costs = p.unary[p.first[v]:p.first[v + 1]].copy()
+        costs = scratch.costs[:p.first[v + 1] - p.first[v]]
+        for k in range(len(costs)):
+            costs[k] = p.unary[p.first[v] + k]
         lines(p, v, behind, scratch.choice, costs)
-        score[:] = costs[some]
+        for k in range(len(some)):
+            score[k] = costs[some[k]]
     for side in range(2):
         for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
             e = p.adjacent[side, position]
@@ -218,13 +238,13 @@ def _collect(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
                 _receive(p, steps, state, scratch, seen, e, side, narrow)
             at = state.messages_at[side, e]
             potentials = state.messages[at:at + p.extents[side, e]]
-            own = _classes(p, e, side, some)
-            _add(theta, potentials, own)
+            own = _classes(p, e, side)
+            _add(theta, potentials, own, some)
             if decode and side != behind:
-                _add(score, potentials, own)
+                _add(score, potentials, own, some)
 
 
-@compiled
+@compiled(allocates=False)
 def _decide(theta: np.ndarray, score: np.ndarray) -> tuple[float, int]:  # pragma: no cover (compiled)
     """The least entry of theta, and where the best score is."""
     delta, pick, lowest = np.inf, 0, np.inf
@@ -235,7 +255,7 @@ def _decide(theta: np.ndarray, score: np.ndarray) -> tuple[float, int]:  # pragm
     return delta, pick
 
 
-@compiled
+@compiled(allocates=False)
 def _prune_rough(some: np.ndarray, theta: np.ndarray, delta: float, room: float, active: np.ndarray
                  ) -> None:  # pragma: no cover (compiled)
     """Prunes those of the active configurations of a vertex whose reduced cost is above `room`, and makes them
@@ -246,7 +266,7 @@ def _prune_rough(some: np.ndarray, theta: np.ndarray, delta: float, room: float,
             theta[k] = np.inf
 
 
-@compiled
+@compiled(allocates=False)
 def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ahead: int, some: np.ndarray,
           theta: np.ndarray, delta: float, grain: float, step: float) -> None:  # pragma: no cover (compiled)
     """Sends the reduced costs of some configurations of a vertex to the edges ahead, in equal parts, rounded to grains
@@ -262,14 +282,14 @@ def _send(p: Packed, state: PassState, seen: Seen, least: np.ndarray, v: int, ah
                 begin = state.messages_at[ahead, seen.latest[like]]
                 latest = state.messages[begin:begin + size]
             seen.latest[like] = e
-        _send_to(theta, delta, share, _classes(p, e, ahead, some), state.messages[at:at + size],
+        _send_to(theta, delta, share, _classes(p, e, ahead), some, state.messages[at:at + size],
                  state.messages[place:place + size], least, max(grain, step), latest)
         state.messages_at[ahead, e] = place
         if len(seen.kinds) or size * p.extents[1 - ahead, e] >= _SHARED:
             share_messages(p, state, seen, e, ahead)
 
 
-@compiled
+@compiled(allocates=False)
 def _visited(p: Packed, state: PassState, scratch: _Scratch, seen: Seen, v: int, behind: int, exactly: bool,
              before: float, bound: float, most: float) -> bool:  # pragma: no cover (compiled)
     """Copies what a visit of another vertex came to, if this sweep found that as it now finds v, and pruned it by the
@@ -285,7 +305,7 @@ def _visited(p: Packed, state: PassState, scratch: _Scratch, seen: Seen, v: int,
     return True
 
 
-@compiled
+@compiled(allocates=False)
 def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: Seen, behind: int, most: float,
            end: float, grain: float, decode: bool) -> tuple[float, bool]:  # pragma: no cover (compiled)
     """Visits every vertex once, in the order in which its edges at the side `behind` come first. Returns the bound, and
@@ -312,9 +332,11 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
             state.bounds[v] = running + rest
             continue
         active = _flags(p, state, v)
-        some = _looked_at(state, active, v, exactly)
-        theta = p.unary[p.first[v] + some]
-        score = theta.copy() if decode else theta
+        count = _look_at(active, exactly or state.active_at[v] == 0, scratch.some)
+        some, theta = scratch.some[:count], scratch.theta[:count]
+        for k in range(count):
+            theta[k] = p.unary[p.first[v] + some[k]]
+        score = scratch.score[:count] if decode else theta
         _collect(p, steps, state, scratch, seen, v, behind, some, theta, score, decode, narrow)
         delta, pick = _decide(theta, score)
         scratch.choice[v] = some[pick] if len(some) else 0
@@ -327,9 +349,11 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
         for k in range(len(theta)):
             state.reduced_costs[state.reduced_at[v] + some[k]] = theta[k] - delta
         if not exactly:
-            active = active.copy()
-            _prune_rough(some, theta, delta, most - min(before, state.bounds[v]), active)
-            set_flags(p, state, v, active)
+            flags = scratch.flags[:len(active)]
+            for k in range(len(flags)):
+                flags[k] = active[k]
+            _prune_rough(some, theta, delta, most - min(before, state.bounds[v]), flags)
+            set_flags(p, state, v, flags)
             share_flags(p, state, seen, v)
         # Whole steps are pulled without any loss: what is least anywhere stays as it is.
         _send(p, state, seen, scratch.least, v, 1 - behind, some, theta, delta, grain, 0.0 if exactly else steps.step)

@@ -10,7 +10,7 @@ from pase_mtf.search.packed import Packed
 __all__ = ["cost_at", "improve", "lines", "total_cost"]
 
 
-@compiled
+@compiled(allocates=False)
 def cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
     """What depends on the configuration of one vertex.
 
@@ -30,7 +30,7 @@ def cost_at(p: Packed, v: int, k: int, choice: np.ndarray) -> float:  # pragma: 
     return cost
 
 
-@compiled
+@compiled(allocates=False)
 def total_cost(p: Packed, choice: np.ndarray) -> float:  # pragma: no cover (compiled)
     """The cost of a configuration per vertex."""
     cost = p.constant
@@ -42,7 +42,7 @@ def total_cost(p: Packed, choice: np.ndarray) -> float:  # pragma: no cover (com
     return cost
 
 
-@compiled
+@compiled(allocates=False)
 def lines(p: Packed, v: int, side: int, choice: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Adds what the edges that have v at this side cost, given the choice at their other ends."""
     matrix, ends, extents, classes, classes_at = p.matrix, p.ends, p.extents, p.classes, p.classes_at

@@ -18,9 +18,11 @@ __all__ = ["Part", "entries_left", "plan_at_once"]
 
 # Sums of an elimination that is quicker than any pass.
 _AT_ONCE = 1 << 16
-# Sums that may be formed, and table entries kept, where elimination replaces further passes at once ...
+# Sums that may be formed, and table entries kept, where elimination replaces further passes at once,
 _CHEAP_OPERATIONS = 1 << 20
-# ... and where it replaces branching.
+# where it replaces a search depth first, which begins once passes bring little,
+_FAIR_OPERATIONS = 1 << 23
+# and where it replaces branching.
 _MOST_OPERATIONS = 1 << 30
 _MOST_ENTRIES = 1 << 25
 # Of an entry of a table: its value, which configuration attains it, and once more while tables are added up.
@@ -47,7 +49,8 @@ class Part:
       steps: its matrices counted in steps for quick passes, or EXACTLY.
       work: matrix and class entries that a pass reads.
       folded: no edge of `p` ends in a vertex with one configuration.
-      plan: how it would be eliminated.
+      plan: how it would be eliminated ...
+      planned: ... with so many configurations left.
       previous: the bound before the last passes.
       stalled: how often in a row passes have hardly raised the bound.
       descended: how often it was when a search depth first was given up.
@@ -63,6 +66,7 @@ class Part:
     work: int
     folded: bool
     plan: Plan | None = None
+    planned: int = 0
     previous: float = -np.inf
     stalled: int = 0
     descended: int = 0
@@ -81,9 +85,11 @@ class Part:
         """Active configurations per vertex."""
         return active_domains(self.p.first, self.state.active, self.state.active_at)
 
-    def elimination(self, domains: np.ndarray, anew: bool) -> Plan:
-        """How to eliminate what is undecided; found anew if asked to."""
-        if self.plan is None or anew:
+    def elimination(self, domains: np.ndarray) -> Plan:
+        """How to eliminate what is undecided; found anew if that has become less."""
+        left = int(domains.sum())
+        if self.plan is None or left < self.planned:
+            self.planned = left
             undecided = (domains > 1)[self.p.ends].all(axis=0)
             self.plan = plan_elimination(domains, self.p.ends[:, undecided].T, most_operations=_MOST_OPERATIONS,
                                          most_entries=_MOST_ENTRIES)
@@ -92,10 +98,11 @@ class Part:
     def affordable(self, plan: Plan, domains: np.ndarray, room: float, seconds: float) -> bool:
         """Whether elimination is quicker than what passes, or else branching, would take, and fits so many bytes and
         seconds."""
-        # Passes in steps look at what is active alone, and need no copy of it.
-        cheap = max(_CHEAP_OPERATIONS, 4 * entries_left(self.p, domains) if self.steps is EXACTLY else 0)
+        # Passes in steps look at what is active alone.
+        most = max(_FAIR_OPERATIONS if self.stalled else _CHEAP_OPERATIONS,
+                   2 * self.work if self.steps is EXACTLY else 0)
         return (plan.complete and plan.entries <= min(_MOST_ENTRIES, (room - self.taken) / _BYTES_PER_ENTRY)
-                and plan.operations <= min(cheap if self.stalled < 2 else _MOST_OPERATIONS,
+                and plan.operations <= min(most if self.stalled < 2 else _MOST_OPERATIONS,
                                            _OPERATIONS_PER_SECOND * seconds))
 
     @property
@@ -188,5 +195,7 @@ def _worth_reducing(p: Packed, domains: np.ndarray, counted: bool = False) -> bo
         work = float((np.minimum(p.extents[0], domains[p.ends[0]]) * p.extents[1]).sum()) / 30 + len(p.unary)
     if left >= work + 1000:
         return False
+    if left <= _MOST_COPIED:
+        return True
     matrices = np.unique(np.stack([p.matrix, *np.minimum(p.extents, domains[p.ends])]), axis=1)
     return int((matrices[1] * matrices[2]).sum()) <= max(2 * len(p.values), _MOST_COPIED)

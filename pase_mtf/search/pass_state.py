@@ -142,7 +142,7 @@ def count_below(p: Packed, state: PassState, most: float) -> np.ndarray:  # prag
     return found
 
 
-@compiled
+@compiled(allocates=False)
 def set_flags(p: Packed, state: PassState, v: int, flags: np.ndarray) -> None:  # pragma: no cover (compiled)
     """Gives a vertex a place of its own for its active flags, in the half that is written to, unless all are set."""
     for k in range(len(flags)):
@@ -153,7 +153,8 @@ def set_flags(p: Packed, state: PassState, v: int, flags: np.ndarray) -> None:  
         return
     place = len(state.active) - 2 * p.first[-1] + state.halves[1] * p.first[-1] + p.first[v]
     state.active_at[v] = place
-    state.active[place:place + len(flags)] = flags
+    for k in range(len(flags)):
+        state.active[place + k] = flags[k]
 
 
 @compiled

@@ -46,7 +46,7 @@ EXACTLY = Steps(np.zeros(0, np.uint16), 0.0, 1.0)
 """In place of `in_steps`: passes in double precision."""
 
 
-@compiled(fastmath={"nnan", "nsz"})
+@compiled(fastmath={"nnan", "nsz"}, allocates=False)
 def pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> None:  # pragma: no cover (compiled)
     """The potentials of one side of an edge as large as it allows: taken = min over the other side of edge - given.
 
@@ -56,25 +56,19 @@ def pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> 
       rows: whether this is the side of the rows.
     """
     if rows:
-        # Minima side by side: a single running minimum would be a chain that cannot be vectorised.
-        width, simd_width = len(given), 32
-        partial = np.empty(simd_width)
-        for r in range(len(taken)):
-            line = edge[r * width:(r + 1) * width]
-            partial[:] = np.inf
-            c = 0
-            while c + simd_width <= width:
-                for lane in range(simd_width):
-                    value = line[c + lane] - given[c + lane]
-                    partial[lane] = value if value < partial[lane] else partial[lane]
-                c += simd_width
-            for last in range(c, width):
-                value = line[last] - given[last]
-                partial[last - c] = value if value < partial[last - c] else partial[last - c]
-            least = np.inf
-            for lane in range(simd_width):
-                least = partial[lane] if partial[lane] < least else least
-            taken[r] = least
+        # Four rows side by side (the last one again where they run out): one minimum would be a chain of waiting.
+        width, last = len(given), len(taken) - 1
+        for r in range(0, last + 1, 4):
+            s, t, u = min(r + 1, last), min(r + 2, last), min(r + 3, last)
+            one, two = edge[r * width:(r + 1) * width], edge[s * width:(s + 1) * width]
+            three, four = edge[t * width:(t + 1) * width], edge[u * width:(u + 1) * width]
+            a = b = c = d = np.inf
+            for place in range(width):
+                potential = given[place]
+                e, f, g, h = (one[place] - potential, two[place] - potential, three[place] - potential,
+                              four[place] - potential)
+                a, b, c, d = e if e < a else a, f if f < b else b, g if g < c else c, h if h < d else d
+            taken[r], taken[s], taken[t], taken[u] = a, b, c, d
     else:
         width = len(taken)
         taken[:] = np.inf
@@ -86,7 +80,7 @@ def pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> 
                 taken[c] = value if value < taken[c] else taken[c]
 
 
-@compiled
+@compiled(allocates=False)
 def _least_over_rows(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, sums: np.ndarray
                      ) -> None:  # pragma: no cover (compiled)
     """sums[c] = min over the rows listed of what the row counts at c and is lifted by."""
@@ -99,7 +93,7 @@ def _least_over_rows(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, 
             sums[c] = value if value < sums[c] else sums[c]
 
 
-@compiled
+@compiled(allocates=False)
 def _least_over_columns(counts: np.ndarray, lifts: np.ndarray, wanted: np.ndarray, sums: np.ndarray
                         ) -> None:  # pragma: no cover (compiled)
     """For the rows wanted, sums[r] = min over all columns of what the row counts there and they are lifted by."""
@@ -112,7 +106,7 @@ def _least_over_columns(counts: np.ndarray, lifts: np.ndarray, wanted: np.ndarra
         sums[r] = least
 
 
-@compiled
+@compiled(allocates=False)
 def pull_steps(steps: Steps, begin: int, given: np.ndarray, listed: np.ndarray, taken: np.ndarray, wanted: np.ndarray,
                rows: bool, lifts: np.ndarray, sums: np.ndarray) -> None:  # pragma: no cover (compiled)
     """`pull` in whole steps, rounded down: never more than the minimum over the classes listed.
@@ -141,7 +135,7 @@ def pull_steps(steps: Steps, begin: int, given: np.ndarray, listed: np.ndarray, 
         taken[c] = (steps.least - highest) + steps.step * sums[c]
 
 
-@compiled
+@compiled(allocates=False)
 def _count(values: np.ndarray, least: float, per_step: float, counts: np.ndarray
            ) -> None:  # pragma: no cover (compiled)
     """Fills in the counts of `in_steps`."""

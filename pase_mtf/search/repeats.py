@@ -92,14 +92,14 @@ def undo(seen: Seen, state: PassState) -> None:  # pragma: no cover (compiled)
     state.minimum[:] = seen.minimum
 
 
-@compiled
+@compiled(allocates=False)
 def _stirred(found: np.uint64, number: int) -> np.uint64:  # pragma: no cover (compiled)
     """A hash, and now of this number too."""
     found = (found ^ np.uint64(number)) * np.uint64(0x9E3779B97F4A7C15)
     return found ^ (found >> np.uint64(29))
 
 
-@compiled
+@compiled(allocates=False)
 def _mixed(found: np.uint64, bits: np.ndarray) -> np.uint64:  # pragma: no cover (compiled)
     """A hash, and now of some of these numbers too."""
     for place in range(0, len(bits), max(1, len(bits) // _SAMPLE)):
@@ -108,7 +108,7 @@ def _mixed(found: np.uint64, bits: np.ndarray) -> np.uint64:  # pragma: no cover
     return found
 
 
-@compiled
+@compiled(allocates=False)
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:  # pragma: no cover (compiled)
     place, size = 0, len(one)
     while place < size and size == len(other) and one[place] == other[place]:
@@ -116,7 +116,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:  # pragma: no cover (com
     return place == len(other)
 
 
-@compiled
+@compiled(allocates=False)
 def _same_end(p: Packed, e: int, f: int, side: int) -> bool:  # pragma: no cover (compiled)
     """Whether two edges give the configurations of this end the same classes."""
     v, u = p.ends[side, e], p.ends[side, f]
@@ -127,7 +127,7 @@ def _same_end(p: Packed, e: int, f: int, side: int) -> bool:  # pragma: no cover
     return begin == other or _equal(p.classes[begin:begin + size], p.classes[other:other + size])
 
 
-@compiled
+@compiled(allocates=False)
 def _same_kind(p: Packed, v: int, u: int) -> bool:  # pragma: no cover (compiled)
     for side in range(2):
         if p.adjacent_at[side, v + 1] - p.adjacent_at[side, v] != p.adjacent_at[side, u + 1] - p.adjacent_at[side, u]:
@@ -169,7 +169,7 @@ def vertex_kinds(p: Packed) -> np.ndarray:  # pragma: no cover (compiled)
     return found
 
 
-@compiled
+@compiled(allocates=False)
 def share_messages(p: Packed, state: PassState, seen: Seen, e: int, side: int) -> None:  # pragma: no cover (compiled)
     """Points an end of an edge to equal potentials that this sweep has seen before."""
     begin, size = state.messages_at[side, e], p.extents[side, e]
@@ -187,7 +187,7 @@ def share_messages(p: Packed, state: PassState, seen: Seen, e: int, side: int) -
     seen.messages[place] = 2 * e + side
 
 
-@compiled
+@compiled(allocates=False)
 def share_flags(p: Packed, state: PassState, seen: Seen, v: int) -> None:  # pragma: no cover (compiled)
     """Points a vertex to equal active flags that this sweep has seen before."""
     begin, size = state.active_at[v], p.first[v + 1] - p.first[v]
@@ -220,7 +220,7 @@ def share_all(p: Packed, state: PassState) -> None:  # pragma: no cover (compile
         share_flags(p, state, seen, v)
 
 
-@compiled
+@compiled(allocates=False)
 def pulled_alike(p: Packed, state: PassState, seen: Seen, e: int, side: int, exactly: bool
                  ) -> np.int64:  # pragma: no cover (compiled)
     """An edge that this sweep has pulled as it would now pull e to this side, or -1; then e is remembered. With
@@ -242,7 +242,7 @@ def pulled_alike(p: Packed, state: PassState, seen: Seen, e: int, side: int, exa
     return np.int64(-1)
 
 
-@compiled
+@compiled(allocates=False)
 def _same_visit(p: Packed, state: PassState, seen: Seen, v: int, u: int, behind: int, exactly: bool
                 ) -> bool:  # pragma: no cover (compiled)
     """Whether vertex v is found as u was."""
@@ -264,7 +264,7 @@ def _same_visit(p: Packed, state: PassState, seen: Seen, v: int, u: int, behind:
     return True
 
 
-@compiled
+@compiled(allocates=False)
 def visited_alike(p: Packed, state: PassState, seen: Seen, v: int, behind: int, exactly: bool
                   ) -> np.int64:  # pragma: no cover (compiled)
     """A vertex that this sweep found as it now finds v, or -1; then v is remembered.
@@ -294,7 +294,7 @@ def visited_alike(p: Packed, state: PassState, seen: Seen, v: int, behind: int, 
     return np.int64(-1)
 
 
-@compiled
+@compiled(allocates=False)
 def copy_visit(p: Packed, state: PassState, v: int, u: np.int64, exactly: bool
                ) -> None:  # pragma: no cover (compiled)
     """Makes of vertex v what the visit of u in this sweep made of that: nothing else has changed it since. Exact visits

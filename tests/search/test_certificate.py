@@ -57,7 +57,7 @@ def test_random_networks(step):
 def test_cut_domains(monkeypatch):
     """With a checker and a prover that may eliminate next to nothing, domains have to be split."""
     monkeypatch.setattr(certificate, "_MOST_SUMS", 100)
-    monkeypatch.setattr(certify, "_MOST_OPERATIONS", 30)
+    monkeypatch.setattr(certify, "_MOST_SUMS", 50)
     found = 0
     for seed in range(12):
         network = frustrated(seed)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from pase_mtf.search import compiled
@@ -16,6 +17,13 @@ def cache_file(folder, stamp="one"):
 
 def test_kernels_are_kept_so():
     assert isinstance(_eliminate._cache._cache_file, compiled._SafeCacheFile)
+
+
+def test_what_returns_arrays_counts_references():
+    def tail(values: np.ndarray) -> "np.ndarray":
+        return values[1:]
+    with pytest.raises(TypeError, match="tail returns an array"):
+        compiled.compiled(allocates=False)(tail)
 
 
 def test_two_that_save_at_once_keep_to_their_own(tmp_path):
