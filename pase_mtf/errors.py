@@ -26,9 +26,18 @@ class FormatError(PaseError):
 
 
 class InfeasibleError(PaseError):
-    """No strategy satisfies the constraints; names the constraint."""
+    """No strategy satisfies the constraints; names the constraint.
+
+    Attributes:
+      proven: whether there is none; where not, none was found.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, *, proven: bool = True) -> None:
+        """Takes what is told."""
+        super().__init__(message)
+        self.proven = proven
 
 
 class OutOfMemoryError(PaseError):

@@ -109,7 +109,7 @@ class PricedNetwork:
                      for number, choices in enumerate(self.configurations))
 
     def memory_parts(self, assignment: Sequence[int]) -> dict[str, float]:
-        """Bytes on the fullest device under a strategy, when it holds most, by `cost.memory.MEMORY_PARTS`."""
+        """Bytes on the fullest device under a strategy, when it holds most, by `cost.held.MEMORY_PARTS`."""
         return self.memory_model.peak(self._chosen(assignment))[0]
 
     def peak_memory(self, assignment: Sequence[int]) -> tuple[float, int]:

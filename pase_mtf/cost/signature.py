@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Hashable, Iterable
@@ -86,6 +87,7 @@ class OperationSignature(NamedTuple):
         return tuple((entry, gradient) for entry, gradient, elsewhere in each if not (on_edges and elsewhere))
 
 
+@functools.lru_cache(maxsize=4096)
 def layer_signature(layer: Layer) -> tuple[OperationSignature, ...]:
     """What the cost of a layer depends on: equal for layers that differ in names only."""
     position = dim_positions(layer)

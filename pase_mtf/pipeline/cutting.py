@@ -2,12 +2,16 @@
 
 A step takes what one microbatch takes through all stages, and K - 1 times what it takes in the bottleneck stage. The
 stages are cut for every time that this may take, all of them at once.
+
+Stages are searched where they matter; of the others it is known what they take at least. A best cut by what is known
+that consists of stages that were searched is the best of all. Until it does, those of its stages that were not are
+searched, and the blocks are cut again.
 """
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Container
 from typing import NamedTuple
 
 import numpy as np
@@ -46,31 +50,83 @@ class Cut(NamedTuple):
     stages: tuple[CutStage, ...]
 
 
+class _Place(NamedTuple):
+    """A stage that there may be: it is followed by `left` - 1 others."""
+
+    left: int
+    first: int
+    stop: int
+    devices: int
+
+
 class _Cutting:
     """One graph on one machine; stages are numbered from the last, which is 1."""
 
-    def __init__(self, costs: StageCosts, blocks: int, devices: int, microbatches: int, schedule: str) -> None:
-        self._costs, self._blocks, self._devices = costs, blocks, devices
-        self._microbatches, self._schedule = microbatches, schedule
+    def __init__(self, blocks: int, devices: int, microbatches: int, *, shared_cores: bool) -> None:
+        self._blocks, self._devices, self._microbatches, self._shared = blocks, devices, microbatches, shared_cores
         self._sizes = [size for size in range(1, devices + 1) if devices % size == 0]
-        self._most = 0  # stages
+        self._most = min(blocks, devices)
 
-    def choice(self, left: int, first: int, stop: int, devices: int) -> StageChoice:
-        """The strategy of a stage that is followed by `left` - 1 others."""
-        flying = in_flight(self._schedule, left, self._microbatches)
-        return self._costs.best(first, stop, devices, flying)
+    def places(self) -> set[_Place]:
+        """All stages that there may be."""
+        return {place for left in range(1, self._most + 1) for offset in range(self._devices)
+                for first in range(self._blocks) for place in self._from(left, first, offset)}
 
-    def stages(self, left: int, first: int, offset: int) -> list[tuple[int, int]]:
-        """(where it stops, its devices) for every stage that may begin here and be followed by `left` - 1 others.
+    def _from(self, left: int, first: int, offset: int) -> list[_Place]:
+        """Every stage that may begin here and be followed by `left` - 1 others.
 
         Groups begin at a multiple of their size: within them devices are joined as are the first so many.
         """
-        return [(stop, size) for size in self._sizes if offset % size == 0 and offset + size <= self._devices
+        return [_Place(left, first, stop, size) for size in self._sizes
+                if offset % size == 0 and offset + size <= self._devices
                 for stop in ([self._blocks] if left == 1 else range(first + 1, self._blocks - left + 2))]
+
+    def best(self, seconds: dict[_Place, float]) -> dict[int, tuple[float, list[tuple[_Place, int]]]]:
+        """The best cut into every number of stages.
+
+        Args:
+          seconds: what each takes.
+
+        Returns:
+          Number of stages -> (the sum, the stages and where their devices begin); only where it is finite.
+        """
+        limits = np.array(sorted({time for time in seconds.values() if time < math.inf}))
+        if self._shared:
+            limits = limits[-1:]
+        if not len(limits):
+            return {}
+        worst = np.full(len(limits), math.inf)
+        sums: dict[tuple[int, int, int], np.ndarray] = {
+            (0, self._blocks, used): np.zeros(len(limits)) for used in range(1, self._devices + 1)}
+
+        def through(place: _Place, offset: int) -> np.ndarray:
+            """The sum over the stages from here on, for every limit of the bottleneck."""
+            after = sums.get((place.left - 1, place.stop, offset + place.devices), worst)
+            found: np.ndarray = np.where(limits >= seconds[place], seconds[place] + after, math.inf)
+            return found
+
+        result = {}
+        for left in range(1, self._most + 1):
+            for first in range(self._blocks):
+                for offset in range(self._devices):
+                    found = [through(place, offset) for place in self._from(left, first, offset)]
+                    if found:
+                        sums[left, first, offset] = np.min(found, axis=0)
+            total = sums.get((left, 0, 0), worst)
+            steps = self._microbatches * total if self._shared else total + (self._microbatches - 1) * limits
+            best = int(np.argmin(steps))
+            if steps[best] < math.inf:
+                stages, first, offset = list[tuple[_Place, int]](), 0, 0
+                for number in range(left, 0, -1):
+                    place = min(self._from(number, first, offset), key=lambda place: through(place, offset)[best])
+                    stages.append((place, offset))
+                    first, offset = place.stop, offset + place.devices
+                result[left] = float(steps[best]), stages
+        return result
 
 
 def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, schedule: str, *,
-               shared_cores: bool = False) -> dict[int, Cut]:
+               numbers: Container[int] | None = None, shared_cores: bool = False) -> dict[int, Cut]:
     """The best cut of all blocks, for every number of stages that there can be.
 
     Args:
@@ -79,49 +135,23 @@ def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, 
       devices: p; the last of them idle where that costs no more.
       microbatches: K.
       schedule: one of `schedule.SCHEDULES`.
+      numbers: of stages that are wanted; None: all.
       shared_cores: the devices share their cores, so that no stage computes while another does.
 
     Returns:
       Number of stages -> the least sum; only where one keeps to the memory.
     """
-    cutting = _Cutting(costs, blocks, devices, microbatches, schedule)
-    choice = functools.cache(cutting.choice)
-    most = min(blocks, devices)
-    known = {choice(left, first, stop, size).seconds
-             for left in range(1, most + 1) for offset in range(devices) for first in range(blocks)
-             for stop, size in cutting.stages(left, first, offset)}
-    limits = np.array(sorted(seconds for seconds in known if seconds < math.inf))
-    if shared_cores:
-        limits = limits[-1:]
-    if not len(limits):
-        return {}
-    worst = np.full(len(limits), math.inf)
-    sums: dict[tuple[int, int, int], np.ndarray] = {
-        (0, blocks, used): np.zeros(len(limits)) for used in range(1, devices + 1)}
-
-    def through(left: int, first: int, offset: int, stop: int, size: int) -> np.ndarray:
-        """The sum over the stages from here on, for every limit of the bottleneck."""
-        seconds = choice(left, first, stop, size).seconds
-        after = sums.get((left - 1, stop, offset + size), worst)
-        found: np.ndarray = np.where(limits >= seconds, seconds + after, math.inf)
-        return found
-
-    result = {}
-    for left in range(1, most + 1):
-        for first in range(blocks):
-            for offset in range(devices):
-                found = [through(left, first, offset, *stage) for stage in cutting.stages(left, first, offset)]
-                if found:
-                    sums[left, first, offset] = np.min(found, axis=0)
-        total = sums.get((left, 0, 0), worst)
-        steps = microbatches * total if shared_cores else total + (microbatches - 1) * limits
-        best = int(np.argmin(steps))
-        if steps[best] < math.inf:
-            stages, first, offset = [], 0, 0
-            for number in range(left, 0, -1):
-                stop, size = min(cutting.stages(number, first, offset),
-                                 key=lambda stage: through(number, first, offset, *stage)[best])
-                stages.append(CutStage(first, stop, offset, size, choice(number, first, stop, size)))
-                first, offset = stop, offset + size
-            result[left] = Cut(float(steps[best]), tuple(stages))
-    return result
+    cutting = _Cutting(blocks, devices, microbatches, shared_cores=shared_cores)
+    seconds = {place: costs.least(place.first, place.stop, place.devices) for place in cutting.places()}
+    known: dict[_Place, StageChoice] = {}
+    while True:
+        cuts = {number: cut for number, cut in cutting.best(seconds).items() if numbers is None or number in numbers}
+        unknown = {place for _, stages in cuts.values() for place, _ in stages if place not in known}
+        if not unknown:
+            return {number: Cut(total, tuple(
+                CutStage(place.first, place.stop, offset, place.devices, known[place]) for place, offset in stages))
+                for number, (total, stages) in cuts.items()}
+        for place in sorted(unknown):
+            known[place] = costs.best(place.first, place.stop, place.devices,
+                                      in_flight(schedule, place.left, microbatches))
+            seconds[place] = known[place].seconds

@@ -43,11 +43,12 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
                   memory_limit: float | None = None) -> Pipeline:
     """Finds stages, the strategy of each, and how many microbatches go through them.
 
-    Layers are made into blocks. The cheapest strategy of every run of blocks on every group of devices comes from the
-    exact search; the blocks are cut into stages so that the sum over the stages, and K - 1 times the bottleneck, is
-    least; the best cuts into every number of stages are simulated, with what travels between stages, and the one whose
-    step is shortest is returned, or one of fewer stages that takes hardly longer. Groups are of consecutive devices, of
-    a size that divides p, and begin at a multiple of it; the last devices may idle.
+    Layers are made into blocks, and these are cut into stages on groups of devices so that the sum over the stages, and
+    K - 1 times the bottleneck, is least; what a stage takes comes from the exact search, or is bounded by those of its
+    blocks where no more needs to be known; the best cuts into every number of stages are simulated, with what travels
+    between stages, and the one whose step is shortest is returned, or one of fewer stages that takes hardly longer.
+    Groups are of consecutive devices, of a size that divides p, and begin at a multiple of it; the last devices may
+    idle.
 
     Args:
       graphs: number of microbatches K -> the training step of one of them (a batch of 1/K of the examples).
@@ -59,8 +60,8 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
       memory_limit: bytes that a device may hold.
 
     Returns:
-      The pipeline. Its search says "blocks", "pairs" (runs of blocks on groups of devices), "searched" (exact searches:
-      those that are alike are searched once), "optimal" (whether all of these are proven), "microbatches" (the numbers
+      The pipeline. Its search says "blocks", "pairs" (runs of blocks on groups of devices), "searched" (exact searches,
+      of blocks and of stages that matter), "optimal" (whether all of these are proven), "microbatches" (the numbers
       that were tried), "simulated", and "seconds" of all of it.
 
     Raises:
@@ -121,17 +122,16 @@ class _Search:
         found: list[_Candidate] = []
         for count, made in self.blocks.items():
             costs = StageCosts(made, prices[count], count, self._memory[count], self._limit)
-            cuts = cut_stages(costs, made.count, self._devices, count, self._schedule,
+            numbers = range(2, self._devices + 1) if self._stages is None else (self._stages,)
+            cuts = cut_stages(costs, made.count, self._devices, count, self._schedule, numbers=numbers,
                               shared_cores=self.machine.shared_cores)
-            wanted = {number: cut for number, cut in cuts.items()
-                      if number == self._stages or (self._stages is None and number > 1)}
-            for cut in wanted.values():
+            for cut in cuts.values():
                 laid = _laid(made, cut)
                 found.append(_Candidate(count, laid, simulate_step(made.graph, laid, count, self._schedule,
                                                                    prices[count])))
             told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs,
                          "searched": told["searched"] + costs.searched, "optimal": told["optimal"] and costs.optimal,
-                         "simulated": told["simulated"] + len(wanted)})
+                         "simulated": told["simulated"] + len(cuts)})
         if not found:
             name, limit = next(iter(self._graphs.values())).name, self._limit
             raise InfeasibleError(

@@ -75,8 +75,8 @@ class PipelineReport(TypedDict, total=False):
     Attributes:
       blocks: of layers, that stages are made of.
       pairs: of a stage and a group of devices.
-      searched: of these, so many searches found the strategies of all.
-      optimal: whether all these strategies are proven to be.
+      searched: so many exact searches, of blocks and of those stages that may be in a best cut.
+      optimal: whether what all of them found is proven.
       microbatches: the numbers that were tried.
       simulated: how many cuts were.
       seconds: of all of it.
@@ -175,7 +175,7 @@ class Pipeline:
     def statement(self) -> str:
         """What was searched, and what is proven of the answer."""
         found = self.search
-        proof = "each proven optimal" if found["optimal"] else "not all proven optimal"
+        proof = "each proven" if found["optimal"] else "not all proven"
         counts = " or ".join(map(str, found["microbatches"]))
         kernels = kernels_text({"kernels": found["kernels"]}) if "kernels" in found else ""
         if not found["pairs"]:

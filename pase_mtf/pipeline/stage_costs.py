@@ -1,17 +1,18 @@
-"""What a stage costs a microbatch at best: the exact search for every block of layers on every group of devices."""
+"""What a stage costs a microbatch at best: the exact search for some blocks of layers on a group of devices."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.compute import PARTS
+from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.cost.signature import PHASES, layer_signature
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.configurations import Configuration
@@ -61,32 +62,50 @@ class _Group:
                 share = nodes[PHASES[-1]] / max(1, sum(nodes.values()))
                 once = parts[_OF_UPDATE].sum(axis=0) + share * parts[PARTS.index("overhead")] + gradients
                 vectors[id(parts)] = parts.sum(axis=0) - once * (1.0 - 1.0 / microbatches)
-        self.vectors = [vectors[id(parts)] for parts in priced.parts]
-        self.edges = _edges(priced, microbatches)
-        self.priced = priced
+        self._vectors = [vectors[id(parts)] for parts in priced.parts]
+        self._edges = _edges(priced, microbatches)
+        self._ends = np.array([(edge.source, edge.target) for edge in self._edges], np.int64).reshape(-1, 2)
+
+    def _within(self, begin: int, end: int) -> Iterator[NetworkEdge]:
+        """The edges between some layers that are counted from 0."""
+        for number in np.flatnonzero((begin <= self._ends).all(axis=1) & (self._ends < end).all(axis=1)).tolist():
+            edge = self._edges[number]
+            yield NetworkEdge(edge.source - begin, edge.target - begin, edge.matrix, edge.rows, edge.columns)
+
+    def network(self, begin: int, end: int) -> CostNetwork:
+        """What some layers cost a microbatch."""
+        return CostNetwork(self._vectors[begin:end], list(self._within(begin, end)))
+
+    def key(self, begin: int, end: int) -> Hashable:
+        """Layers that cost alike have it in common."""
+        # All arrays live as long as their group does.
+        return (*(id(vector) for vector in self._vectors[begin:end]),
+                *((edge.source, edge.target, id(edge.matrix), id(edge.rows), id(edge.columns))
+                  for edge in self._within(begin, end)))
 
 
 def _edges(priced: PricedNetwork, microbatches: int) -> list[NetworkEdge]:
-    """The edges of a microbatch; what moves for the update moves once a step."""
+    """The edges of a microbatch that cost anything; what moves for the update moves once a step."""
     scaled: dict[int, np.ndarray] = {}
     found = []
     for edge, matrix in zip(priced.graph.edges, priced.edge_matrices, strict=True):
+        key = id(matrix.matrix)
         if edge.phase == PHASES[-1]:
-            key = id(matrix.matrix)
             if key not in scaled:
                 scaled[key] = matrix.matrix / microbatches
             matrix = dataclasses.replace(matrix, matrix=scaled[key])
-        found.append(matrix)
+        if matrix.matrix.any():
+            found.append(matrix)
     return found
 
 
 class StageCosts:
-    """Searches the strategies of stages; stages that are alike are searched once.
+    """Searches the strategies of stages; blocks that are alike are searched once.
 
     Attributes:
-      searched: how many exact searches were run.
-      pairs: how many stages on groups were asked for.
-      optimal: whether all are proven optimal.
+      searched: how many exact searches were run, of blocks and of stages.
+      pairs: of how many stages on groups it was asked what they take at least.
+      optimal: whether all that was found is proven: to be optimal, or that nothing fits.
     """
 
     def __init__(self, blocks: Blocks, prices: StagePrices, microbatches: int, memory: StageMemory | None = None,
@@ -103,8 +122,19 @@ class StageCosts:
         self._blocks, self._prices, self._microbatches = blocks, prices, microbatches
         self._memory, self._limit = memory, math.inf if memory_limit is None or memory is None else memory_limit
         self._groups: dict[int, _Group] = {}
-        self._found: dict[Hashable, tuple[float, tuple[int, ...]]] = {}
+        self._found: dict[Hashable, Solution | None] = {}
         self.searched, self.pairs, self.optimal = 0, 0, True
+        self._within, self._of_block = functools.cache(self._kept), functools.cache(self._least_of_block)
+
+    def least(self, first: int, stop: int, devices: int) -> float:
+        """Seconds that no strategy of a stage takes less than, whatever it holds: those of its blocks, each by itself.
+
+        Args:
+          first, stop, devices: as of `best`.
+        """
+        self.pairs += 1
+        return sum(self._of_block(block, devices) for block in range(first, stop)) + self._received(
+            *self._layers(first, stop), devices)
 
     def best(self, first: int, stop: int, devices: int, in_flight: int) -> StageChoice:
         """The cheapest strategy of a stage.
@@ -114,31 +144,42 @@ class StageCosts:
           devices: of its group.
           in_flight: of how many microbatches it keeps the activations.
         """
-        begin, end = self._blocks.starts[first], self._blocks.starts[stop]
+        begin, end = self._layers(first, stop)
+        if self._memory is None or math.isinf(self._limit):
+            found = self._free(begin, end, devices)
+        else:
+            found = self._within(self._memory.model(begin, end, in_flight), begin, end, devices)
+        if found is None:
+            return _NONE
+        offered = self._group(devices).configurations[begin:end]
+        return StageChoice(found.cost + self._received(begin, end, devices), tuple(
+            choices[choice] for choices, choice in zip(offered, found.assignment, strict=True)))
+
+    def _layers(self, first: int, stop: int) -> tuple[int, int]:
+        return self._blocks.starts[first], self._blocks.starts[stop]
+
+    def _group(self, devices: int) -> _Group:
         if devices not in self._groups:
             self._groups[devices] = _Group(self._blocks, self._prices, devices, self._microbatches)
-        group = self._groups[devices]
-        self.pairs += 1
-        seconds, assignment = self._searched(group, begin, end, in_flight)
-        if not assignment:
-            return _NONE
-        chosen = tuple(group.configurations[begin + number][choice] for number, choice in enumerate(assignment))
-        return StageChoice(seconds + self._received(begin, end, devices), chosen)
+        return self._groups[devices]
 
-    def _searched(self, group: _Group, begin: int, end: int, in_flight: int) -> tuple[float, tuple[int, ...]]:
-        """(seconds, assignment) of the best strategy of some layers that keeps to the limit of memory."""
-        edges = [edge for edge in group.edges if begin <= edge.source < end and begin <= edge.target < end]
-        # All arrays live as long as their group does.
-        key = (*(id(vector) for vector in group.vectors[begin:end]),
-               *((edge.source - begin, edge.target - begin, id(edge.matrix), id(edge.rows), id(edge.columns))
-                 for edge in edges))
-        network = CostNetwork(group.vectors[begin:end], [
-            dataclasses.replace(edge, source=edge.source - begin, target=edge.target - begin)
-            for edge in edges if edge.matrix.any()])
-        found = self._once(key, lambda: solve(network, certificate=False))
-        if self._memory is None or math.isinf(self._limit):
-            return found
-        model, offered = self._memory.model(begin, end, in_flight), group.configurations[begin:end]
+    def _least_of_block(self, block: int, devices: int) -> float:
+        """Seconds that no strategy of a block takes less than."""
+        found = self._free(*self._layers(block, block + 1), devices)
+        return math.inf if found is None else found.lower_bound
+
+    def _free(self, begin: int, end: int, devices: int) -> Solution | None:
+        """The best strategy of some layers, whatever it holds."""
+        group = self._group(devices)
+        key = group.key(begin, end)
+        if key not in self._found:
+            self._found[key] = self._searched(lambda: solve(group.network(begin, end), certificate=False))
+        return self._found[key]
+
+    def _kept(self, model: MemoryModel, begin: int, end: int, devices: int) -> Solution | None:
+        """The best strategy of some layers that keeps to the limit."""
+        group = self._group(devices)
+        offered = group.configurations[begin:end]
 
         def peak(assignment: Sequence[int]) -> tuple[float, int]:
             parts, moment = model.peak([choices[choice] for choices, choice in zip(offered, assignment, strict=True)])
@@ -148,25 +189,19 @@ class StageCosts:
         def memory(moment: int) -> tuple[np.ndarray, ...]:
             return tuple(model.layer(number, choices, moment) for number, choices in enumerate(offered))
 
-        if not found[1] or peak(found[1])[0] <= self._limit:
-            return found
-        # Stages that cost alike, and hold alike when most is there, are taken to be alike.
-        key = (*key, *(vector.tobytes() for vector in memory(model.fullest)))
-        found = self._once(key, lambda: minimise_within_peak(
-            network, memory, peak, self._limit, time_limit=_SECONDS, certificate=False))
-        return found if found[1] and peak(found[1])[0] <= self._limit else (math.inf, ())
+        return self._searched(lambda: minimise_within_peak(
+            group.network(begin, end), memory, peak, self._limit, time_limit=_SECONDS, certificate=False))
 
-    def _once(self, key: Hashable, search: Callable[[], Solution]) -> tuple[float, tuple[int, ...]]:
-        """What a search finds, or has found; (inf, ()): nothing that fits."""
-        if key not in self._found:
-            self.searched += 1
-            try:
-                found = search()
-                self.optimal &= found.optimal
-                self._found[key] = found.cost, tuple(found.assignment)
-            except InfeasibleError:
-                self._found[key] = math.inf, ()
-        return self._found[key]
+    def _searched(self, search: Callable[[], Solution]) -> Solution | None:
+        """What a search finds; None: nothing."""
+        self.searched += 1
+        try:
+            found = search()
+        except InfeasibleError as error:
+            self.optimal &= error.proven
+            return None
+        self.optimal &= found.optimal
+        return found
 
     def _received(self, begin: int, end: int, devices: int) -> float:
         """Seconds in which what other stages made arrives: every device takes its share, over the link to the next

@@ -33,7 +33,7 @@ def _unsearched(network: CostNetwork, time_limit: float | None, start: float) ->
     assignment = tuple(int(np.argmin(vector)) for vector in network.vectors)
     cost = network.cost(assignment)
     if cost == np.inf:
-        raise InfeasibleError(_NONE_IN_TIME.format(time_limit))
+        raise InfeasibleError(_NONE_IN_TIME.format(time_limit), proven=False)
     statistics = _sizes(network)
     return Solution(assignment, cost, -np.inf, np.inf, False, time.perf_counter() - start, statistics)
 
@@ -81,7 +81,8 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     search.run()
     statistics = {**_sizes(network), **search.statistics}
     if search.best is None:
-        raise InfeasibleError("no finite assignment exists" if search.proven else _NONE_IN_TIME.format(time_limit))
+        raise InfeasibleError("no finite assignment exists" if search.proven else _NONE_IN_TIME.format(time_limit),
+                              proven=search.proven)
     assignment = tuple(int(choice) for choice in search.best)
     cost = network.cost(assignment)
     bound = cost if search.proven else min(cost, search.bound)

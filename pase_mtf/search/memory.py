@@ -407,7 +407,7 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
             raise TimeoutError
     except TimeoutError:
         raise InfeasibleError(f"no assignment within {memory_limit:.0f} bytes per device found in {time_limit:.3g} "
-                              "seconds; raise the time limit") from None
+                              "seconds; raise the time limit", proven=False) from None
     if least > memory_limit:
         # Rounded so that the number named is enough where bytes are no whole numbers.
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "

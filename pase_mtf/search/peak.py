@@ -93,6 +93,6 @@ def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, 
     if not fitting:
         least = min(peak(choice)[0] for choice in lightest)
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: found nothing that needs "
-                              f"less than {math.ceil(least)}; raise the limit or use more devices")
+                              f"less than {math.ceil(least)}; raise the limit or use more devices", proven=False)
     cost, choice = min((network.cost(choice), choice) for choice in fitting)
     return unproven(dataclasses.replace(solution, assignment=tuple(choice), cost=cost))

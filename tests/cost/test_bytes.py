@@ -7,7 +7,8 @@ import numpy as np
 from small_graphs import dense, perceptron
 
 from pase_mtf.cost.copies import moved
-from pase_mtf.cost.memory import MEMORY_PARTS, MemoryModel, layer_memory, strategy_memory
+from pase_mtf.cost.held import MEMORY_PARTS
+from pase_mtf.cost.memory import MemoryModel, strategy_memory
 from pase_mtf.graph.computation_graph import (
     ComputationGraph,
     Edge,
@@ -55,7 +56,7 @@ def test_without_training_there_are_no_gradients():
 def test_layers_add_up_at_every_moment():
     """And what arrives for sums of gradients comes on top, of one layer at a time."""
     graph = dataclasses.replace(perceptron(), edges=())
-    model, rng, buffers = MemoryModel(graph), np.random.default_rng(1), MEMORY_PARTS.index("communication buffers")
+    model, rng = MemoryModel(graph), np.random.default_rng(1)
     summed = 0
     for _ in range(10):
         choices = [enumerate_configurations(layer, 8) for layer in graph.layers]
@@ -65,7 +66,7 @@ def test_layers_add_up_at_every_moment():
         assert parts.keys() == set(MEMORY_PARTS)
         added = [sum(model.layer(number, each, when)[index] for number, (each, index) in enumerate(zip(
             choices, chosen, strict=True))) for when in range(2)]
-        arrives = max(layer_memory(layer, [configuration])[buffers, 0] for layer, configuration in zip(
+        arrives = max(_memory(layer, *configuration.axes)["communication buffers"] for layer, configuration in zip(
             graph.layers, configurations, strict=True))
         assert max(added) <= sum(parts.values()) <= max(added) + arrives * (1 + 1e-9)
         assert sum(parts.values()) - parts["communication buffers"] <= added[moment] * (1 + 1e-9)
@@ -73,13 +74,12 @@ def test_layers_add_up_at_every_moment():
     assert summed
 
 
-def test_the_most_of_layers_bounds_what_is_there_at_once():
-    layer = dense("dense", 32, 64, 128)
-    assert layer_memory(layer, [Configuration()])[:, 0].tolist() == list(_memory(layer).values())
+def test_layers_that_hold_most_at_different_moments_hold_less_together():
     graph = ComputationGraph("blocks", (_at("large", 1, 64), _at("small", 2, 32)), (), 2)
-    added = sum(layer_memory(each, [Configuration()])[:, 0] for each in graph.layers)
-    assert added[MEMORY_PARTS.index("activations")] == 4 * 32 * (64 + 32)
-    assert sum(strategy_memory(graph, [Configuration()] * 2).values()) < added.sum()
+    alone = [_memory(layer) for layer in graph.layers]
+    assert [each["activations"] for each in alone] == [4 * 32 * 64, 4 * 32 * 32]
+    together = strategy_memory(graph, [Configuration()] * 2)
+    assert sum(together.values()) < sum(sum(each.values()) for each in alone)
 
 
 def test_more_splits_never_need_more_weights():

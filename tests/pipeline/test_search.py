@@ -24,6 +24,7 @@ from pase_mtf.pipeline.prices import RatePrices
 from pase_mtf.pipeline.schedule import SCHEDULES, Task, in_flight, order_of_stage, tasks_in_order
 from pase_mtf.pipeline.simulate import Laid
 from pase_mtf.pipeline.stage_costs import StageChoice, StageCosts
+from pase_mtf.pipeline.stage_memory import StageMemory
 from pase_mtf.search import solve
 
 _COUNT = 4
@@ -62,32 +63,92 @@ def test_tasks_stand_behind_what_they_need_and_keep_few_activations(schedule, st
 
 
 class _Costs:
-    """Costs of stages, at random."""
+    """Costs of stages, at random, of which a part is known before they are searched."""
 
     def __init__(self, seed):
-        self._seed = seed
+        self._seed, self.searched = seed, set()
+
+    def _random(self, *place):
+        return random.Random(f"{self._seed}/{place}")
+
+    def least(self, first, stop, devices):
+        return self._seconds(first, stop, devices) * self._random(first, stop, devices, "least").uniform(0.9, 1)
 
     def best(self, first, stop, devices, in_flight):
-        seconds = random.Random(f"{self._seed}/{first}/{stop}/{devices}").uniform(1, 4) * (stop - first) / devices
-        return StageChoice(math.inf if seconds > 3 else seconds, ())
+        self.searched.add((first, stop, devices, in_flight))
+        seconds = self._seconds(first, stop, devices)
+        return StageChoice(math.inf if seconds * devices > 3 * (stop - first) else seconds, ())
+
+    def _seconds(self, first, stop, devices):
+        return self._random(first, stop, devices).uniform(1, 4) * (stop - first) / devices
+
+
+def _least_of_all_cuts(costs, blocks, devices, count, schedule, stages, *, shared=False):
+    """Seconds of the best cut into so many stages; every cut is looked at."""
+    best = math.inf
+    for sizes in itertools.product((1, 2, 4), repeat=stages):
+        offsets = [sum(sizes[:number]) for number in range(stages)]
+        if sum(sizes) > devices or any(offset % size for offset, size in zip(offsets, sizes, strict=True)):
+            continue
+        for inner in itertools.combinations(range(1, blocks), stages - 1):
+            taken = [costs.best(first, stop, size, in_flight(schedule, stages - number, count)).seconds
+                     for number, ((first, stop), size) in enumerate(zip(
+                         itertools.pairwise((0, *inner, blocks)), sizes, strict=True))]
+            best = min(best, sum(taken) * count if shared else sum(taken) + (count - 1) * max(taken))
+    return best
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_best_cut_is_that_of_all_cuts(seed, shared):
-    costs, blocks, devices, count = _Costs(seed), 5, 4, 3
+    costs, all_costs, blocks, devices, count = _Costs(seed), _Costs(seed), 5, 4, 3
     found = cut_stages(costs, blocks, devices, count, "1f1b", shared_cores=shared)
     for stages in range(1, 5):
-        best = math.inf
-        for sizes in itertools.product((1, 2, 4), repeat=stages):
-            offsets = [sum(sizes[:number]) for number in range(stages)]
-            if sum(sizes) > devices or any(offset % size for offset, size in zip(offsets, sizes, strict=True)):
-                continue
-            for inner in itertools.combinations(range(1, blocks), stages - 1):
-                taken = [costs.best(first, stop, size, 1).seconds
-                         for (first, stop), size in zip(itertools.pairwise((0, *inner, blocks)), sizes, strict=True)]
-                best = min(best, sum(taken) * count if shared else sum(taken) + (count - 1) * max(taken))
+        best = _least_of_all_cuts(all_costs, blocks, devices, count, "1f1b", stages, shared=shared)
         assert (found[stages].seconds if stages in found else math.inf) == pytest.approx(best)
+        alone = cut_stages(_Costs(seed), blocks, devices, count, "1f1b", numbers=[stages], shared_cores=shared)
+        assert alone == {number: cut for number, cut in found.items() if number == stages}
+    assert len(costs.searched) < len(all_costs.searched) / 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_best_cut_within_a_limit_is_that_of_all_cuts(graph, schedule):
+    blocks = find_blocks(graph, _work(graph), 5)
+
+    def costs(limit):
+        return StageCosts(blocks, RatePrices(blocks.graph, harness.MACHINE), _COUNT,
+                          StageMemory(graph, _COUNT, shared=False), limit)
+
+    free = find_pipeline({_COUNT: graph}, 4, harness.MACHINE, schedule=schedule, blocks=5, stages=2).memory_bytes
+    every, found = costs(0.9 * free), cut_stages(costs(0.9 * free), blocks.count, 4, _COUNT, schedule)
+    differs = 0
+    for stages in range(1, 5):
+        best = _least_of_all_cuts(every, blocks.count, 4, _COUNT, schedule, stages)
+        assert (found[stages].seconds if stages in found else math.inf) == pytest.approx(best)
+        differs += best > 1.001 * _least_of_all_cuts(costs(None), blocks.count, 4, _COUNT, schedule, stages)
+    assert differs
+
+
+def test_what_stages_take_at_least_is_what_they_take_or_less(graph):
+    blocks = find_blocks(graph, _work(graph), 6)
+    costs = StageCosts(blocks, RatePrices(blocks.graph, harness.MACHINE), _COUNT)
+    for first, stop in itertools.combinations(range(blocks.count + 1), 2):
+        least, best = costs.least(first, stop, 4), costs.best(first, stop, 4, 1).seconds
+        assert 0.0 < least <= best * (1 + 1e-9)
+        assert stop > first + 1 or least == pytest.approx(best)
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_that_none_was_found_is_no_proof(graph, proven, monkeypatch):
+    def none(*_, **__):
+        raise InfeasibleError("none", proven=proven)
+
+    monkeypatch.setattr("pase_mtf.pipeline.stage_costs.minimise_within_peak", none)
+    blocks = find_blocks(graph, _work(graph), 2)
+    costs = StageCosts(blocks, RatePrices(blocks.graph, harness.MACHINE), _COUNT,
+                       StageMemory(graph, _COUNT, shared=False), 1000.0)
+    assert costs.best(0, 1, 2, 1).seconds == math.inf
+    assert costs.optimal == proven
 
 
 def test_blocks_are_cut_where_gradients_come_back_the_way_tensors_went(graph):
@@ -122,7 +183,7 @@ def test_repeated_blocks_are_searched_once(graph):
     blocks = find_blocks(graph, _work(graph), 12)
     costs = StageCosts(blocks, RatePrices(blocks.graph, harness.MACHINE), _COUNT)
     for first in range(blocks.count):
-        costs.best(first, first + 1, 2, 1)
+        costs.least(first, first + 1, 2)
     assert costs.searched < costs.pairs == blocks.count
 
 

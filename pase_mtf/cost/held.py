@@ -1,0 +1,224 @@
+"""What a layer holds of a device's memory: its tensors, from when until when each is there, and what share of it a
+device has under a configuration.
+
+`cost.memory` puts layers together, and adds what depends on two of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
+from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
+from pase_mtf.graph.configurations import Configuration
+
+__all__ = ["BUFFERS", "MEMORY_PARTS", "AllItems", "LayerItems", "Shares"]
+
+MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
+"""What the bytes are for. Gradients: of weights, and what updates make of them. Activations: all else that layers make.
+Communication buffers: copies of tensors that are moved, and what arrives for sums."""
+_WEIGHTS, _SLOTS, _GRADIENTS, _ACTIVATIONS, BUFFERS = range(len(MEMORY_PARTS))  # by number
+
+
+class _Item(NamedTuple):
+    """Something that a layer holds.
+
+    Attributes:
+      part: of `MEMORY_PARTS`, by number.
+      nbytes: unsplit.
+      pattern: the number, in the layer, of the dims whose split divides it.
+      begin, end: the moments from which and until which it is there, both included.
+      parts_of: the number, in the layer, of the dims whose split makes it a partial sum; -1: there are none.
+      waits_until: the moment until which it is there where it is one.
+      arrives: whether it is what arrives for the sum of a gradient, which is there of one layer at a time.
+      of_sum: whether an update makes it of a gradient: where devices have to sum that it is there at `waits_until`.
+      own_until: the moment until which its own layer needs it; -1: until `end`.
+    """
+
+    part: int
+    nbytes: float
+    pattern: int
+    begin: int
+    end: int
+    parts_of: int = -1
+    waits_until: int = -1
+    arrives: bool = False
+    of_sum: bool = False
+    own_until: int = -1
+
+
+class Shares:
+    """What devices hold of tensors with dims at these columns: layers that name and split dims alike have it in common.
+
+    Attributes:
+      columns: int64 [patterns, T], the columns of the dims of each in a `ConfigurationTable`, -1 where there are none.
+    """
+
+    def __init__(self, position: dict[str, int], width: int, patterns: Sequence[tuple[int, ...]]) -> None:
+        self._position, self._width = position, width
+        longest = max(map(len, patterns))
+        self.columns = np.array([(*columns, *[-1] * (longest - len(columns))) for columns in patterns], np.int64)
+        self._of: dict[Configuration, np.ndarray] = {}
+        self._last: tuple[tuple[Configuration, ...], ConfigurationTable, np.ndarray] | None = None
+
+    def _look(self, configurations: Sequence[Configuration]) -> tuple[ConfigurationTable, np.ndarray]:
+        """What was asked last is asked again, by the next layer."""
+        asked = tuple(configurations)
+        if self._last is None or self._last[0] != asked:
+            table = ConfigurationTable.build(asked, self._position, self._width)
+            self._last = asked, table, 1.0 / table.shards[:, self.columns].prod(axis=-1).T
+        return self._last[1:]
+
+    def table(self, configurations: Sequence[Configuration]) -> ConfigurationTable:
+        """The configurations in arrays."""
+        return self._look(configurations)[0]
+
+    def under(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Of something of every pattern, under each configuration: float64 [patterns, K]."""
+        return self._look(configurations)[1]
+
+    def of(self, configuration: Configuration) -> np.ndarray:
+        """Of something of every pattern: float64 [patterns]."""
+        if configuration not in self._of:
+            self._of[configuration] = self.under((configuration,))[:, 0]
+        return self._of[configuration]
+
+
+class LayerItems:
+    """What a layer holds, as arrays; its dims are those at the columns of its `ConfigurationTable`."""
+
+    def __init__(self, layer: Layer, last: int, shared: bool, known: dict[Hashable, Shares]) -> None:
+        """Reads a layer.
+
+        Args:
+          layer: of a graph.
+          last: the last moment of a step.
+          shared: of `MemoryModel`.
+          known: shares that layers have in common; it is added to.
+        """
+        self._shared = shared
+        self._position, width = dim_positions(layer), len(layer.dims)
+        self._patterns: dict[tuple[int, ...], int] = {(): 0}
+        self._known: dict[tuple[str, ...], int] = {}  # dims -> the pattern
+        columns = dict(zip(_Item._fields, zip(*self._items(layer, last), strict=True), strict=False))
+        self.part, self.pattern, self.begin, self.end, self.parts_of, self.waits_until, self.own_until = (
+            np.array(columns.get(name, ()), np.int64)
+            for name in ("part", "pattern", "begin", "end", "parts_of", "waits_until", "own_until"))
+        self.arrives, self.of_sum = (np.array(columns.get(name, ()), bool) for name in ("arrives", "of_sum"))
+        self.nbytes = np.array(columns.get("nbytes", ()), np.float64)
+        self._is_update = layer.kind == "update"
+        key = tuple(self._position.items()), width, tuple(self._patterns)
+        if key not in known:
+            known[key] = Shares(self._position, width, tuple(self._patterns))
+        self.shares = known[key]
+
+    def _columns(self, dims: Sequence[str]) -> tuple[int, ...]:
+        return tuple(sorted({column for column in positions_of(dims, self._position) if column >= 0}))
+
+    def _pattern(self, dims: tuple[str, ...]) -> int:
+        pattern = self._known.get(dims)
+        if pattern is None:
+            pattern = self._known[dims] = self._patterns.setdefault(self._columns(dims), len(self._patterns))
+        return pattern
+
+    def _items(self, layer: Layer, last: int) -> Iterator[_Item]:
+        def size(operand: Operand) -> float:
+            return float(math.prod(operand.shape)) * operand.itemsize
+
+        for variable in layer.variables:
+            yield _Item(_WEIGHTS if variable.trainable else _SLOTS, size(variable.operand),
+                        self._pattern(variable.operand.dims), 0, last)
+        for operation in layer.operations:
+            partial = _partial_sums(operation)
+            for held in operation.held:
+                operand = operation.inputs[-1 - held.output] if held.output < 0 else operation.outputs[held.output]
+                dims = partial.get(held.output)
+                parts_of = -1 if dims is None else self._pattern(dims)
+                part = _GRADIENTS if held.waits_until >= 0 or operation.phase == "update" else _ACTIVATIONS
+                of_sum = operation.phase == "update" and held.waits_until >= 0
+                yield _Item(part, held.times * size(operand), self._pattern(operand.dims), held.begin, held.end,
+                            parts_of, max(held.waits_until, held.end), of_sum=of_sum, own_until=held.own_until)
+                if parts_of >= 0:
+                    arrives = held.waits_until >= 0 and not of_sum
+                    # One device adds up in the place of what it, or another, has: that takes more where it is read by
+                    # several, the last of which writes over it. A reduction may be to the largest, of all together.
+                    in_place = self._shared and operation.kind != "reduction"
+                    begin = max(held.begin, held.shared_from) if in_place else held.begin
+                    until = max(-1 if in_place else begin, held.shared_until if self._shared else -1)
+                    nbytes = 0.0 if arrives and in_place and held.shared_until < 0 else size(operand)
+                    yield _Item(BUFFERS, nbytes, self._pattern(operand.dims), begin, begin - 1,
+                                parts_of, held.waits_until if arrives else until, arrives)
+
+    def shares_of(self, dims: Sequence[str], configurations: Sequence[Configuration]) -> np.ndarray:
+        """What fraction of a tensor of these dims a device holds, under each configuration: float64 [K]."""
+        return self.shares.table(configurations).share(self._columns(dims))
+
+    def at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Bytes at a moment under each configuration, float64 [K]: those that are there whatever other layers do."""
+        shares, shown = self.shares.under(configurations), self.own_until >= 0
+        until = np.where(shown, self.own_until, self.end)
+        there = (self.begin <= moment) & (moment <= until) & ~(self.of_sum & self._is_update)
+        total: np.ndarray = np.bincount(self.pattern[there], self.nbytes[there], len(shares)) @ shares
+        for item in np.flatnonzero((self.end < moment) & (self.begin <= moment) & (moment <= self.waits_until)
+                                   & (self.parts_of >= 0) & ~self.arrives & ~self.of_sum & ~shown):
+            waits = shares[self.parts_of[item]] < 1.0
+            total = total + np.where(waits, self.nbytes[item] * shares[self.pattern[item]], 0.0)
+        for item in np.flatnonzero(there & self.of_sum):  # where its gradient waits it comes later
+            waits = (self.arrives[:, None] & (shares[self.parts_of] < 1.0)).any(axis=0)
+            total = total - np.where(waits, self.nbytes[item] * shares[self.pattern[item]], 0.0)
+        return total
+
+    def arriving(self, moment: int) -> float:
+        """Unsplit bytes of the largest gradient whose sum may be made at a moment."""
+        return float(self.nbytes[self.arrives & (self.waits_until == moment)].max(initial=0.0))
+
+    def arriving_at(self, moment: int, configurations: Sequence[Configuration]) -> np.ndarray:
+        """What arrives at a moment for the largest sum of a gradient, and what the layer's update makes of it
+        meanwhile, under each configuration: float64 [K]."""
+        shares, mine = self.shares.under(configurations), self.arrives & (self.waits_until == moment)
+        waits = shares[self.parts_of[mine]] < 1.0
+        arrives = np.where(waits, self.nbytes[mine, None] * shares[self.pattern[mine]], 0.0).max(axis=0, initial=0.0)
+        made = self.nbytes[self.of_sum] @ shares[self.pattern[self.of_sum]]
+        made /= max(len(np.unique(self.waits_until[self.of_sum])), 1)
+        total: np.ndarray = arrives + np.where(waits.any(axis=0), made, 0.0)
+        return total
+
+
+def _partial_sums(operation: LayerOperation) -> dict[int, tuple[str, ...]]:
+    """Output -> the dims whose split makes it a partial sum."""
+    if operation.partial_sums:
+        return {number: dims for number, dims in enumerate(operation.partial_sums) if dims}
+    return dict.fromkeys(range(len(operation.outputs)), operation.reduced) if operation.reduced else {}
+
+
+class AllItems(NamedTuple):
+    """What all layers hold, one after another: as in `_Item`, patterns numbered through; and `layer`, whose it is."""
+
+    layer: np.ndarray
+    part: np.ndarray
+    nbytes: np.ndarray
+    pattern: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    parts_of: np.ndarray
+    waits_until: np.ndarray
+    arrives: np.ndarray
+    of_sum: np.ndarray
+    own_until: np.ndarray
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerItems]) -> AllItems:
+        """Puts the layers together."""
+        count = np.array([len(each.nbytes) for each in layers], np.int64)
+        patterns = np.array([len(each.shares.columns) for each in layers], np.int64)
+        first = np.repeat(np.cumsum(patterns) - patterns, count)
+        columns = {name: np.concatenate([np.zeros(0, np.int64), *(getattr(each, name) for each in layers)])
+                   for name in cls._fields if name != "layer"}
+        columns |= {name: columns[name].astype(bool) for name in ("arrives", "of_sum")}
+        columns["parts_of"] = np.where(columns["parts_of"] >= 0, columns["parts_of"] + first, -1)
+        columns["pattern"] += first
+        return cls(np.repeat(np.arange(len(layers)), count), **columns)
