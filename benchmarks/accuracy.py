@@ -137,9 +137,10 @@ def _measuring(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not rows:
         return []
     return ["## Search with measuring", "",
-            "Seconds: how long kernels were timed for until the searched strategy was found; rounds: searches that were",
-            "followed by timing. Kernels of an earlier run on this machine are in its table, and take none. Timed: of the",
-            "kernels that the strategy runs, and of all that any strategy on the way would have run.", "",
+            "Seconds: how long kernels were timed for until the searched strategy was found; rounds: searches",
+            "that were followed by timing. Kernels of an earlier run on this machine are in its table, and",
+            "take none. Timed: of the kernels that the strategy runs, and of all that any strategy on the way",
+            "would have run.", "",
             markdown.table(["model", "devices", "measured on", "seconds", "rounds", "of the strategy's",
                             "of all seen"], rows, left=(0, 2)), ""]
 
