@@ -60,8 +60,8 @@ def _forbidding() -> CostNetwork:
 def _hard() -> CostNetwork:
     """A small network that takes a search depth first."""
     rng, every = np.random.default_rng(0), np.arange(6)
-    return CostNetwork([rng.random(6) for _ in range(8)], [
-        NetworkEdge(i, j, rng.random((6, 6)), every, every) for i, j in itertools.combinations(range(8), 2)])
+    return CostNetwork([rng.random(6) for _ in range(10)], [
+        NetworkEdge(i, j, rng.random((6, 6)), every, every) for i, j in itertools.combinations(range(10), 2)])
 
 
 def _large() -> CostNetwork:
