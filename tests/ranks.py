@@ -61,9 +61,9 @@ def train_on_ranks(cases: Sequence[dict[str, Any]], ranks: int, folder: Path, *,
     return [_by_case(output, len(cases)) for output in outputs]
 
 
-def reached(operation: tf.Operation) -> set[tf.Operation]:
-    """What runs where an operation is fetched."""
-    found, stack = {operation}, [operation]
+def reached(*operations: tf.Operation) -> set[tf.Operation]:
+    """What runs where operations are fetched."""
+    found, stack = set(operations), list(operations)
     while stack:
         one = stack.pop()
         for other in (*(tensor.op for tensor in one.inputs), *one.control_inputs):

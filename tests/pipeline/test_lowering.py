@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from micro_models import SIZES
 from rank_worker import cluster_devices
-from ranks import assert_all_ends_or_none
+from ranks import assert_all_ends_or_none, reached
 
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -113,13 +113,7 @@ def test_a_device_begins_a_microbatch_when_one_in_flight_is_done(schedule, held,
 
         third = nodes(set(program.written.forward[2]))
         first_back = nodes(set(program.written.backward[0]))
-        before, stack = set(), list(third)
-        while stack:
-            node = stack.pop()
-            for other in (*(tensor.op for tensor in node.inputs), *node.control_inputs):
-                if other not in before:
-                    before.add(other)
-                    stack.append(other)
+        before = reached(*third)
     assert third
     assert first_back
     assert bool(before & first_back) == held
