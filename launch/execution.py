@@ -259,7 +259,7 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
         tell_run(run.board, plan, run.data)
     arms = build_arms(plan, run.graph, found.chosen, trained, run.board)
     fed = dataclasses.replace(run.data, rows=rows_of(arms))
-    tried = choose_by_steps(plan, found.names, found.strategies, arms, fed, run.prices)
+    tried = choose_by_steps(plan, run.graph, found.names, found.strategies, arms, fed, run.prices)
     if tried is None:
         return _Built(arms, same, fed), found
     print(f"trial: {trial_text(tried.strategies['search'].search)}")

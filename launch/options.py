@@ -421,9 +421,10 @@ def _flag_values() -> flags.FlagValues:
          "configs/machines, or a file: of a machine, or of kernel times (python -m pase_mtf.calibration --save).")
     text("prices", "How the machine at hand is priced: measured (the kernels of the strategies themselves, timed when "
          "they are needed and kept; the default for CPUs of one process) or roofline (by its rates and links).")
-    number("measure_seconds", "With measured prices: how long a run may measure kernels, for all its strategies.")
-    switch("trial", "With measured prices: of the arms whose steps are predicted to take about as long as that of the "
-           "search, a few steps of each decide which strategy the search takes.")
+    number("measure_seconds", "With measured prices: how long a run may measure kernels, for all its strategies; "
+           "trial steps take a fifth of it.")
+    switch("trial", "With prices of the devices of the run: of the arms whose steps are predicted to take about as "
+           "long as that of the search, a few steps of each decide which strategy the search takes.")
     switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")
     text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
          "or none.")

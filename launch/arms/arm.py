@@ -125,7 +125,8 @@ class Arm:
         self.build_seconds = time.perf_counter() - start
 
     def restart(self) -> None:
-        """Goes back to where it began, whatever steps it has done since; not where every process has a graph."""
+        """Goes back to where it began, whatever steps it has done since."""
+        self._tell("restart")
         self._session.close()
         self._session = self._open()  # in which random numbers begin anew, too
         self._begin()

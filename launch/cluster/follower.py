@@ -73,6 +73,8 @@ def follow(board: Board, devices: Devices) -> None:
                 feed.read(rows_of(arms.values()))
             case "step":
                 arms[told["arm"]].step(feed.batch(told["batch"]), told["trace"])
+            case "restart":
+                arms[told["arm"]].restart()
             case "loss":
                 arms[told["arm"]].loss(feed.batch(told["batch"]))
             case "collect":

@@ -13,25 +13,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Batch, Data
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.finding import duplicates
 from pase_mtf.launch.training import BLOCK, Timing, Trainable
+from pase_mtf.strategy.choosing import outdone
 from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.search_report import Trial
 from pase_mtf.strategy.strategy import Strategy
 
 __all__ = ["Chosen", "choose_by_steps", "close_ones", "try_steps"]
 
-_WITHIN = 0.25
-"""Of a step: by so much predictions of two strategies may err against each other, three times what one errs by in the
-median (docs/benchmarks/accuracy.md)."""
+_WITHIN = {"measured": 0.25, "roofline": 0.5}
+"""By prices, of a step: by so much predictions of two strategies may err against each other, three times what one errs
+by in the median (docs/benchmarks/accuracy.md, docs/benchmarks/cluster.md)."""
 _TURNS = 4
 _SHARE = 0.2
 """Of --measure_seconds: no further turn is begun after it."""
+_FEWEST = 3
+"""Steps of a turn that takes longer than that: a median needs no more."""
 
 
 class Chosen(NamedTuple):
@@ -48,27 +51,29 @@ class Chosen(NamedTuple):
     arms: list[Arm]
 
 
-def choose_by_steps(plan: Plan, names: Sequence[str], strategies: Mapping[str, Strategy], arms: Sequence[Arm],
-                    data: Data, prices: MeasuredPrices | None) -> Chosen | None:
+def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], strategies: Mapping[str, Strategy],
+                    arms: Sequence[Arm], data: Data, prices: MeasuredPrices | None) -> Chosen | None:
     """Tries the steps of the arms that are predicted to take about as long as that of the search, which then takes the
     strategy of the fastest.
 
     Args:
       plan: of the run.
+      graph: of its program.
       names: of all its arms, in the order of the table.
       strategies: arm -> strategy; stock Mesh-TensorFlow has none.
       arms: those that were built: one of every strategy.
       data: whose first batches are taken.
-      prices: what the predictions were made of.
+      prices: of measured kernels, where the predictions were made of these.
 
     Returns:
       None where nothing was tried: no arm searches, or predictions tell the arms apart, or are of another machine.
     """
     searched = next((arm.name for arm in plan.options.arms if arm.method == "search"), None)
-    if not (plan.options.trial and searched and prices and isinstance(prices.meter, KernelMeter)):
+    if not (plan.options.trial and searched) or plan.elsewhere:
         return None
     close = close_ones({arm.name: strategies[arm.name].seconds for arm in arms if arm.name in strategies},
-                       duplicates(strategies).get(searched, searched))
+                       duplicates(strategies).get(searched, searched),
+                       _WITHIN["measured" if prices else "roofline"])
     tried = [arm for arm in arms if arm.name in close]
     if len(tried) < 2:
         return None
@@ -78,7 +83,7 @@ def choose_by_steps(plan: Plan, names: Sequence[str], strategies: Mapping[str, S
         for arm in tried:
             arm.restart()
     taken = min(found, key=lambda name: found[name].median)
-    best = prices.again(strategies[searched], strategies[taken].configurations)
+    best = _instead(strategies[searched], strategies[taken], graph, prices)
     trial = Trial(milliseconds={name: [round(1e3 * seconds, 2) for seconds in (timing.median, timing.spread)]
                                 for name, timing in found.items()},
                   steps=max(timing.steps for timing in found.values()), taken=taken)
@@ -86,15 +91,26 @@ def choose_by_steps(plan: Plan, names: Sequence[str], strategies: Mapping[str, S
     return _rearranged(names, strategies, after, arms)
 
 
-def close_ones(seconds: Mapping[str, float], searched: str) -> list[str]:
+def _instead(found: Strategy, taken: Strategy, graph: ComputationGraph, prices: MeasuredPrices | None) -> Strategy:
+    """What is taken, under the name of what a search found."""
+    if prices:
+        return prices.again(found, taken.configurations)
+    if taken.configurations == found.configurations:
+        return found
+    search = outdone(found.search, graph, taken.devices, taken.configurations, taken.seconds)
+    return dataclasses.replace(taken, name=found.name, search=search)
+
+
+def close_ones(seconds: Mapping[str, float], searched: str, within: float) -> list[str]:
     """The arms whose steps are predicted to be nearly as short as that of the searched one, which is the first.
 
     Args:
       seconds: arm -> predicted step.
       searched: the arm.
+      within: the fraction of its step.
     """
     others = [name for name, value in seconds.items()
-              if name != searched and value <= (1.0 + _WITHIN) * seconds[searched]]
+              if name != searched and value <= (1.0 + within) * seconds[searched]]
     return [searched, *others]
 
 
@@ -105,22 +121,27 @@ def try_steps(arms: Sequence[Trainable], batches: Sequence[Batch], seconds: floa
     Args:
       arms: things with a name and `step(batch) -> (loss, seconds)`.
       batches: of one turn.
-      seconds: after which no turn is begun, but for the first that counts.
+      seconds: after which no turn is begun, but for the first that counts, which is shorter where its steps take long.
       clock: tells the time.
 
     Returns:
       arm -> what its steps took, those of the first turn left out: they are slower.
     """
     begin, left = clock(), list(arms)
+    count, round_seconds = 2, 0.0  # of the first turn, whose second steps tell how long others will take
     walls: dict[str, list[float]] = {arm.name: [] for arm in arms}
     for turn in range(_TURNS + 1):
         if len(left) < 2 or (turn > 1 and clock() - begin >= seconds):
             break
         first = turn % len(left)
         for arm in (*left[first:], *left[:first]):
-            taken = [arm.step(batch)[1] for batch in (batches if turn else batches[:2])]
+            taken = [arm.step(batch)[1] for batch in batches[:count]]
             walls[arm.name] += taken if turn else []
-        if turn:
+            round_seconds += 0.0 if turn else taken[-1]
+        if not turn:
+            fitting = (seconds - (clock() - begin)) / max(round_seconds, 1e-9)
+            count = int(max(_FEWEST, min(len(batches), fitting)))
+        else:
             timings = _timings(walls)
             limit = min(timing.upper for timing in timings.values())
             left = [arm for arm in left if timings[arm.name].lower <= limit]

@@ -1,19 +1,27 @@
-"""Whether data parallelism is taken instead of what was found: where it is as good."""
+"""Whether another strategy is taken instead of what was found: data parallelism, where it is as good, or one that
+turned out to be faster."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.errors import InfeasibleError
+from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
 from pase_mtf.simulator.simulate import Simulator
-from pase_mtf.strategy.devices import useful_devices
+from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel
 from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
-__all__ = ["simpler"]
+__all__ = ["outdone", "simpler"]
+
+_OF_WHAT_WAS_FOUND = ("simpler", "best_seconds", "overlap", "simulated", "simulated_rank", "simulated_seconds",
+                      "cheapest_simulated_seconds", "shortest_simulated_seconds", "first_simulated_seconds")
+"""What a search says of the one strategy that it found, beside what is found out anew."""
 
 
 def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
@@ -41,3 +49,24 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
     if judged:
         told.update({"simulated_seconds": taken, "shortest_simulated_seconds": least})
     return dataclasses.replace(simple, search=told)
+
+
+def outdone(search: SearchReport, graph: ComputationGraph, devices: int, configurations: Sequence[Configuration],
+            seconds: float) -> SearchReport:
+    """What a search has to say of a strategy that is taken in place of what it found.
+
+    Args:
+      search: of what it found.
+      graph: of the program.
+      devices: p.
+      configurations: of the other strategy.
+      seconds: predicted of its step.
+    """
+    bound = search.get("lower_bound", -math.inf)
+    told: SearchReport = {**search, "optimal": False,
+                          "gap": max(0.0, seconds / bound - 1.0) if bound > 0.0 else math.inf,
+                          "useful_devices": useful_devices(graph, configurations),
+                          "suggested_devices": fuller_devices(graph, devices, configurations)}
+    for name in _OF_WHAT_WAS_FOUND:
+        told.pop(name, None)  # type: ignore[misc]
+    return told

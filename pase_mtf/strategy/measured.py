@@ -25,7 +25,7 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
-from pase_mtf.strategy.choosing import simpler
+from pase_mtf.strategy.choosing import outdone, simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
@@ -139,18 +139,15 @@ class MeasuredPrices:
         """
         chosen = strategy.configurations if configurations is None else tuple(configurations)
         priced, assignment = with_configurations(self._priced(bounds=False), chosen)
-        told: SearchReport = {**strategy.search, **self._report(chosen)}
-        bound = strategy.search.get("lower_bound", -math.inf)
-        if chosen != strategy.configurations:
-            told.pop("simpler", None)
-            told.pop("best_seconds", None)
-            told.update({"optimal": False, "gap": math.inf, "useful_devices": useful_devices(self._graph, chosen),
-                         "suggested_devices": fuller_devices(self._graph, self._meter.devices, chosen)})
+        cost, bound = priced.network.cost(assignment), strategy.search.get("lower_bound", -math.inf)
+        search = (strategy.search if chosen == strategy.configurations else
+                  outdone(strategy.search, self._graph, self._meter.devices, chosen, cost))
+        told: SearchReport = {**search, **self._report(chosen)}
         # What it took to find it stays.
         before = strategy.search["kernels"]
         told["kernels"].update({"rounds": before["rounds"], "seconds": before["seconds"]})
         if "gap" in told and not told["optimal"] and bound > 0.0:
-            told["gap"] = max(0.0, priced.network.cost(assignment) / bound - 1.0)
+            told["gap"] = max(0.0, cost / bound - 1.0)
         return price_assignment(strategy.name, priced, assignment, told)
 
     def wary_seconds(self, configurations: Sequence[Configuration]) -> float:

@@ -82,6 +82,8 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model, recompute
         if board:
             tell_run(board, of_run, data)
         arm, = build_arms(of_run, graph, {"random": strategy}, ["random"], board)
+        arm.step(batches[0])
+        arm.restart()  # as if it had not
         found = [arm.step(batch, trace=step == 0)[0] for step, batch in enumerate(batches)]
         assert arm.differing_replicas() is None
         assert {one.device for one in arm.timeline.slices} == set(range(DEVICES))

@@ -66,6 +66,9 @@ def test_losses_are_those_of_one_process(served):
     # A second one beside it, from the same initial values: it has variables of its own, of the same names.
     again = _arm(served)
     assert _losses(again) == pytest.approx(expected, rel=1e-6)
+    for arm in (over, stock):
+        arm.restart()
+        assert _losses(arm) == pytest.approx(expected, rel=1e-5)
     for arm in (alone, over, again):
         assert arm.measured_bytes > 0
         assert arm.differing_replicas() is None
