@@ -33,3 +33,9 @@ def test_the_arm_needs_the_flag(launch, flag):
     assert code == 2
     assert "--sharded_updates" in err.splitlines()[-1]
     assert not folder.exists()
+
+
+def test_a_pipeline_is_not_sent_from_one_remedy_to_the_other(launch):
+    _, _, _, err = launch("--strategy=pipeline", "--compare=zero", "--mesh=4")
+    assert "leave the arm out" in err
+    assert "--sharded_updates" not in err
