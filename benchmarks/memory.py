@@ -212,21 +212,28 @@ def document(results: Mapping[str, Any]) -> str:
         "## Blocks computed again",
         "The fastest strategy without a limit on memory, and data parallelism: with all activations kept -> with every "
         "block of the model computed again in the backward pass (`--recompute=all`). Times as above.",
-        markdown.table(["model", "devices", "strategy", "predicted, MB", "measured, MB", "predicted step, ms",
-                        "measured step, ms"], _again(rows), left=(0, 2)),
+        _pairs({(row["model"], row["devices"], name): pair for row in rows for name, pair in row["again"].items()}),
+        "## Updates in parts",
+        "Data parallelism in which every device updates all weights -> `zero`: every device updates a part of them, "
+        "and keeps the optimizer's slots of that part (`--sharded_updates`). What is saved is as large as the slots; a "
+        "model without any holds the parts of its new weights besides. Times as above.",
+        _pairs({(row["model"], row["devices"], "data_parallel -> zero"): [row["arms"]["data_parallel"], row["arms"]["zero"]]
+                for row in rows if "zero" in row["arms"]}),
         f"{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with "
         "`python -m benchmarks.memory`.",
         ""])
 
 
-def _again(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The table of what is computed again."""
+def _pairs(found: Mapping[tuple[str, int, str], Sequence[Mapping[str, float]]]) -> str:
+    """A table of (model, devices, strategy) -> what was measured before and after."""
     def both(pair: Sequence[Mapping[str, float]], key: str, unit: float, digits: int) -> str:
         return " -> ".join(f"{entry[key] / unit:.{digits}f}" for entry in pair)
 
-    return [[row["model"], str(row["devices"]), name, both(pair, "predicted", 1e6, 2), both(pair, "measured", 1e6, 2),
-             both(pair, "predicted_seconds", 1e-3, 2), both(pair, "measured_seconds", 1e-3, 0)]
-            for row in rows for name, pair in row["again"].items()]
+    return markdown.table(
+        ["model", "devices", "strategy", "predicted, MB", "measured, MB", "predicted step, ms", "measured step, ms"],
+        [[model, str(devices), name, both(pair, "predicted", 1e6, 2), both(pair, "measured", 1e6, 2),
+          both(pair, "predicted_seconds", 1e-3, 2), both(pair, "measured_seconds", 1e-3, 0)]
+         for (model, devices, name), pair in found.items()], left=(0, 2))
 
 
 @told_in_one_line()
