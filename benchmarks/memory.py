@@ -217,8 +217,8 @@ def document(results: Mapping[str, Any]) -> str:
         "Data parallelism in which every device updates all weights -> `zero`: every device updates a part of them, "
         "and keeps the optimizer's slots of that part (`--sharded_updates`). What is saved is as large as the slots; a "
         "model without any holds the parts of its new weights besides. Times as above.",
-        _pairs({(row["model"], row["devices"], "data_parallel -> zero"): [row["arms"]["data_parallel"], row["arms"]["zero"]]
-                for row in rows if "zero" in row["arms"]}),
+        _pairs({(row["model"], row["devices"], "data_parallel -> zero"): [
+            row["arms"][name] for name in ("data_parallel", "zero")] for row in rows if "zero" in row["arms"]}),
         f"{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with "
         "`python -m benchmarks.memory`.",
         ""])
