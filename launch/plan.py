@@ -172,9 +172,8 @@ def resolve(options: Options) -> Plan:
         machine.check_devices(mesh.devices)
     for arm in options.arms:
         if arm.method == "zero" and not options.sharded_updates:
-            able = options.arms[0].method != PIPELINE  # whose updates are not sharded
-            raise UsageError("arm zero: splits the updates of weights, which are no layers of their own; "
-                             f"{'add --sharded_updates, or ' * able}leave the arm out")
+            raise UsageError("arm zero: splits the updates of weights, which are no layers of their own; add "
+                             "--sharded_updates, or leave the arm out")
         if arm.method == "file":
             from pase_mtf.strategy import strategy  # loads numba: only where there is a file to check
             read_json(arm.argument, strategy.FORMAT, strategy.VERSION)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import MismatchError
-from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.exporter import export_as
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.program import Program, optimizer_of
@@ -86,7 +86,7 @@ def lower_pipeline(program: PipelinedProgram, one: PipelinedProgram, pipeline: P
     Raises:
       MismatchError: the pipeline was found for another graph, or for another number of microbatches.
     """
-    graph = graph or export_graph(one.graph)
+    graph = graph or export_as(one.graph, pipeline.graph_hash)
     if graph.hash != pipeline.graph_hash:
         raise MismatchError(f"the pipeline was found for graph {pipeline.graph_hash}, a microbatch of this one is "
                             f"{graph.hash}; search again for this model, its sizes and its optimizer")

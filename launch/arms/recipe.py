@@ -130,7 +130,7 @@ def microbatch_of(plan: Plan, count: int) -> tuple[PipelinedProgram, Computation
     with tf.Graph().as_default(), variables_by_name():
         one = _pipelined(plan, plan.options.batch // count, 1)
     graph = export_graph(one.graph, name=f"{plan.options.model}-{plan.options.preset}, a microbatch of {count}",
-                         turns=True)
+                         turns=True, sharded_updates=plan.options.sharded_updates)
     return one, graph
 
 

@@ -122,7 +122,6 @@ def _impossible(plan: Plan) -> str:
         f"stages need two devices; take a larger --mesh than {options.mesh}": plan.devices.count < 2,
         f"{model.name} normalises over the batch, so that microbatches are another model; leave out pipeline": (
             model.batch_statistics),
-        "its updates are not sharded; leave out --sharded_updates": options.sharded_updates,
         f"it computes no block again; leave out --recompute={options.recompute}": trained and options.recomputed != (),
         "it is searched for its number of microbatches; leave out --microbatches=auto, or give a number":
             trained and options.microbatch_count is None,

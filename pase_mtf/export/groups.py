@@ -144,11 +144,13 @@ class Groups:
             self._groups[kept].take_over(self._groups[gone])
 
     def result(self) -> list[Group]:
-        """The groups in the order of their anchors, every operation in exactly one."""
+        """The groups in the order of their anchors, one that updates weights right behind the one that has them; every
+        operation in exactly one."""
         found = [group for number, group in enumerate(self._groups) if self.find(number) == number]
         for group in found:
             group.members.sort()
-        return sorted(found, key=lambda group: group.anchor)
+        return sorted(found, key=lambda group: (self._groups[self.owner(group.updates[0])].anchor, 1)
+                      if group.updates else (group.anchor, 0))
 
 
 def corresponding_dims(old: mtf.Shape, new: mtf.Shape) -> list[tuple[mtf.Dimension, mtf.Dimension]]:

@@ -78,7 +78,8 @@ def added_up(variable: Variable, times: int, held: tuple[Held, ...] = ()) -> Lay
 def find_blocks(graph: ComputationGraph, work: Sequence[float], most: int = BLOCKS) -> Blocks:
     """Makes a graph into blocks of about equal work, at cuts that the fewest bytes cross.
 
-    A cut is possible where every tensor of the forward pass crosses it upwards and every gradient downwards.
+    A cut is possible where every tensor of the forward pass crosses it upwards and every gradient downwards, and no
+    layer is parted from the one that updates its weights.
 
     Args:
       graph: of one microbatch.
@@ -124,12 +125,14 @@ def _fewest(upto: Sequence[float], allowed: float) -> float:
 
 
 def _possible_cuts(graph: ComputationGraph) -> list[int]:
-    """The layers before which the graph can be cut."""
+    """The layers before which the graph can be cut: not before a layer that updates the weights of the one before."""
     closed: set[int] = set()
+    updating = {number for number, layer in enumerate(graph.layers) if layer.kind == "update"}
     for edge in graph.edges:
-        upwards = edge.source < edge.target
-        if edge.source != edge.target and edge.phase != "update" and upwards != (edge.phase == "forward"):
-            closed.update(range(min(edge.source, edge.target) + 1, max(edge.source, edge.target) + 1))
+        low, high = sorted((edge.source, edge.target))
+        upwards, beside = edge.source == low, high in updating
+        if low != high and (beside if edge.phase == "update" else upwards != (edge.phase == "forward")):
+            closed.update(range(low + 1, high + 1))
     return [layer for layer in range(1, len(graph.layers)) if layer not in closed]
 
 

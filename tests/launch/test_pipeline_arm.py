@@ -71,7 +71,6 @@ def test_a_wrong_one_is_caught(launch, monkeypatch):
 
 @pytest.mark.parametrize(("flags", "reason"), [
     (["--mesh=1"], "stages need two devices; take a larger --mesh than 1"),
-    (["--sharded_updates"], "its updates are not sharded; leave out --sharded_updates"),
     (["--batch=7"], "--batch=7 does not split into microbatches"),
     ("resnet101", "resnet101 normalises over the batch, so that microbatches are another model"),
     ("transformer", "give --microbatches, so that all arms draw the same")])
@@ -124,7 +123,6 @@ def test_a_trained_one_that_is_wrong_is_caught(launch, monkeypatch):
 
 @pytest.mark.parametrize(("flags", "reason"), [
     (["--mesh=1"], "stages need two devices; take a larger --mesh than 1"),
-    (["--sharded_updates"], "its updates are not sharded; leave out --sharded_updates"),
     (["--batch=7"], "--batch=7 does not split into microbatches; take one that has small divisors"),
     (["--recompute=all"], "it computes no block again; leave out --recompute=all"),
     (["--microbatches=auto"], "it is searched for its number of microbatches; leave out --microbatches=auto, or give a "
@@ -190,7 +188,7 @@ def test_one_of_a_file_is_compared_with(launch, kept, tmp_path):
     (["--batch=7", "--compare=none"], 2, "--batch=7 does not split into microbatches"),
     (["--microbatches=4"], 5, "a pipeline of 2 microbatches, --batch=8 --microbatches=4 has no such"),
     (["--memory_limit=1kB"], 4, "per device, 1000 B are allowed; take --strategy=pipeline"),
-    (["--sharded_updates"], 2, "its updates are not sharded; leave out --sharded_updates")])
+    (["--sharded_updates"], 5, "take the flags of that run, or search anew")])
 def test_one_of_a_file_that_does_not_fit_is_told(launch, kept, flags, code, message):
     found, folder, _, err = launch(f"--strategy={kept}", *flags)
     assert message in err.splitlines()[-1]

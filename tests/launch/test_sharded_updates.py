@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from pase_mtf.pipeline.pipeline import Pipeline
+
 
 def _summary(folder):
     return json.loads((folder / "summary.json").read_text())
@@ -35,7 +37,14 @@ def test_the_arm_needs_the_flag(launch, flag):
     assert not folder.exists()
 
 
-def test_a_pipeline_is_not_sent_from_one_remedy_to_the_other(launch):
-    _, _, _, err = launch("--strategy=pipeline", "--compare=zero", "--mesh=4")
-    assert "leave the arm out" in err
-    assert "--sharded_updates" not in err
+def test_a_pipeline_shards_updates_within_its_stages(launch):
+    """Beside data parallelism that does so without stages; any strategy goes on from its checkpoint."""
+    code, folder, _, err = launch("--sharded_updates", "--strategy=pipeline", "--compare=zero", "--mesh=4",
+                                  "--optimizer=adam", "--steps=2")
+    assert code == 0, err
+    pipeline = Pipeline.load(folder / "pipeline.json")
+    updates = [number for number, name in enumerate(pipeline.layer_names) if name.endswith("/update")]
+    assert updates
+    assert all(pipeline.stage_of(number) == pipeline.stage_of(number - 1) for number in updates)
+    code, _, _, err = launch(f"--resume={folder}", "--strategy=search", "--compare=none", "--steps=1", output="again")
+    assert code == 0, err

@@ -52,10 +52,10 @@ def _found(graph, stages, devices, count, schedule, seed):
     return find_pipeline({count: graph}, devices, harness.MACHINE, stages=stages, schedule=schedule, blocks=8)
 
 
-def _trained(name, config, choose, count, optimizer="sgd"):
+def _trained(name, config, choose, count, optimizer="sgd", *, sharded=False):
     with tf.Graph().as_default():
         one = _program(name, config, config.batch // count, 1, optimizer)
-        pipeline = choose(export_graph(one.graph))
+        pipeline = choose(export_graph(one.graph, sharded_updates=sharded))
     with tf.Graph().as_default():
         program = _program(name, config, config.batch, count, optimizer)
         lowering = lower_pipeline(program, one, pipeline, harness.device_names(pipeline.devices))
@@ -80,14 +80,28 @@ def test_trains_as_on_one_device(name, choose, stages, devices, count, schedule,
     harness.assert_same(found.changes, wanted.changes, 1e-6)
 
 
-@pytest.mark.parametrize("seed", range(2, 5))
-@pytest.mark.slow
-def test_cuts_at_random_with_adam(seed, tmp_path):
-    config = _config("transformer", tmp_path)
-    found = _trained("transformer", config, lambda graph: _drawn(graph, 2, 4, 2, "1f1b", seed), 2, "adam")
-    wanted = harness.one_device("transformer", config, "adam")
+@pytest.mark.parametrize(("name", "stages", "seed", "sharded"), harness.some_slow(
+    [("gnmt", 2, 5, True)], [*(("transformer", 2, seed, sharded) for seed in range(2, 5) for sharded in (False, True)),
+                             ("transformer", 1, 5, True), ("gnmt", 4, 6, True)]))
+def test_cuts_at_random_with_adam(name, stages, seed, sharded, tmp_path):
+    """Also with updates that are layers of their own, split as they like, in the stage of the weights."""
+    config = _config(name, tmp_path)
+    found = _trained(name, config, lambda graph: _drawn(graph, stages, 4, 2, "1f1b", seed), 2, "adam", sharded=sharded)
+    wanted = harness.one_device(name, config, "adam")
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-8)
     harness.assert_same(found.variables, wanted.variables, 1e-7)
+
+
+def test_an_update_is_in_the_stage_of_its_weights(tmp_path):
+    with tf.Graph().as_default():
+        one = _program("gnmt", _config("gnmt", tmp_path), 2, 1, "adam")
+        graph = export_graph(one.graph, sharded_updates=True)
+    updates = [number for number, layer in enumerate(graph.layers) if layer.kind == "update"]
+    assert all(graph.layers[number].name == f"{graph.layers[number - 1].name}/update" for number in updates)
+    assert len(updates) > 4
+    blocks = find_blocks(graph, [1.0] * len(graph.layers), len(graph.layers))
+    assert blocks.count > 4
+    assert set(updates).isdisjoint(blocks.starts)
 
 
 @pytest.mark.parametrize(("schedule", "held"), [("1f1b", True), ("gpipe", False)])

@@ -25,12 +25,12 @@ _STEPS = 3
 class _Case:
     """A model of its smallest preset, or of these sizes, in microbatches."""
 
-    def __init__(self, name, count, **changes):
+    def __init__(self, name, count, *, sharded_updates=False, **changes):
         self.name, self.count, self.model = name, count, models.get(name)
         self.config = dataclasses.replace(models.load_config(name, "tiny"), dropout=0.0, **changes)
         with tf.Graph().as_default():
             self.one = self._program(self.config.batch // count, 1)
-        self.graph = export_graph(self.one.graph, turns=True)
+        self.graph = export_graph(self.one.graph, turns=True, sharded_updates=sharded_updates)
 
     def _program(self, batch, count):
         return build_pipelined(self.model, self.config, batch, self.config.optimizer, self.config.learning_rate, 0,
@@ -67,8 +67,9 @@ class _Case:
     [("rnnlm", 4, {}), ("gnmt", 4, {})],
     [("alexnet", 2, {}), ("alexnet", 4, {"schedule": "gpipe"}), ("gnmt", 4, {"schedule": "gpipe", "stages": 2}),
      ("transformer", 4, {"stages": 2}), ("transformer", 4, {"stages": 3})]))
-def test_it_is_about_what_tensorflow_holds(name, count, options):
-    case = _Case(name, count)
+@pytest.mark.parametrize("sharded_updates", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_it_is_about_what_tensorflow_holds(name, count, options, sharded_updates):
+    case = _Case(name, count, sharded_updates=sharded_updates)
     found = case.found(**options)
     measured = case.measured(found)
     assert 0.95 * max(measured) <= found.memory_bytes <= 1.25 * max(measured)
