@@ -24,6 +24,8 @@ _FIRST_GAP = 0.02
 _MOST_STEPS = 32767
 # Steps that the least cost of an average vertex is counted in: what is more than 32 times that is not told apart.
 _STEPS_PER_VERTEX = 1024
+# How many entries that lie side by side take as long as one that lies alone.
+_SIDE_BY_SIDE = 32
 # Smaller steps have no finite reciprocal.
 _LEAST_STEP = 1e-290
 
@@ -94,10 +96,19 @@ def _least_over_rows(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, 
 
 
 @compiled(allocates=False)
-def _least_over_columns(counts: np.ndarray, lifts: np.ndarray, wanted: np.ndarray, sums: np.ndarray
-                        ) -> None:  # pragma: no cover (compiled)
-    """For the rows wanted, sums[r] = min over all columns of what the row counts there and they are lifted by."""
+def _least_over_columns(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, wanted: np.ndarray,
+                        sums: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """For the rows wanted, sums[r] = min over the columns listed of what the row counts there and they are lifted by;
+    all others are lifted by more than matters."""
     width = len(lifts)
+    if len(listed) * _SIDE_BY_SIDE < width:
+        for r in wanted:
+            least = np.uint16(65535)
+            for c in listed:
+                value = np.uint16(counts[r * width + c] + lifts[c])
+                least = value if value < least else least
+            sums[r] = least
+        return
     for r in wanted:
         line, least = counts[r * width:(r + 1) * width], np.uint16(65535)
         for c in range(width):
@@ -128,7 +139,7 @@ def pull_steps(steps: Steps, begin: int, given: np.ndarray, listed: np.ndarray, 
     for c in listed:
         lifts[c] = np.uint16(min((highest - given[c]) * per_step, float(_MOST_STEPS)))
     if rows:
-        _least_over_columns(counts, lifts, wanted, sums)
+        _least_over_columns(counts, lifts, listed, wanted, sums)
     else:
         _least_over_rows(counts, lifts, listed, sums)
     for c in wanted:

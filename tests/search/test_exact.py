@@ -192,16 +192,18 @@ def test_pulls_in_steps_are_never_more(offset):
             pull_steps(steps, begin, potentials, np.arange(given), roughly, np.arange(taken), rows, *room)
             assert (roughly <= exactly + 1e-13).all()
             assert (roughly > exactly - 2 * step - 1e-13).all() == counts_all
-            some = np.sort(rng.choice(given, given // 3, replace=False))
-            least = np.full(given, -1e6)  # what is not listed gives nothing
-            least[some] = potentials[some]
-            pull(p.values[begin:begin + height * width], least, exactly, rows)
-            pull_steps(steps, begin, potentials, some, roughly, np.arange(taken), rows, *room)
-            assert (roughly <= exactly + 1e-13).all()
-            before, few = roughly.copy(), np.arange(0, taken, 3)
-            roughly[:] = 7.0
-            pull_steps(steps, begin, potentials, some, roughly, few, rows, *room)
-            np.testing.assert_array_equal(roughly, np.where(np.isin(np.arange(taken), few), before, 7.0))
+            for count in (given // 3, 1):  # of one, entries are looked at one by one
+                some = np.sort(rng.choice(given, count, replace=False))
+                least = np.full(given, -1e6)  # what is not listed gives nothing
+                least[some] = potentials[some]
+                pull(p.values[begin:begin + height * width], least, exactly, rows)
+                pull_steps(steps, begin, potentials, some, roughly, np.arange(taken), rows, *room)
+                assert (roughly <= exactly + 1e-13).all()
+                assert (roughly > exactly - 2 * step - 1e-13).all() >= counts_all
+                before, few = roughly.copy(), np.arange(0, taken, 3)
+                roughly[:] = 7.0
+                pull_steps(steps, begin, potentials, some, roughly, few, rows, *room)
+                np.testing.assert_array_equal(roughly, np.where(np.isin(np.arange(taken), few), before, 7.0))
 
 
 def test_step():
