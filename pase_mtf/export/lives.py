@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.compat import mtf
-from pase_mtf.export.steps import Steps
+from pase_mtf.export.steps import Early, Steps
 
 __all__ = ["Found", "Intervals", "Spans", "lives"]
 
@@ -116,6 +116,8 @@ class _Lives:
         steps = self._steps
         step, source, leaves = steps.reads
         place, made = self._place[step], self.begin[source]
+        for early in steps.early:
+            place[list(early.read)] = self._early(early)
         is_made = (made >= 0) & (made < place)
         # What is made outside of a loop is there until the loop has ended.
         left = np.array([max((self._loops[loop][1] for loop in loops), default=-1) for loops in steps.leaves])
@@ -177,10 +179,14 @@ class _Lives:
     def _of_early(self) -> list[Intervals]:
         found = []
         for early in self._steps.early:
-            place = int(self._place[early.step])
-            begin = max(int(self._place[step]) if step >= 0 else 0 for step in early.awaited)
-            found.append(self._interval(*_rows(early.tensor, min(begin, place), place), times=early.times))
+            begin, place = self._early(early), int(self._place[early.step])
+            found.append(self._interval(*_rows(early.tensor, begin, place), times=early.times))
         return found
+
+    def _early(self, early: Early) -> int:
+        """When it makes what it makes before gradients come."""
+        awaited = (int(self._place[step]) if step >= 0 else 0 for step in early.awaited)
+        return min(max(awaited), int(self._place[early.step]))
 
     def _of_loops(self) -> list[Intervals]:
         """What loops hold besides: what goes round, of the iteration before as well; what they add up so far."""

@@ -17,7 +17,7 @@ from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.operations.einsum import product_of
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow, Loops
-from pase_mtf.operations.tracing import early_bytes
+from pase_mtf.operations.tracing import MadeEarly, made_early
 
 __all__ = ["Copies", "Early", "Over", "Steps", "Tensors", "TurningLoop"]
 
@@ -75,12 +75,14 @@ class Early(NamedTuple):
       tensor: its first output.
       awaited: the steps whose outputs it needs for it.
       times: how many of the first output it takes.
+      read: which of `Steps.reads` it is done with by then.
     """
 
     step: int
     tensor: int
     awaited: tuple[int, ...]
     times: float
+    read: tuple[int, ...]
 
 
 class Over(NamedTuple):
@@ -160,7 +162,7 @@ class Steps:
           layers: id of an operation -> the number of its layer.
         """
         self._phases, self._flow, self._layers = phases, flow, layers
-        self._traced: dict[Hashable, int] = {}
+        self._traced: dict[Hashable, MadeEarly] = {}
         self._views: dict[int, int] = {}
         self._same: dict[int, int] = {}
         self.products: list[tuple[int, int]] = []
@@ -212,7 +214,7 @@ class Steps:
 
     def _step(self, step: int, fact: OperationFacts) -> Sequence[int]:
         """Reads an operation; returns those of its outputs that take memory."""
-        phase, first = self._phases[fact.index], len(self._names)
+        phase, first, first_read = self._phases[fact.index], len(self._names), len(self._reads)
         sources = [] if fact.operation in self._flow.parts else [self._lies_in(tensor) for tensor in fact.sources]
         if sources:
             self._read(step, fact, sources)
@@ -228,7 +230,7 @@ class Steps:
         if makes and (whole := product_of(fact.operation)) >= 0:
             self._multiply(step, makes[0], sources, sources[whole])
         if makes and phase == BACKWARD:
-            self._make_early(step, fact, makes[0])
+            self._make_early(step, fact, makes[0], first_read)
         self._made.update(makes)
         return makes
 
@@ -287,13 +289,16 @@ class Steps:
                     and sources.count(source) == 1 and self._is_own(source, output)):
                 self.products.append((step, source))
 
-    def _make_early(self, step: int, fact: OperationFacts, first: int) -> None:
+    def _make_early(self, step: int, fact: OperationFacts, first: int, first_read: int) -> None:
         late = [self._is_gradient(self.tensors.of(tensor)) for tensor in fact.sources]
-        nbytes = early_bytes(fact.operation, late, self._traced) if any(late) and not all(late) else 0
-        if nbytes:
+        if all(late) or not any(late):
+            return
+        made = made_early(fact.operation, late, self._traced)
+        done = tuple(first_read + number for number, still in enumerate(made.still_read) if not still)
+        if made.nbytes or done:
             steps = (self.tensors.step[self.tensors.of(tensor)]
                      for tensor, is_late in zip(fact.sources, late, strict=True) if not is_late)
-            self.early.append(Early(step, first, tuple(steps), nbytes / self.tensors.nbytes[first]))
+            self.early.append(Early(step, first, tuple(steps), made.nbytes / self.tensors.nbytes[first], done))
 
     def _turning_loops(self, running: Sequence[OperationFacts]) -> dict[mtf.Operation, TurningLoop]:
         found = {}

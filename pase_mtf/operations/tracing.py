@@ -11,11 +11,12 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes, run_count
 
-__all__ = ["early_bytes", "traced_nodes"]
+__all__ = ["MadeEarly", "made_early", "traced_nodes"]
 
 # Neither compute nor move anything: they are there, or pass on their input.
 _STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
@@ -54,60 +55,74 @@ def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tens
     return known[key]
 
 
-def early_bytes(operation: mtf.Operation, late: Sequence[bool], known: dict[Hashable, int]) -> int:
-    """What a function of slices, or TensorFlow's gradient of it, makes before all of its inputs are there: bytes of
-    unsplit tensors, beside those given and returned, that wait for what comes last. TensorFlow runs every node as soon
-    as it can.
+class MadeEarly(NamedTuple):
+    """What a function makes before all of its inputs are there.
+
+    Attributes:
+      nbytes: of unsplit tensors, beside those given and returned, that wait for what comes last.
+      still_read: of every input, whether it is read by what waits for what comes last.
+    """
+
+    nbytes: int
+    still_read: tuple[bool, ...]
+
+
+def made_early(operation: mtf.Operation, late: Sequence[bool], known: dict[Hashable, MadeEarly]) -> MadeEarly:
+    """What a function of slices, or TensorFlow's gradient of it, makes before all of its inputs are there. TensorFlow
+    runs every node as soon as it can.
 
     Args:
-      operation: any; of one that is no such function, 0.
+      operation: any; one that is no such function makes nothing.
       late: of every input, whether it comes last.
       known: what was traced already; the same for all operations of a graph.
     """
+    nothing = MadeEarly(0, (True,) * len(late))
     gradient = isinstance(operation, mtf.ops.GenericGradOperation)
     forward = operation._forward_op if gradient else operation
     if not isinstance(forward, mtf.SlicewiseOperation):
-        return 0
+        return nothing
     shapes = tuple((tuple(tensor.shape.to_integer_list), tensor.dtype) for tensor in forward.inputs)
     key = "early", _text(forward._tf_fn), shapes, gradient, tuple(late)
     if key not in known:
         try:
             known[key] = _trace_early(forward, operation._grad_ys if gradient else (), late)
         except Exception:  # what cannot be traced has been told (`traced_nodes`)
-            known[key] = 0
+            known[key] = nothing
     return known[key]
 
 
-def _trace_early(forward: mtf.SlicewiseOperation, grad_ys: Sequence[mtf.Tensor], late: Sequence[bool]) -> int:
+def _trace_early(forward: mtf.SlicewiseOperation, grad_ys: Sequence[mtf.Tensor], late: Sequence[bool]) -> MadeEarly:
     with tf.Graph().as_default() as graph:
         inputs = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in forward.inputs]
         outputs = forward._tf_fn(*inputs)
         outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-        waited_for = [x.op for x, is_late in zip(inputs, late, strict=False) if is_late]
-        there = list(inputs)
+        given, late_nodes = inputs, {x.op for x, is_late in zip(inputs, late, strict=False) if is_late}
         if grad_ys:
             dys = [tf.placeholder(tensor.dtype, tensor.shape.to_integer_list) for tensor in grad_ys]
             tf.gradients(outputs, inputs, dys)
-            waited_for, there = [dy.op for dy in dys], [*inputs, *outputs]
-        return _bytes(_waiting(graph, there, waited_for))
+            given, late_nodes = [*inputs, *outputs, *dys], {dy.op for dy in dys}
+        made, read = _waiting(graph, given, late_nodes)
+        still_read = [is_late or tensor.ref() in read for tensor, is_late in zip(given, late, strict=True)]
+        return MadeEarly(_bytes(made), tuple(still_read))
 
 
-def _waiting(graph: tf.Graph, there: Sequence[tf.Tensor], waited_for: Sequence[tf.Operation]) -> list[tf.Tensor]:
-    """What can be made without some nodes and is read by what needs these."""
-    late = set(waited_for)
-    shown = {tensor.ref(): tensor.ref() for tensor in there}  # a view -> what it shows
-    known, held = set(shown), {}
+def _waiting(graph: tf.Graph, given: Sequence[tf.Tensor], late: set[tf.Operation],
+             ) -> tuple[list[tf.Tensor], set[Hashable]]:
+    """What can be made without some nodes and is read by what needs these; and which of `given` that reads."""
+    shown = {tensor.ref(): tensor.ref() for tensor in given}  # a view -> what it shows
+    known, held, read = set(shown), {}, set[Hashable]()
     for node in graph.get_operations():
         if any(tensor.op in late for tensor in node.inputs):
             late.add(node)
             for tensor in node.inputs:
                 whole = shown.get(tensor.ref(), tensor.ref())
+                read.add(whole)
                 if whole not in known and tensor.op not in late and whole.deref().op.type != "Const":
                     held[whole] = whole.deref()
         elif node.inputs and node.type in _STILL | _VIEWS:
             for tensor in node.outputs:
                 shown.setdefault(tensor.ref(), shown.get(node.inputs[0].ref(), node.inputs[0].ref()))
-    return list(held.values())
+    return list(held.values()), read
 
 
 def _text(function: object, depth: int = 4) -> tuple[Hashable, ...]:
