@@ -3,10 +3,10 @@
 TensorFlow runs an operation as soon as its last input is there: what waits for nothing (one-hots of labels, the
 gradient of a mean) at the very start, an update as soon as its gradient is known, what `mtf.recompute_grad` makes once
 more when the gradient that it waits for is there. Of several that are ready, any may be next: two orders are looked at,
-first come, first served, and that of the program, and the one in which more is held counts. A tensor is there until its
-last reader is done, by when the operation after that may have begun: a device runs what is ready, not one by one. What
-is moved is copied as soon as it is made, of a variable at the start. The moments of a step are numbered from 0, as
-many as make a difference.
+first come, first served, with the gradients of biases last, and that of the program; the one in which more is held
+counts. A tensor is there until its last reader is done, by when the operation after that may have begun: a device runs
+what is ready, not one by one. What is moved is copied as soon as it is made, of a variable at the start. The moments of
+a step are numbered from 0, as many as make a difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from pase_mtf.compat import mtf
 from pase_mtf.export.lives import Found, lives
 from pase_mtf.export.moments import moments
-from pase_mtf.export.orders import awaited_by, in_turns, ordered, runs_at_once
+from pase_mtf.export.orders import awaited_by, in_turns, late_sums, ordered, runs_at_once
 from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.export.steps import Steps
 from pase_mtf.graph.computation_graph import Held, HeldCopy
@@ -109,7 +109,8 @@ def lifetimes(facts: Sequence[OperationFacts], phases: Sequence[str], flow: Flow
     # Gradients that no assignment needs never run.
     running = [fact for fact in facts if fact.is_needed or phases[fact.index] not in (BACKWARD, UPDATE)]
     awaited = {fact.index: awaited_by(fact, maker, flow) for fact in running}
-    orders = [ordered(running, awaited, at_once) for at_once in (None, runs_at_once(running, awaited, phases))]
+    orders = [ordered(running, awaited, None, late_sums(running, awaited, phases)),
+              ordered(running, awaited, runs_at_once(running, awaited, phases))]
     if turns:
         orders = [in_turns(order, awaited, phases) for order in orders]
     steps = Steps(orders[0], facts, phases, flow, layers)

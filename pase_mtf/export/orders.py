@@ -12,7 +12,7 @@ from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow
 
-__all__ = ["awaited_by", "in_turns", "ordered", "runs_at_once"]
+__all__ = ["awaited_by", "in_turns", "late_sums", "ordered", "runs_at_once"]
 
 
 def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, int], flow: Flow) -> set[int]:
@@ -34,7 +34,7 @@ def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, int], flow: Flow) -
 
 
 def ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
-            at_once: Collection[int] | None) -> list[OperationFacts]:
+            at_once: Collection[int] | None, late: Collection[int] = ()) -> list[OperationFacts]:
     """The operations in an order in which they can run.
 
     Args:
@@ -42,6 +42,7 @@ def ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
       awaited: index -> those that it waits for.
       at_once: those that run as soon as they can, the others in the order of the program; None: first come, first
         served.
+      late: those that are left until nothing else can run.
     """
     of_index = {fact.index: fact for fact in running}
     left = {index: len(others & of_index.keys()) for index, others in awaited.items()}
@@ -51,14 +52,14 @@ def ordered(running: Sequence[OperationFacts], awaited: dict[int, set[int]],
             waiting[other].append(index)
     turns = itertools.count()
 
-    def turn(index: int) -> tuple[int, int]:
-        return (next(turns), index) if at_once is None else (int(index not in at_once), index)
+    def turn(index: int) -> tuple[bool, int, int]:
+        return index in late, next(turns) if at_once is None else int(index not in at_once), index
 
     ready = [turn(index) for index, count in left.items() if not count]
     heapq.heapify(ready)
     found: dict[int, OperationFacts] = {}
     while ready:
-        _, index = heapq.heappop(ready)
+        *_, index = heapq.heappop(ready)
         found[index] = of_index[index]
         for other in waiting[index]:
             left[other] -= 1
@@ -84,6 +85,23 @@ def runs_at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]]
         if fact.rule.is_variable or awaited[fact.index] & with_weights:
             with_weights.add(fact.index)
     return {fact.index for fact in running if fact.index not in with_weights or phases[fact.index] == UPDATE}
+
+
+def late_sums(running: Sequence[OperationFacts], awaited: dict[int, set[int]], phases: Sequence[str]) -> set[int]:
+    """Sums of the backward pass that nothing but updates wait for, such as biases' gradients: of those that read the
+    same they come first, and what comes last is run first.
+
+    Args:
+      running: in the order of the program.
+      awaited: index -> those that it waits for.
+      phases: of all operations of the graph, by index.
+
+    Returns:
+      Indices of operations.
+    """
+    awaited_before = {other for fact in running if phases[fact.index] != UPDATE for other in awaited[fact.index]}
+    sums = {fact.index for fact in running if phases[fact.index] == BACKWARD and fact.kind == "reduction"}
+    return sums - awaited_before
 
 
 def in_turns(order: Sequence[OperationFacts], awaited: dict[int, set[int]],

@@ -6,7 +6,7 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.operations.facts import read_operations
 from pase_mtf.operations.nodes import Nodes
-from pase_mtf.operations.tracing import traced_nodes
+from pase_mtf.operations.tracing import MadeEarly, made_early, traced_nodes
 
 
 @pytest.fixture
@@ -115,3 +115,18 @@ def test_export_tells_nodes(x):
     found = [operation for layer in graph.layers for operation in layer.operations if operation.nodes > 1]
     assert found
     assert all(operation.traffic > 1 for operation in found)
+
+
+def test_what_a_gradient_is_done_with_before_gradients_come():
+    """Of a product's factors each is read with the gradient of the other; of an exponential, its value."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        shape = mtf.Shape([mtf.Dimension("batch", 8)])
+        x, y, dz = (mtf.import_tf_tensor(mtf.Mesh(graph, name), tf.zeros([8]), shape) for name in "xyz")
+        for function, still_read, nbytes in (
+                (lambda x, y: x * y, (True, True, False, True), 0),
+                (lambda x, y: tf.exp(x) + y, (False, False, False, True), 4 * 8),
+                (lambda x, y: tf.sin(x) * y, (False, True, False, True), 2 * 4 * 8)):
+            z = mtf.slicewise(function, [x, y], shape, tf.float32, [])
+            gradient = mtf.ops.GenericGradOperation(z.operation, [dz])
+            assert made_early(gradient, [False, False, False, True], {}) == MadeEarly(nbytes, still_read)
