@@ -72,7 +72,8 @@ def test_it_is_about_what_tensorflow_holds(name, count, options, sharded_updates
     case = _Case(name, count, sharded_updates=sharded_updates)
     found = case.found(**options)
     measured = case.measured(found)
-    assert 0.95 * max(measured) <= found.memory_bytes <= 1.25 * max(measured)
+    most = 1.35 if sharded_updates else 1.25  # new weights are there beside old ones where these are given back
+    assert 0.95 * max(measured) <= found.memory_bytes <= most * max(measured)
     for stage, nbytes in zip(found.stages, measured, strict=True):
         assert stage.memory_bytes >= 0.85 * nbytes
 
