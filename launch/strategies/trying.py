@@ -25,7 +25,7 @@ from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.search_report import Trial
 from pase_mtf.strategy.strategy import Strategy
 
-__all__ = ["Chosen", "choose_by_steps", "close_ones", "try_steps"]
+__all__ = ["Chosen", "choose_by_steps", "close_ones", "fastest", "try_steps"]
 
 _WITHIN = {"measured": 0.25, "roofline": 0.5}
 """By prices, of a step: by so much predictions of two strategies may err against each other, three times what one errs
@@ -54,7 +54,7 @@ class Chosen(NamedTuple):
 def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], strategies: Mapping[str, Strategy],
                     arms: Sequence[Arm], data: Data, prices: MeasuredPrices | None) -> Chosen | None:
     """Tries the steps of the arms that are predicted to take about as long as that of the search, which then takes the
-    strategy of the fastest.
+    strategy of the fastest, or data parallelism where that is as fast as far as these steps tell.
 
     Args:
       plan: of the run.
@@ -82,7 +82,8 @@ def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], s
         found = try_steps(tried, batches, _SHARE * plan.options.measure_seconds)
         for arm in tried:
             arm.restart()
-    taken = min(found, key=lambda name: found[name].median)
+    simple = next((arm.name for arm in plan.options.arms if arm.method == "data_parallel"), None)
+    taken = fastest(found, duplicates(strategies).get(simple, simple) if simple else None)
     best = _instead(strategies[searched], strategies[taken], graph, prices)
     trial = Trial(milliseconds={name: [round(1e3 * seconds, 2) for seconds in (timing.median, timing.spread)]
                                 for name, timing in found.items()},
@@ -112,6 +113,20 @@ def close_ones(seconds: Mapping[str, float], searched: str, within: float) -> li
     others = [name for name, value in seconds.items()
               if name != searched and value <= (1.0 + within) * seconds[searched]]
     return [searched, *others]
+
+
+def fastest(timings: Mapping[str, Timing], simple: str | None = None) -> str:
+    """The arm with the shortest median; or a simple one, where its quartiles and those of that arm overlap: a gain that
+    steps do not show is no reason for a layout more to understand.
+
+    Args:
+      timings: arm -> what its steps took.
+      simple: the arm.
+    """
+    best = min(timings, key=lambda name: timings[name].median)
+    if simple is not None and simple in timings and timings[simple].lower <= timings[best].upper:
+        return simple
+    return best
 
 
 def try_steps(arms: Sequence[Trainable], batches: Sequence[Batch], seconds: float,

@@ -6,7 +6,7 @@ import pytest
 
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.strategies import trying
-from pase_mtf.launch.strategies.trying import close_ones, try_steps
+from pase_mtf.launch.strategies.trying import close_ones, fastest, try_steps
 from pase_mtf.launch.training import BLOCK, Timing
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.strategy import Strategy
@@ -45,6 +45,18 @@ def test_arms_take_turns_until_they_are_told_apart(seconds, budget, counted):
     ({"search": 1.0}, ["search"])])
 def test_what_predictions_tell_apart_is_not_tried(seconds, expected):
     assert close_ones(seconds, "search", 0.25) == expected
+
+
+@pytest.mark.parametrize(("simple", "expected"), [
+    ((1.1, 0.98, 1.2), "data_parallel"),  # as fast, as far as these steps tell
+    ((1.1, 1.02, 1.2), "search"),
+    (None, "search")])
+def test_what_is_simple_is_taken_where_nothing_is_clearly_faster(simple, expected):
+    timings = {"search": Timing(0.95, 0.9, 1.0, 20), "expert": Timing(0.96, 0.95, 0.97, 20)}
+    if simple:
+        timings["data_parallel"] = Timing(*simple, 20)
+    assert fastest(timings, "data_parallel") == expected
+    assert fastest(timings) == "search"
 
 
 def _losses(folder, arm):
