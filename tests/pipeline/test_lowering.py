@@ -81,8 +81,8 @@ def test_trains_as_on_one_device(name, choose, stages, devices, count, schedule,
 
 
 @pytest.mark.parametrize(("name", "stages", "seed", "sharded"), harness.some_slow(
-    [("gnmt", 2, 5, True)], [*(("transformer", 2, seed, sharded) for seed in range(2, 5) for sharded in (False, True)),
-                             ("transformer", 1, 5, True), ("gnmt", 4, 6, True)]))
+    [("gnmt", 2, 5, True)], [*(("transformer", 2, seed, False) for seed in range(2, 5)), ("transformer", 2, 3, True),
+                             ("gnmt", 4, 6, True)]))
 def test_cuts_at_random_with_adam(name, stages, seed, sharded, tmp_path):
     """Also with updates that are layers of their own, split as they like, in the stage of the weights."""
     config = _config(name, tmp_path)
