@@ -92,9 +92,7 @@ def late_sums(running: Sequence[OperationFacts], awaited: dict[int, set[int]], p
     same they come first, and what comes last is run first.
 
     Args:
-      running: in the order of the program.
-      awaited: index -> those that it waits for.
-      phases: of all operations of the graph, by index.
+      running, awaited, phases: of `runs_at_once`.
 
     Returns:
       Indices of operations.

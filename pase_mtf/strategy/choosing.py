@@ -17,11 +17,17 @@ from pase_mtf.strategy.experts import data_parallel
 from pase_mtf.strategy.search_report import SearchReport
 from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
 
-__all__ = ["outdone", "simpler"]
+__all__ = ["gap_above", "outdone", "simpler"]
 
 _OF_WHAT_WAS_FOUND = ("simpler", "best_seconds", "overlap", "simulated", "simulated_rank", "simulated_seconds",
                       "cheapest_simulated_seconds", "shortest_simulated_seconds", "first_simulated_seconds")
 """What a search says of the one strategy that it found, beside what is found out anew."""
+
+
+def gap_above(seconds: float, bound: float) -> float:
+    """By what fraction a step of so many seconds is above those that no step takes less than; inf where these are not
+    known (0 or less)."""
+    return max(0.0, seconds / bound - 1.0) if bound > 0.0 else math.inf
 
 
 def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, within: float) -> Strategy:
@@ -42,9 +48,8 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
                     else (simple.seconds, found.seconds))
     if taken > (1.0 + within) * least:
         return found
-    bound = found.search["lower_bound"]
     told: SearchReport = {
-        **simple.search, "optimal": False, "gap": simple.seconds / bound - 1.0 if bound > 0.0 else math.inf,
+        **simple.search, "optimal": False, "gap": gap_above(simple.seconds, found.search["lower_bound"]),
         "simpler": "data_parallel", "best_seconds": found.seconds}
     if judged:
         told.update({"simulated_seconds": taken, "shortest_simulated_seconds": least})
@@ -62,9 +67,8 @@ def outdone(search: SearchReport, graph: ComputationGraph, devices: int, configu
       configurations: of the other strategy.
       seconds: predicted of its step.
     """
-    bound = search.get("lower_bound", -math.inf)
     told: SearchReport = {**search, "optimal": False,
-                          "gap": max(0.0, seconds / bound - 1.0) if bound > 0.0 else math.inf,
+                          "gap": gap_above(seconds, search.get("lower_bound", -math.inf)),
                           "useful_devices": useful_devices(graph, configurations),
                           "suggested_devices": fuller_devices(graph, devices, configurations)}
     for name in _OF_WHAT_WAS_FOUND:

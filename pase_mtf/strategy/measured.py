@@ -25,7 +25,7 @@ from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
-from pase_mtf.strategy.choosing import outdone, simpler
+from pase_mtf.strategy.choosing import gap_above, outdone, simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
@@ -113,7 +113,7 @@ class MeasuredPrices:
                 self._cheapest([best, *by_hand, self._explore(end, memory_limit)[0]], memory_limit))
         priced, assignment = with_configurations(self._priced(bounds=False), best)
         cost = priced.network.cost(assignment)
-        gap = max(0.0, cost / bound - 1.0) if bound > 0.0 else math.inf
+        gap = gap_above(cost, bound)
         found = price_assignment("exact", priced, assignment, {
             "seconds": time.perf_counter() - begin, "build_seconds": 0.0, "optimal": complete and gap <= _CERTAIN,
             "gap": 0.0 if complete and gap <= _CERTAIN else gap, "lower_bound": bound,
@@ -139,15 +139,15 @@ class MeasuredPrices:
         """
         chosen = strategy.configurations if configurations is None else tuple(configurations)
         priced, assignment = with_configurations(self._priced(bounds=False), chosen)
-        cost, bound = priced.network.cost(assignment), strategy.search.get("lower_bound", -math.inf)
-        search = (strategy.search if chosen == strategy.configurations else
-                  outdone(strategy.search, self._graph, self._meter.devices, chosen, cost))
+        cost, search = priced.network.cost(assignment), strategy.search
+        if chosen != strategy.configurations:
+            search = outdone(search, self._graph, self._meter.devices, chosen, cost)
+        elif not search.get("optimal", True):
+            search = {**search, "gap": gap_above(cost, search.get("lower_bound", -math.inf))}
         told: SearchReport = {**search, **self._report(chosen)}
         # What it took to find it stays.
         before = strategy.search["kernels"]
         told["kernels"].update({"rounds": before["rounds"], "seconds": before["seconds"]})
-        if "gap" in told and not told["optimal"] and bound > 0.0:
-            told["gap"] = max(0.0, cost / bound - 1.0)
         return price_assignment(strategy.name, priced, assignment, told)
 
     def wary_seconds(self, configurations: Sequence[Configuration]) -> float:
