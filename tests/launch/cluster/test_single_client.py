@@ -88,7 +88,9 @@ def test_checkpoints_of_several_processes_are_those_of_one(served, tmp_path):
     alone = _arm(Devices.first(4, "cpu"))
     _losses(alone, 2)
     for name, value in alone.values():
-        assert tf.train.load_checkpoint(str(tmp_path / "model")).get_tensor(name) == pytest.approx(value, rel=1e-5)
+        # Between processes a rounding may fall otherwise from run to run: 3e-8, which is much of a weight near 0.
+        assert tf.train.load_checkpoint(str(tmp_path / "model")).get_tensor(name) == pytest.approx(
+            value, rel=1e-5, abs=1e-7)
     alone.close()
 
 
