@@ -11,7 +11,24 @@ from typing import Protocol
 
 from pase_mtf.compat import tf
 
-__all__ = ["Copies", "Exchange"]
+__all__ = ["Copies", "Exchange", "goes_round"]
+
+_PIECE = 1 << 12
+"""Elements of a piece that is worth a hop of its own."""
+
+
+def goes_round(elements: int, devices: int) -> bool:
+    """Whether a sum is made round a ring: every device adds its piece to what the one before sent it, and sends it on.
+
+    As many bytes travel as where each device is sent its piece by all others, but every link carries one stream in
+    either direction, and is never shared: links that are shared wait for each other (measured: an eighth of a step of
+    data parallelism over slow links). A hop takes its time, too, so pieces have to be large.
+
+    Args:
+      elements: of what every device holds before and after.
+      devices: how many.
+    """
+    return devices > 2 and elements >= devices * _PIECE
 
 
 class Exchange(Protocol):
@@ -50,10 +67,10 @@ class Exchange(Protocol):
         """
 
     def all_reduce(self, devices: Sequence[str], xs: Sequence[tf.Tensor], kind: str) -> list[tf.Tensor] | None:
-        """The elementwise "SUM", "MAX" or "MIN" on every device, in whatever order it is summed.
+        """The elementwise "SUM", "MAX" or "MIN" on every device, in an order that does not differ from step to step.
 
         Returns:
-          None where it is to be made of the others, in the order of the devices.
+          None where it is to be made of the others.
         """
 
 
@@ -75,5 +92,5 @@ class Copies:
         return [[row[number] for row in rows] for number in range(len(devices))]
 
     def all_reduce(self, devices: Sequence[str], xs: Sequence[tf.Tensor], kind: str) -> list[tf.Tensor] | None:
-        """None: on processors one order is as fast as another."""
+        """None: TensorFlow has nothing for devices of one graph."""
         return None

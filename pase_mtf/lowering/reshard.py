@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pase_mtf.compat import tf
 from pase_mtf.graph.partition import Partition, Piece, cover, nearest, scattered_sum, with_partial_sums
 from pase_mtf.lowering.emit import Emitter
+from pase_mtf.lowering.exchange import goes_round
 
 __all__ = ["ALL_REDUCE", "RESHARDING", "all_reduce", "assemble", "move", "reduce_and_move"]
 
@@ -233,13 +234,42 @@ def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], d
             axis = max(range(len(shape)), key=lambda dim: (shape[dim] % size == 0, shape[dim]))
             sizes = [shape[axis] * (k + 1) // size - shape[axis] * k // size for k in range(size)]
             pieces = [emitter.split_sizes(name, x, sizes, axis) for name, x in zip(names, xs, strict=True)]
-            sums = [emitter.combine(name, parts, kind) for name, parts in zip(
-                names, emitter.exchange.all_to_all(names, pieces), strict=True)]
-            done = [emitter.concat(name, gathered, axis) for name, gathered in zip(
-                names, emitter.exchange.all_gather(names, sums), strict=True)]
+            if emitter.exchange.has_hubs and goes_round(elements, size):
+                gathered_by = _round(names, pieces, kind, emitter)
+            else:
+                sums = [emitter.combine(name, parts, kind) for name, parts in zip(
+                    names, emitter.exchange.all_to_all(names, pieces), strict=True)]
+                gathered_by = emitter.exchange.all_gather(names, sums)
+            done = [emitter.concat(name, gathered, axis) for name, gathered in zip(names, gathered_by, strict=True)]
         for position, total in zip(group, done, strict=True):
             result[position] = total
     return result
+
+
+def _round(names: Sequence[str], pieces: Sequence[Sequence[tf.Tensor]], kind: str, emitter: Emitter,
+           ) -> list[list[tf.Tensor]]:
+    """Sums pieces round a ring, and takes the sums round it.
+
+    Args:
+      names: of the devices, every one of which sends to the next one only.
+      pieces: per device, as many pieces as there are devices.
+      kind, emitter: see `all_reduce`.
+
+    Returns:
+      Per device the sums of all pieces.
+    """
+    size = len(names)
+    held: list[list[tf.Tensor]] = [list(row) for row in pieces]
+    for number in range(size):
+        total = pieces[number][number]
+        for hop in range(1, size):
+            at = (number + hop) % size
+            total = emitter.combine(names[at], [total, pieces[at][number]], kind)
+        held[at][number] = total
+        for hop in range(size, 2 * size - 1):
+            at = (number + hop) % size
+            total = held[at][number] = emitter.run_on(names[at], tf.identity, total)
+    return held
 
 
 def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Sequence[tuple[int, int]],

@@ -17,7 +17,7 @@ from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.plans import uniform_plan
 from pase_mtf.lowering.ranks import Rank, RankEmitter
-from pase_mtf.lowering.reshard import move, reduce_and_move
+from pase_mtf.lowering.reshard import all_reduce, move, reduce_and_move
 from pase_mtf.runtime import Devices, session_config
 
 
@@ -54,7 +54,7 @@ def _tables(mesh, layout):
 
 @pytest.mark.slow
 def test_four_ranks_give_each_other_rows(tmp_path):
-    text = [{"name": name, "strategy": "data_parallel", "optimizer": "adam", "steps": 2}
+    text = [{"name": name, "strategy": "data_parallel", "optimizer": "sgd", "steps": 2}
             for name in ("transformer", "rnnlm", "gnmt")]
     _same_as_one_process([_tables("all:4", "batch:all"), _tables("a:2;b:2", "batch:a;words:b"),
                           _tables("a:2;b:2", "model:a;length:b"), *text], 4, tmp_path)
@@ -186,6 +186,19 @@ def test_a_move_takes_as_many_nodes_however_many_ranks_there_are(case, collectiv
 def test_ranks_that_cannot_be(devices, number, options, message):
     with tf.Graph().as_default(), pytest.raises(UsageError, match=message):
         PlanLowering(mtf.Graph(), {}, devices, rank=Rank.of(devices, number, **options))
+
+
+@pytest.mark.parametrize(("ranks", "words", "kind"), [
+    (3, 1000, "CollectiveReduceV2"), (3, 100, "CollectiveGatherV2"), (2, 1000, "CollectiveGatherV2")])
+def test_tensorflow_sums_what_is_large_round_its_ring(ranks, words, kind, monkeypatch):
+    """What a hop is too small for, and what two devices have, all gather."""
+    monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
+    devices = cluster_devices(ranks, 1)
+    with tf.Graph().as_default() as graph:
+        emitter = RankEmitter(devices, Rank.of(devices, 1))
+        xs = [emitter.run_on(device, lambda: tf.zeros([words, 16])) for device in devices]
+        all_reduce(xs, [range(ranks)], devices, emitter)
+        assert {operation.type for operation in graph.get_operations() if "Collective" in operation.type} == {kind}
 
 
 def test_nccl_sums_by_itself_and_one_collective_after_the_other():

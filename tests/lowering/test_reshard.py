@@ -1,3 +1,4 @@
+import collections
 import itertools
 import math
 
@@ -110,6 +111,27 @@ def test_all_reduce(shared):
             np.testing.assert_allclose(one, want, rtol=1e-5, atol=1e-5, err_msg=str(case))
 
 
+@pytest.mark.parametrize("group", [(0, 1, 2, 3), (1, 3, 6)])
+def test_a_large_sum_goes_round_a_ring(group):
+    """Every device sends to the next one only, also in what TensorFlow makes of the graph, and a fair part of it."""
+    size, metadata = len(group), tf.RunMetadata()
+    with tf.Graph().as_default():
+        xs = []
+        for device in _DEVICES:
+            with tf.device(device):
+                xs.append(tf.random.uniform((96, 256)))
+        sums = all_reduce(xs, [group], _DEVICES, Emitter(_DEVICES, False))
+        with session() as run:
+            run.run([sums[k].op for k in group], options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    sent = collections.Counter()
+    for part in metadata.partition_graphs:
+        for node in part.node:
+            if node.op == "_Send":
+                sent[tuple(int(node.attr[end].s.decode().rsplit(":", 1)[1])
+                           for end in ("send_device", "recv_device"))] += 1
+    assert sent == {(group[k], group[(k + 1) % size]): 2 * (size - 1) for k in range(size)}
+
+
 def _kinds(build):
     """The kinds of nodes, but for constants, that a function emits."""
     with tf.Graph().as_default() as graph:
@@ -155,7 +177,13 @@ def test_nodes_of_the_collectives():
     def reduction():
         all_reduce(_placeholders(replicated, shape), [tuple(range(8))], _DEVICES, Emitter(_DEVICES, False))
 
-    assert _kinds(reduction)[0] == ["AddN"] * 8 + ["ConcatV2"] * 8 + ["Split"] * 8
+    # Eight pieces go round: each is added to at seven devices, and its sum taken on by the seven others.
+    assert _kinds(reduction)[0] == ["AddN"] * 56 + ["ConcatV2"] * 8 + ["Identity"] * 56 + ["Split"] * 8
+
+    def reduction_of_few():
+        all_reduce(_placeholders(replicated, (128, 128)), [tuple(range(8))], _DEVICES, Emitter(_DEVICES, False))
+
+    assert _kinds(reduction_of_few)[0] == ["AddN"] * 8 + ["ConcatV2"] * 8 + ["Split"] * 8
 
     def reduce_scatter():
         assert reduce_and_move(_placeholders(replicated, shape), replicated, [(8, 1)], rows, shape,

@@ -66,7 +66,7 @@ def clusters():
 @pytest.mark.parametrize(("model", "recompute"), [
     *((model, "none") for model in SIZES), ("transformer", "all"), ("rnnlm", "all")])
 def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model, recompute):
-    """In the model's own float32: sums are made in the order of the devices, wherever they are."""
+    """In the model's own float32: sums as small as these are made in the order of the devices, wherever they are."""
     sizes = tmp_path / f"{model}.json"
     sizes.write_text(json.dumps({"preset": "tiny", **SIZES[model]}))
     plan = resolve(parse_command_line([
