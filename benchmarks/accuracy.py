@@ -139,8 +139,8 @@ def _measuring(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return ["## Search with measuring", "",
             "Seconds: how long kernels were timed for until the searched strategy was found; rounds: searches",
             "that were followed by timing. Kernels of an earlier run on this machine are in its table, and",
-            "take none. Timed: of the kernels that the strategy runs, and of all that any strategy on the way",
-            "would have run.", "",
+            "take none. Timed: of the kernels that the strategy runs, and, when it was found, of all that any",
+            "strategy on the way would have run (up to commit f181b63: that any arm would have run, in the end).", "",
             markdown.table(["model", "devices", "measured on", "seconds", "rounds", "of the strategy's",
                             "of all seen"], rows, left=(0, 2)), ""]
 
