@@ -135,7 +135,7 @@ def _work(name: str, kernel: Kernel) -> float:
 
 
 def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> Machine:
-    """Measures the devices of this machine, which takes some ten seconds.
+    """Measures the devices of this machine, which takes some seconds.
 
     Args:
       devices: how many.

@@ -51,7 +51,7 @@ def load_machine(machine: GivenMachine = LOCAL, devices: int = 8, kind: str = "c
     """The machine whose numbers a search takes.
 
     Where that is "local", one line on stderr says where its numbers come from: a measurement that was kept, or one that
-    is made now (about two minutes, once). Two runs on one host never measure at once, each other's load: one waits.
+    is made now (some seconds, once). Two runs on one host never measure at once, each other's load: one waits.
 
     Args:
       machine: a Machine; a name of configs/machines; the path of a file that `Machine.save` wrote; or "local" (None is
@@ -101,7 +101,7 @@ def _measure(devices: int, kind: str, progress: bool, over: Devices | None) -> M
     # Measuring runs TensorFlow, which takes seconds to import.
     from pase_mtf.calibration.calibrate import calibrate, calibrate_processes
     what = f"{devices} {kind} devices" + (f" of {len(over.tasks)} processes" if over else "")
-    _announce(f"machine: local is measured first, for {what} (about two minutes, once)")
+    _announce(f"machine: local is measured first, for {what} (some seconds, once)")
     measured = calibrate_processes(over, progress=progress) if over else calibrate(devices, kind, progress=progress)
     kept = write_cached(measured, devices, kind, over)
     where = f"kept in {_short(kept)}" if kept else f"cannot be kept in {_short(cache_path(devices, kind, over).parent)}"
