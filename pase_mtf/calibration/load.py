@@ -59,7 +59,8 @@ def load_machine(machine: GivenMachine = LOCAL, devices: int = 8, kind: str = "c
       devices: how many devices "local" is measured for.
       kind: of these devices: "cpu" (virtual devices of one process) or "gpu".
       again: measure "local" even if there are numbers in the cache.
-      progress: while measuring, show a progress bar.
+      progress: while measuring, show a progress bar, or, where the output is no terminal, say now and then how far it
+        is.
       over: the same devices, where they belong to several processes: those are measured together, through their
         servers, which have to answer by then.
 
