@@ -87,7 +87,7 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
       results: "model-devices-processor" -> what `main` keeps of a run: model, points, preset, devices, facts, commit.
       stem: what the names of its files begin with.
     """
-    rows, errors = [], dict[str, list[float]]()
+    rows, errors, at_speeds = [], dict[str, list[float]](), list[tuple[float, float, str]]()
     for result in results.values():
         found = result["points"]
         predicted, measured = map(np.asarray, zip(*found.values(), strict=True))
@@ -96,7 +96,11 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         bias = float(np.median(predicted / measured)) - 1
         missed = measured[predicted.argmin()] / measured.min() - 1
         slowness = result.get("slowness")  # of runs from before it was looked at, nobody knows
-        at_speed = f"{100 * agreement(predicted * slowness, measured)[0]:.0f} % ({slowness:.2f})" if slowness else "-"
+        at_speed = "-"
+        if slowness:
+            at_speeds.append((error, agreement(predicted * slowness, measured)[0],
+                              f"{result['model']} on {result['devices']}, {processor(result['facts'])}"))
+            at_speed = f"{100 * at_speeds[-1][1]:.0f} % ({slowness:.2f})"
         drawn = ", ".join(f"{number} {kind}" for kind in ("random", "changed")
                           if (number := sum(name.startswith(kind) for name in found)))
         strategies = f"{len(found)} ({drawn})" if drawn else str(len(found))
@@ -121,11 +125,23 @@ def document(results: Mapping[str, Mapping[str, Any]], stem: str = "accuracy") -
         "measured time of a step; bias: the median of predicted ÷ measured, less one; best missed by: how much longer",
         "the step of the strategy that is predicted to be the fastest took than the fastest. At the speed of the run:",
         "the error of the predictions times how much longer reference kernels took while the steps ran (in brackets)",
-        "than prices say: a virtual machine is not of one speed for an hour.", "", table, "",
+        "than prices say: a virtual machine is not of one speed for an hour.",
+        *_worth_of_speed(at_speeds), "", table, "",
         *(f"{text}  " for text in sorted(machines)),
         f"Reproduce with `python -m benchmarks.accuracy{_flag(stem)}`.", "", *_measuring(results),
         *(f"![{_title(result)}]({stem}-{name}.svg)" for name, result in results.items()),
         ""])
+
+
+def _worth_of_speed(runs: Sequence[tuple[float, float, str]]) -> list[str]:
+    """Whether the speed of the run explains the error: (error, error at the speed of the run, which) of every run."""
+    if not runs:
+        return []
+    less = sum(at_speed < error for error, at_speed, _ in runs)
+    error, at_speed, name = max(runs, key=lambda run: run[1] - run[0])
+    worst = f"\nAt worst it grows from {100 * error:.0f} to {100 * at_speed:.0f} %: {name}." if at_speed > error else ""
+    return [f"It is less by that in {less} of {len(runs)} runs: the speed changes between two looks, too, and not for",
+            f"all kernels alike.{worst}"]
 
 
 def _measuring(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -139,8 +155,8 @@ def _measuring(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return ["## Search with measuring", "",
             "Seconds: how long kernels were timed for until the searched strategy was found; rounds: searches",
             "that were followed by timing. Kernels of an earlier run on this machine are in its table, and",
-            "take none. Timed: of the kernels that the strategy runs, and of all that any strategy on the way",
-            "would have run.", "",
+            "take none. Timed: of the kernels that the strategy runs, and, when it was found, of all that any",
+            "strategy on the way would have run (up to commit f181b63: that any arm would have run, in the end).", "",
             markdown.table(["model", "devices", "measured on", "seconds", "rounds", "of the strategy's",
                             "of all seen"], rows, left=(0, 2)), ""]
 

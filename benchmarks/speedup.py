@@ -150,7 +150,7 @@ def document(rows: Sequence[Row], table: str) -> str:
             f"Milliseconds per training step: median of {' or '.join(map(str, steps))} steps ± half the distance of "
             f"the quartiles; arms run interleaved, warm-up excluded{equal}. “Predicted” is the speedup over data "
             "parallelism that the search promised. “(same)”: the very strategy of another column, measured once.  \n"
-            + "".join(f"{note}.  \n" for note in notes)
+            + "".join(f"{note}.  \n" for note in notes) + _priced_text(rows)
             + f"Virtual CPU devices of one process on {_all(fact['devices'].partition(' on ')[2] for fact in facts)}; "
             f"{_all(fact['versions'] for fact in facts)}{_commits(rows)}; data: "
             + "; ".join(f"{', '.join(names)}: {what}" for what, names in sorted(data.items()))
@@ -159,6 +159,17 @@ def document(rows: Sequence[Row], table: str) -> str:
 
 def _all(values: Any) -> str:
     return " / ".join(sorted(set(values)))
+
+
+def _priced_text(rows: Sequence[Row]) -> str:
+    """Which rows are from before searches took the times of kernels; empty where none is."""
+    later = [row for row in rows if "kernels measured" in row.summary["facts"]["machine"]]
+    if len(later) == len(rows):
+        return ""
+    names = ", ".join(f"{row.key[0]} on {row.key[1]}" for row in later)
+    by_kernels = f"; by measured kernels: {names}" if later else ""
+    return (f"{len(rows) - len(later)} of these {len(rows)} rows were searched and predicted by a model that was "
+            f"fitted to the machine, and that is no more{by_kernels}.  \n")
 
 
 def _commits(rows: Sequence[Row]) -> str:

@@ -245,6 +245,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         others=recomputation.frontiers() if recomputation and not history.interrupted else {},
         headline=headline(rows, main, plan.elsewhere),
         parts={name: strategy.parts for name, strategy in strategies.items()},
+        traced_parts={arm.name: arm.timeline.seconds_by_kind for arm in arms if arm.timeline},
         timeline=timeline, traced=traced,
         graph=graph_picture(graph, pictured) if pictured else ""))
     return rows

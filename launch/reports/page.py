@@ -85,7 +85,8 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
                 strategy_table: str, layout: str, notes: Mapping[str, str],
                 frontier: Sequence[FrontierPoint] = (), memory_limit: float = math.inf,
                 others: Mapping[str, Sequence[FrontierPoint]] | None = None, headline: str = "",
-                parts: Mapping[str, Mapping[str, float]] | None = None, timeline: Timeline | None = None,
+                parts: Mapping[str, Mapping[str, float]] | None = None,
+                traced_parts: Mapping[str, Mapping[str, float]] | None = None, timeline: Timeline | None = None,
                 traced: Timeline | None = None, graph: str = "") -> str:
     """The text of report.html: one self-contained file with the strategy, the times and the loss curves.
 
@@ -102,6 +103,7 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
       others: what it buys where other blocks are computed again, by what to call that.
       headline: what was found, in one line; empty: none.
       parts: arm -> part of its predicted step -> seconds.
+      traced_parts: arm -> kind -> seconds of its devices in a traced step.
       timeline: the simulated step of the strategy; None: no picture of it.
       traced: the same step as it was measured; None: no picture of it.
       graph: the strategy as a picture (`graph_picture`), SVG; empty: none.
@@ -109,7 +111,8 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
     measured: dict[str, str] = {}
     if rows:
         curves = image(draw_losses(history)) if history is not None and history.records else ""
-        measured = {"arms": final_table(rows), "times": image(draw_steps(rows, parts or {})), "losses": curves}
+        measured = {"arms": final_table(rows), "times": image(draw_steps(rows, parts or {}, traced_parts)),
+                    "losses": curves}
     memory = image(draw_memory(rows, frontier, memory_limit, others or {})) if frontier else ""
     return _PAGE.render(title=title, facts=facts, measured=measured, memory=memory, notes=notes, headline=headline,
                         strategy_table=strategy_table, layout=layout, graph=graph,

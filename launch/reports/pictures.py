@@ -17,7 +17,7 @@ from pase_mtf.simulator.timeline import Timeline
 __all__ = ["draw_losses", "draw_memory", "draw_steps", "draw_timeline", "image"]
 
 _KINDS = {"compute": "#8fb8cf", "overhead": "#c9c9c4", "all-reduce": "#d1495b", "resharding": "#8d6a9f"}
-"""What a predicted step consists of, and its colour."""
+"""What a step consists of, and its colour."""
 _MEASURED = "#2a6f97"
 
 
@@ -37,37 +37,54 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _kind_of(part: str) -> str:
-    """What a part of a step's cost is drawn as."""
-    return next((kind for kind in _KINDS if part.startswith(kind)), "compute")
+def _by_kind(parts: Mapping[str, float]) -> dict[str, float]:
+    """The parts of a step, predicted or traced, by what they are drawn as."""
+    found = dict.fromkeys(_KINDS, 0.0)
+    for part, value in parts.items():
+        found[next((kind for kind in _KINDS if kind in part), "compute")] += value
+    return found
 
 
-def draw_steps(rows: Mapping[str, ArmRow], parts: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Predicted and measured time of a step, per arm.
+def _stack(axes: Axes, position: float, lengths: Mapping[str, float], labels: dict[str, str]) -> None:
+    """A bar of several kinds; what is labelled is taken out of the labels: each is said once in the legend."""
+    begin = 0.0
+    for kind, length in lengths.items():
+        if length:
+            axes.barh(position, length, 0.36, left=begin, color=_KINDS[kind], label=labels.pop(kind, None))
+            begin += length
+
+
+def draw_steps(rows: Mapping[str, ArmRow], parts: Mapping[str, Mapping[str, float]],
+               traced: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
+    """Predicted and measured time of a step, per arm: two bars, the upper one predicted.
 
     Args:
       rows: the numbers of every arm.
       parts: arm -> part of the predicted cost -> seconds (`Strategy.parts`); without it the prediction is one bar.
+      traced: arm -> kind -> seconds of its devices in a traced step (`Timeline.seconds_by_kind`), in whose proportions
+        the bar of its measured step is divided; without it that is of one colour.
     """
     figure, axes = _figure(8, 0.9 + 0.55 * len(rows))
-    labels = {kind: f"{kind}, predicted" for kind in _KINDS}  # each is said once in the legend
-    labels["measured"] = "measured (median, quartiles)"
+    labels = {kind: kind for kind in _KINDS}
+    labels |= {"traced": "measured (median, quartiles), divided as a traced step", "whole": "measured, undivided"}
     for position, (arm, row) in enumerate(rows.items()):
-        begin = 0.0
-        for kind, color in _KINDS.items() if row["predicted_ms"] is not None else ():
+        if row["predicted_ms"] is not None:
             # Where the parts are not known all of it is computation, for the eye.
-            length = 1e3 * sum(seconds for part, seconds in parts[arm].items() if _kind_of(part) == kind) if (
-                arm in parts) else row["predicted_ms"] if kind == "compute" else 0.0
-            if length:
-                axes.barh(position - 0.19, length, 0.36, left=begin, color=color, label=labels.pop(kind, None))
-                begin += length
+            found = _by_kind(parts.get(arm, {"compute": 1e-3 * row["predicted_ms"]}))
+            _stack(axes, position - 0.19, {kind: 1e3 * seconds for kind, seconds in found.items()}, labels)
         if row["measured_ms"] is not None and row["measured_ms_quartiles"] is not None:
+            did = _by_kind((traced or {}).get(arm, {}))
+            busy = sum(did.values())
+            if busy:
+                _stack(axes, position + 0.19, {kind: row["measured_ms"] * seconds / busy for kind, seconds in
+                                               did.items()}, labels)
             lower, upper = row["measured_ms_quartiles"]
-            axes.barh(position + 0.19, row["measured_ms"], 0.36, color=_MEASURED, label=labels.pop("measured", None),
+            axes.barh(position + 0.19, row["measured_ms"], 0.36, facecolor="none" if busy else _MEASURED,
+                      edgecolor=_MEASURED, label=labels.pop("traced" if busy else "whole", None),
                       xerr=[[row["measured_ms"] - lower], [upper - row["measured_ms"]]], ecolor="#111")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
-    axes.set_xlabel("ms per step")
+    axes.set_xlabel("ms per step; upper bars predicted, lower ones measured")
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside upper left", ncols=3, frameon=False)  # beside the bars, never on them
     return figure

@@ -7,8 +7,11 @@ measured instead (`strategy.measured`). The kernels are timed as those are, on a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 
 from tqdm import tqdm
 
@@ -23,6 +26,8 @@ from pase_mtf.runtime import Devices, gpu_bytes
 
 __all__ = ["calibrate", "calibrate_processes", "machine_of_samples", "samples"]
 
+_EVERY = 3.0
+"""Seconds from one line to the next that says how far it is."""
 _LEAST = 1e-9
 """Seconds: of a message that costs nothing beyond what it carries."""
 _LARGE, _SMALL = "all-reduce", "message"
@@ -134,13 +139,29 @@ def _work(name: str, kernel: Kernel) -> float:
     return float(kernel.outputs[0].elements) if name == "copy" else kernel.flops
 
 
+@contextlib.contextmanager
+def _shown(what: str, total: int, progress: bool) -> Iterator[Callable[[int], object]]:
+    """Shows how much is done, as it is told: a bar; where the output is no terminal, a line every few seconds."""
+    done, last = 0, time.monotonic()
+    with tqdm(total=total, desc=what, disable=None if progress else True, leave=False) as bar:
+        def told(count: int) -> None:
+            nonlocal done, last
+            bar.update(count)
+            done += count
+            if progress and bar.disable and time.monotonic() - last >= _EVERY:
+                last = time.monotonic()
+                print(f"{what}: {done} of {total} kernels and links are measured, {total - done} are left",
+                      file=sys.stderr, flush=True)
+        yield told
+
+
 def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> Machine:
-    """Measures the devices of this machine, which takes some ten seconds.
+    """Measures the devices of this machine, which takes some seconds.
 
     Args:
       devices: how many.
       kind: "cpu" (virtual devices of one process, which share its cores) or "gpu".
-      progress: show a progress bar.
+      progress: show a progress bar, or, where the output is no terminal, say now and then how far it is.
 
     Returns:
       The machine "local"; `measured` holds what it was measured on and the time of every kernel.
@@ -156,9 +177,8 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
     named = samples(devices, _GPU_SCALE if kind == "gpu" else 1)
     kernels = [kernel for entries in named.values() for kernel in entries]
     timings = dict[Kernel, Timing]()
-    shown = None if progress else True
-    with tqdm(total=len(kernels), desc="measuring this machine", disable=shown, leave=False) as bar:
-        for batch in KernelTimer(devices, kind).time(kernels, progress=bar.update):
+    with _shown("measuring this machine", len(kernels), progress) as told:
+        for batch in KernelTimer(devices, kind).time(kernels, progress=told):
             timings |= batch
     shared, where = kind == "cpu", fingerprint(devices, kind)
     source = (f"measured here on {where['cores']:g} cores of {where['processor']}, {devices} {kind} devices, "
@@ -180,7 +200,7 @@ def calibrate_processes(devices: Devices, *, progress: bool = True) -> Machine:
 
     Args:
       devices: of two processes or more, whose servers answer.
-      progress: show a progress bar.
+      progress: show a progress bar, or, where the output is no terminal, say now and then how far it is.
 
     Returns:
       The machine "local", with a level of links for the devices of a process, of a host, and between hosts, as far as
@@ -193,11 +213,10 @@ def calibrate_processes(devices: Devices, *, progress: bool = True) -> Machine:
     named = samples(each, _GPU_SCALE if gpus else 1)
     kernels = [kernel for entries in named.values() for kernel in entries]
     levels, timings = between_processes(devices), dict[Kernel, Timing]()
-    with tqdm(total=len(kernels) + len(levels), desc="measuring these machines", disable=None if progress else True,
-              leave=False) as bar:
-        for batch in KernelTimer(devices.count, devices.kind, over=devices).time(kernels, progress=bar.update):
+    with _shown("measuring these machines", len(kernels) + len(levels), progress) as told:
+        for batch in KernelTimer(devices.count, devices.kind, over=devices).time(kernels, progress=told):
             timings |= batch
-        links = measure_links(devices, bar.update)
+        links = measure_links(devices, told)
     memory = gpu_bytes(devices) if gpus else memory_bytes() / devices.on_one_host
     machine = machine_of_samples(named, timings, each, False, memory)
     where = fingerprint(devices.count, devices.kind, devices)

@@ -51,7 +51,7 @@ def load_machine(machine: GivenMachine = LOCAL, devices: int = 8, kind: str = "c
     """The machine whose numbers a search takes.
 
     Where that is "local", one line on stderr says where its numbers come from: a measurement that was kept, or one that
-    is made now (about two minutes, once). Two runs on one host never measure at once, each other's load: one waits.
+    is made now (some seconds, once). Two runs on one host never measure at once, each other's load: one waits.
 
     Args:
       machine: a Machine; a name of configs/machines; the path of a file that `Machine.save` wrote; or "local" (None is
@@ -59,7 +59,8 @@ def load_machine(machine: GivenMachine = LOCAL, devices: int = 8, kind: str = "c
       devices: how many devices "local" is measured for.
       kind: of these devices: "cpu" (virtual devices of one process) or "gpu".
       again: measure "local" even if there are numbers in the cache.
-      progress: while measuring, show a progress bar.
+      progress: while measuring, show a progress bar, or, where the output is no terminal, say now and then how far it
+        is.
       over: the same devices, where they belong to several processes: those are measured together, through their
         servers, which have to answer by then.
 
@@ -101,7 +102,7 @@ def _measure(devices: int, kind: str, progress: bool, over: Devices | None) -> M
     # Measuring runs TensorFlow, which takes seconds to import.
     from pase_mtf.calibration.calibrate import calibrate, calibrate_processes
     what = f"{devices} {kind} devices" + (f" of {len(over.tasks)} processes" if over else "")
-    _announce(f"machine: local is measured first, for {what} (about two minutes, once)")
+    _announce(f"machine: local is measured first, for {what} (some seconds, once)")
     measured = calibrate_processes(over, progress=progress) if over else calibrate(devices, kind, progress=progress)
     kept = write_cached(measured, devices, kind, over)
     where = f"kept in {_short(kept)}" if kept else f"cannot be kept in {_short(cache_path(devices, kind, over).parent)}"

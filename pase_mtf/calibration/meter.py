@@ -116,8 +116,9 @@ class KernelMeter:
         kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
         found = self._time(REFERENCES, np.inf, progress)
         self._compare({kernel: found[kernel].seconds for kernel in self.telling if kernel in found})
-        self.times.update({kernel: timing for kernel, timing in found.items() if kernel not in kept})
-        self._keep({kernel: timing for kernel, timing in found.items() if kernel not in kept})
+        new = {kernel: timing for kernel, timing in found.items() if kernel not in kept}
+        self.times.update(new)
+        self._keep(new)
 
     def _compare(self, found: dict[Kernel, float]) -> None:
         """Scales what is kept by how much longer the reference kernels take now, where they agree on that."""
@@ -193,17 +194,19 @@ class KernelMeter:
             for batch in timer.time(kernels, seconds, progress):
                 found.update(batch)
                 if kernels is not REFERENCES:
-                    self._keep({kernel: dataclasses.replace(timing, seconds=timing.seconds / self._drift)
-                                for kernel, timing in batch.items()})
+                    self._keep(batch)
         self.failed.update(timer.failed)
         self.measured += len(found)
         self.spent += time.perf_counter() - begin
         return found
 
-    def _keep(self, timings: dict[Kernel, Timing]) -> None:
+    def _keep(self, timings: Mapping[Kernel, Timing]) -> None:
+        """Appends times to the file, as they would have been before: all that it holds is of one speed."""
+        before = {kernel: dataclasses.replace(timing, seconds=timing.seconds / self._drift)
+                  for kernel, timing in timings.items()}
         try:
-            if timings:
-                append_times(self.path, timings, self.times.on, anew=self._again)
+            if before:
+                append_times(self.path, before, self.times.on, anew=self._again)
                 self._again = False
         except UsageError as error:  # not being able to keep the numbers does not make them wrong
             if not any(note.startswith(str(error)[:20]) for note in self.notes):

@@ -1,8 +1,8 @@
 """Prices by measured kernels: what a layer under a configuration, or a move between two, runs, and what that takes.
 
 Which kernels that are is known of those configurations that were looked at; all others keep the price of a model, which
-is a bound (no kernel is faster) or an estimate. So a search tells which configurations to look at, and which kernels to
-measure.
+is a bound (at the best rates that kernels reached) or an estimate. So a search tells which configurations to look at,
+and which kernels to measure.
 """
 
 from __future__ import annotations

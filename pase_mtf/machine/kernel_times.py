@@ -92,11 +92,16 @@ class KernelTimes:
         """Seconds that the kernel takes at least, measured or not: its arithmetic at the best rate that any kernel of
         its family has reached here that was about as wide, or less; its traffic at the best rate that any kernel of its
         operation has that moved about as much, or more (where too few of an operation are known: any that copies); what
-        the same kernel takes on smaller tensors; and no less than the shortest kernel took. No measured kernel is below
-        its bound.
+        the same kernel takes on smaller tensors; and no less than the shortest kernel took, which is all that is known
+        of what may forward its tensor. No measured kernel is below its bound; of those that are not, docs/launcher.md
+        tells how many were, once they were measured.
 
         Without any measurement: 0.
         """
+        return self._rates.least if kernel.by_reference else self._at_best(kernel)
+
+    def _at_best(self, kernel: Kernel) -> float:
+        """Seconds of a kernel that is as good as any, also where it may forward its tensor and need not."""
         smaller = self._sizes.get(_without_sizes(kernel))
         return max(self._rates.seconds(kernel), smaller.bound(kernel) if smaller else 0.0)
 
@@ -114,7 +119,7 @@ class KernelTimes:
             return found.seconds
         factors = self._rates.factors
         known = factors.get(kernel.operation) or factors.get("") or (1.0,)
-        return max(self.bound(kernel), self._rates.seconds(kernel) * known[int(share * len(known))])
+        return max(self._at_best(kernel), self._rates.seconds(kernel) * known[int(share * len(known))])
 
     @functools.cached_property
     def _rates(self) -> _Rates:
@@ -219,12 +224,13 @@ class _Rates:
         return dataclasses.replace(best, factors={name: sorted(found) for name, found in times.items()})
 
     def seconds(self, kernel: Kernel) -> float:
-        """What a kernel takes at the best rates of those that have it no easier; 0 where nothing was measured."""
+        """What a kernel takes at the best rates of those that have it no easier; 0 where nothing was measured. What
+        may forward its tensor is not held to the rate of a few: they tell what a node takes, whatever its size."""
         known = self.flops.get(kernel.family) or self.flops.get("")
         flops = (known.best(kernel.width) or known.highest) if known else math.inf
         groups = [self.nbytes[name] for name in _groups(kernel) if name in self.nbytes]
         nbytes = next((rate for group in groups if (rate := group.best(_ease_of_traffic(kernel)))),
-                      groups[-1].highest if groups else math.inf)
+                      groups[-1].highest if groups and not kernel.by_reference else math.inf)
         return max(kernel.flops / flops, kernel.nbytes / nbytes, self.least)
 
 

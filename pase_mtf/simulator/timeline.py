@@ -64,6 +64,14 @@ class Timeline(NamedTuple):
                 total[one.device] += one.end - one.begin
         return tuple(seconds / self.seconds if self.seconds else 0.0 for seconds in total)
 
+    @property
+    def seconds_by_kind(self) -> dict[str, float]:
+        """Kind -> seconds of all devices together."""
+        found: dict[str, float] = {}
+        for one in self.slices:
+            found[one.kind] = found.get(one.kind, 0.0) + one.end - one.begin
+        return found
+
     def trace(self) -> dict[str, object]:
         """The step as Chrome's trace events: a process per device, in it a row for kernels and one for what is sent."""
         events: list[dict[str, object]] = []

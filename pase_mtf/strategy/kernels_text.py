@@ -33,8 +33,8 @@ def origin_text(on: Circumstances) -> str:
 
 
 def kernels_text(search: PricedByKernels) -> str:
-    """How many of the kernels of a strategy are measured, of how many that were looked at, and what that took; empty
-    where its prices are no kernels'.
+    """How many of the kernels of a strategy are measured, of how many that were looked at for it, and what that took;
+    empty where its prices are no kernels'.
 
     Args:
       search: of the strategy.
@@ -45,7 +45,7 @@ def kernels_text(search: PricedByKernels) -> str:
     of, measured = found["of_strategy"], found["measured_of_strategy"]
     text = f"all {of} kernels of it measured" if of == measured else (
         f"{measured} of {of} kernels of it measured, the others estimated")
-    text += f", {found['measured']} of {found['seen']} that were looked at"
+    text += f", {found['measured']} of {found['seen']} that were looked at for it"
     if found["rounds"]:
         text += f", in {found['rounds']} round{'s' * (found['rounds'] != 1)}"
     return text + (f", {found['seconds']:.1f} s of measuring" if found["seconds"] else "")

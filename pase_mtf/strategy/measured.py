@@ -145,9 +145,10 @@ class MeasuredPrices:
         elif not search.get("optimal", True):
             search = {**search, "gap": gap_above(cost, search.get("lower_bound", -math.inf))}
         told: SearchReport = {**search, **self._report(chosen)}
-        # What it took to find it stays.
+        # What it took to find it stays: what was looked at for others since is not of this search.
         before = strategy.search["kernels"]
-        told["kernels"].update({"rounds": before["rounds"], "seconds": before["seconds"]})
+        told["kernels"].update({"seen": before["seen"], "measured": before["measured"], "rounds": before["rounds"],
+                                "seconds": before["seconds"]})
         return price_assignment(strategy.name, priced, assignment, told)
 
     def wary_seconds(self, configurations: Sequence[Configuration]) -> float:

@@ -35,8 +35,8 @@ class KernelsReport(_Counts, total=False):
 
     Attributes:
       of_strategy, measured_of_strategy: how many it consists of, and of these were measured.
-      seen, measured: how many the search came across, and of these were measured.
-      rounds, seconds: of measuring.
+      seen, measured: how many the search came across, and of these were measured, when it was over.
+      rounds, seconds: of measuring until then.
       untraced: what stands for kernels that nobody knows or could time; not there where none does.
     """
 

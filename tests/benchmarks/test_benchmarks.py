@@ -20,7 +20,8 @@ def _row(measured, predicted, same_as=None, **more):
 def summary():
     return {"model": "alexnet", "preset": "tiny", "batch": 64, "devices": 8, "search": {"seconds": 0.123},
             "losses_agree_to": 2.6e-6,
-            "facts": {"devices": "8 virtual CPU devices on Chip (2 cores)", "versions": "TensorFlow 9"},
+            "facts": {"devices": "8 virtual CPU devices on Chip (2 cores)", "versions": "TensorFlow 9",
+                      "machine": "local: kernels measured on Chip"},
             "arms": {"search": _row(100, 90, speedup_over_stock=5.0, speedup_over_data_parallel=3.5),
                      "stock_data_parallel": _row(500, None), "data_parallel": _row(350, 360),
                      "expert": _row(100, 90, same_as="search")}}
@@ -38,6 +39,15 @@ def test_tables(summary):
     assert row_of(full_table([row]), "alexnet")[1:] == [
         "64", "8", "500 ± 1", "-", "350 ± 1", "100 ± 1 (same)", "-", "-", "-", "100 ± 1", "5.00×", "3.50×", "4.00×",
         "1.00× (expert)", "yes, to 3e-06", "0.12 s", "Chip (2 cores)", "abc1234"]
+
+
+def test_rows_of_prices_that_are_no_more_are_told(summary):
+    earlier = Row({**summary, "facts": {**summary["facts"], "machine": "local: measured here on Chip"},
+                   "model": "rnnlm"}, "words")
+    rows = [earlier, Row(summary, "pictures")]
+    assert ("1 of these 2 rows were searched and predicted by a model that was fitted to the machine, and that is no "
+            "more; by measured kernels: alexnet on 8.") in document(rows, compact_table(rows))
+    assert "fitted" not in document(rows[1:], compact_table(rows[1:]))
 
 
 def test_a_plain_model_under_mirrored_strategy_is_a_rival(summary):
@@ -214,6 +224,8 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
     assert [(*row[:2],) for row in table[1:]] == [("alexnet (tiny)", "4"), ("alexnet (tiny)", "8"),
                                                   ("resnet101 (tiny)", "4"), ("resnet101 (tiny)", "8"), ("all", "")]
     assert table[3][5] == "-"  # nobody looked
+    assert "It is less by that in 0 of 2 runs" in text
+    assert "At worst it grows from 10 to 19 %: alexnet on 4, Zilog(R) Z80 (2 cores)." in text
     assert table[-1][:5] == ["all", "", "12", "", "10 %"]
     assert text.index("accuracy-alexnet-8-zilog-z80-2-cores.svg") < text.index("accuracy-resnet101-4-zilog")
     assert accuracy.main(arguments) == 0

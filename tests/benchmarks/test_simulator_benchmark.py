@@ -19,10 +19,17 @@ def test_a_model_is_measured_drawn_and_told(tmp_path, monkeypatch):
     assert [(row["model"], row["devices"], row["equal"]) for row in measured["rows"]] == [
         ("alexnet", 2, True), ("alexnet", 4, True)]
     for row in measured["rows"]:
-        assert row["shortest"] <= row["simulated"]
+        assert row["found"] <= min(row["simulated"], row["parallel_simulated"])
+        assert 1 <= row["place"] <= row["judged"]
         assert row["chain"] <= row["parallel_simulated"]
         assert row["parallel_sum"] >= row["sum"]
     page = (tmp_path / "simulator.md").read_text()
+    assert "benchmarks.simulator --seconds=0.2`" in page
+    (row, _), facts = measured["rows"], {"facts": measured["facts"], "machine": "1080ti"}
+    earlier = {name: value for name, value in row.items() if name not in ("found", "judged")} | {
+        "shortest": 2 * row["parallel_simulated"]}  # as earlier versions wrote it
+    assert rows(simulator.document({**facts, "rows": [earlier]}))[1][6:8] == [
+        f"{1e3 * row['parallel_simulated']:.3f}", "data parallel"]
     assert rows(page) == rows(simulator.document(measured))
     assert "<svg" in (tmp_path / "simulator.svg").read_text()
     # Rows that are not measured again stay.

@@ -97,6 +97,30 @@ def test_gpus_are_measured_by_larger_tensors_and_hold_what_they_have(monkeypatch
     assert sum(kernel.nbytes for kernel in asked[1:]) > 4 * sum(kernel.nbytes for kernel in by_cpus)
 
 
+@pytest.mark.parametrize("progress", [True, False])
+def test_how_far_it_is_is_said_where_there_is_no_terminal(monkeypatch, capsys, progress):
+    now = [0.0]
+
+    class Timer:
+        def __init__(self, devices, kind):
+            pass
+
+        def time(self, kernels, progress):
+            for kernel in kernels:
+                now[0] += 1.0
+                progress(1)
+                yield {kernel: Timing(5e-6 + 1e-11 * kernel.flops + 1e-10 * kernel.nbytes)}
+
+    monkeypatch.setattr("pase_mtf.calibration.calibrate.KernelTimer", Timer)
+    monkeypatch.setattr("pase_mtf.calibration.calibrate.time.monotonic", lambda: now[0])
+    calibrate(2, progress=progress)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "are left" in line]
+    total = sum(map(len, samples(2).values()))
+    assert lines == [
+        f"measuring this machine: {done} of {total} kernels and links are measured, {total - done} are left"
+        for done in range(3, total + 1, 3) if progress]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_everything_is_measured(tmp_path, devices):

@@ -237,6 +237,18 @@ def test_a_machine_that_became_slower(cache_dir, timed):
     assert slower.times.get(_MULTIPLY).seconds == 2e-3
 
 
+def test_a_reference_kernel_that_a_table_lacks_is_kept_at_its_speed(cache_dir, timed):
+    """As one that a later version adds, or that could not be read."""
+    seconds, _ = timed
+    new = REFERENCES[-1]
+    append_times(kernels_path(4), dict.fromkeys(REFERENCES[:-1], Timing(1e-3)), fingerprint_of_kernels(4, "cpu"))
+    seconds.update(dict.fromkeys(REFERENCES, 2e-3))
+    slower = KernelMeter(4)
+    slower.start()
+    assert slower.times.get(new).seconds == 2e-3
+    assert KernelMeter(4).times.get(new).seconds == pytest.approx(1e-3)
+
+
 def test_a_machine_that_is_not_steady(cache_dir, timed):
     """Others use it: a few kernels say that it became slower, others that it did not."""
     seconds, _ = timed

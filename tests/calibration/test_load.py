@@ -105,7 +105,7 @@ def test_it_says_so_once(calls, capsys):
     said = capsys.readouterr()
     assert said.out == ""
     before, after = said.err.splitlines()
-    assert before == "machine: local is measured first, for 8 cpu devices (about two minutes, once)"
+    assert before == "machine: local is measured first, for 8 cpu devices (some seconds, once)"
     assert after == f"machine: local, measured here, kept in {cache_path(8)}"
     load_machine()
     assert capsys.readouterr().err == ""

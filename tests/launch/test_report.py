@@ -16,6 +16,7 @@ from pase_mtf.launch.summary import arm_rows
 from pase_mtf.launch.training import History, Record
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.registry import Solution
+from pase_mtf.simulator.timeline import Slice, Timeline
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import evaluate_strategy
 
@@ -134,6 +135,20 @@ def test_a_predicted_step_is_drawn_by_what_it_consists_of(rows):
     assert widths == [10.0, 2.0, 4.0, 3.0]
     begins = [round(bar.get_x(), 6) for bar in axes.patches if abs(bar.get_y() + 0.37) < 1e-9]
     assert begins == [0.0, 10.0, 12.0, 16.0]
+
+
+def test_a_measured_step_is_divided_as_its_traced_step_was(rows):
+    def bars(traced):
+        axes = draw_steps(rows, {}, traced).axes[0]
+        return [(round(bar.get_x(), 6), round(bar.get_width(), 6)) for bar in axes.patches
+                if abs(bar.get_y() - 0.01) < 1e-9]
+    whole = (0.0, 20.0)
+    assert bars({}) == [whole]
+    slices = tuple(Slice(kind, "backward", "layer", device, device, 0.0, seconds) for kind, device, seconds in (
+        ("kernels", 0, 3.0), ("kernels", 1, 2.0), ("gradient all-reduce", 0, 2.0), ("all-reduce", 1, 1.0),
+        ("resharding", 1, 2.0)))
+    divided = [(0.0, 10.0), (10.0, 6.0), (16.0, 4.0)]
+    assert bars({"search": Timeline("step", 2, 6.0, slices).seconds_by_kind}) == [*divided, whole]
 
 
 def test_a_strategy_is_drawn_layer_by_layer():

@@ -168,6 +168,9 @@ def test_a_strategy_by_what_is_known_later(graph, everything):
     later = prices.again(early)
     assert later.seconds == pytest.approx(seconds[early.configurations])
     assert later.search["kernels"]["measured_of_strategy"] > early.search["kernels"]["measured_of_strategy"]
+    # Rounds and seconds are those of its search, and so is what that looked at.
+    assert {name: later.search["kernels"][name] for name in ("seen", "measured", "rounds", "seconds")} == {
+        name: early.search["kernels"][name] for name in ("seen", "measured", "rounds", "seconds")}
     assert later.search["gap"] == pytest.approx(later.seconds / early.search["lower_bound"] - 1.0)
     by_hand = data_parallel(graph, _DEVICES)
     prices.evaluate(by_hand, "data_parallel")
