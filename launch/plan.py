@@ -13,7 +13,7 @@ from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.errors import UsageError
 from pase_mtf.files import read_json
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, find_checkpoint
-from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.membership import Membership, processes_here
 from pase_mtf.launch.cluster.slurm import slurm_tasks
 from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
@@ -118,7 +118,9 @@ def _devices(options: Options) -> Devices:
                                   member.rank if member.clients == "ranks" else None)
     if flag is None:
         return choose_devices(options.devices, count)
-    here = choose_devices(options.devices, count if flag.kind == "local" else count // flag.processes)
+    each = count // flag.processes
+    seen = len(processes_here(flag.tasks, flag.rank or 0, each)) if flag.tasks else 1
+    here = choose_devices(options.devices, count if flag.kind == "local" else each * seen)
     tasks = flag.tasks or tuple(f"127.0.0.1:{rank}" for rank in range(flag.processes))
     return Devices.over_tasks(count, here.kind, tasks, here.models)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import socket
 import sys
@@ -25,9 +24,8 @@ from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.runtime import Devices
 
-__all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "visible_gpus", "watch"]
+__all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
 _LOOK_EVERY = 0.1
 _TELLS_WITHIN = 3.0
@@ -168,11 +166,10 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], inter
     here: list[TaskProcess] = []
     try:
         for rank in range(1 if tasks else len(addresses)):
-            environment = {} if tasks else visible_gpus(plan.devices, rank)
             membership = _membership(plan, addresses, rank)
-            here.append(start_worker(membership, environment, network) if rank else TaskProcess(
-                0, [sys.executable, *_RUN, *options.to_arguments()], {**membership.environment, **environment},
-                own_output=True, network=network))
+            here.append(start_worker(membership, network) if rank else TaskProcess(
+                0, [sys.executable, *_RUN, *options.to_arguments()], membership.environment, own_output=True,
+                network=network))
         outcome = watch([*here, *others], interrupts)
         told = {"end": outcome.exit_code}
         if outcome.fault is not None:
@@ -187,21 +184,6 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], inter
 
 def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:
     return Membership(tasks, rank, plan.devices.count, plan.devices.kind, plan.options.clients)
-
-
-def visible_gpus(devices: Devices, rank: int) -> dict[str, str]:
-    """The variable that leaves a process its own part of the GPUs of this computer; none on CPUs.
-
-    Args:
-      devices: of the run, whose processes are all of this computer.
-      rank: of the process.
-    """
-    if devices.kind != "gpu":
-        return {}
-    each = devices.count // len(devices.tasks)
-    known = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    known = known or [str(number) for number in range(devices.count)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(known[rank * each:(rank + 1) * each])}
 
 
 def options_after(plan: Plan) -> ResolvedOptions:
