@@ -7,7 +7,6 @@ stopped: what finds it has to stand outside.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 import socket
 import sys
@@ -24,6 +23,7 @@ from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.run_folder import AUTO, has_checkpoint
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
@@ -131,6 +131,10 @@ def launch(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts) -> int:
       KeyboardInterrupt: somebody wants it to end before it has begun.
     """
     interrupts.hold()
+    if plan.done:
+        for other in meet(_membership(plan, tasks, 0), interrupts) if tasks else ():
+            other.end(end=0)
+        return 0
     with contextlib.nullcontext() if tasks else own_network() as network:
         if not tasks and network is None:
             print("note: this system gives the processes no network of their own: TensorFlow's servers can be reached "
@@ -152,7 +156,7 @@ def _with_restarts(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts, n
                 "; --max_restarts=3 starts again from the last checkpoint"))
         restarts += 1
         options = options_after(plan)
-        where = f"the checkpoint in {options.resume}" if options.resume else "the first step"
+        where = f"the checkpoint in {options.resume}" if options.resume not in (None, AUTO) else "the first step"
         print(f"{outcome.fault}; starting again from {where} (restart {restarts} of {options.max_restarts})",
               file=sys.stderr, flush=True)
 
@@ -189,8 +193,7 @@ def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:
 def options_after(plan: Plan) -> ResolvedOptions:
     """The options that take a run up again after a fault, in its own folder, to the step where it was to end.
 
-    From the first step where there is no checkpoint yet. Two steps are the least that a run does, so that one which was
-    at its end does these once more.
+    From the first step where there is no checkpoint yet.
 
     Args:
       plan: of the run as it was started.
@@ -199,6 +202,8 @@ def options_after(plan: Plan) -> ResolvedOptions:
       FormatError: the run continues another in place, of which no checkpoint is whole any more.
     """
     options = plan.options
+    if options.resume == AUTO and not has_checkpoint(options.output_dir):
+        return options
     try:
         checkpoint = find_checkpoint(options.output_dir)
     except FormatError:
@@ -206,6 +211,4 @@ def options_after(plan: Plan) -> ResolvedOptions:
             raise
         shutil.rmtree(options.output_dir, ignore_errors=True)
         return options
-    left = plan.first_step + options.warmup + options.steps - checkpoint.step
-    warmup = max(1, min(options.warmup, left - 1))
-    return dataclasses.replace(options, resume=options.output_dir, warmup=warmup, steps=max(1, left - warmup))
+    return options.going_on(options.output_dir, plan.first_step + options.warmup + options.steps - checkpoint.step)
