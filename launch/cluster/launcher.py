@@ -94,7 +94,10 @@ def watch(processes: Sequence[Watched], interrupts: Interrupts,
                 return Outcome(code, Fault(0, "lost its connection to another", told=True))
             lost += _LOOK_EVERY
         elif code is not None:
-            return Outcome(code)
+            # As of any other rank; by a signal, whose number a shell expects above 128, it ends as it should.
+            own = code == 0 or code in SAID_WHY or code > 128
+            return Outcome(code) if own or interrupts.asked else Outcome(
+                ClusterError.exit_code, Fault(0, f"ended with exit code {code}"))
         sleep(_LOOK_EVERY)
 
 

@@ -110,6 +110,24 @@ def test_a_worker_that_ends_by_itself_is_a_fault(start, capfd):
     assert "[rank 1] no room" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("code", "restarted"), [(1, True), (3, False), (6, False), (0, False), (143, False)])
+def test_rank_0_that_crashes_is_a_fault_as_any_other_rank(start, code, restarted):
+    """Not one that has said what its user has to mend, nor one that a signal has ended."""
+    tasks = start(f"raise SystemExit({code})", _WAIT)
+    assert watch(tasks, Interrupts()) == (
+        Outcome(7, Fault(0, f"ended with exit code {code}")) if restarted else Outcome(code))
+    end_all(tasks)
+
+
+def test_rank_0_that_crashes_when_it_was_to_end_is_not_started_again(start):
+    tasks = start("raise SystemExit(1)", _WAIT)
+    tasks[0].wait(10)
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        signal.raise_signal(signal.SIGTERM)
+        assert watch(tasks, interrupts) == Outcome(1)
+
+
 @pytest.mark.parametrize("code", [2, 5])
 def test_what_a_worker_finds_wrong_is_for_its_user_and_no_fault(start, code):
     """Nothing is started again for it; rank 0 may have lost its connection by then."""
