@@ -34,7 +34,7 @@ from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph, _hash
 from pase_mtf.launch.checkpoints.checkpoint import _own_hash, find_checkpoint
 from pase_mtf.launch.flag_values import parse_arms, parse_mesh
-from pase_mtf.launch.options import load_run_config
+from pase_mtf.launch.run_folder import load_run_config
 from pase_mtf.launch.summary import Summary, read_summary, summary_json
 from pase_mtf.machine.kernel_table import save_tables, table_for
 from pase_mtf.machine.kernel_times import KernelTimes

@@ -16,7 +16,7 @@ from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
 from pase_mtf.launch.console import exit_code_of
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import Options, parse_command_line
-from pase_mtf.launch.plan import check_packages, member_of, resolve
+from pase_mtf.launch.plan import Plan, check_packages, member_of, resolve
 
 __all__ = ["main"]
 
@@ -33,7 +33,9 @@ def run(options: Options, interrupts: Interrupts) -> int:
         return 0
     check_packages()
     if options.cluster is None or options.searches_alone or Membership.of_environment() is not None:
-        plan = resolve(options)
+        plan = _resolved(options)
+        if plan.done:
+            return 0
         # TensorFlow is loaded here and not before: what words and files can answer is answered in a fraction of a
         # second.
         from pase_mtf.launch.execution import execute
@@ -41,10 +43,18 @@ def run(options: Options, interrupts: Interrupts) -> int:
     return _over_processes(options, interrupts)
 
 
+def _resolved(options: Options) -> Plan:
+    """What a run is to do; a line tells where that is nothing."""
+    plan = resolve(options)
+    if plan.done:
+        print(f"the run in {plan.options.output_dir} has done its {plan.first_step} steps; more --steps go on with it")
+    return plan
+
+
 def _over_processes(options: Options, interrupts: Interrupts) -> int:
     member = member_of(options)
     if member.rank == 0:
-        return launch(resolve(options), member.tasks, interrupts)
+        return launch(_resolved(options), member.tasks, interrupts)
     interrupts.hold()
     return join_run(member, options.max_restarts, interrupts)
 

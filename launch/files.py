@@ -55,7 +55,7 @@ class RunFiles:
         """Makes the folder.
 
         Args:
-          folder: which must not exist.
+          folder: which must not exist, but where the run goes on.
           batch: examples per step, for the events; 0: they say nothing of examples.
           goes_on_at: the folder is that of a run which goes on at this step: what it holds of later ones is removed.
             None: a new run.
@@ -67,7 +67,7 @@ class RunFiles:
         self._writers: dict[str, tf.summary.FileWriter] = {}
         self._keep = False
         try:
-            if goes_on_at is None:
+            if goes_on_at is None or not os.path.lexists(folder):
                 os.makedirs(folder)
             else:
                 self.keep()
@@ -102,9 +102,10 @@ class RunFiles:
     def _forget_after(self, step: int) -> None:
         """Removes the metrics of a step and of all later ones, and the checkpoints after it: they are made anew."""
         path = self.path("metrics.jsonl")
-        with open(path, encoding="utf-8", errors="replace") as file:
-            kept = [line for line in file if _step_of(line) < step]
-        write_atomically(path, "".join(kept))
+        if os.path.exists(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                kept = [line for line in file if _step_of(line) < step]
+            write_atomically(path, "".join(kept))
         forget_checkpoints_after(self.path("checkpoint"), step)
 
     def _append(self, line: bytes) -> None:

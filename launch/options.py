@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
+from typing_extensions import Self
 
 from pase_mtf import models
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
-from pase_mtf.files import read_json
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.flag_values import (
     ArmName,
@@ -25,25 +25,28 @@ from pase_mtf.launch.flag_values import (
     parse_arms,
     parse_mesh,
 )
+from pase_mtf.launch.run_folder import (
+    AUTO,
+    CONFIG_FORMAT,
+    CONFIG_VERSION,
+    check_folder_taken_up,
+    check_new_folder,
+    has_checkpoint,
+    load_run_config,
+)
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.presets import ModelConfig
 
 __all__ = [
     "CLIENTS",
-    "CONFIG_FORMAT",
-    "CONFIG_VERSION",
     "OPTIMIZERS",
     "HelpRequested",
     "Options",
     "ResolvedOptions",
-    "load_run_config",
     "parse_command_line",
     "run_config",
 ]
-
-CONFIG_FORMAT = "pase_mtf.run"
-CONFIG_VERSION = 1
 
 # The rate where the user names an optimizer that is not the preset's and no rate; None: Adafactor's own schedule.
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001, "adafactor": None}
@@ -125,9 +128,9 @@ class Options:
 
     @property
     def in_place(self) -> bool:
-        """Whether the run goes on in the folder of the one that it continues."""
-        return bool(self.resume and self.output_dir
-                    and os.path.abspath(self.resume) == os.path.abspath(self.output_dir))
+        """Whether the run goes on in the folder of the one that it continues, or begins anew in it."""
+        return self.resume == AUTO or bool(self.resume and self.output_dir and (
+            os.path.abspath(self.resume) == os.path.abspath(self.output_dir)))
 
     @property
     def arms(self) -> tuple[ArmName, ...]:
@@ -196,8 +199,12 @@ class Options:
                 raise UsageError(f"--{name}={shortened(value)}: must be at most {_MOST}")
         self._check_cluster()
         # The files of a run are those of rank 0, whose folder others may see, and see made.
-        if not self.in_place and not (self.cluster_flag and self.cluster_flag.rank):
-            _check_new_folder(self.output_dir)
+        if self.cluster_flag and self.cluster_flag.rank:
+            return
+        if self.resume == AUTO:
+            check_folder_taken_up(self.output_dir)
+        elif not self.in_place:
+            check_new_folder(self.output_dir)
 
     def _check_cluster(self) -> None:
         flag, devices = self.cluster_flag, self.mesh_flag.devices
@@ -269,21 +276,30 @@ class Options:
           FormatError: the folder holds no run of ours.
           UsageError: a flag contradicts what the training was started with.
         """
-        if not self.resume:
+        folder = self.resume
+        if folder == AUTO:  # one command for the first start and all others: it says the rest itself
+            folder = None if self.cluster_flag and self.cluster_flag.rank else self.output_dir
+            folder = folder if folder and has_checkpoint(folder) else None
+        if not folder:
             return self
-        earlier = load_run_config(self.resume)["options"]
+        earlier = load_run_config(folder)["options"]
         for name in _TRAINING:
             if name in given and name in earlier and getattr(self, name) != earlier[name]:
-                raise UsageError(f"--{name}={getattr(self, name)}: the run in {self.resume} was trained with "
+                raise UsageError(f"--{name}={getattr(self, name)}: the run in {folder} was trained with "
                                  f"{earlier[name]}; leave the flag out to continue it, or start anew")
-        inherited = (*_TRAINING, *_ADDED, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup",
-                     "log_every")
+        inherited = _TRAINING if self.resume == AUTO else (
+            *_TRAINING, *_ADDED, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup", "log_every")
         earlier = {**{name: getattr(Options, name) for name in _ADDED}, **earlier}
         try:
             return dataclasses.replace(
                 self, **{name: earlier[name] for name in inherited if name not in given})
         except KeyError as error:
-            raise FormatError(f"{self.resume}/config.json: lacks {error}; it is truncated or foreign") from error
+            raise FormatError(f"{folder}/config.json: lacks {error}; it is truncated or foreign") from error
+
+    def going_on(self, folder: str, left: int) -> Self:
+        """The same from the last checkpoint in a folder, for so many steps; two are the least that a run does."""
+        warmup = max(1, min(self.warmup, left - 1))
+        return dataclasses.replace(self, resume=folder, warmup=warmup, steps=max(1, left - warmup))
 
     def to_json(self) -> dict[str, Any]:
         """As a plain dictionary."""
@@ -331,35 +347,6 @@ class ResolvedOptions(Options):
         count, name = self.parallel_devices, "batch" if self.together == self.batch else "microbatch"
         return f"a {name} of {self.together} does not split over {devices} devices: " + (
             f"over {count} of them, {devices - count} idle" if count > 1 else "left out")
-
-
-def _check_new_folder(path: str | None) -> None:
-    """Raises UsageError where no new folder can be made there; None: outputs/, whose name comes later."""
-    if path is not None and not path.strip():
-        raise UsageError("--output_dir is empty; name a new folder, or leave the flag out")
-    if path and ("\0" in path or os.path.lexists(path)):
-        raise UsageError(f"--output_dir={shortened(path, quoted=False)}: exists and is never overwritten; name a new "
-                         "one")
-    parent = os.path.dirname(os.path.abspath(path or os.path.join("outputs", "run")))
-    while not os.path.lexists(parent):
-        parent = os.path.dirname(parent)
-    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
-        reason = "is not a folder" if not os.path.isdir(parent) else "cannot be written to"
-        raise UsageError(f"--output_dir={path or 'outputs'}: {parent} {reason}; name another place")
-
-
-def load_run_config(folder: str) -> dict[str, Any]:
-    """Reads config.json of an earlier run.
-
-    Raises:
-      FormatError: there is none, or it is none of ours.
-    """
-    if not os.path.isdir(folder):
-        raise FormatError(f"--resume={folder}: no such folder; name the output directory of an earlier run")
-    data = read_json(os.path.join(folder, "config.json"), CONFIG_FORMAT, CONFIG_VERSION)
-    if not isinstance(data.get("options"), dict):
-        raise FormatError(f"{folder}/config.json: has no options; it is truncated or foreign")
-    return data
 
 
 def run_config(options: ResolvedOptions, **more: object) -> str:
@@ -441,9 +428,11 @@ def _flag_values() -> flags.FlagValues:
         flag_values=values)
     text("dtype", f"Of activations: {', '.join(DTYPES)}; default: the preset's. With bfloat16 variables and their "
          "updates stay float32.")
-    text("output_dir", "Where the run's files go; must not exist; default outputs/<model>-<mesh>-<time>.")
+    text("output_dir", "Where the run's files go; must not exist, but to go on there (--resume); default "
+         "outputs/<model>-<mesh>-<time>.")
     switch("search_only", "Find and print the strategy and write its files; train nothing.")
-    text("resume", "Output directory of an earlier run: continue its training.")
+    text("resume", "Output directory of an earlier run: continue its training. Or auto: begin in --output_dir, or go "
+         "on there from the last checkpoint, to the step where this command ends a run that it begins.")
     number("seed", "Of initial values, synthetic data, dropout, and strategies that are drawn.")
     switch("print_config", "Print the resolved configuration as JSON and exit.")
     number("log_every", "Print a line every so many steps.")

@@ -13,10 +13,11 @@ from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.errors import UsageError
 from pase_mtf.files import read_json
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, find_checkpoint
-from pase_mtf.launch.cluster.membership import Membership
+from pase_mtf.launch.cluster.membership import Membership, processes_here
 from pase_mtf.launch.cluster.slurm import slurm_tasks
 from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
+from pase_mtf.launch.run_folder import AUTO, has_checkpoint, is_done
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
 from pase_mtf.runtime import Devices, choose_devices
@@ -38,6 +39,7 @@ class Plan:
       machine: whose numbers the search takes; None: this one, measured later, or a file's kernel times.
       checkpoint: what it continues; None: from the start.
       kernels: the kernel times that the search takes, where a file tells them.
+      done: whether there is nothing left to do: the run that this one was to go on with has come to its end.
     """
 
     options: ResolvedOptions
@@ -46,6 +48,7 @@ class Plan:
     machine: Machine | None
     checkpoint: CheckpointInfo | None
     kernels: SavedKernels | None = None
+    done: bool = False
 
     @property
     def first_step(self) -> int:
@@ -118,7 +121,9 @@ def _devices(options: Options) -> Devices:
                                   member.rank if member.clients == "ranks" else None)
     if flag is None:
         return choose_devices(options.devices, count)
-    here = choose_devices(options.devices, count if flag.kind == "local" else count // flag.processes)
+    each = count // flag.processes
+    seen = len(processes_here(flag.tasks, flag.rank or 0, each)) if flag.tasks else 1
+    here = choose_devices(options.devices, count if flag.kind == "local" else each * seen)
     tasks = flag.tasks or tuple(f"127.0.0.1:{rank}" for rank in range(flag.processes))
     return Devices.over_tasks(count, here.kind, tasks, here.models)
 
@@ -151,6 +156,22 @@ def _prices(options: Options, devices: Devices, kernels: SavedKernels | None) ->
     return options.prices or ("measured" if here else "roofline")
 
 
+def _taken_up(options: Options) -> tuple[Options, CheckpointInfo | None, bool]:
+    """The options of what is left to do, the checkpoint that this begins with, and whether nothing is left.
+
+    Raises:
+      FormatError: there is no whole checkpoint where there is to be one.
+    """
+    if options.resume != AUTO:
+        return options, find_checkpoint(options.resume) if options.resume else None, False
+    folder = options.output_dir
+    if folder is None or not has_checkpoint(folder):
+        return options, None, False
+    checkpoint = find_checkpoint(folder)
+    left = options.warmup + options.steps - checkpoint.step
+    return options.going_on(folder, left), checkpoint, left <= 0 and is_done(folder)
+
+
 def resolve(options: Options) -> Plan:
     """Fills in the defaults and checks all that can be checked without building anything.
 
@@ -165,7 +186,7 @@ def resolve(options: Options) -> Plan:
     model = options.model_name
     known = models.presets(model)
     mesh = options.mesh_flag
-    checkpoint = find_checkpoint(options.resume) if options.resume else None
+    options, checkpoint, done = _taken_up(options)
     kernels = SavedKernels(options.machine, mesh.devices) if is_kernel_file(options.machine) else None
     machine = None if options.machine == LOCAL or kernels else Machine.load(options.machine)
     if machine:
@@ -191,4 +212,4 @@ def resolve(options: Options) -> Plan:
         check_data(options.data, config)
     rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate
     config = dataclasses.replace(config, optimizer=resolved.optimizer, learning_rate=rate)
-    return Plan(resolved, devices, config, machine, checkpoint, kernels)
+    return Plan(resolved, devices, config, machine, checkpoint, kernels, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.server import check_servers, start_server
@@ -42,6 +44,41 @@ def processes(mark: str, what: str = "") -> list[int]:
     return found
 
 
+class Listening(NamedTuple):
+    """A TCP socket that listens.
+
+    Attributes:
+      inode: which it is, for as long as the system runs.
+      address: as /proc/net/tcp writes it, without the port.
+      networked: whether its network namespace has an interface besides the loopback one.
+    """
+
+    inode: str
+    address: str
+    networked: bool
+
+    @property
+    def reached_from_outside(self) -> bool:
+        """Whether another computer could connect to it."""
+        loopback = self.address in ("0100007F", "00000000000000000000000001000000")
+        return self.networked and not loopback
+
+
+def listening(pid: int | str) -> set[Listening]:
+    """Whatever listens in the network namespace of a process."""
+    interfaces = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    networked = {line.split(":")[0].strip() for line in interfaces} != {"lo"}
+    rows = [line.split() for name in ("tcp", "tcp6") if os.path.exists(f"/proc/{pid}/net/{name}")
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    return {Listening(row[9], row[1].split(":")[0], networked) for row in rows if row[3] == "0A"}
+
+
+def _own(pid: int) -> set[str]:
+    """Inodes of the sockets that a process holds."""
+    links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    return {link[len("socket:["):-1] for link in links if link.startswith("socket:[")}
+
+
 def metrics(folder: Path, arm: str = "search") -> dict[int, float]:
     """Step -> loss of an arm, of which every step was written once."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -50,8 +87,20 @@ def metrics(folder: Path, arm: str = "search") -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines if line["arm"] == arm}
 
 
+def _networks() -> Iterator[str]:
+    """The network namespaces of all processes."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"/proc/{pid}/ns/net")
+
+
 class Run:
-    """A run that was started by its command line; `end` says what it came to, and that nothing of it is left."""
+    """A run that was started by its command line; `end` says what it came to, and that nothing of it is left.
+
+    Attributes:
+      held: all that listened in its processes, as far as it was seen.
+      networks: the network namespaces that it made.
+    """
 
     def __init__(self, preset: str, folder: Path, *flags: str, prefix: Sequence[str] = (),
                  environment: Mapping[str, str] | None = None):
@@ -68,6 +117,8 @@ class Run:
         self._worker = "follower" if "--clients=ranks" in flags else "worker"
         self._temporary = folder.parent / "tmp"
         self._temporary.mkdir(exist_ok=True)
+        self.held: set[Listening] = set()
+        self.networks: set[str] = set()
         given = {flag.split("=")[0] for flag in flags}
         defaults = ("--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100",
                     "--steps=2", "--warmup=1", "--log_every=1", "--compare=none", "--cluster=local:2")
@@ -82,6 +133,7 @@ class Run:
         path = self.folder / "metrics.jsonl"
         while self.process.poll() is None:
             if path.exists() and path.read_bytes().count(b"\n") > step:
+                self._look()
                 return
             time.sleep(0.02)
         raise AssertionError(self.process.communicate())
@@ -92,12 +144,34 @@ class Run:
         pid, = (pid for pid in processes(self._mark, what) if pid != self.process.pid)
         return pid
 
+    def _look(self) -> None:
+        """What its processes listen at, and in which networks."""
+        for pid in processes(self._mark):
+            with contextlib.suppress(OSError):
+                network = os.readlink(f"/proc/{pid}/ns/net")
+                if network != os.readlink(f"/proc/{self.process.pid}/ns/net"):
+                    self.networks.add(network)
+                own = _own(pid)
+                self.held |= {one for one in listening(pid) if one.inode in own}
+
+    def _communicate(self, seconds: float = 600.0) -> tuple[str, str]:
+        end = time.monotonic() + seconds
+        while True:
+            self._look()
+            try:
+                return self.process.communicate(timeout=2.0)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > end:
+                    raise
+
     def end(self) -> tuple[int, str, str]:
         """(exit code, stdout, stderr)."""
         try:
-            out, err = self.process.communicate(timeout=600)
+            out, err = self._communicate()
             assert processes(self._mark) == []
             assert os.listdir(self._temporary) == []
+            assert not self.held & listening("self")
+            assert not self.networks & set(_networks())
         finally:
             self.process.kill()
             for pid in processes(self._mark):

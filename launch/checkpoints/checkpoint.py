@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from typing_extensions import NotRequired, TypedDict
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.launch.console import summarize_error
+from pase_mtf.launch.run_folder import MANIFEST, checkpoint_steps
 
 __all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "FileEntry", "entry_of", "find_checkpoint",
            "forget_checkpoints_after", "restore", "save_checkpoint"]
@@ -39,7 +39,6 @@ KEPT = 2
 MAX_STEP = 2**31 - 1
 """Steps are fed to the models (dropout draws by them) as 32-bit integers."""
 
-_MANIFEST = "checkpoint.json"
 _PREFIX = "model"
 _PARTIAL = ".partial-"
 _LOCK = ".writing.lock"
@@ -123,7 +122,7 @@ def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] |
                         "next_loss": next_loss if next_loss is None or math.isfinite(next_loss) else None,
                         "files": files}
             manifest["sha256"] = _own_hash(manifest)
-            write_atomically(os.path.join(temporary, _MANIFEST), json.dumps(manifest, indent=2) + "\n")
+            write_atomically(os.path.join(temporary, MANIFEST), json.dumps(manifest, indent=2) + "\n")
             os.chmod(temporary, 0o755)
             _to_disk(temporary)
             os.rename(temporary, place)
@@ -131,7 +130,7 @@ def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] |
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for old in _steps(folder)[KEPT:]:
+        for old in checkpoint_steps(folder)[KEPT:]:
             _remove(folder, f"step-{old}")
 
 
@@ -154,8 +153,8 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
         raise FormatError(f"--resume={run_folder}: holds no checkpoint; name the output directory of a run that lived "
                           "to write one (--checkpoint_every)")
     _clean(folder)
-    places = [(os.path.join(folder, f"step-{step}"), step) for step in _steps(folder)]
-    if not places and os.path.exists(os.path.join(folder, _MANIFEST)):
+    places = [(os.path.join(folder, f"step-{step}"), step) for step in checkpoint_steps(folder)]
+    if not places and os.path.exists(os.path.join(folder, MANIFEST)):
         return _checked(folder, None)  # of version 1
     damages = []
     for place, step in places:
@@ -175,7 +174,7 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
 
 def forget_checkpoints_after(folder: str, step: int) -> None:
     """Removes the checkpoints of later steps, where a run goes on in its folder from an earlier one."""
-    for later in _steps(folder):
+    for later in checkpoint_steps(folder) if os.path.isdir(folder) else ():
         if later > step:
             _remove(folder, f"step-{later}")
 
@@ -200,12 +199,6 @@ def restore(info: CheckpointInfo, load: Callable[[str], object]) -> None:
                           "resume with the model it was made with") from error
 
 
-def _steps(folder: str) -> list[int]:
-    """Steps of the checkpoints in a folder, the last one first."""
-    found = (re.fullmatch(r"step-(\d{1,12})", name) for name in os.listdir(folder))
-    return sorted((int(match[1]) for match in found if match), reverse=True)
-
-
 def _checked(folder: str, named: int | None) -> CheckpointInfo:
     """The checkpoint in a folder, all of it compared with its manifest.
 
@@ -216,7 +209,7 @@ def _checked(folder: str, named: int | None) -> CheckpointInfo:
     Raises:
       FormatError: names the file and what is wrong with it.
     """
-    path = os.path.join(folder, _MANIFEST)
+    path = os.path.join(folder, MANIFEST)
     manifest = read_json(path, FORMAT, VERSION)
     check_schema(path, manifest, _Manifest)
     step: int = manifest["step"]
@@ -242,7 +235,7 @@ def _check_file(file: str, entry: Mapping[str, object]) -> None:
     except OSError as error:
         raise FormatError(f"{file}: cannot be read ({error.strerror})") from error
     if damaged:
-        raise FormatError(f"{file}: its SHA-256 is not the one of {_MANIFEST}, it was damaged or changed")
+        raise FormatError(f"{file}: its SHA-256 is not the one of {MANIFEST}, it was damaged or changed")
 
 
 def _own_hash(manifest: Mapping[str, object]) -> str:

@@ -7,8 +7,6 @@ stopped: what finds it has to stand outside.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 import shutil
 import socket
 import sys
@@ -25,9 +23,9 @@ from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
-from pase_mtf.runtime import Devices
+from pase_mtf.launch.run_folder import AUTO, has_checkpoint
 
-__all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "visible_gpus", "watch"]
+__all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
 
 _LOOK_EVERY = 0.1
 _TELLS_WITHIN = 3.0
@@ -96,7 +94,10 @@ def watch(processes: Sequence[Watched], interrupts: Interrupts,
                 return Outcome(code, Fault(0, "lost its connection to another", told=True))
             lost += _LOOK_EVERY
         elif code is not None:
-            return Outcome(code)
+            # As of any other rank; by a signal, whose number a shell expects above 128, it ends as it should.
+            own = code == 0 or code in SAID_WHY or code > 128
+            return Outcome(code) if own or interrupts.asked else Outcome(
+                ClusterError.exit_code, Fault(0, f"ended with exit code {code}"))
         sleep(_LOOK_EVERY)
 
 
@@ -133,6 +134,10 @@ def launch(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts) -> int:
       KeyboardInterrupt: somebody wants it to end before it has begun.
     """
     interrupts.hold()
+    if plan.done:
+        for other in meet(_membership(plan, tasks, 0), interrupts) if tasks else ():
+            other.end(end=0)
+        return 0
     with contextlib.nullcontext() if tasks else own_network() as network:
         if not tasks and network is None:
             print("note: this system gives the processes no network of their own: TensorFlow's servers can be reached "
@@ -154,7 +159,7 @@ def _with_restarts(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts, n
                 "; --max_restarts=3 starts again from the last checkpoint"))
         restarts += 1
         options = options_after(plan)
-        where = f"the checkpoint in {options.resume}" if options.resume else "the first step"
+        where = f"the checkpoint in {options.resume}" if options.resume not in (None, AUTO) else "the first step"
         print(f"{outcome.fault}; starting again from {where} (restart {restarts} of {options.max_restarts})",
               file=sys.stderr, flush=True)
 
@@ -168,11 +173,10 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], inter
     here: list[TaskProcess] = []
     try:
         for rank in range(1 if tasks else len(addresses)):
-            environment = {} if tasks else visible_gpus(plan.devices, rank)
             membership = _membership(plan, addresses, rank)
-            here.append(start_worker(membership, environment, network) if rank else TaskProcess(
-                0, [sys.executable, *_RUN, *options.to_arguments()], {**membership.environment, **environment},
-                own_output=True, network=network))
+            here.append(start_worker(membership, network) if rank else TaskProcess(
+                0, [sys.executable, *_RUN, *options.to_arguments()], membership.environment, own_output=True,
+                network=network))
         outcome = watch([*here, *others], interrupts)
         told = {"end": outcome.exit_code}
         if outcome.fault is not None:
@@ -189,26 +193,10 @@ def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:
     return Membership(tasks, rank, plan.devices.count, plan.devices.kind, plan.options.clients)
 
 
-def visible_gpus(devices: Devices, rank: int) -> dict[str, str]:
-    """The variable that leaves a process its own part of the GPUs of this computer; none on CPUs.
-
-    Args:
-      devices: of the run, whose processes are all of this computer.
-      rank: of the process.
-    """
-    if devices.kind != "gpu":
-        return {}
-    each = devices.count // len(devices.tasks)
-    known = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    known = known or [str(number) for number in range(devices.count)]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(known[rank * each:(rank + 1) * each])}
-
-
 def options_after(plan: Plan) -> ResolvedOptions:
     """The options that take a run up again after a fault, in its own folder, to the step where it was to end.
 
-    From the first step where there is no checkpoint yet. Two steps are the least that a run does, so that one which was
-    at its end does these once more.
+    From the first step where there is no checkpoint yet.
 
     Args:
       plan: of the run as it was started.
@@ -217,6 +205,8 @@ def options_after(plan: Plan) -> ResolvedOptions:
       FormatError: the run continues another in place, of which no checkpoint is whole any more.
     """
     options = plan.options
+    if options.resume == AUTO and not has_checkpoint(options.output_dir):
+        return options
     try:
         checkpoint = find_checkpoint(options.output_dir)
     except FormatError:
@@ -224,6 +214,4 @@ def options_after(plan: Plan) -> ResolvedOptions:
             raise
         shutil.rmtree(options.output_dir, ignore_errors=True)
         return options
-    left = plan.first_step + options.warmup + options.steps - checkpoint.step
-    warmup = max(1, min(options.warmup, left - 1))
-    return dataclasses.replace(options, resume=options.output_dir, warmup=warmup, steps=max(1, left - warmup))
+    return options.going_on(options.output_dir, plan.first_step + options.warmup + options.steps - checkpoint.step)

@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-__all__ = ["Membership", "end_with_launcher", "started_by_launcher"]
+__all__ = ["Membership", "end_with_launcher", "processes_here", "started_by_launcher"]
 
 _VARIABLE = "PASE_MTF_CLUSTER"
+_GPUS = "CUDA_VISIBLE_DEVICES"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,8 +38,16 @@ class Membership:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the process finds it in."""
-        return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
+        """What the process finds it in, and what leaves it its own part of the GPUs of its host."""
+        return {_VARIABLE: json.dumps(dataclasses.asdict(self)), **self._own_gpus()}
+
+    def _own_gpus(self) -> dict[str, str]:
+        each = self.devices // len(self.tasks)
+        here = processes_here(self.tasks, self.rank, each)
+        if self.kind != "gpu" or len(here) == 1:
+            return {}
+        known, first = _given_gpus() or list(map(str, range(each * len(here)))), each * here.index(self.rank)
+        return {_GPUS: ",".join(known[first:first + each])}
 
     @classmethod
     def of_environment(cls) -> Membership | None:
@@ -48,6 +57,24 @@ class Membership:
             return None
         fields = json.loads(text)
         return cls(**{**fields, "tasks": tuple(fields["tasks"])})
+
+
+def processes_here(tasks: Sequence[str], rank: int, each: int) -> list[int]:
+    """The ranks among which the GPUs that this process sees are shared out: those of its host; itself alone where it
+    was given a part of its own (by its user, by Slurm), which is fewer than all of them need.
+
+    Args:
+      tasks: the address of every process, by rank.
+      rank: of this one.
+      each: how many devices a process has.
+    """
+    host = tasks[rank].rpartition(":")[0]
+    here = [other for other, task in enumerate(tasks) if task.rpartition(":")[0] == host]
+    return [rank] if 0 < len(_given_gpus()) < each * len(here) else here
+
+
+def _given_gpus() -> list[str]:
+    return [name for name in os.environ.get(_GPUS, "").split(",") if name]
 
 
 def end_with_launcher(end: Callable[[], object]) -> None:

@@ -138,17 +138,15 @@ class TaskProcess:
             self._relay.join(1.0)
 
 
-def start_worker(membership: Membership, environment: Mapping[str, str] | None = None,
-                 network: Network | None = None) -> TaskProcess:
+def start_worker(membership: Membership, network: Network | None = None) -> TaskProcess:
     """Starts the process of a rank other than 0.
 
     Args:
       membership: of that process.
-      environment: variables besides.
       network: that it is to be in; None: that of the launcher.
     """
     return TaskProcess(membership.rank, [sys.executable, "-m", _WORKERS[membership.clients]],
-                       {**membership.environment, **(environment or {})}, own_output=False, network=network)
+                       membership.environment, own_output=False, network=network)
 
 
 def end_all(processes: Sequence[TaskProcess], grace: float = 5.0) -> None:

@@ -10,10 +10,13 @@ from collections.abc import Mapping
 
 from pase_mtf.errors import UsageError, shortened
 
-__all__ = ["slurm_tasks"]
+__all__ = ["first_port", "slurm_tasks"]
 
-_FIRST_PORT, _PORTS, _PER_STEP = 12000, 20000, 64
-"""Below those that the system gives out by itself; every job step has its own, so that two may share a node."""
+_FIRST_PORT, _PLACES, _PER_PLACE = 12000, 312, 64
+"""Below those that the system gives out by itself."""
+
+_PLACES_APART = 119
+"""Of two jobs one after the other: the golden section of all places, with which those of many jobs lie far apart."""
 
 # In a process of its own: TensorFlow takes seconds, and hundreds of megabytes that a launcher has no use for. Of GPUs
 # nothing is asked (Slurm gives every task its own); without these numbers the resolver divides by them.
@@ -24,6 +27,15 @@ resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
     port_base=int(sys.argv[1]), gpus_per_node=int(sys.argv[2]), gpus_per_task=1, auto_set_gpu=False)
 print(json.dumps(resolver.cluster_spec().as_dict()["worker"]))
 """
+
+
+def first_port(job: int, step: int) -> int:
+    """Where the ports of a job step begin on every node: those of its tasks there, and one at which launchers meet.
+
+    So that two may share a node, the first 13 steps of each of 13 jobs in a row have other ports, for up to 63 tasks
+    on a node. There are fewer ports than job steps: those of others may be the same.
+    """
+    return _FIRST_PORT + (job * _PLACES_APART + step) % _PLACES * _PER_PLACE
 
 
 def slurm_tasks(processes: int, environment: Mapping[str, str] | None = None) -> tuple[tuple[str, ...], int]:
@@ -41,8 +53,7 @@ def slurm_tasks(processes: int, environment: Mapping[str, str] | None = None) ->
     """
     environment = dict(os.environ if environment is None else environment)
     try:
-        step = int(environment.get("SLURM_JOB_ID", "0")) * 7 + int(environment.get("SLURM_STEP_ID", "0"))
-        base = _FIRST_PORT + step * _PER_STEP % _PORTS
+        base = first_port(int(environment.get("SLURM_JOB_ID", "0")), int(environment.get("SLURM_STEP_ID", "0")))
         local = int(environment.get("SLURM_LOCALID", "0"))
     except ValueError as error:
         raise UsageError(f"--cluster=slurm: {shortened(error)}; start the command by srun") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,8 +46,8 @@ def control_address(tasks: Sequence[str]) -> tuple[str, int]:
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A socket that listens at a host's own address; on all interfaces where the name is that of something before it,
-    as of a service in a cluster of containers.
+    """A socket that listens at a host's own address; on all interfaces, which a line tells, where the name is that of
+    something before it, as of a service in a cluster of containers.
 
     Raises:
       UsageError: the port is taken, or the name is not known.
@@ -57,6 +58,8 @@ def listen(address: tuple[str, int]) -> socket.socket:
             found = socket.create_server(address, family=family)
         except OSError:
             found = socket.create_server(("", address[1]), family=family)
+            print(f"note: {address[0]} is no address of this host: its launcher listens on all interfaces, at port "
+                  f"{address[1]}", file=sys.stderr, flush=True)
     except OSError as error:
         raise UsageError(f"--cluster: cannot listen at {address[0]}:{address[1]} ({error.strerror}), where the "
                          "launchers meet: the port above those of the first host; take others") from error

@@ -20,8 +20,8 @@ from pase_mtf.launch.data import Data
 from pase_mtf.launch.flag_values import parse_arms
 from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, agree, first_difference, largest_update, updates_of
 from pase_mtf.launch.judging.settling import STEPS, Settled, settle
-from pase_mtf.launch.options import load_run_config
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.run_folder import load_run_config
 from pase_mtf.launch.training import History
 from pase_mtf.models.checks import kept_dtype
 

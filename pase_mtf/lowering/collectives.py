@@ -13,13 +13,13 @@ import contextlib
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
 from pase_mtf.lowering.emit import Scope, scopes
 from pase_mtf.lowering.exchange import goes_round
-from pase_mtf.lowering.ledger import Ledger, StandIn
+from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
 __all__ = ["Collectives", "process_of"]
 
@@ -39,8 +39,24 @@ def process_of(device: str) -> tuple[str, int, int]:
     return spec.job, spec.replica, spec.task
 
 
+class _Chain:
+    """Collectives that run one after another on every device, as NCCL wants them: what is fetched together.
+
+    Attributes:
+      last: the last one of this process on a device, in a scope of control flow.
+      needs: the transfers that the last one on a device depends on, whatever process that is of. Who runs it runs all
+        before it, so that the others have to run theirs.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[tuple[Scope, str], tf.Operation] = {}
+        self.needs: dict[str, int] = {}
+
+
 class Collectives:
     """An `Exchange` between processes.
+
+    By NCCL, collectives are in a chain: each is behind the one before it on its device.
 
     Attributes:
       ledger: where tensors and transfers are entered.
@@ -57,7 +73,8 @@ class Collectives:
         self._key_of: dict[int, int] = {}
         self._brought: dict[tuple[Scope, int, object], tuple[object, object]] = {}
         self._constants: dict[object, tf.Tensor] = {}
-        self._last: dict[tuple[Scope, str], tf.Operation] = {}
+        self._chain: _Chain | None = _Chain() if hint == "nccl" else None
+        self._apart: _Chain | None = _Chain() if hint == "nccl" else None
 
     # The interface
 
@@ -81,7 +98,7 @@ class Collectives:
                               shape=shape)
             made.outputs[0].set_shape(x.shape)
             got = _as(x.dtype, made.outputs[0], device)
-        self.ledger.enter(got, device, self.ledger.needs([x]) | self.ledger.bit(number))
+        self.ledger.enter(got, device, self._needs((owner, device), [x], number))
         self._brought[here[0], id(x), process_of(device)] = x, got
         return got
 
@@ -127,7 +144,7 @@ class Collectives:
             return None
         xs = [self.bring(device, x) for device, x in zip(devices, xs, strict=True)]
         number = self._transfer(f"reduce {kind}", devices, xs[0])
-        needs, result = self.ledger.needs(xs) | self.ledger.bit(number), []
+        needs, result = self._needs(devices, xs, number), []
         for device, x in zip(devices, xs, strict=True):
             total = StandIn(x.shape, x.dtype, device)
             if device in self._own:
@@ -138,6 +155,62 @@ class Collectives:
             result.append(self.ledger.enter(total, device, needs))
         return result
 
+    # In which order
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is made in this context is fetched by itself: it is in a chain of its own."""
+        self._chain, self._apart = self._apart, self._chain
+        try:
+            yield
+        finally:
+            self._chain, self._apart = self._apart, self._chain
+
+    def behind(self, xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Tensors of this process, with which a loop begins: behind the last collectives before it."""
+        lasts = self._lasts(self._own)
+        with tf.control_dependencies(lasts):
+            return [tf.identity(x) for x in xs] if lasts else list(xs)
+
+    def passed(self, devices: Sequence[str], end: tf.Operation, needs: int) -> int:
+        """A loop over these devices, whose end is this in this process, is the last in the chain.
+
+        Returns:
+          The transfers that its results depend on, given those that it depends on itself.
+        """
+        for device in self._own:
+            self._set_last(device, end)
+        return self._chained(devices, needs)
+
+    def in_order(self, made: Sequence[tf.Tensor], pins: Sequence[tf.Operation]) -> list[tf.Tensor]:
+        """What an iteration of a loop hands to the next: where there is a chain, when its own transfers are done."""
+        if self._chain is None:
+            return list(made)
+        with tf.control_dependencies(pins):
+            return [tf.identity(x) for x in made]
+
+    def _lasts(self, devices: Iterable[str]) -> list[tf.Operation]:
+        """The last of the chain in the current scope, on devices of this process."""
+        scope, last = next(scopes()), {} if self._chain is None else self._chain.last
+        return [last[scope, device] for device in devices if (scope, device) in last]
+
+    def _set_last(self, device: str, operation: tf.Operation) -> None:
+        if self._chain is not None:
+            self._chain.last[next(scopes()), device] = operation
+
+    def _needs(self, devices: Sequence[str], xs: Sequence[AnyTensor], number: int) -> int:
+        """The transfers that what comes out of one depends on."""
+        return self._chained(devices, self.ledger.needs(xs) | self.ledger.bit(number))
+
+    def _chained(self, devices: Sequence[str], needs: int) -> int:
+        """Transfers, and those that they are behind in the chain. In a loop all run in every iteration."""
+        if self._chain is not None and not self.ledger.in_loop:
+            needs |= self.ledger.waited_for
+            for device in devices:
+                needs |= self._chain.needs.get(device, 0)
+            self._chain.needs.update(dict.fromkeys(devices, needs))
+        return needs
+
     # How it is made
 
     def _collect(self, kind: str, devices: Sequence[str], given: Sequence, make: Callable[..., tf.Operation],
@@ -145,7 +218,7 @@ class Collectives:
         """What a collective gives every device: a tensor from each, in the order of the devices."""
         flat = [x for entry in given for x in (entry if isinstance(entry, list) else [entry])]
         number = self._transfer(kind, devices, flat[0])
-        needs, result = self.ledger.needs(flat) | self.ledger.bit(number), []
+        needs, result = self._needs(devices, flat, number), []
         members, shape, dtype = self._members(devices), flat[0].shape.as_list(), flat[0].dtype
         for device, entry in zip(devices, given, strict=True):
             if device in self._own:
@@ -172,15 +245,14 @@ class Collectives:
 
     def _make(self, device: str, number: int, kind: Callable[..., tf.Operation | tf.Tensor], devices: Sequence[str],
               **attributes: object) -> tf.Operation:
-        """A collective of this process; by NCCL, after the last one on its device."""
+        """A collective of this process."""
         scope = next(scopes())
-        last = self._last.get((scope, device)) if self._hint == "nccl" else None
         keys = {name: self._constant(device, value) for name, value in self.keys(devices, number).items()}
         # Whoever comes later shares it: it must not wait for what is waited for at the moment.
-        with _free(scope), tf.control_dependencies([] if last is None else [last]), tf.device(device):
+        with _free(scope), tf.control_dependencies(self._lasts([device])), tf.device(device):
             made = kind(**keys, **attributes, communication_hint=self._hint, timeout_seconds=self._timeout)
         made = made if isinstance(made, tf.Operation) else made.op
-        self._last[scope, device] = made
+        self._set_last(device, made)
         self.ledger.pin(number, made)
         return made
 

@@ -131,6 +131,10 @@ class Emitter:
         """Of the copies of a tensor on the first devices of all processes, this process's, to be fetched by all."""
         return copies[0]
 
+    def apart(self) -> contextlib.AbstractContextManager[None]:
+        """What is made in this context is fetched without what is made outside of it."""
+        return contextlib.nullcontext()
+
     def known(self, device: str, x: tf.Tensor) -> tf.Tensor:
         """A tensor that is on a device and was made there, such as what a variable was read as."""
         return x

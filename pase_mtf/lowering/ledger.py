@@ -133,6 +133,11 @@ class Ledger:
         finally:
             self._waiting.pop()
 
+    @property
+    def waited_for(self) -> int:
+        """The transfers that what is entered now waits for, a bit each."""
+        return self._waiting[-1]
+
     @contextlib.contextmanager
     def turn(self, after: Iterable[int]) -> Iterator[None]:
         """What is entered in this context is of the next turn, and waits for what was entered in earlier ones.

@@ -357,18 +357,24 @@ class RankEmitter(Emitter):
                 return tf.identity(answer)
 
         def iterate(turn: tf.Tensor, *mine: tf.Tensor) -> list[tf.Tensor]:
-            made = own(body(*lists(mine)))
-            with tf.control_dependencies(self.ledger.take_pins()):
-                return [tf.add(turn, 1), *made]
+            made, pins = own(body(*lists(mine))), self.ledger.take_pins()
+            with tf.control_dependencies(pins):
+                return [tf.add(turn, 1), *self._collectives.in_order(made, pins)]
 
         number = self.ledger.transfer("loop", [list(names) for names in devices])
         bit, mine = self.ledger.bit(number), own(starts)
+        with tf.device(self.first_own):
+            mine = self._collectives.behind([tf.constant(0), *mine])
         with self.ledger.loop() as loop, tf.device(self.first_own):
             loop.needs |= self.ledger.needs(x for slices in starts for x in slices)
-            turns, *results = tf.while_loop(go_on, iterate, [tf.constant(0), *mine], back_prop=False,
+            turns, *results = tf.while_loop(go_on, iterate, mine, back_prop=False,
                                             return_same_structure=True, **options)
         self.ledger.pin(number, turns.op)
-        return lists(results, loop.needs | bit)
+        return lists(results, self._collectives.passed(self.devices, turns.op, loop.needs | bit))
+
+    def apart(self) -> contextlib.AbstractContextManager[None]:
+        """What is made in this context is fetched without what is made outside of it."""
+        return self._collectives.apart()
 
     def _everywhere(self, values: Sequence[AnyTensor], devices: Sequence[str]) -> tf.Tensor:
         """What all devices hold alike, in this process."""
@@ -404,6 +410,7 @@ class Agreement:
         self._digests = None
         self._orders: list[tuple[tuple[str, ...], tf.Tensor]] = []
         groups = dict(exchange.groups)
+        last: dict[str, list[tf.Tensor]] = {}
         if len(firsts) > 1:
             with tf.control_dependencies(None), tf.device(own):
                 self._digests = tf.raw_ops.CollectiveGatherV2(
@@ -411,10 +418,13 @@ class Agreement:
                     **exchange.settings(tuple(self._firsts), _DIGEST))
         for members in groups:
             for device in set(members) & set(mine):
-                with tf.control_dependencies(None), tf.device(device):
-                    self._orders.append((members, tf.raw_ops.CollectiveGatherV2(
+                # On a device one after the other, in the order in which all ranks know the groups: NCCL wants it.
+                with tf.control_dependencies(None), tf.control_dependencies(last.get(device, [])), tf.device(device):
+                    order = tf.raw_ops.CollectiveGatherV2(
                         input=tf.constant([members.index(device)]), ordering_token=[],
-                        **exchange.settings(members, _ORDER))))
+                        **exchange.settings(members, _ORDER))
+                self._orders.append((members, order))
+                last[device] = [order]
 
     def check(self, session: tf.Session, timeout_seconds: float = 60.0) -> None:
         """Compares, in a session of every rank at once.

@@ -183,7 +183,7 @@ class LaidOutVariable:
     def copy_slices_to_master(self) -> tf.Operation:
         """Puts the slices together in the master."""
         if self._copy_slices_to_master is None:
-            with self._graph.as_default(), tf.control_dependencies(None):
+            with self._graph.as_default(), tf.control_dependencies(None), self._mesh_impl.emitter.apart():
                 self._copy_slices_to_master = self._collect()
         return self._copy_slices_to_master
 

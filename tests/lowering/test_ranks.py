@@ -96,18 +96,21 @@ def test_ranks_train_nets_as_one_process_does(ranks, each, tmp_path):
     _same_as_one_process(_PLANS, ranks, tmp_path, each=each)
 
 
-def _lowered(name, plan, ranks, monkeypatch):
+def _lowered(name, plan, ranks, monkeypatch, hint="auto"):
     """The lowerings of all ranks, their graphs, and what a program fetches, all in this process."""
     devices, found = cluster_devices(ranks, 1), []
+    if hint == "nccl":
+        devices = [device.replace("CPU", "GPU") for device in devices]
     for rank in range(ranks):
         monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
         with tf.Graph().as_default():
             net = nets.build(name, "sgd", tf.float32)
             lowering = PlanLowering(net.graph, nets.random_plan(net.graph, ranks, plan), devices,
-                                    rank=Rank.of(devices, rank))
+                                    rank=Rank.of(devices, rank, communication_hint=hint))
             fetches = [lowering.export_to_tf_tensor(net.loss).op]
             fetches += [lowering.lowered_operation(operation) for operation in net.updates]
             fetches += [laid_out.copy_slices_to_master for laid_out in lowering.variables.values()]
+            lowering.agreement()
             found.append((lowering, fetches))
     return found
 
@@ -199,6 +202,33 @@ def test_tensorflow_sums_what_is_large_round_its_ring(ranks, words, kind, monkey
         xs = [emitter.run_on(device, lambda: tf.zeros([words, 16])) for device in devices]
         all_reduce(xs, [range(ranks)], devices, emitter)
         assert {operation.type for operation in graph.get_operations() if "Collective" in operation.type} == {kind}
+
+
+@pytest.mark.parametrize(("name", "plan", "ranks"), [
+    ("mlp", 1, 2), ("mlp", 2, 3), ("mlp", 1, 3), ("odd_functions", 1, 2), ("odd_functions", 1, 3)])
+def test_nccl_makes_one_collective_after_the_other_on_every_device(name, plan, ranks, monkeypatch):
+    """The same on all ranks, whatever is fetched; and who collects the variables runs nothing of a step."""
+    found = _lowered(name, plan, ranks, monkeypatch, "nccl")
+    assert len({lowering.emitter.ledger.digest() for lowering, _ in found}) == 1
+    assert_all_ends_or_none(found)
+    for lowering, fetches in found:
+        loss, *rest = fetches
+        collects = rest[-len(lowering.variables):]
+        made = [operation for operation in loss.graph.get_operations() if operation.type.startswith("Collective")]
+        assert all(operation.get_attr("communication_hint") == b"nccl" for operation in made)
+        step = reached(loss, *rest[:-len(collects)])
+        collecting = reached(*collects)
+        assert not any(operation in step for operation in made if operation in collecting)
+        _, *orders = (operation for operation in made if operation not in step | collecting)
+        assert orders
+        for part in (step, collecting, orders):
+            _assert_in_a_row([operation for operation in made if operation in part])
+
+
+def _assert_in_a_row(operations):
+    """Each waits for the one before it, in every round of a loop."""
+    for before, after in itertools.pairwise(operations):
+        assert before in reached(after), (before.name, after.name)
 
 
 def test_nccl_sums_by_itself_and_one_collective_after_the_other():

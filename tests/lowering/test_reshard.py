@@ -122,7 +122,8 @@ def test_a_large_sum_goes_round_a_ring(group):
                 xs.append(tf.random.uniform((96, 256)))
         sums = all_reduce(xs, [group], _DEVICES, Emitter(_DEVICES, False))
         with session() as run:
-            run.run([sums[k].op for k in group], options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+            run.run([sums[k].op for k in group], options=tf.RunOptions(output_partition_graphs=True),
+                    run_metadata=metadata)
     sent = collections.Counter()
     for part in metadata.partition_graphs:
         for node in part.node:

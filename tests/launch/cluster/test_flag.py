@@ -1,11 +1,13 @@
 """--cluster and --task: what they mean, and what is refused before anything is loaded."""
 
+import itertools
 import json
 
 import pytest
 
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
+from pase_mtf.launch.cluster.slurm import first_port
 from pase_mtf.launch.options import parse_command_line
 from pase_mtf.machine.machine import Machine
 
@@ -101,3 +103,11 @@ def test_a_search_alone_starts_processes_where_they_are_to_be_measured(launch, m
     plan, = started
     assert plan.options.search_only
     assert len(plan.devices.tasks) == 2
+
+
+@pytest.mark.parametrize("job", [0, 1, 1000, 7654321])
+def test_slurm_steps_that_are_likely_to_meet_have_other_ports(job):
+    """Every one of these has 64: for 63 tasks of a node, and the launchers."""
+    firsts = sorted(first_port(job + later, step) for later in range(13) for step in range(13))
+    assert all(other - one >= 64 for one, other in itertools.pairwise(firsts))
+    assert 12000 <= firsts[0] < firsts[-1] + 64 <= 32768  # where the system's own begin

@@ -249,3 +249,16 @@ def test_a_port_where_launchers_cannot_meet(members):
     with socket.create_server(control_address(members[0].tasks)), \
             pytest.raises(UsageError, match="where the launchers meet"):
         meet(members[0], Interrupts())
+
+
+def test_a_launcher_that_has_to_listen_everywhere_says_so(capfd):
+    """The address of its host leads to something before it: 192.0.2.1 is nobody's."""
+    with wire.listen(("127.0.0.1", 0)) as own:
+        assert own.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(UsageError, match="cannot listen at"):
+            wire.listen(own.getsockname())
+    assert capfd.readouterr().err == ""
+    with wire.listen(("192.0.2.1", 0)) as everywhere:
+        assert everywhere.getsockname()[0] == "0.0.0.0"
+    assert capfd.readouterr().err == ("note: 192.0.2.1 is no address of this host: its launcher listens on all "
+                                      "interfaces, at port 0\n")

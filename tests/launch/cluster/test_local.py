@@ -17,14 +17,33 @@ _ONE_CLIENT = pytest.param("--clients=one", marks=pytest.mark.slow)  # which tes
 
 @pytest.mark.parametrize("clients", ["--clients=ranks", _ONE_CLIENT])
 def test_two_processes_train_as_one_does(preset, finished, tmp_path, clients):
-    code, out, err = Run(preset, tmp_path / "run", "--strategy=data_parallel", "--compare=random:1", clients).end()
+    run = Run(preset, tmp_path / "run", "--strategy=data_parallel", "--compare=random:1", clients)
+    code, out, err = run.end()
     assert (code, err) == (0, "")
+    _assert_alone(run, 2)
     assert "2 virtual CPU devices in 2 processes on" in out
     assert "measured ms" in out
     assert metrics(tmp_path / "run", "data_parallel") == pytest.approx(metrics(finished), rel=1e-5)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [row["measured_bytes"] > 0 for row in summary["arms"].values()] == [True] * 2
     assert find_checkpoint(str(tmp_path / "run")).step == 3
+
+
+def _assert_alone(run, servers):
+    """So many servers listened, in one network with nothing in it but the loopback interface."""
+    assert len(run.held) >= servers
+    assert len(run.networks) == 1
+    assert not any(one.reached_from_outside for one in run.held)
+
+
+@pytest.mark.slow
+def test_four_processes(preset, finished, tmp_path):
+    run = Run(preset, tmp_path / "run", "--mesh=4", "--cluster=local:4", "--strategy=data_parallel", "--clients=ranks")
+    code, out, err = run.end()
+    assert (code, err) == (0, "")
+    assert "4 virtual CPU devices in 4 processes on" in out
+    assert metrics(tmp_path / "run", "data_parallel") == pytest.approx(metrics(finished), rel=1e-5)
+    _assert_alone(run, 4)
 
 
 @pytest.mark.slow

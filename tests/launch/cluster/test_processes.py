@@ -9,12 +9,15 @@ import time
 
 import pytest
 
+from pase_mtf import runtime
 from pase_mtf.errors import ClusterError
 from pase_mtf.launch.cluster import process
-from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, visible_gpus, watch
+from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, watch
+from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
 from pase_mtf.launch.interrupts import Interrupts
-from pase_mtf.runtime import Devices
+from pase_mtf.launch.options import Options
+from pase_mtf.launch.plan import member_of
 
 _WAIT = "import sys; sys.stdin.read()"
 _WAIT_FOR_EVER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
@@ -107,6 +110,24 @@ def test_a_worker_that_ends_by_itself_is_a_fault(start, capfd):
     assert "[rank 1] no room" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("code", "restarted"), [(1, True), (3, False), (6, False), (0, False), (143, False)])
+def test_rank_0_that_crashes_is_a_fault_as_any_other_rank(start, code, restarted):
+    """Not one that has said what its user has to mend, nor one that a signal has ended."""
+    tasks = start(f"raise SystemExit({code})", _WAIT)
+    assert watch(tasks, Interrupts()) == (
+        Outcome(7, Fault(0, f"ended with exit code {code}")) if restarted else Outcome(code))
+    end_all(tasks)
+
+
+def test_rank_0_that_crashes_when_it_was_to_end_is_not_started_again(start):
+    tasks = start("raise SystemExit(1)", _WAIT)
+    tasks[0].wait(10)
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        signal.raise_signal(signal.SIGTERM)
+        assert watch(tasks, interrupts) == Outcome(1)
+
+
 @pytest.mark.parametrize("code", [2, 5])
 def test_what_a_worker_finds_wrong_is_for_its_user_and_no_fault(start, code):
     """Nothing is started again for it; rank 0 may have lost its connection by then."""
@@ -182,14 +203,35 @@ def test_addresses_of_this_computer_differ():
     assert all(address.startswith("127.0.0.1:") for address in addresses)
 
 
-@pytest.mark.parametrize(("given", "processes", "expected"), [
-    (None, 2, ["0,1", "2,3"]), ("4,5,6,7", 2, ["4,5", "6,7"]), ("GPU-a,GPU-b,GPU-c,GPU-d", 4, [
-        "GPU-a", "GPU-b", "GPU-c", "GPU-d"])])
-def test_processes_share_the_gpus_of_a_computer_evenly(monkeypatch, given, processes, expected):
+@pytest.mark.parametrize(("given", "hosts", "expected"), [
+    (None, "aa", ["0,1", "2,3"]), ("4,5,6,7", "aa", ["4,5", "6,7"]), ("GPU-a,GPU-b,GPU-c,GPU-d", "aaaa", [
+        "GPU-a", "GPU-b", "GPU-c", "GPU-d"]),
+    (None, "abba", ["0", "0", "1", "1"]), ("7,5", "abba", ["7", "7", "5", "5"]),
+    (None, "ab", [None, None]), ("2,3", "aa", [None, None]), ("3", "abba", [None] * 4)])
+def test_processes_share_the_gpus_of_a_host_evenly(monkeypatch, given, hosts, expected):
+    """Those that are alone there, or were given less than all need, keep what they see."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    devices = Devices.over_tasks(4, "gpu", [f"127.0.0.1:{rank}" for rank in range(processes)])
-    found = [visible_gpus(devices, rank) for rank in range(processes)]
-    assert found == [{"CUDA_VISIBLE_DEVICES": names} for names in expected]
-    assert visible_gpus(dataclasses.replace(devices, kind="cpu"), 0) == {}
+    member = Membership(tuple(f"{host}:{2222 + rank}" for rank, host in enumerate(hosts)), 0, 4, "gpu")
+    members = [dataclasses.replace(member, rank=rank) for rank in range(len(hosts))]
+    assert [one.environment.get("CUDA_VISIBLE_DEVICES") for one in members] == expected
+    assert "CUDA_VISIBLE_DEVICES" not in dataclasses.replace(member, kind="cpu").environment
+
+
+def test_a_worker_of_a_listed_host_sees_its_own_part(monkeypatch, capfd):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(process, "_WORKERS", {"one": "this"})
+    worker = process.start_worker(Membership(("a:1", "a:2"), 1, 2, "gpu"))
+    with open(f"/proc/{worker._process.pid}/environ", encoding="utf-8") as file:
+        assert "CUDA_VISIBLE_DEVICES=5" in file.read().split("\0")
+    end_all([worker])
+
+
+@pytest.mark.parametrize(("present", "kind"), [(4, "gpu"), (2, "cpu")])
+def test_all_processes_of_a_host_need_gpus(monkeypatch, present, kind):
+    """Or none has one: they are devices of one kind."""
+    monkeypatch.setattr(runtime, "gpu_names", lambda: ["A100"] * present)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    options = Options(model="alexnet", mesh="4", cluster="a:1,a:2", task=1)
+    assert member_of(options) == Membership(("a:1", "a:2"), 1, 4, kind)

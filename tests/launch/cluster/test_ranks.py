@@ -32,7 +32,6 @@ DEVICES = 4
 STEPS = 20
 _LARGE = ("densenet121", "gnmt", "inception_v3")
 """Models whose graphs take so long to build that two processes have to do."""
-_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 class _Ranks:
@@ -41,7 +40,7 @@ class _Ranks:
     def __init__(self, tasks):
         addresses = local_addresses(tasks)
         self.devices = Devices.over_tasks(DEVICES, "cpu", addresses, rank=0)
-        self._others = [start_worker(Membership(addresses, rank, DEVICES, "cpu", "ranks"), _QUIET)
+        self._others = [start_worker(Membership(addresses, rank, DEVICES, "cpu", "ranks"))
                         for rank in range(1, tasks)]
         check_servers(addresses[1:], within=300.0)  # on a busy machine TensorFlow takes its time to load
         self._joined = join(self.devices)

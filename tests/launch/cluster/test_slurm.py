@@ -24,7 +24,7 @@ _STEP = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "cpu[09-10]", "SLUR
 def test_two_nodes(monkeypatch):
     for name, value in _STEP.items():
         monkeypatch.setenv(name, value)
-    assert slurm_tasks(4) == (("cpu09:12448", "cpu09:12449", "cpu10:12448", "cpu10:12449"), 3)
+    assert slurm_tasks(4) == (("cpu09:19616", "cpu09:19617", "cpu10:19616", "cpu10:19617"), 3)
 
 
 def test_what_is_refused(monkeypatch):

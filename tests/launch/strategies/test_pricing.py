@@ -13,8 +13,9 @@ from pase_mtf.calibration.meter import REFERENCES
 from pase_mtf.compat import tf
 from pase_mtf.errors import ClusterError
 from pase_mtf.launch.__main__ import main
-from pase_mtf.launch.options import CONFIG_FORMAT, CONFIG_VERSION, Options
+from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.run_folder import CONFIG_FORMAT, CONFIG_VERSION
 from pase_mtf.launch.strategies import pricing
 from pase_mtf.launch.strategies.finding import find_strategies
 from pase_mtf.machine.kernel_file import load_times

@@ -1,0 +1,94 @@
+"""The output directory of a run, looked at before the run: a new one, or one that an earlier run has left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+from pase_mtf.errors import FormatError, UsageError, shortened
+from pase_mtf.files import read_json
+
+__all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "MANIFEST", "check_folder_taken_up", "check_new_folder",
+           "checkpoint_steps", "has_checkpoint", "is_done", "load_run_config"]
+
+CONFIG_FORMAT = "pase_mtf.run"
+CONFIG_VERSION = 1
+
+AUTO = "auto"
+"""Value of --resume: begin in the output directory, or go on there."""
+
+MANIFEST = "checkpoint.json"
+"""What tells of the files of a checkpoint, beside them."""
+
+_CONFIG = "config.json"
+_BEFORE_THAT = ("metrics.jsonl",)
+"""What a run may have made before it wrote its configuration."""
+
+
+def check_new_folder(path: str | None) -> None:
+    """Raises UsageError where no new folder can be made there; None: outputs/, whose name comes later."""
+    if path is not None and not path.strip():
+        raise UsageError("--output_dir is empty; name a new folder, or leave the flag out")
+    if path and ("\0" in path or os.path.lexists(path)):
+        raise UsageError(f"--output_dir={shortened(path, quoted=False)}: exists and is never overwritten; name a new "
+                         "one")
+    parent = os.path.dirname(os.path.abspath(path or os.path.join("outputs", "run")))
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        reason = "is not a folder" if not os.path.isdir(parent) else "cannot be written to"
+        raise UsageError(f"--output_dir={path or 'outputs'}: {parent} {reason}; name another place")
+
+
+def load_run_config(folder: str) -> dict[str, Any]:
+    """Reads config.json of an earlier run.
+
+    Raises:
+      FormatError: there is none, or it is none of ours.
+    """
+    if not os.path.isdir(folder):
+        raise FormatError(f"--resume={folder}: no such folder; name the output directory of an earlier run")
+    data = read_json(os.path.join(folder, "config.json"), CONFIG_FORMAT, CONFIG_VERSION)
+    if not isinstance(data.get("options"), dict):
+        raise FormatError(f"{folder}/config.json: has no options; it is truncated or foreign")
+    return data
+
+
+def check_folder_taken_up(path: str | None) -> None:
+    """Raises UsageError where --resume=auto can neither begin nor go on: no folder is named, or what is there is not of
+    a run."""
+    if not path:
+        raise UsageError(f"--resume={AUTO}: in which folder? Give --output_dir")
+    if not os.path.isdir(path):
+        check_new_folder(path)
+    elif not os.path.isfile(os.path.join(path, _CONFIG)):
+        foreign = [name for name in os.listdir(path) if name not in _BEFORE_THAT and not name.startswith(f".{_CONFIG}")]
+        if foreign:
+            raise UsageError(f"--output_dir={shortened(path, quoted=False)}: holds {shortened(min(foreign))}, and no "
+                             "run to go on with; name another")
+    else:
+        load_run_config(path)
+
+
+def checkpoint_steps(folder: str) -> list[int]:
+    """Steps of the checkpoints in a folder of checkpoints, the last one first."""
+    found = (re.fullmatch(r"step-(\d{1,12})", name) for name in os.listdir(folder))
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def has_checkpoint(folder: str) -> bool:
+    """Whether an earlier run in this folder has written a checkpoint, damaged or not."""
+    inside = os.path.join(folder, "checkpoint")
+    return os.path.isdir(inside) and bool(
+        checkpoint_steps(inside) or os.path.exists(os.path.join(inside, MANIFEST)))  # the latter of version 1
+
+
+def is_done(folder: str) -> bool:
+    """Whether the last run in a folder has come to its end, and written it down."""
+    try:
+        with open(os.path.join(folder, "summary.json"), encoding="utf-8") as file:
+            return bool(json.load(file)["status"] == "done")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False

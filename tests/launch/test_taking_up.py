@@ -1,0 +1,134 @@
+"""--resume=auto: one command for the first start of a run and for every other."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from cluster_runs import metrics
+
+from pase_mtf.launch.__main__ import main
+from pase_mtf.launch.arms.arm import Arm
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+from pase_mtf.launch.cluster.launcher import options_after
+from pase_mtf.launch.options import parse_command_line
+from pase_mtf.launch.plan import resolve
+
+
+def _command(preset, folder, *flags):
+    return ["--model=alexnet", f"--preset={preset}", "--mesh=2", "--devices=cpu", "--machine=a100", "--steps=6",
+            "--warmup=1", "--log_every=1", "--compare=none", f"--output_dir={folder}", "--resume=auto", *flags]
+
+
+class _CrashError(Exception):
+    """What nobody expects."""
+
+
+@pytest.fixture
+def crashing(monkeypatch):
+    """Runs a command in this process that breaks off before the step of this number."""
+    step = Arm.step
+
+    def run(command, at):
+        done = []
+
+        def broken(self, batch, trace=False):
+            done.append(1)
+            if len(done) > at:
+                raise _CrashError
+            return step(self, batch, trace)
+        with monkeypatch.context() as patch:
+            patch.setattr(Arm, "step", broken)
+            with pytest.raises(_CrashError):
+                main(command)
+    return run
+
+
+def test_the_same_command_begins_goes_on_and_is_done(preset, crashing, tmp_path, capsys):
+    assert main(_command(preset, tmp_path / "whole")) == 0
+    folder = tmp_path / "run"
+    command = _command(preset, folder, "--checkpoint_every=2")
+    crashing(command, 1)  # before its first checkpoint
+    assert list(metrics(folder)) == [0]
+    (folder / "mine.txt").write_text("stays")
+    crashing(command, 5)
+    assert (list(metrics(folder)), find_checkpoint(str(folder)).step) == ([0, 1, 2, 3, 4], 4)
+    assert main(command) == 0
+    assert f"{folder} at step 4" in capsys.readouterr().out
+    assert metrics(folder) == pytest.approx(metrics(tmp_path / "whole"), rel=1e-6)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+    assert (folder / "mine.txt").read_text() == "stays"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"the run in {folder} has done its 7 steps; more --steps go on with it\n"
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_run_that_fails_before_its_first_step_leaves_nothing(preset, crashing, tmp_path):
+    crashing(_command(preset, tmp_path / "run"), 0)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    crashing(_command(preset, tmp_path / "run"), 0)
+    assert (tmp_path / "run").exists()  # which was there
+
+
+def test_what_it_cannot_go_on_with(preset, finished, tmp_path, capsys):
+    def refused(*command):
+        code = main([*command])
+        out, err = capsys.readouterr()
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        return err
+
+    command = [flag for flag in _command(preset, "") if not flag.startswith("--output_dir")]
+    assert "--resume=auto: in which folder? Give --output_dir" in refused(*command)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_text("")
+    assert "holds 'thesis.tex', and no run to go on with" in refused(*command, f"--output_dir={tmp_path / 'foreign'}")
+    assert "is never overwritten" in refused(*command, f"--output_dir={preset}")
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    assert "--seed=3: the run in" in refused(*command, f"--output_dir={run}", "--seed=3")
+    for data in run.glob("checkpoint/step-*/model.data*"):
+        data.write_bytes(data.read_bytes()[:-1])
+    held = sorted(run.rglob("*"))
+    assert "there is no whole checkpoint" in refused(*command, f"--output_dir={run}")
+    assert sorted(run.rglob("*")) == held
+
+
+def test_the_launcher_of_a_cluster_takes_it_up(preset, finished, tmp_path):
+    """After a fault: from the last checkpoint, and from the first step where there is none."""
+    run = tmp_path / "run"
+    plan = resolve(parse_command_line(_command(preset, run, "--cluster=local:2")))
+    assert (plan.options.in_place, plan.first_step, plan.options.resume) == (True, 0, "auto")
+    run.mkdir()
+    assert options_after(plan) == plan.options
+    shutil.copytree(finished, run, dirs_exist_ok=True)
+    left = options_after(plan)
+    assert (left.resume, left.warmup, left.steps) == (str(run), 1, 3)
+    again = resolve(parse_command_line(_command(preset, run, "--cluster=local:2")))
+    assert (again.options, again.first_step) == (left, 3)
+    assert options_after(again) == left
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(preset, tmp_path):
+    """kill -9, and the same command again."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "pase_mtf.launch",
+               *_command(preset, folder, "--checkpoint_every=5", "--steps=80")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if line.startswith("step ") and int(line.split()[1]) >= 7:
+            break
+    process.kill()
+    process.communicate()
+    seen = metrics(folder)
+    assert 7 <= max(seen) < 80
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = metrics(folder)
+    assert list(found) == list(range(81))
+    assert {step: found[step] for step in seen} == pytest.approx(seen, rel=1e-6)
+    assert not any(name.startswith(".partial") for name in os.listdir(folder / "checkpoint"))
