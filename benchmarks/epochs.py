@@ -39,7 +39,7 @@ from pase_mtf.strategy.find import find_strategy
 __all__ = ["FORMAT", "VERSION", "load", "main"]
 
 FORMAT = "pase_mtf.epochs_benchmark"
-VERSION = 1
+VERSION = 2
 _BATCHES = "16,32,64,128,256,512,1024"
 _SEEDS = "0,1,2"
 # The sizes stand in files beside this one: the tiny presets narrowed, so that an hour of one core is enough.
@@ -112,11 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = load(path)
     if "measure" in sections and (code := _measure(output)):
         return code
+    here = facts()
+    here["versions"] += f", TensorFlow {tf.__version__}"
     if "project" in sections:
         _project(results, flags.models.split(","))
-    results["facts"] = facts()
-    results["facts"]["versions"] += f", TensorFlow {tf.__version__}"
-    results["curves"] = curves_of({name: output / f"epochs-{name}.csv" for name in CURVES})
+        results["facts"] = here
+    results["curves"] = curves_of({name: output / f"epochs-{name}.csv" for name in CURVES}, results.get("curves", {}),
+                                  here)
     write_atomically(path, json.dumps(results, indent=1) + "\n")
     write_atomically(path.with_suffix(".md"), document(results))
     draw_page(results, output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import markdown
@@ -28,8 +28,13 @@ MIXES = tuple((devices // ways, ways) for devices in _DEVICES for ways in _WAYS 
 """(workers, ways) whose steps are predicted."""
 
 
-def curves_of(paths: Mapping[str, pathlib.Path]) -> dict[str, Any]:
-    """Model -> what its CSV says: the settings of its runs, and the runs.
+def curves_of(paths: Mapping[str, pathlib.Path], before: Mapping[str, Any], here: Mapping[str, str]) -> dict[str, Any]:
+    """Model -> what its CSV says: the settings of its runs, and the runs; and the `facts` of where it was measured.
+
+    Args:
+      paths: model -> CSV.
+      before: the same of an earlier time: curves that are as they were keep their facts.
+      here: the facts of those that are not.
 
     Raises:
       DataError: one cannot be read.
@@ -38,7 +43,9 @@ def curves_of(paths: Mapping[str, pathlib.Path]) -> dict[str, Any]:
     for name, path in paths.items():
         runs = [[run.batch, run.seed, run.epochs, int(run.reached)] for run in EpochCurve.load(path).runs]
         with open(path, encoding="utf-8") as file:
-            found[name] = {"settings": json.loads(file.readline().removeprefix("#")), "runs": runs}
+            curve = {"settings": json.loads(file.readline().removeprefix("#")), "runs": runs}
+        same = curve.items() <= before.get(name, {}).items()
+        found[name] = {**curve, "facts": before[name]["facts"] if same else here}
     return found
 
 
@@ -86,14 +93,18 @@ def _curve_table(results: Mapping[str, Any], model: str) -> str:
 
 
 def _settings_text(results: Mapping[str, Any], model: str) -> str:
-    found = results["curves"][model]["settings"]
+    found, facts = (results["curves"][model][part] for part in ("settings", "facts"))
     sizes = found["sizes"]
     return (f"{found['data']}; sizes in `{sizes['preset']}`. {found['examples']:,} examples are an epoch; after every "
             f"tenth of one the loss of {found['held_out']} others is looked at, and a run ends when it is at most "
             f"{found['target']:g} nats. {sizes['optimizer']}, learning rate {found['rate']:g} at batch "
             f"{found['rate_batch']}, times the square root of the batch beside it (`--rule={found['rule']}`), "
             f"rising from 0 over {found['warmup']:g} epochs; at most {found['cap']:g} epochs. A batch above "
-            f"{found['piece']} is pieces of that size, whose gradients are summed.")
+            f"{found['piece']} is pieces of that size, whose gradients are summed. Measured on {_facts_text(facts)}.")
+
+
+def _facts_text(facts: Mapping[str, str]) -> str:
+    return f"{facts['machine']}; {facts['versions']}; commit {facts['commit']}"
 
 
 def _scale_row(results: Mapping[str, Any], row: Mapping[str, Any], place: int) -> list[str]:
@@ -112,6 +123,12 @@ def _as_much(case: tuple[str, Projection]) -> bool:
     """Whether hybrid is ahead by what the paper says of a model, on the most devices that are known."""
     model, projection = case
     return [point.gain.value >= PAL[model] for point in projection.points if point.gain is not None][-1]
+
+
+def _ahead_from(cases: Sequence[tuple[str, Projection]]) -> str:
+    """From how many devices on hybrid is ahead."""
+    known = sorted({projection.hybrid_from for _, projection in cases if projection.hybrid_from})
+    return " to ".join(map(str, dict.fromkeys((known[0], known[-1])))) if known else "no number of"
 
 
 def _gain_text(gain: Ratio | None) -> str:
@@ -138,16 +155,17 @@ def document(results: Mapping[str, Any]) -> str:
     """The page.
 
     Args:
-      results: `facts`, `curves` (of `curves_of`), and `steps`: rows of
+      results: `facts` (of the predictions), `curves` (of `curves_of`), and `steps`: rows of
         `model`, `machine`, `worker_batch`, `fits` (one device holds it) and `seconds`, triples of workers, ways and
         seconds.
     """
-    here = results["facts"]
-    cases = [(row["model"], projection_of(results, row, place)) for row in results["steps"] for place in PLACES]
+    found = {place: [(row["model"], projection_of(results, row, place)) for row in results["steps"]]
+             for place in PLACES}
+    cases = [case for of_place in found.values() for case in of_place]
     parts = [
         "# Time to a trained model",
-        f"{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with `python -m "
-        "benchmarks.epochs`. The curves as `python -m pase_mtf.epochs project --curve=` reads them: "
+        f"Steps predicted on {_facts_text(results['facts'])}. Reproduce with `python -m benchmarks.epochs`. The "
+        "curves as `python -m pase_mtf.epochs project --curve=` reads them: "
         + ", ".join(f"[epochs-{name}.csv](epochs-{name}.csv)" for name in CURVES) + ".",
         _INTRODUCTION, "## Epochs by global batch\n\n![](epochs.svg)"]
     for name, title in CURVES.items():
@@ -156,7 +174,8 @@ def document(results: Mapping[str, Any]) -> str:
               markdown.table(["model", "machine", "examples to a worker", "ms on one", "SU_2", "SU_4", "SU_8", "SE_8",
                               "SE_64", "SE_256"], [_speedups(row) for row in results["steps"]], left=(0, 1)),
               "## At scale, beside Pal et al.", _SCALE, _scale_table(results), "## What differs",
-              _DIFFERS.format(as_much=sum(map(_as_much, cases)), rows=len(cases)), _DIFFERENCES]
+              _DIFFERS.format(as_much=sum(map(_as_much, cases)), rows=len(cases)),
+              _DIFFERENCES.format(*(_ahead_from(found[place]) for place in PLACES))]
     for row in results["steps"]:
         if row["machine"] == results["steps"][0]["machine"]:
             projection = projection_of(results, row, PLACES[0])
@@ -190,9 +209,9 @@ _DIFFERS = (
 _DIFFERENCES = (
     "- **Epochs.** The paper's are of the published models at their published quality and stand in a picture; "
     "ours are of narrow models, to a loss that the smallest batch reaches in one or two epochs, and they grow "
-    "from a few times the smallest batch on. So hybrid is ahead from few devices on where that batch is that of "
-    "one worker, and from some tens to some hundreds where it is that of eight. One base rate and a rule for "
-    "it: rates tuned for every batch would grow the epochs less.\n"
+    "from a few times the smallest batch on. So hybrid is ahead from {} devices on where that batch is that of "
+    "one worker, and from {} where it is that of eight. One base rate and a rule for it: rates tuned for "
+    "every batch would grow the epochs less.\n"
     "- **Strategies of a worker.** The paper splits the graph of a model over the devices of a worker. Ours are "
     "searched among all splits of all layers, and may split the batch of the worker, too; so SU_M is larger, "
     "and so is what hybrid gains. Workers of up to eight devices are tried.\n"

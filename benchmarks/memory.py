@@ -198,8 +198,9 @@ def document(results: Mapping[str, Any]) -> str:
         "steps, and in the one in which that was least: TensorFlow runs what is ready in whatever order its threads "
         "come to it, and one device may be ahead of the others, or hold what was made once for several of them. "
         f"Predicted over measured: {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}; of "
-        f"{len(ratios)} strategies {sum(ratio >= 1.0 for ratio in ratios)} held no more than predicted, {within} of "
-        f"them with no more than a tenth to spare; {sum(ratio >= 0.95 for ratio in ratios)} held at most 5 % more.",
+        f"the {len(ratios)} strategies of the first table {sum(ratio >= 1.0 for ratio in ratios)} held no more than "
+        f"predicted, {within} of them with no more than a tenth to spare; "
+        f"{sum(ratio >= 0.95 for ratio in ratios)} held at most 5 % more. {_others(rows)}",
         markdown.table(["model", "devices", "strategy", "predicted, MB", "measured least, MB", "measured, MB", "ratio"],
                        table, left=(0, 2)),
         "## What memory buys",
@@ -222,6 +223,22 @@ def document(results: Mapping[str, Any]) -> str:
         f"{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with "
         "`python -m benchmarks.memory`.",
         ""])
+
+
+def _others(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How what stands in the other tables keeps to its prediction."""
+    known = [arm for row in rows for arm in row["arms"].values()]
+    others: list[tuple[str, Mapping[str, float]]] = []  # who it is, what was measured
+    for row in rows:
+        for name, entry in [*((f"within {point['limit'] / 1e6:.2f} MB", point) for point in row["frontier"]),
+                            *((f"{name}, computed again", pair[1]) for name, pair in row["again"].items())]:
+            entry = {key: entry[key] for key in ("predicted", "measured")}
+            if not any(entry.items() <= other.items() for other in (*known, *(other for _, other in others))):
+                others.append((f"{row['model']}, {row['devices']} devices, {name}", entry))
+    above = [f"{who} ({100 * (entry['measured'] / entry['predicted'] - 1):.1f} % more)" for who, entry in others
+             if entry["measured"] > entry["predicted"]]
+    return (f"Of the {len(others)} others in the tables below {len(others) - len(above)} held no more"
+            f"{'; ' if above else ''}{', '.join(above)}{' did not' if above else ''}.")
 
 
 def _pairs(found: Mapping[tuple[str, int, str], Sequence[Mapping[str, float]]]) -> str:

@@ -250,10 +250,12 @@ def _predicted(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"{100 * best['idle']:.0f} %" if best else "-",
             " / ".join(f"{arms[name]['search_seconds']:.0f}" if arms[name] else "-" for name in ("exact", "1f1b"))])
     searched = "; ".join(
-        f"{row['model']} on {row['devices']} of {row['machine']} {found['pairs']:,} stages on groups, "
+        f"{_case(row)} {found['pairs']:,} stages on groups, "
         f"{found['searched']:,} exact searches, {'all' if found['optimal'] else 'not all'} proven optimal, "
         f"{found['simulated']} pipelines simulated" for row in rows if row["arms"]["1f1b"]
         for found in [row["arms"]["1f1b"]["search"]])
+    unproven = ", ".join(_case(row) for row in rows if row["arms"]["gpipe"]
+                         and not row["arms"]["gpipe"]["search"]["optimal"])
     counts = next((row["arms"]["1f1b"]["search"]["microbatches"] for row in rows if row["arms"]["1f1b"]), [])
     return ["## Predicted", f"Milliseconds of a simulated step, and GB on the fullest device. {sizes[:1].upper()}"
             f"{sizes[1:]}. What is searched keeps to the memory of a device; data parallelism and the expert may not. "
@@ -262,7 +264,12 @@ def _predicted(rows: Sequence[dict[str, Any]]) -> list[str]:
             table(["case", "machine", "devices", "data parallel", "expert", "searched", *SCHEDULES, "over searched",
                    "microbatches", "idle", "search s: searched / 1f1b"], lines, left=(0, 1)),
             f"What was searched for 1F1B ({', '.join(map(str, counts))} microbatches, every number of stages): "
-            f"{searched}. Predicted at commit {', '.join(sorted({row['facts']['commit'] for row in rows}))}."]
+            f"{searched}. For GPipe all searches are proven optimal{' but for ' * bool(unproven)}{unproven}. "
+            f"Predicted at commit {', '.join(sorted({row['facts']['commit'] for row in rows}))}."]
+
+
+def _case(row: dict[str, Any]) -> str:
+    return f"{row['model']} on {row['devices']} of {row['machine']}"
 
 
 def _simulated(arm: dict[str, Any] | None) -> str:
@@ -283,17 +290,18 @@ def _measured(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"{pipeline['microbatches']} through {pipeline['stages']}" if pipeline else
             row["summary"]["left_out"].get("pipeline", "-"),
             *(f"{arms[name]['predicted_ms']:,.0f}" if name in arms else "-" for name in ("search", "pipeline")),
-            "differ" if row["summary"]["disagreement"] else "equal"])
-    facts = rows[0]["facts"]
+            "differ" if row["summary"]["disagreement"] else "equal", row["facts"]["commit"]])
+    processors = ", ".join(dict.fromkeys(row["facts"]["processor"] for row in rows))
     return ["## Measured over slow links", "Hosts of one computer, a device each, whose links are held to the rate at "
             "which a worker has as many FLOP a byte as a GPU of the cluster, as in [cluster.md](cluster.md); one "
             f"client of all. {sizes[:1].upper()}{sizes[1:]}. Milliseconds of a step, median ± half the distance of the "
             f"quartiles, of {max(row['summary']['arms']['search']['measured_steps'] for row in rows)} steps at most. "
-            f"All hosts share the cores of one computer ({facts['processor']}, commit {facts['commit']}; load over a "
+            f"All hosts share the cores of one computer ({processors}; load over a "
             f"minute {min(min(row['load']) for row in rows):.1f} to {max(max(row['load']) for row in rows):.1f}, of "
             "which the workers are a part).",
             table(["case", "cluster", "hosts", "MB/s of a link", "data parallel", "expert", "searched", "pipeline",
-                   "over searched", "microbatches, stages", "predicted: searched", "predicted: pipeline", "losses"],
+                   "over searched", "microbatches, stages", "predicted: searched", "predicted: pipeline", "losses",
+                   "commit"],
                   lines, left=(0, 1))]
 
 

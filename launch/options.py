@@ -18,6 +18,7 @@ from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.flag_values import (
+    PIPELINE,
     ArmName,
     MeshFlag,
     fitting_arms,
@@ -37,6 +38,7 @@ from pase_mtf.launch.run_folder import (
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.presets import ModelConfig
+from pase_mtf.pipeline.schedule import SCHEDULES
 
 __all__ = [
     "CLIENTS",
@@ -61,7 +63,7 @@ _MOST = 2 ** 31 - 1
 _TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "dtype", "seed")
 
 # What runs of earlier versions do not tell: the default holds.
-_ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "microbatches", "recompute",
+_ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "microbatches", "recompute", "schedule",
           "sharded_updates", "trial")
 
 
@@ -86,6 +88,7 @@ class Options:
     recalibrate: bool = False
     memory_limit: str = "device"
     microbatches: str = "1"
+    schedule: str = "1f1b"
     recompute: str = "none"
     sharded_updates: bool = False
     optimizer: str | None = None
@@ -177,6 +180,12 @@ class Options:
         """
         _ = self.model_name, self.mesh_flag, self.arms, parse_bytes(self.memory_limit), self.microbatch_count
         _ = self.recomputed
+        if self.schedule not in SCHEDULES:
+            raise UsageError(f"--schedule={self.schedule}: unknown; {nearest(self.schedule, SCHEDULES)}")
+        searched = any(arm.method == PIPELINE and not arm.argument for arm in self.arms)
+        if self.schedule != Options.schedule and not searched and not self.resume:
+            raise UsageError(f"--schedule={self.schedule}: is for a pipeline that is searched; name {PIPELINE} in "
+                             "--strategy or --compare")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UsageError(f"--dtype={self.dtype}: unknown; {nearest(self.dtype, DTYPES)}")
         if self.optimizer is not None and self.optimizer not in OPTIMIZERS:
@@ -417,6 +426,7 @@ def _flag_values() -> flags.FlagValues:
          "or none.")
     text("microbatches", "In how many pieces a batch is computed, one after the other, with one update: less memory, "
          "the same losses. A number that divides the batch, or auto: as few as let the search keep to --memory_limit.")
+    text("schedule", f"The order of a pipeline that is searched: {' or '.join(SCHEDULES)} (docs/pipelines.md).")
     text("recompute", "Which blocks of the model (layers of a transformer, ...) are computed once more in the backward "
          "pass, and not kept until then: none, all, names separated by commas, or auto: those with which the fastest "
          "strategy within --memory_limit is fastest.")

@@ -1,11 +1,14 @@
 """Training with batches of any size on one device: the gradients of the pieces of a batch are summed before the
-optimizer sees them, so that memory stays that of one piece.
+optimizer sees them, so that memory stays that of one piece. A piece counts by what the mean in its loss divides by, as
+a microbatch does (`models.microbatches`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,9 +27,11 @@ _OPTIMIZERS = {"sgd": mtf.optimize.SgdOptimizer, "adam": mtf.optimize.AdamWeight
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A lowered program: what a piece is fed into and what comes of it, and the update that sums are fed into."""
+    """A lowered program: what a piece is fed into and what comes of it, and the update that sums are fed into. The loss
+    of a piece and its gradients are times its weight."""
 
     features: dict[str, tf.Tensor]
+    weight: tf.Tensor
     loss: tf.Tensor
     gradients: list[tf.Tensor]
     rate: tf.Tensor
@@ -64,22 +69,22 @@ class Trainer:
           count: how many make a batch.
           rate: the learning rate.
         """
-        total: list[np.ndarray] = []
-        for number in range(count):
-            found = self._session.run([self._step.loss, *self._step.gradients], self._fed(next(pieces)))
-            total = found if number == 0 else [mine + more for mine, more in zip(total, found, strict=True)]
-        loss, *gradients = (values / count for values in total)
+        loss, *gradients = self._mean(itertools.islice(pieces, count), [self._step.loss, *self._step.gradients])
         self._session.run(self._step.update, {**dict(zip(self._step.sums, gradients, strict=True)),
                                               self._step.rate: rate})
         return float(loss)
 
     def loss(self, pieces: Iterable[Batch]) -> float:
         """The mean loss over these pieces, in nats; nothing is learned from them."""
-        losses = [float(self._session.run(self._step.loss, self._fed(piece))) for piece in pieces]
-        return sum(losses) / len(losses)
+        return float(self._mean(pieces, [self._step.loss])[0])
 
-    def _fed(self, piece: Batch) -> dict[tf.Tensor, np.ndarray]:
-        return {self._step.features[name]: values for name, values in piece.items()}
+    def _mean(self, pieces: Iterable[Batch], fetched: Sequence[tf.Tensor]) -> list[np.ndarray]:
+        """The mean over pieces of what is weighed."""
+        runs = (self._session.run([self._step.weight, *fetched], {
+            self._step.features[name]: values for name, values in piece.items()}) for piece in pieces)
+        weight, *total = functools.reduce(lambda before, found: [
+            mine + more for mine, more in zip(before, found, strict=True)], runs)
+        return [values / max(weight, 1.0) for values in total]
 
     def __enter__(self) -> Trainer:
         return self
@@ -98,18 +103,21 @@ def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int) -> _Ste
         return placeholder, mtf.import_tf_tensor(mesh, placeholder, shape)
 
     features = {name: fed(name, shape, dtype) for name, (shape, dtype) in model.features(config, piece).items()}
-    loss = model.loss(mesh, {name: imported for name, (_, imported) in features.items()}, config)
-    variables = graph.trainable_variables
-    gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables])
+    given = {name: imported for name, (_, imported) in features.items()}
+    loss, variables = model.loss(mesh, given, config), graph.trainable_variables
+    weight = mtf.constant(mesh, 1.0, dtype=loss.dtype) if model.weight is None else mtf.cast(
+        model.weight(given, config), loss.dtype)
+    gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables], [weight])
+    weighed = [weight, loss * weight, *gradients]
     rate, imported_rate = fed("rate", mtf.Shape([]), tf.float32)
     sums = [fed(f"sum{number}", gradient.shape, gradient.dtype) for number, gradient in enumerate(gradients)]
     updates = _OPTIMIZERS[config.optimizer](imported_rate).apply_grads([imported for _, imported in sums], variables)
     # Ours and not mtf.Lowering: variables are read once a step, and updates follow that read.
     lowering = PlanLowering(graph, uniform_plan(graph, "all:1", "", [_DEVICE]), [_DEVICE])
-    exported = [lowering.export_to_tf_tensor(tensor) for tensor in (loss, *gradients)]
+    exported = [lowering.export_to_tf_tensor(tensor) for tensor in weighed]
     update = tf.group([lowering.lowered_operation(operation) for operation in updates])
     initialize = tf.global_variables_initializer()
     with tf.control_dependencies([initialize]):
         start = lowering.copy_masters_to_slices()
-    return _Step({name: placeholder for name, (placeholder, _) in features.items()}, exported[0], exported[1:], rate,
-                 [placeholder for placeholder, _ in sums], update, tf.group(initialize, start))
+    return _Step({name: placeholder for name, (placeholder, _) in features.items()}, exported[0], exported[1],
+                 exported[2:], rate, [placeholder for placeholder, _ in sums], update, tf.group(initialize, start))

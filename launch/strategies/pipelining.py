@@ -80,10 +80,11 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, seconds: 
         programs = {count: microbatch_of(plan, count) for count in counts_of_microbatches(plan)}
         graphs = {count: graph for count, (_, graph) in programs.items()}
         if prices is None:
-            return find_pipeline(graphs, plan.devices.count, machine, memory_limit=within)
+            return find_pipeline(graphs, plan.devices.count, machine, schedule=plan.options.schedule,
+                                 memory_limit=within)
         sources = {count: GraphKernels(one.graph, graph) for count, (one, graph) in programs.items()}
-        return find_measured_pipeline(graphs, sources, prices.meter, memory_limit=within, seconds=seconds,
-                                      progress=Telling())
+        return find_measured_pipeline(graphs, sources, prices.meter, schedule=plan.options.schedule,
+                                      memory_limit=within, seconds=seconds, progress=Telling())
 
 
 def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, seconds: float) -> Pipeline:

@@ -6,11 +6,12 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from pase_mtf.graph.computation_graph import ADDED, ComputationGraph, Edge, Held, Layer, LayerOperation, Variable
+from pase_mtf.graph.partition import Partition
 
-__all__ = ["BLOCKS", "Blocks", "added_up", "find_blocks", "of_microbatch", "part_of_graph", "summed_within"]
+__all__ = ["BLOCKS", "Blocks", "added_up", "find_blocks", "of_microbatch", "part_of_graph", "summed_within", "transfer"]
 
 BLOCKS = 16
 """Most blocks that a graph is made into."""
@@ -136,12 +137,26 @@ def _possible_cuts(graph: ComputationGraph) -> list[int]:
     return [layer for layer in range(1, len(graph.layers)) if layer not in closed]
 
 
+def transfer(edge: Edge, needed: Partition | None = None) -> Hashable:
+    """What edges to layers of one other stage have in common that one transfer serves: the lowering moves a tensor once
+    to wherever it is needed in the same parts.
+
+    Args:
+      edge: from one stage to another.
+      needed: in which parts, on which devices; None where that is not known: at least once.
+    """
+    return edge.source, edge.tensor, needed
+
+
 def _bytes_across(graph: ComputationGraph) -> list[float]:
     """Bytes that cross a cut before every layer."""
     changes = [0.0] * (len(graph.layers) + 1)
+    reaching: dict[Hashable, tuple[int, int, int]] = {}  # transfer -> the first and the last layer, bytes
     for edge in graph.edges:
-        nbytes = edge.trips * math.prod(edge.shape) * edge.itemsize
-        low, high = sorted((edge.source, edge.target))
+        low, high, nbytes = reaching.get(transfer(edge), (edge.source, edge.source, 0))
+        reaching[transfer(edge)] = (min(low, edge.target), max(high, edge.target),
+                                    max(nbytes, edge.trips * math.prod(edge.shape) * edge.itemsize))
+    for low, high, nbytes in reaching.values():
         changes[low + 1] += nbytes
         changes[high + 1 if high < len(graph.layers) else high] -= nbytes
     return list(itertools.accumulate(changes))

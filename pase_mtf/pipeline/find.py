@@ -72,6 +72,7 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     start = time.perf_counter()
     search = _Search(graphs, devices, load_machine(machine, devices), schedule, stages, blocks, memory_limit)
     best, told = search.best({count: RatePrices(made.graph, search.machine) for count, made in search.blocks.items()})
+    best = search.in_stages(best)
     told["seconds"] = time.perf_counter() - start
     return search.pipeline(best, search.machine, told)
 
@@ -146,6 +147,13 @@ class _Search:
         return candidate._replace(step=simulate_step(self.blocks[count].graph, candidate.stages, count, self._schedule,
                                                      prices[count]))
 
+    def in_stages(self, candidate: _Candidate, kernels: KernelsOfStages | None = None, end: float = math.inf,
+                  ) -> _Candidate:
+        """What was found, as one that is given is priced: blocks of a stage may hand sums to each other."""
+        graph, count = self._graphs[candidate.microbatches], candidate.microbatches
+        return candidate._replace(step=_step(_in_stages(graph, candidate.stages, count), candidate.stages, count,
+                                             self._schedule, self.machine, kernels, end))
+
     def pipeline(self, candidate: _Candidate, machine: Machine, told: PipelineReport) -> Pipeline:
         """What was found, for the program."""
         count = candidate.microbatches
@@ -194,7 +202,8 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
         if done or idle == PATIENCE or not kernels.measure(found.microbatches, found.stages, begin + seconds):
             break
     prices = kernels.prices()
-    best = _simplest([search.step(candidate, prices) for candidate in kept])
+    best = search.in_stages(_simplest([search.step(candidate, prices) for candidate in kept]), kernels,
+                            begin + seconds)
     told["seconds"] = time.perf_counter() - begin
     told["kernels"] = kernels.report(best.microbatches, best.stages)
     return search.pipeline(best, kernels.machine, told)
@@ -218,18 +227,11 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
       UsageError: a configuration that its layer cannot have.
     """
     check_schedule(schedule)
-    summed = summed_within(of_microbatch(graph, microbatches), (0, *(stage.stop for stage in stages)))
-    _check_configurations(summed.graph, stages, machine)
-    prices: StagePrices = RatePrices(summed.graph, machine)
-    kernels = None
-    if measured is not None:
-        end = time.perf_counter() + seconds
-        kernels = KernelsOfStages({microbatches: measured[0]}, measured[1], progress)
-        kernels.begin({microbatches: summed.graph})
-        while not kernels.known(microbatches, stages) and kernels.measure(microbatches, stages, end):
-            pass
-        prices, machine = kernels.prices()[microbatches], kernels.machine
-    step = simulate_step(summed.graph, stages, microbatches, schedule, prices)
+    summed = _in_stages(graph, stages, microbatches)
+    _check_configurations(summed, stages, machine)
+    kernels = None if measured is None else KernelsOfStages({microbatches: measured[0]}, measured[1], progress)
+    step = _step(summed, stages, microbatches, schedule, machine, kernels, time.perf_counter() + seconds)
+    machine = machine if kernels is None else kernels.machine
     devices = stages[-1].offset + stages[-1].devices
     told: PipelineReport = {"blocks": len(stages), "pairs": 0, "searched": 0, "optimal": False,
                             "microbatches": [microbatches], "simulated": 1, "seconds": 0.0}
@@ -237,6 +239,24 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
         told["kernels"] = kernels.report(microbatches, stages)
     return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told,
                      StageMemory(graph, microbatches, shared=machine.shared_cores))
+
+
+def _in_stages(graph: ComputationGraph, stages: Sequence[Laid], microbatches: int) -> ComputationGraph:
+    """A microbatch whose partial sums are summed before they leave a stage."""
+    return summed_within(of_microbatch(graph, microbatches), (0, *(stage.stop for stage in stages))).graph
+
+
+def _step(graph: ComputationGraph, stages: Sequence[Laid], microbatches: int, schedule: str, machine: Machine,
+          kernels: KernelsOfStages | None, end: float) -> Step:
+    """The step of stages, by the rates of a machine, or by kernels, of which those that are missing are measured until
+    the time is over."""
+    prices: StagePrices = RatePrices(graph, machine)
+    if kernels is not None:
+        kernels.begin({microbatches: graph})
+        while not kernels.known(microbatches, stages) and kernels.measure(microbatches, stages, end):
+            pass
+        prices = kernels.prices()[microbatches]
+    return simulate_step(graph, stages, microbatches, schedule, prices)
 
 
 def _check_configurations(graph: ComputationGraph, stages: Sequence[Laid], machine: Machine) -> None:

@@ -43,11 +43,12 @@ class KernelsOfStages:
         self._sources, self._meter, self._progress = sources, meter, progress
         self._graphs: Mapping[int, ComputationGraph] = {}
         self._known: dict[int, KnownKernels] = {}
-        self._moved: set[Kernel] = set()
+        self._seen: set[Kernel] = set()  # between stages, and of graphs before
         self._rounds = 0
 
     def begin(self, graphs: Mapping[int, ComputationGraph]) -> None:
-        """Takes the graphs, by the number of microbatches, that pipelines are of."""
+        """Takes the graphs, by the number of microbatches, that pipelines are of from now on."""
+        self._seen = self._all()
         self._graphs = graphs
         self._known = {count: KnownKernels(graph, self._sources[count]) for count, graph in graphs.items()}
 
@@ -96,7 +97,7 @@ class KernelsOfStages:
     def report(self, count: int, stages: Sequence[Laid]) -> KernelsReport:
         """What of a pipeline's price was measured, for its `search`."""
         run, times = self._kernels(count, stages), self._meter.times
-        seen = self._moved.union(*(known.all_kernels() for known in self._known.values()))
+        seen = self._all()
         found: KernelsReport = {
             "of_strategy": len(run), "measured_of_strategy": sum(kernel in times for kernel in run), "seen": len(seen),
             "measured": sum(kernel in times for kernel in seen), "rounds": self._rounds,
@@ -107,13 +108,17 @@ class KernelsOfStages:
             found["untraced"] = untraced
         return found
 
+    def _all(self) -> set[Kernel]:
+        """The kernels of all that was looked at."""
+        return self._seen.union(*(known.all_kernels() for known in self._known.values()))
+
     def _kernels(self, count: int, stages: Sequence[Laid]) -> collections.Counter[Kernel]:
         """What a microbatch runs in all stages, and between them."""
         graph = self._graphs[count]
         found = self._known[count].kernels(_configurations(stages), _within(graph, stages))
         for edge, _, _, held, needed in crossings(graph, stages):
             moved = self._sources[count].move(held, needed, edge.shape, edge.itemsize)
-            self._moved.update(moved)
+            self._seen.update(moved)
             found.update({kernel: times * edge.trips for kernel, times in moved.items()})
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from pase_mtf.cost.signature import PHASES, layer_signature
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
+from pase_mtf.pipeline.blocks import transfer
 from pase_mtf.pipeline.prices import StagePrices
 from pase_mtf.pipeline.schedule import Task, tasks_in_order
 from pase_mtf.simulator.schedule import Tasks, picoseconds, schedule
@@ -112,7 +113,7 @@ class Crossing(NamedTuple):
     """A tensor that goes from one stage to another.
 
     Attributes:
-      edge: of the graph.
+      edge: of the graph, one of those to layers that need the same parts of it.
       source, target: the numbers of the two stages.
       held, needed: how the devices of either hold it.
     """
@@ -133,11 +134,14 @@ def crossings(graph: ComputationGraph, stages: Sequence[Laid]) -> Iterator[Cross
     """
     number = [next(place for place, stage in enumerate(stages) if stage.first <= layer < stage.stop)
               for layer in range(len(graph.layers))]
+    sent: set[Hashable] = set()
     for edge in graph.edges:
         source, target = number[edge.source], number[edge.target]
         if source != target and edge.phase != PHASES[-1]:
-            yield Crossing(edge, source, target, _held(graph, stages, edge.source, edge.source_dims),
-                           _held(graph, stages, edge.target, edge.target_dims))
+            needed = _held(graph, stages, edge.target, edge.target_dims)
+            if transfer(edge, needed) not in sent:
+                sent.add(transfer(edge, needed))
+                yield Crossing(edge, source, target, _held(graph, stages, edge.source, edge.source_dims), needed)
 
 
 def _between(graph: ComputationGraph, stages: Sequence[Laid], prices: StagePrices) -> dict[tuple[str, int, int], float]:

@@ -16,7 +16,7 @@ from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.cost.signature import PHASES, layer_signature
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.pipeline.blocks import Blocks
+from pase_mtf.pipeline.blocks import Blocks, transfer
 from pase_mtf.pipeline.prices import StagePrices
 from pase_mtf.pipeline.stage_memory import StageMemory
 from pase_mtf.search import Solution, solve
@@ -208,7 +208,7 @@ class StageCosts:
         group."""
         links = self._prices.machine.links
         link = links[link_level(links, devices - 1, devices)]
-        arriving = [edge for edge in self._blocks.graph.edges
-                    if edge.phase != PHASES[-1] and begin <= edge.target < end and not begin <= edge.source < end]
+        arriving = {transfer(edge): edge for edge in self._blocks.graph.edges
+                    if edge.phase != PHASES[-1] and begin <= edge.target < end and not begin <= edge.source < end}
         return sum(edge.trips * (math.prod(edge.shape) * edge.itemsize / devices / link.bandwidth + link.latency)
-                   for edge in arriving)
+                   for edge in arriving.values())

@@ -17,8 +17,9 @@ def results():
     """As of a benchmark whose workers cost each other nothing, and whose epochs double with every batch."""
     seconds = [[workers, ways, 0.1 / (1.0 if ways == 1 else 0.75 * ways)] for workers, ways in epochs_document.MIXES]
     runs = [[batch, seed, 2.0 * batch / 16 + 0.5 * seed, 1] for batch in (16, 32, 64) for seed in (0, 1, 2)]
-    return {"facts": {"machine": "Chip", "versions": "Python", "commit": "abc"},
-            "curves": {name: {"settings": _SETTINGS, "runs": runs} for name in epochs_document.CURVES},
+    facts = {"machine": "Chip", "versions": "Python", "commit": "abc"}
+    curve = {"settings": _SETTINGS, "runs": runs, "facts": facts}
+    return {"facts": facts, "curves": dict.fromkeys(epochs_document.CURVES, curve),
             "steps": [{"model": "gnmt", "machine": "h100", "worker_batch": 8, "fits": True, "seconds": seconds}]}
 
 
@@ -33,7 +34,22 @@ def test_the_page_has_curves_and_projections(results):
     first, second = projection.points[:2]
     assert first.data_parallel.epochs.median == 2.5
     assert second.gain.value == pytest.approx(1.5 * 4.5 / 2.5 / 2)
-    assert epochs_document.projection_of(results, results["steps"][0], 8).points[0].best is None
+    beyond = epochs_document.projection_of(results, results["steps"][0], 8)
+    assert beyond.points[0].best is None
+    assert f"ahead from {projection.hybrid_from} devices on" in text
+    assert f"and from {beyond.hybrid_from} where it is that of eight" in text
+
+
+def test_curves_keep_where_they_were_measured(tmp_path):
+    paths = {name: tmp_path / f"{name}.csv" for name in ("alexnet", "transformer")}
+    for path in paths.values():
+        path.write_text(f"# {json.dumps(_SETTINGS)}\nbatch,seed,epochs,reached\n16,0,2.0,1\n")
+    first = epochs_document.curves_of(paths, {}, {"commit": "first"})
+    assert [curve["facts"]["commit"] for curve in first.values()] == ["first", "first"]
+    with paths["transformer"].open("a") as file:
+        file.write("32,0,3.0,1\n")
+    second = epochs_document.curves_of(paths, json.loads(json.dumps(first)), {"commit": "second"})
+    assert [curve["facts"]["commit"] for curve in second.values()] == ["first", "second"]
 
 
 def test_workers_that_cost_nothing(results):

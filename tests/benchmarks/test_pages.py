@@ -66,3 +66,16 @@ def test_table_of_the_readme_is_that_of_eight_devices(repository):
     shown = [row for row in Rows(str(repository / "docs" / "benchmarks" / "speedup.json")) if row.key[1] == 8]
     table = text.partition("<!-- speedup -->")[2].partition("<!-- /speedup -->")[0]
     assert rows(table) == rows(compact_table(shown))
+
+
+def test_the_memory_page_tells_of_all_that_holds_more_than_predicted(repository):
+    results = _read(repository / "docs" / "benchmarks" / "memory.json")
+    for row in results["rows"]:
+        for entry in [*row["arms"].values(), *row["frontier"], *(entry for pair in row["again"].values()
+                                                                 for entry in pair)]:
+            entry["predicted"] = entry["measured"] = entry["measured"] + 1.0
+    assert "did not" not in memory.document(results)
+    row = results["rows"][-1]
+    row["again"]["search"][1]["measured"] *= 1.25
+    page = memory.document(results)
+    assert f"{row['model']}, {row['devices']} devices, search, computed again (25.0 % more) did not." in page

@@ -32,6 +32,19 @@ def test_a_case_is_predicted_and_told(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_the_page_names_every_commit_and_what_is_not_proven():
+    results = json.loads((pipeline.FOLDER / "pipeline.json").read_text())
+    for number, row in enumerate(results["measured"]):
+        row["facts"]["commit"] = f"of row {number}"
+    for number, row in enumerate(row for row in results["predicted"] if row["arms"]["gpipe"]):
+        row["arms"]["gpipe"]["search"]["optimal"] = number != 0
+    page = pipeline.document(results)
+    assert [row[-1] for row in rows(page) if row[-1].startswith("of row")] == [
+        f"of row {number}" for number in range(len(results["measured"]))]
+    first = next(row for row in results["predicted"] if row["arms"]["gpipe"])
+    assert f"but for {first['model']} on {first['devices']} of {first['machine']}." in page
+
+
 @pytest.mark.parametrize(("flag", "said"), [
     ("--models=gnnt", "--models=gnnt: unknown; did you mean 'gnmt'"), ("--parts=measure", "did you mean 'measured'"),
     ("--machines=none", "unknown machine"), ("--devices=many", "many")])

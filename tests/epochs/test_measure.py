@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from micro_models import SIZES
 
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
@@ -55,6 +56,27 @@ def test_pieces_train_as_their_batch_does(preset, optimizer):
             losses[piece] = [*(trainer.step(cut, 16 // piece, 0.05) for _ in steps), trainer.loss(_cut(held, piece))]
     np.testing.assert_allclose(losses[4], losses[16], rtol=2e-5)
     assert len(set(losses[16])) == 4
+
+
+def test_pieces_count_by_their_words(tmp_path):
+    """The transformer's loss is a mean over words, of which pieces have more or fewer."""
+    path = tmp_path / "micro.json"
+    path.write_text(json.dumps({**SIZES["transformer"], "preset": "tiny", "learning_rate": 0.1}))
+    config, model = load_config("transformer", str(path), optimizer="sgd"), models.get("transformer")
+    batches = open_data(None, model, config, 16, 0).batches()
+    steps = [{name: values.copy() for name, values in next(batches).items()} for _ in range(3)]
+    for batch in steps:
+        batch["target"][4:, 2:] = 0  # words that are none: of three pieces of four most
+    losses = {}
+    for piece in (16, 4):
+        with Trainer(model, config, piece, seed=3) as trainer:
+            cut = _cut(steps, piece)
+            losses[piece] = [*(trainer.step(cut, 16 // piece, 0.1) for _ in steps),
+                             trainer.loss(_cut(steps[:1], piece))]
+            if piece == 4:
+                alone = [trainer.loss([one]) for one in _cut(steps[:1], piece)]
+    np.testing.assert_allclose(losses[4], losses[16], rtol=2e-5)
+    assert abs(np.mean(alone) / losses[16][-1] - 1) > 1e-3
 
 
 def test_a_measurement_from_end_to_end(preset, tmp_path, capsys):

@@ -43,6 +43,32 @@ def test_it_trains_beside_the_others(launch):
     assert pipeline.statement in (folder / "report.html").read_text()
 
 
+def test_it_trains_in_the_order_that_is_asked_for(launch):
+    """And goes on in it, though without a pipeline there is none to search."""
+    code, folder, _, err = launch("--compare=pipeline", "--schedule=gpipe", "--steps=2")
+    assert code == 0, err
+    pipeline = Pipeline.load(folder / "pipeline.json")
+    assert pipeline.schedule == "gpipe"
+    assert all(stage.in_flight == pipeline.microbatches for stage in pipeline.stages)
+    assert _losses(folder, "pipeline") == pytest.approx(_losses(folder, "search"), rel=1e-4)
+    code, again, _, err = launch(f"--resume={folder}", "--search_only", output="again")
+    assert code == 0, err
+    assert Pipeline.load(again / "pipeline.json").schedule == "gpipe"
+    code, _, _, err = launch(f"--resume={folder}", "--search_only", "--compare=none", output="alone")
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(("flags", "reason"), [
+    (["--compare=pipeline", "--schedule=2f2b"], "--schedule=2f2b: unknown; did you mean '1f1b'? (known: 1f1b, gpipe)"),
+    (["--compare=none", "--schedule=gpipe"], "--schedule=gpipe: is for a pipeline that is searched; name pipeline in "
+                                             "--strategy or --compare")])
+def test_an_order_of_none_is_refused(launch, flags, reason):
+    code, folder, _, err = launch(*flags)
+    assert code == 2
+    assert err == f"error: {reason}\n"
+    assert not folder.exists()
+
+
 @pytest.mark.slow
 def test_a_transformer_in_as_many_microbatches_as_all_arms(launch, tmp_path):
     code, folder, _, err = launch(*_preset(tmp_path, "transformer", dropout=0.1), "--compare=pipeline", "--mesh=4",

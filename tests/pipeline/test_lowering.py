@@ -1,6 +1,8 @@
 """Programs lowered as pipelines train as on one device; every device takes its turns in the order of the schedule."""
 
+import collections
 import dataclasses
+import functools
 import itertools
 import json
 import random
@@ -19,10 +21,11 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.launch.arms.pipelined import build_pipelined, lower_pipeline
 from pase_mtf.lowering import collectives
+from pase_mtf.lowering import lowering as lowering_module
 from pase_mtf.lowering.ranks import Rank
 from pase_mtf.pipeline.blocks import find_blocks
 from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
-from pase_mtf.pipeline.simulate import Laid
+from pase_mtf.pipeline.simulate import Laid, crossings
 
 
 def _config(name, tmp_path, **changes):
@@ -151,6 +154,37 @@ def test_ranks_of_a_pipeline_run_all_ends_of_a_transfer_or_none(ranks, each, sta
             lowered.append((lowering, [lowering.export_to_tf_tensor(program.loss).op,
                                        *map(lowering.lowered_operation, program.updates)]))
     assert_all_ends_or_none(lowered)
+
+
+@pytest.mark.parametrize(("stages", "devices", "seed"), harness.some_slow([(2, 2, 1)], [(3, 6, 2)]))
+def test_what_is_priced_between_stages_is_what_is_sent(stages, devices, seed, tmp_path, monkeypatch):
+    """The memory of an encoder once, though keys and values of several layers of the decoder read it."""
+    config = _config("transformer", tmp_path, layers=2)
+    sent, priced = collections.Counter(), collections.Counter()
+
+    def counted(function, source, target, shape):
+        @functools.wraps(function)
+        def moved(tensors, *given):
+            ends = given[source], given[target]
+            if given[shape] and set(ends[0].devices).isdisjoint(ends[1].devices):  # scalars: of the loss
+                sent[ends, tuple(given[shape])] += 1
+            return function(tensors, *given)
+        return moved
+
+    monkeypatch.setattr(lowering_module, "move", counted(lowering_module.move, 0, 1, 2))
+    monkeypatch.setattr(lowering_module, "reduce_and_move", counted(lowering_module.reduce_and_move, 0, 2, 3))
+    with tf.Graph().as_default():
+        one = _program("transformer", config, 4, 1, "sgd")
+        graph = export_graph(one.graph)
+        pipeline = _drawn(graph, stages, devices, 2, "1f1b", seed)
+    with tf.Graph().as_default():
+        lower_pipeline(_program("transformer", config, 8, 2, "sgd"), one, pipeline, harness.device_names(devices))
+    for crossing in crossings(graph, pipeline.laid()):
+        priced[(crossing.held, crossing.needed), crossing.edge.shape] += pipeline.microbatches
+    assert sent == priced
+    assert sum(priced.values()) < pipeline.microbatches * sum(
+        edge.phase != "update" and pipeline.stage_of(edge.source) != pipeline.stage_of(edge.target)
+        for edge in graph.edges)
 
 
 def test_another_program_is_refused(tmp_path):

@@ -22,7 +22,7 @@ from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.pipeline.prices import RatePrices
 from pase_mtf.pipeline.schedule import SCHEDULES, Task, in_flight, order_of_stage, tasks_in_order
-from pase_mtf.pipeline.simulate import Laid
+from pase_mtf.pipeline.simulate import Laid, simulate_step
 from pase_mtf.pipeline.stage_costs import StageChoice, StageCosts
 from pase_mtf.pipeline.stage_memory import StageMemory
 from pase_mtf.search import solve
@@ -224,6 +224,16 @@ def test_what_is_found_uses_all_layers(graph, schedule, tmp_path):
     found.save(tmp_path / "pipeline.json")
     assert Pipeline.load(tmp_path / "pipeline.json") == found
     assert "stages" in found.table()
+
+
+def test_what_is_found_is_priced_as_one_that_is_given(graph):
+    """Blocks of a stage may hand each other sums, which the search does not know."""
+    found = find_pipeline({_COUNT: graph}, 8, harness.MACHINE, stages=2)
+    blocks = find_blocks(of_microbatch(graph, _COUNT), _work(graph))
+    searched = simulate_step(blocks.graph, found.laid(), _COUNT, "1f1b", RatePrices(blocks.graph, harness.MACHINE))
+    given = evaluate_pipeline(graph, found.laid(), _COUNT, "1f1b", harness.MACHINE)
+    assert searched.seconds != pytest.approx(given.seconds, rel=1e-5)
+    assert found.seconds == pytest.approx(given.seconds, rel=1e-9)
 
 
 def test_devices_that_bring_nothing_idle(graph):
