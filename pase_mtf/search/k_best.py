@@ -200,7 +200,8 @@ def search_k_best(network: CostNetwork, *, time_limit: float | None = None, gap:
     except MemoryError:
         reason = f"within {budget.memory:.4g} bytes; raise search_memory"
     if not found:
-        raise InfeasibleError(f"no assignment found {reason}" if reason else "no finite assignment exists")
+        raise InfeasibleError(f"no assignment found {reason}" if reason else "no finite assignment exists",
+                              proven=not reason)
     cost, assignment = found[0]
     return Solution(assignment, cost, cost, relative_gap(cost, cost), True, time.perf_counter() - start,
                     {"strategies": tuple(found), "complete": not reason})

@@ -73,6 +73,24 @@ def test_every_step_looks_at_the_clock(method, limit, clock, monkeypatch):
     assert clock[0] - begin <= limit + 12
 
 
+def all_but_one_forbidden():
+    """Only the last configuration of every layer, of all 90,000 assignments the last one, is finite."""
+    costs = np.where(np.add.outer(np.arange(300), np.arange(300)) < 598, np.inf, 1.0)
+    return CostNetwork([np.arange(300.0)] * 2, [NetworkEdge(0, 1, costs, np.arange(300), np.arange(300))])
+
+
+@pytest.mark.parametrize(("method", "options"), [
+    ("k_best", {"time_limit": 1e-9}), ("mcmc", {"proposals": 1}), ("brute_force", {"time_limit": 1e-9}),
+    ("exact", {"time_limit": 1e-9})])
+def test_none_in_time_is_not_none(method, options):
+    """Some count what was merely not found, as long as they are not told that it is proven."""
+    network = all_but_one_forbidden()
+    with pytest.raises(InfeasibleError) as refusal:
+        solve(network, method, **options)
+    assert not refusal.value.proven
+    assert solve(network, method, **{name: 20.0 for name in options if name == "time_limit"}).cost == 599.0
+
+
 def test_a_pass_stops_in_the_middle():
     network = dense(1)
     best = solve(network).cost
