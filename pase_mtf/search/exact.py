@@ -47,8 +47,8 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
       time_limit, gap: stop early, with an assignment and a proven bound.
       progress: called after every few passes.
       certificate: attach the proof; where the bound of the first passes is not proof enough, that takes about as long
-        as the search itself. Only an optimal solution has one, where time and memory are left for it, and none under a
-        memory limit.
+        as the search itself on networks of models, and many times as long on random ones (docs/benchmarks/solvers.md).
+        Only an optimal solution has one, where time and memory are left for it, and none under a memory limit.
       memory, memory_limit: consider only assignments that need at most so many bytes per device; see
         memory.minimise_within.
       search_memory: bytes that the search itself may hold beside the network; branching goes on within them, and stops
