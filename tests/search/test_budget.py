@@ -299,6 +299,17 @@ def test_stops_where_no_part_fits(monkeypatch):
     assert 0 < found.gap < 1
 
 
+def test_memory_that_is_used_up_before_anything_was_found(monkeypatch):
+    only_branching(monkeypatch)
+    rng, every = np.random.default_rng(0), np.arange(8)
+    network = CostNetwork([rng.random(8) for _ in range(9)], [
+        NetworkEdge(i, j, np.where(rng.random((8, 8)) < 0.5, np.inf, rng.random((8, 8))), every, every)
+        for i, j in itertools.combinations(range(9), 2)])
+    with pytest.raises(InfeasibleError, match=r"found within 5.6e\+04 bytes; raise search_memory") as refusal:
+        solve(network, search_memory=56_000)
+    assert not refusal.value.proven
+
+
 def test_plans_end_at_their_limits():
     sizes, pairs = [3] * 8, list(itertools.combinations(range(8), 2))
     plan = plan_elimination(sizes, pairs)
