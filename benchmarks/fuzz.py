@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import os
@@ -29,6 +30,8 @@ from benchmarks.markdown import table
 from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.calibration.meter import REFERENCES
 from pase_mtf.cost.roofline import roofline_machine
+from pase_mtf.epochs.curve import EpochCurve
+from pase_mtf.epochs.step_times import StepTimes
 from pase_mtf.errors import PaseError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph, _hash
@@ -36,11 +39,14 @@ from pase_mtf.launch.checkpoints.checkpoint import _own_hash, find_checkpoint
 from pase_mtf.launch.flag_values import parse_arms, parse_mesh
 from pase_mtf.launch.run_folder import load_run_config
 from pase_mtf.launch.summary import Summary, read_summary, summary_json
+from pase_mtf.machine.kernel_file import append_times, load_times
 from pase_mtf.machine.kernel_table import save_tables, table_for
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Timing
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models import load_config
+from pase_mtf.pipeline.find import find_pipeline
+from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.runtime import describe_host
 from pase_mtf.search import solve
 from pase_mtf.search.network import CostNetwork
@@ -91,6 +97,11 @@ class Target:
         return False
 
 
+def _value(source: random.Random) -> Any:
+    """One of `_VALUES`; what is put into it later is put into a copy."""
+    return copy.deepcopy(source.choice(_VALUES))
+
+
 def _changed(data: Any, source: random.Random) -> Any:
     """The same with one to three places changed: another value there, nothing, or something new beside it."""
     data = json.loads(json.dumps(data))
@@ -100,20 +111,20 @@ def _changed(data: Any, source: random.Random) -> Any:
             keys = place, source.choice(list(place) if isinstance(place, dict) else range(len(place)))
             place = place[keys[1]]
         if keys is None:
-            return source.choice(_VALUES)
+            return _value(source)
         holder, key = keys
         kind = source.randrange(6)
         if kind == 0:
             del holder[key]
         elif kind == 1 and isinstance(holder, dict):
-            holder[source.choice(("surprise", "", str(key) + "s"))] = source.choice(_VALUES)
+            holder[source.choice(("surprise", "", str(key) + "s"))] = _value(source)
         elif kind == 1:
-            holder.insert(key, source.choice(_VALUES))
+            holder.insert(key, _value(source))
         elif kind == 2 and isinstance(place, (int, float)) and not isinstance(place, bool):
             factor = source.choice((-1, 0, 2, 0.5, 1e30))
             holder[key] = place * factor if abs(place) < 1e300 else -place
         else:
-            holder[key] = source.choice(_VALUES)
+            holder[key] = _value(source)
     return data
 
 
@@ -141,6 +152,35 @@ def _json(data: dict[str, Any], source: random.Random, seal: Callable[[dict[str,
         with contextlib.suppress(TypeError, KeyError, AttributeError, RecursionError):
             seal(changed)
     return json.dumps(changed).encode()
+
+
+def _lines(text: str, source: random.Random) -> bytes:
+    """A file of lines of JSON, one of them changed; or damaged."""
+    if source.random() < 0.25:
+        return _damaged(text.encode(), source)
+    lines = text.encode().splitlines()
+    number = source.randrange(len(lines))
+    lines[number] = _json(json.loads(lines[number]), source)
+    return b"\n".join(lines)
+
+
+def _csv(text: str, source: random.Random) -> bytes:
+    """A file of rows, one to three of its values changed; or damaged."""
+    if source.random() < 0.25:
+        return _damaged(text.encode(), source)
+    rows = [line.split(",") for line in text.splitlines()]
+    for _ in range(source.randrange(1, 4)):
+        row = source.choice(rows)
+        kind, place = source.randrange(6), source.randrange(len(row) + 1)
+        if kind == 0:
+            row.insert(place, str(source.choice(_VALUES)))
+        elif kind == 1:
+            del row[place:place + 1]
+        elif kind == 2:
+            rows.append(list(row))
+        else:
+            row[place:place + 1] = [source.choice((*map(str, _VALUES[:-12]), "9" * 6000, "1e999", '"', "\0", "\r"))]
+    return "\n".join(map(",".join, rows)).encode(errors="replace")
 
 
 def _npz(members: dict[str, np.ndarray], source: random.Random) -> bytes:
@@ -186,8 +226,14 @@ class _Workplace:
         save_tables(folder / "kernels.json", [KernelTimes(
             {**fingerprint_of_kernels(devices), "processor": "none"}, {kernel: Timing(1e-4) for kernel in REFERENCES})
             for devices in (2, 4)])
+        pipeline = find_pipeline({1: self.graph, 2: self.graph}, devices=4, machine="h100", stages=2)
+        pipeline.save(folder / "pipeline.json")
+        append_times(folder / "kernels.jsonl", {kernel: Timing(1e-4) for kernel in REFERENCES},
+                     fingerprint_of_kernels(2))
+        self.kernel_lines = (folder / "kernels.jsonl").read_text()
+        StepTimes(8, {(1, 1): 0.5, (2, 1): 0.6, (1, 2): 0.3}, "measured").save(folder / "steps.json")
         self.data = {name: json.loads((folder / f"{name}.json").read_text())
-                     for name in ("graph", "strategy", "machine", "kernels")}
+                     for name in ("graph", "strategy", "machine", "kernels", "pipeline", "steps")}
         instance = ROOT / "tests" / "data" / "instances" / "rnnlm_8.npz"
         CostNetwork.load(instance).save(folder / "network.npz")
         self.networks = [dict(np.load(instance)), dict(np.load(folder / "network.npz"))]
@@ -211,6 +257,30 @@ class _Workplace:
         times = table_for(self.path("read.json", raw), 2)
         KernelTimes(times.on, dict(times.items())).estimate(REFERENCES[-1]._replace(operation="Tanh"))
         roofline_machine(times, 2, float(times.on["memory"]))
+
+    def read_kernel_lines(self, raw: bytes) -> None:
+        times = load_times(self.path("read.jsonl", raw))
+        times.estimate(REFERENCES[-1]._replace(operation="Tanh"))
+        append_times(self.path("read.jsonl", raw), {REFERENCES[0]: Timing(1e-4)}, times.on)
+
+    def read_pipeline(self, raw: bytes) -> None:
+        pipeline = Pipeline.load(self.path("read.json", raw))
+        pipeline.table()
+        pipeline.save(self.folder / "again.json")
+
+    def read_epochs(self, raw: bytes) -> None:
+        curve = EpochCurve.load(self.path("read.csv", raw))
+        curve.at(48, extrapolate=True)
+
+    def step_times(self, source: random.Random) -> tuple[str, bytes]:
+        if source.random() < 0.5:
+            return "read.json", _json(self.data["steps"], source)
+        return "read.csv", _csv("workers,ways,seconds\n1,1,0.5\n2,1,0.6\n1,2,0.3\n", source)
+
+    def read_step_times(self, made: tuple[str, bytes]) -> None:
+        steps = StepTimes.load(self.path(*made), None if made[0].endswith(".json") else 8)
+        steps.at(2, 2)
+        steps.save(self.folder / "again.json")
 
     def read_graph(self, raw: bytes) -> None:
         graph = ComputationGraph.load(self.path("read.json", raw))
@@ -277,6 +347,11 @@ def targets(folder: pathlib.Path) -> list[Target]:
         Target("machine", lambda source: _json(place.data["machine"], source), place.read_machine),
         Target("strategy", lambda source: _json(place.data["strategy"], source), place.read_strategy),
         Target("kernel times", lambda source: _json(place.data["kernels"], source), place.read_kernels),
+        Target("kernel lines", lambda source: _lines(place.kernel_lines, source), place.read_kernel_lines),
+        Target("pipeline", lambda source: _json(place.data["pipeline"], source), place.read_pipeline),
+        Target("epochs", lambda source: _csv("batch,epochs,seed,reached\n32,4.5,0,1\n64,5,0,1\n128,9,0,0\n", source),
+               place.read_epochs),
+        Target("step times", place.step_times, place.read_step_times),
         Target("graph", lambda source: _json(place.data["graph"], source, seal), place.read_graph),
         Target("network", lambda source: _npz(source.choice(place.networks), source), place.read_network),
         Target("checkpoint", place.manifest, place.read_manifest),
@@ -287,8 +362,8 @@ def targets(folder: pathlib.Path) -> list[Target]:
         Target("arms flags", lambda source: (_words(source), _words(source)), lambda words: parse_arms(*words))]
 
 
-TARGETS = ("machine", "strategy", "kernel times", "graph", "network", "checkpoint", "run configuration", "summary",
-           "preset", "mesh flag", "arms flags")
+TARGETS = ("machine", "strategy", "kernel times", "kernel lines", "pipeline", "epochs", "step times", "graph",
+           "network", "checkpoint", "run configuration", "summary", "preset", "mesh flag", "arms flags")
 """The names of `targets`, for those who need them before there is a folder."""
 
 

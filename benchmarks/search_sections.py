@@ -91,7 +91,7 @@ class Options:
 def warm_up() -> None:
     """Compiles what is not compiled yet, and loads it into this process, so that no row pays for it."""
     compile_kernels()
-    for devices in (4, 6):  # what is a power of two is priced another way
+    for devices in (4, 6):  # a power of two, and one that is none
         solve(price_densenet(densenet(8, blocks=(2,)), devices).network, certificate=False)
 
 

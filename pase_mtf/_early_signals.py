@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM while the launcher's modules are still being imported: a line and the exit code, no traceback.
+"""Ctrl-C and SIGTERM while a program's modules are still being imported: a line and the exit code, no traceback.
 
-To import this module is to take them, where the program is `python -m pase_mtf.launch` (or `.calibration`) and not
-otherwise. `import pase_mtf` does so before all else; the launcher puts its own handlers in their place once it is
-imported.
+To import this module is to take them, where the program is one of `python -m pase_mtf....` and not otherwise. `import
+pase_mtf` does so before all else. Once they are imported, the programs that measure put their own handlers in their
+place; the others give the signals back.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import signal
 import sys
 from types import FrameType
 
-__all__ = ["SIGNALS"]
+__all__ = ["SIGNALS", "give_back"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_PROGRAMS = {"pase_mtf.launch", "pase_mtf.calibration"}
+_PROGRAMS = {f"pase_mtf.{name}" for name in ("launch", "calibration", "epochs", "layout", "search", "strategy.compile")}
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -24,7 +24,12 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
+def give_back() -> None:
+    """Lets the signals do what they did before they were taken, if they were."""
+    for number, handler in _BEFORE.items():
+        signal.signal(number, handler)
+
+
 # Python looks for the module to run, and imports its package.
-if sys.argv[:1] == ["-m"] and _PROGRAMS.intersection(sys.orig_argv):
-    for _number in SIGNALS:
-        signal.signal(_number, _end)
+_TAKEN = SIGNALS if sys.argv[:1] == ["-m"] and _PROGRAMS.intersection(sys.orig_argv) else ()
+_BEFORE = {number: signal.signal(number, _end) for number in _TAKEN}

@@ -70,7 +70,7 @@ def shortened(value: object, most: int = 60, *, quoted: bool = True) -> str:
     """A value (or with `quoted=False` a text) in one line of an error message, its middle left out where it is long."""
     try:
         text = str(value) if isinstance(value, BaseException) or not quoted else repr(value)
-    except (ValueError, RecursionError):  # numbers of thousands of digits, what nests too deep
+    except Exception:  # numbers of thousands of digits, what nests too deep, what cannot be told at all
         text = f"a {type(value).__name__}"
     text = " ".join(text.split())
     return text if len(text) <= most else f"{text[:most - 20]} ... {text[-15:]}"

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from absl import flags
 
+from pase_mtf._early_signals import give_back
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import PaseError, UsageError, nearest
@@ -129,6 +130,7 @@ def main(argv: Sequence[str]) -> int:
     if any(argument in ("--help", "-help", "-h") for argument in argv[1:]):
         print(f"{__doc__}\n\n{_FLAGS.get_help()}")
         return 0
+    give_back()
     try:
         rest = _FLAGS(list(argv))
         if len(rest) > 1:

@@ -21,6 +21,7 @@ from pase_mtf.layout.search import Candidate, Search
 from pase_mtf.layout.space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules, rules_text
 from pase_mtf.layout.verify import Verifier
 from pase_mtf.operations.registry import rule_of
+from pase_mtf.search.budget import Budget
 from pase_mtf.strategy.devices import devices_text, fuller_devices, useful_devices
 from pase_mtf.strategy.experts import batch_dim
 from pase_mtf.strategy.find import least_seconds
@@ -86,7 +87,7 @@ class GraphSearch:
         self.search = Search(
             costs, self.meshes, request.fixed, request.memory_limit,
             lambda shape, rules: None if rebuilt or elsewhere(shape, rules) else self._verify(shape, rules),
-            request.expired)
+            Budget(request.deadline))
         self._found: list[Candidate] = []
         self.seconds = time.perf_counter() - start
 

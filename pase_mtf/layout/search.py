@@ -15,6 +15,7 @@ from pase_mtf.layout.costs import LayoutCosts
 from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.network import MeshNetwork
 from pase_mtf.layout.space import MeshShape
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.k_best import cheapest
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.network import CostNetwork
@@ -108,7 +109,7 @@ class Search:
       costs: of the graph's layouts.
       meshes, fixed, memory_limit: what they have to satisfy; bytes per device, infinite without a limit.
       verify: lowers a layout, and says what goes wrong.
-      expired: says when there is no time left.
+      budget: time, after which what was found is all there is.
       bound: where time was over before all layouts were gone through, or none within the memory is proven to be the
         cheapest: none that is missing costs less, in seconds.
       rejected: layouts that were cheaper but do not lower, and why.
@@ -119,9 +120,9 @@ class Search:
 
     def __init__(self, costs: LayoutCosts, meshes: Sequence[MeshShape], fixed: Mapping[str, str | None],
                  memory_limit: float, verify: Callable[[MeshShape, dict[str, str]], Problem | None],
-                 expired: Callable[[], bool] = lambda: False) -> None:
+                 budget: Budget | None = None) -> None:
         self.costs, self.meshes, self.fixed = costs, meshes, fixed
-        self.memory_limit, self.verify, self.expired = memory_limit, verify, expired
+        self.memory_limit, self.verify, self.budget = memory_limit, verify, budget or Budget()
         self.bound = math.inf
         self.rejected: list[tuple[Candidate, Problem]] = []
         self.networks: dict[MeshShape, tuple[int, int]] = {}
@@ -158,8 +159,8 @@ class Search:
             given.passed()
             self._push(given)
         while self._heap and self._heap[0][0] < limit:
-            if self.expired():
-                self.bound = self._heap[0][0]
+            if self.budget.over:
+                self.bound = min(self.bound, self._heap[0][0])
                 return None
             *_, stream = heapq.heappop(self._heap)
             candidate = stream.next
@@ -188,8 +189,10 @@ class Search:
         heapq.heappush(self._heap, (cost, stream.next is not None, len(stream.mesh.axes), next(self._number), stream))
 
     def _advance(self, stream: _Stream, cause: dict[str, int] | None = None) -> None:
-        if stream.advance(cause):
-            self._push(stream)
+        with contextlib.suppress(TimeoutError):
+            if not stream.advance(cause):
+                return
+        self._push(stream)
 
     def _network(self, mesh: MeshShape, forbidden: Sequence[Mapping[str, int]]) -> MeshNetwork | None:
         network = MeshNetwork(self.costs, mesh, self._fixed_axes(mesh), forbidden)
@@ -241,7 +244,7 @@ class Search:
     def _assignments(self, network: MeshNetwork) -> Iterator[dict[str, int] | float]:
         """Layouts within the memory limit, cheapest first, and bounds of those to come; the first may come twice."""
         with contextlib.suppress(InfeasibleError):
-            for number, (cost, assignment) in enumerate(cheapest(network.network)):
+            for number, (cost, assignment) in enumerate(cheapest(network.network, self.budget)):
                 axis_of = network.layout(assignment)
                 if self._fits(network.mesh, axis_of):
                     yield axis_of
@@ -249,15 +252,15 @@ class Search:
                     # The cheapest that fits may come late in this order: it is searched for by itself, if the cheapest
                     # of all does not cost too much.
                     yield cost
-                    yield from self._assignments_within_memory(network)
+                    yield from self._assignments_within_memory(network, cost)
                     return
                 if number > _PATIENCE:
                     return
 
-    def _assignments_within_memory(self, network: MeshNetwork) -> Iterator[dict[str, int] | float]:
-        """As `_assignments`, where the cheapest does not fit: in the order of what they cost with a charge for what
-        they hold, which is below what those cost that fit, and close to it near the limit."""
-        solution = self._cheapest_within_memory(network)
+    def _assignments_within_memory(self, network: MeshNetwork, least: float) -> Iterator[dict[str, int] | float]:
+        """As `_assignments`, where the cheapest (of cost `least`) does not fit: in the order of what they cost with a
+        charge for what they hold, which is below what those cost that fit, and close to it near the limit."""
+        solution = self._cheapest_within_memory(network, least)
         if solution is None:
             return
         best = network.layout(solution.assignment)
@@ -267,7 +270,7 @@ class Search:
         charged = CostNetwork([seconds + charge * nbytes for seconds, nbytes in zip(
             network.network.vectors, network.memory_vectors(moment), strict=True)], network.network.edges)
         waiting: list[tuple[float, int, dict[str, int]]] = []
-        for number, (cost, assignment) in enumerate(cheapest(charged)):
+        for number, (cost, assignment) in enumerate(cheapest(charged, self.budget)):
             bound = cost - charge * self.memory_limit * (1 + _ROUNDING)
             while waiting and waiting[0][0] <= bound:
                 yield heapq.heappop(waiting)[2]
@@ -284,23 +287,29 @@ class Search:
         return math.isinf(self.memory_limit) or (
             self.costs.peak_memory(mesh, axis_of)[0] <= (1 + _ROUNDING) * self.memory_limit)
 
-    def _cheapest_within_memory(self, network: MeshNetwork) -> Solution | None:
-        """None where none fits; then `lightest` is told what the lightest needs."""
+    def _cheapest_within_memory(self, network: MeshNetwork, least: float) -> Solution | None:
+        """None where none fits, or is found; then `lightest` is told what the lightest needs. None costs below
+        `least`."""
         memory = functools.cache(network.memory_vectors)
 
         def peak(assignment: Sequence[int]) -> tuple[float, int]:
             return self.costs.peak_memory(network.mesh, network.layout(assignment))
 
         try:
-            found = minimise_within_peak(network.network, memory, peak, self.memory_limit)
-        except InfeasibleError:
-            least, lightest = least_memory(network.network, memory(self.costs.fullest_moment))
-            least = max(least, peak(lightest)[0])
-            if self.lightest is None or least < self.lightest[0]:
-                self.lightest = least, network.mesh, network.layout(lightest)
+            # Half of the time, for other mesh shapes.
+            found = minimise_within_peak(network.network, memory, peak, self.memory_limit,
+                                         time_limit=self.budget.time_limit(0.5))
+        except InfeasibleError as error:
+            if not error.proven:
+                self.bound = min(self.bound, least)
+            with contextlib.suppress(InfeasibleError):  # not found in time
+                nbytes, lightest = least_memory(network.network, memory(self.costs.fullest_moment), self.budget)
+                nbytes = max(nbytes, peak(lightest)[0])
+                if self.lightest is None or nbytes < self.lightest[0]:
+                    self.lightest = nbytes, network.mesh, network.layout(lightest)
             return None
         if not found.optimal:
-            self.bound = min(self.bound, found.lower_bound)
+            self.bound = min(self.bound, max(found.lower_bound, least))
         return found
 
     def cheapest_with(self, mesh: MeshShape, dim: str, axis: int | None) -> Candidate | None:

@@ -46,7 +46,7 @@ def read_entry(data: Any) -> tuple[Kernel, Timing]:
                 min(block.shape, default=0) < 0 or block.elements > _MOST_ELEMENTS for block in blocks):
             raise FormatError(f"tensors that there are not in {shortened(kernel, quoted=False)}; leave it out")
         # What it computes and moves is asked for at every price: it must not fail then.
-        hash(kernel)
+        hash((kernel, kernel.by_reference))
         if not (kernel.flops <= _MOST_WORK and kernel.nbytes <= _MOST_WORK and kernel.width >= 0):
             raise FormatError(f"work that nobody does in {shortened(kernel, quoted=False)}; leave it out")
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:

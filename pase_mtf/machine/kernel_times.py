@@ -224,13 +224,14 @@ class _Rates:
         return dataclasses.replace(best, factors={name: sorted(found) for name, found in times.items()})
 
     def seconds(self, kernel: Kernel) -> float:
-        """What a kernel takes at the best rates of those that have it no easier; 0 where nothing was measured. What
-        may forward its tensor is not held to the rate of a few: they tell what a node takes, whatever its size."""
+        """What a kernel takes at the best rates of those that have it no easier; 0 where nothing was measured that
+        computes or moves anything. What may forward its tensor is not held to the rate of a few: they tell what a node
+        takes, whatever its size."""
         known = self.flops.get(kernel.family) or self.flops.get("")
-        flops = (known.best(kernel.width) or known.highest) if known else math.inf
+        flops = (known.best(kernel.width) or known.highest or math.inf) if known else math.inf
         groups = [self.nbytes[name] for name in _groups(kernel) if name in self.nbytes]
         nbytes = next((rate for group in groups if (rate := group.best(_ease_of_traffic(kernel)))),
-                      groups[-1].highest if groups and not kernel.by_reference else math.inf)
+                      groups[-1].highest or math.inf if groups and not kernel.by_reference else math.inf)
         return max(kernel.flops / flops, kernel.nbytes / nbytes, self.least)
 
 

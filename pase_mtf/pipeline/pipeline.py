@@ -93,6 +93,10 @@ class PipelineReport(TypedDict, total=False):
     kernels: KernelsReport
 
 
+_TOLD = {"blocks", "pairs", "searched", "optimal", "microbatches", "simulated"}
+"""What `Pipeline.statement` reads of a report."""
+
+
 class _PipelineFields(TypedDict):
     format: str
     version: int
@@ -228,6 +232,8 @@ class Pipeline:
             return "lists of unequal length"
         if "kernels" in self.search and not is_report(self.search["kernels"]):
             return "no counts of kernels"
+        if not (self.search.keys() >= _TOLD) or not isinstance(self.search["microbatches"], list):
+            return "not all that is to be said of the search"
         if self.schedule not in SCHEDULES or self.microbatches < 1:
             return f"{self.microbatches} microbatches in the order {self.schedule!r}"
         begins = [(0, 0), *((stage.stop, stage.offset + stage.devices) for stage in self.stages)]

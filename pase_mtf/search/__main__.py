@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Sequence
 
+from pase_mtf._early_signals import give_back
 from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.search import Solution, check_certificate, methods, solve
@@ -66,6 +67,7 @@ def _describe(network: CostNetwork, method: str, solution: Solution) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or that of the error, which goes to stderr as one line."""
+    give_back()
     flags = _parser().parse_args(arguments)
     try:
         if flags.file is None:

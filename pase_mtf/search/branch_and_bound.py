@@ -309,15 +309,14 @@ class Minimiser:
     def _look_for_better(self, p: Packed, state: PassState) -> bool:
         """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
         them. Whether others improve on what is found there, so that it pays to look again soon."""
-        few = promising(p, state, _PROMISING)
+        few, budget = promising(p, state, _PROMISING), Budget(self._budget.deadline, self._room * (1 - _WAITING))
         try:
-            part, messages, *_ = reduce(p, few, state.potentials)
-        except InfeasibleError:  # of these few no assignment is finite: that says nothing of the others
+            part, messages, *_ = reduce(p, few, state.potentials, budget=budget)
+        except (InfeasibleError, MemoryError):  # of these few no assignment is finite: that says nothing of the others
             return False
         own = part.original
         part = part._replace(original=(np.arange(len(own)) - np.repeat(part.first[:-1], part.domains)).astype(np.int32))
-        search = Minimiser(part, budget=Budget(self._budget.deadline, self._room * (1 - _WAITING)), cutoff=self.cost,
-                           unit=self._unit, thorough=False, messages=messages)
+        search = Minimiser(part, budget=budget, cutoff=self.cost, unit=self._unit, thorough=False, messages=messages)
         try:
             search.run(most_nodes=1)
         except InfeasibleError:

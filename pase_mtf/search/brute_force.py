@@ -59,7 +59,8 @@ def brute_force(network: CostNetwork, *, time_limit: float | None = None, gap: f
             break
     if best is None:
         raise InfeasibleError("no finite assignment exists" if done >= total else
-                              f"no finite assignment found in {time_limit:.3g} seconds; raise the time limit")
+                              f"no finite assignment found in {time_limit:.3g} seconds; raise the time limit",
+                              proven=done >= total)
     bound = best_cost if done >= total else -math.inf
     return Solution(best, best_cost, bound, relative_gap(best_cost, bound), done >= total,
                     time.perf_counter() - start, {"assignments": done})

@@ -7,12 +7,14 @@ import math
 import time
 from numbers import Real
 
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import UsageError, shortened
 
 __all__ = ["SEARCH_MEMORY", "Budget"]
 
 SEARCH_MEMORY = 2 << 30
 """Bytes that a search may hold unless told otherwise."""
+_FOREVER = 1e18
+"""Seconds; more of them make no difference."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +36,14 @@ class Budget:
         """The budget of a search that starts now.
 
         Raises:
-          UsageError: memory is no positive number.
+          UsageError: time or memory is no positive number.
         """
+        if time_limit is not None and not (isinstance(time_limit, Real) and time_limit > 0):
+            raise UsageError(f"time limit of {shortened(time_limit)} seconds; give a positive number, or none")
         if not isinstance(memory, Real) or isinstance(memory, bool) or not memory > 0:
             raise UsageError(f"search memory of {memory!r} bytes; give a positive number")
-        return cls(math.inf if time_limit is None else time.perf_counter() + time_limit, float(memory))
+        return cls(math.inf if time_limit is None else time.perf_counter() + float(min(time_limit, _FOREVER)),
+                   float(memory))
 
     @property
     def seconds(self) -> float:
@@ -49,6 +54,17 @@ class Budget:
     def over(self) -> bool:
         """Whether the deadline has passed."""
         return time.perf_counter() > self.deadline
+
+    def time_limit(self, part: float = 1.0) -> float | None:
+        """What is left of the time, or a part of it, as searches take it: None without an end, and never 0."""
+        return None if self.deadline == math.inf else max(part * self.seconds, 1e-9)
+
+    @property
+    def used_up(self) -> str:
+        """What there is no more of, where a search ended without a result: the tail of an error message."""
+        if self.over:
+            return "in time; raise the time limit"
+        return f"within {self.held + self.memory:.4g} bytes; raise search_memory"
 
     def less(self, held: float) -> Budget:
         """What is left while so many more bytes are held."""

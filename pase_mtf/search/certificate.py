@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import more_itertools
 import numpy as np
 
+from pase_mtf.errors import shortened
 from pase_mtf.search.checked_bounds import (
     HUGE,
     MOST,
@@ -79,7 +80,7 @@ def _given(flat: FlatNetwork, potentials: Sequence[Potential]) -> np.ndarray:
             raise CertificateError("certificate: something else in place of a potential; it is damaged")
         ends = entry.source, entry.target
         if (ends not in number_of and ends[::-1] not in number_of) or ends[0] > ends[1]:
-            raise CertificateError(f"certificate: layers {ends} have no edge; it belongs to another network")
+            raise CertificateError(f"certificate: layers {shortened(ends)} have no edge; it belongs to another network")
         turned.append(ends not in number_of)
         pairs.append(number_of[ends[::-1] if turned[-1] else ends])
         for amounts, kinds, layer in ((entry.rows, entry.row_classes, ends[0]),
@@ -298,7 +299,7 @@ def _claimed_cost(network: CostNetwork, solution: Solution) -> tuple[float, floa
         raise CertificateError(f"the assignment has a part that is forbidden, or above {MOST:g}; nothing is proven")
     cost = math.fsum(terms)
     if type(solution.cost) is not float or solution.cost != cost:
-        raise CertificateError(f"the assignment costs {cost}, not {solution.cost}; the solution is damaged")
+        raise CertificateError(f"the assignment costs {cost}, not {shortened(solution.cost)}; the solution is damaged")
     return cost, math.fsum(map(abs, terms))
 
 
@@ -329,8 +330,8 @@ def _check(network: CostNetwork, solution: Solution) -> float:
             _prove(prepared, certificate, active, limit)
             continue
         if type(certificate.proofs) not in (tuple, list) or len(certificate.proofs) != 2:
-            raise CertificateError(f"certificate: no two proofs for a split of layer {certificate.layer}; it is "
-                                   "damaged")
+            raise CertificateError(f"certificate: no two proofs for a split of layer {shortened(certificate.layer)}; "
+                                   "it is damaged")
         todo += zip(certificate.proofs, _halves(certificate, prepared.flat.first, active), strict=True)
     return tolerance
 

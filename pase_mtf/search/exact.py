@@ -20,20 +20,17 @@ from pase_mtf.search.registry import Progress, Solution, register, relative_gap
 __all__ = ["exact"]
 
 
-_NONE_IN_TIME = "no finite assignment found in {:.3g} seconds; raise the time limit"
-
-
 def _sizes(network: CostNetwork) -> dict[str, int]:
     return {"layers": len(network.vectors), "edges": len(network.arrays.edge_matrix),
             "configurations": len(network.arrays.unary)}
 
 
-def _unsearched(network: CostNetwork, time_limit: float | None, start: float) -> Solution:
+def _unsearched(network: CostNetwork, budget: Budget, start: float) -> Solution:
     """Every layer's own cheapest configuration, where the time was over before the network was in its normal form."""
     assignment = tuple(int(np.argmin(vector)) for vector in network.vectors)
     cost = network.cost(assignment)
     if cost == np.inf:
-        raise InfeasibleError(_NONE_IN_TIME.format(time_limit), proven=False)
+        raise InfeasibleError(f"no finite assignment found {budget.used_up}", proven=False)
     statistics = _sizes(network)
     return Solution(assignment, cost, -np.inf, np.inf, False, time.perf_counter() - start, statistics)
 
@@ -50,8 +47,8 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
       time_limit, gap: stop early, with an assignment and a proven bound.
       progress: called after every few passes.
       certificate: attach the proof; where the bound of the first passes is not proof enough, that takes about as long
-        as the search itself. Only an optimal solution has one, where time and memory are left for it, and none under a
-        memory limit.
+        as the search itself on networks of models, and many times as long on random ones (docs/benchmarks/solvers.md).
+        Only an optimal solution has one, where time and memory are left for it, and none under a memory limit.
       memory, memory_limit: consider only assignments that need at most so many bytes per device; see
         memory.minimise_within.
       search_memory: bytes that the search itself may hold beside the network; branching goes on within them, and stops
@@ -77,12 +74,12 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
         search = Minimiser(packed, budget=budget.less(packed.bytes), gap=gap,
                            progress=progress)
     except TimeoutError:
-        return _unsearched(network, time_limit, start)
+        return _unsearched(network, budget, start)
     search.run()
     statistics = {**_sizes(network), **search.statistics}
     if search.best is None:
-        raise InfeasibleError("no finite assignment exists" if search.proven else _NONE_IN_TIME.format(time_limit),
-                              proven=search.proven)
+        raise InfeasibleError("no finite assignment exists" if search.proven else
+                              f"no finite assignment found {budget.used_up}", proven=search.proven)
     assignment = tuple(int(choice) for choice in search.best)
     cost = network.cost(assignment)
     bound = cost if search.proven else min(cost, search.bound)

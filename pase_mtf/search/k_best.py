@@ -187,23 +187,22 @@ def search_k_best(network: CostNetwork, *, time_limit: float | None = None, gap:
         raise UsageError(f"k of {k}: that many strategies take {results:.3g} bytes, and {_RESULTS:.0%} of the search "
                          f"memory of {budget.memory:.4g} are for them; ask for fewer, or raise search_memory")
     found: list[tuple[float, tuple[int, ...]]] = []
-    reason = ""
+    complete, left = True, budget.less(results)
     try:
-        for entry in cheapest(network, budget.less(results)):
+        for entry in cheapest(network, left):
             found.append(entry)
             if progress is not None:
                 progress(time.perf_counter() - start, found[0][0], found[0][0])
             if len(found) == k:
                 break
-    except TimeoutError:
-        reason = f"in {time_limit:.3g} seconds; raise the time limit"
-    except MemoryError:
-        reason = f"within {budget.memory:.4g} bytes; raise search_memory"
+    except (TimeoutError, MemoryError):
+        complete = False
     if not found:
-        raise InfeasibleError(f"no assignment found {reason}" if reason else "no finite assignment exists")
+        raise InfeasibleError("no finite assignment exists" if complete else f"no assignment found {left.used_up}",
+                              proven=complete)
     cost, assignment = found[0]
     return Solution(assignment, cost, cost, relative_gap(cost, cost), True, time.perf_counter() - start,
-                    {"strategies": tuple(found), "complete": not reason})
+                    {"strategies": tuple(found), "complete": complete})
 
 
 def _result_bytes(network: CostNetwork) -> int:

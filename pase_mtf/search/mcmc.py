@@ -139,7 +139,8 @@ def search_mcmc(network: CostNetwork, *, time_limit: float | None = None, gap: f
         history = _run(chain, start, time_limit, proposals, progress)
         cost, best, done = chain.best_cost, chain.best, chain.done
     if not cost < math.inf:
-        raise InfeasibleError("mcmc: met no finite assignment; give a finite one as initial, or use method exact")
+        raise InfeasibleError("mcmc: met no finite assignment; give a finite one as initial, or use method exact",
+                              proven=False)
     assignment = tuple(best.tolist())
     return Solution(assignment, network.cost(assignment), -math.inf, math.inf, False, time.perf_counter() - start,
                     {"proposals": done, "history": tuple(history)})

@@ -9,6 +9,7 @@ configurations split into light and heavy ones.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
@@ -22,7 +23,7 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
-from pase_mtf.search.compiled import compiled
+from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.messages import reduced_costs
 from pase_mtf.search.neighbourhood import cost_at
 from pase_mtf.search.network import CostNetwork
@@ -45,10 +46,11 @@ _BYTES_PER_NODE = 256
 
 
 @compiled
-def _repair(p: Packed, memory: np.ndarray, limit: float, choice: np.ndarray
+def _repair(p: Packed, memory: np.ndarray, limit: float, choice: np.ndarray, end: float
             ) -> float:  # pragma: no cover (compiled)
     """Brings an assignment within the limit, always by the change that costs least per byte saved, then improves it
-    there until no single change helps. Returns its memory (above the limit if it found no way)."""
+    there until no single change helps, or the clock shows `end`. Returns its memory (above the limit if it found no
+    way)."""
     first = p.first
     vertices = len(first) - 1
     used = 0.0
@@ -57,6 +59,8 @@ def _repair(p: Packed, memory: np.ndarray, limit: float, choice: np.ndarray
     while used > limit:
         best_rate, best_v, best_k = np.inf, -1, -1
         for v in range(vertices):
+            if end < np.inf and seconds_now() > end:
+                return used
             own = memory[first[v] + choice[v]]
             now = cost_at(p, v, choice[v], choice)
             for k in range(first[v + 1] - first[v]):
@@ -72,6 +76,8 @@ def _repair(p: Packed, memory: np.ndarray, limit: float, choice: np.ndarray
     for _ in range(50):
         changed = False
         for v in range(vertices):
+            if end < np.inf and seconds_now() > end:
+                return used
             own = memory[first[v] + choice[v]]
             best_k = choice[v]
             best = cost_at(p, v, best_k, choice)
@@ -149,7 +155,7 @@ class _Search:
     def consider(self, point: _Point) -> None:
         """Takes what can be made of an assignment within the limit, if it is the best so far."""
         choice = point.choice.copy()
-        _repair(self.packed, self.memory, self.limit, choice)
+        _repair(self.packed, self.memory, self.limit, choice, seconds_now() + self.budget.seconds)
         for candidate in (point, self.point(choice)):
             if candidate.memory <= self.limit and candidate.cost < (self.best.cost if self.best else math.inf):
                 self.best = candidate
@@ -334,19 +340,25 @@ def _least_per_layer(packed: Packed, memory: np.ndarray) -> np.ndarray:
     return np.minimum.reduceat(np.where(np.isfinite(packed.unary), memory, np.inf), packed.first[:-1])
 
 
-def least_memory(network: CostNetwork, memory: Sequence[np.ndarray]) -> tuple[float, tuple[int, ...]]:
+def least_memory(network: CostNetwork, memory: Sequence[np.ndarray], budget: Budget | None = None,
+                 ) -> tuple[float, tuple[int, ...]]:
     """The least memory any assignment of finite cost needs, and one that needs no more.
 
     Args:
       network: which assignments are finite.
       memory: per layer, bytes per device of every configuration; they add up over the layers.
+      budget: of the search; the usual memory and no end if not given.
 
     Raises:
       UsageError: memory does not fit the network.
-      InfeasibleError: no assignment is finite.
+      InfeasibleError: no assignment is finite; or not `proven`, where the least was not found within the budget.
     """
-    least, choice, _ = _lightest(network, _flat(network, memory), Budget(memory=math.inf))
-    return least, tuple(choice.tolist())
+    budget = budget or Budget()
+    with contextlib.suppress(TimeoutError):
+        least, choice, proven = _lightest(network, _flat(network, memory), budget)
+        if proven:
+            return least, tuple(choice.tolist())
+    raise InfeasibleError(f"the least memory that a strategy needs: not found {budget.used_up}", proven=False)
 
 
 def _lightest(network: CostNetwork, memory: np.ndarray, budget: Budget) -> tuple[float, np.ndarray, bool]:
@@ -355,7 +367,7 @@ def _lightest(network: CostNetwork, memory: np.ndarray, budget: Budget) -> tuple
 
     Raises:
       InfeasibleError: none is finite.
-      TimeoutError: none was found.
+      TimeoutError: none was found in time, or within the memory.
     """
     first = network.arrays.first
     allowed = np.where(np.isfinite(network.arrays.unary), memory, np.inf)
@@ -406,8 +418,8 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         if least > memory_limit and not proven:
             raise TimeoutError
     except TimeoutError:
-        raise InfeasibleError(f"no assignment within {memory_limit:.0f} bytes per device found in {time_limit:.3g} "
-                              "seconds; raise the time limit", proven=False) from None
+        raise InfeasibleError(f"no assignment within {memory_limit:.0f} bytes per device found {budget.used_up}",
+                              proven=False) from None
     if least > memory_limit:
         # Rounded so that the number named is enough where bytes are no whole numbers.
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pase_mtf.errors import InfeasibleError
+from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import Solution, relative_gap, solve
@@ -29,8 +30,8 @@ _Memory = Callable[[int], Sequence[np.ndarray]]
 _Peak = Callable[[Sequence[int]], tuple[float, int]]
 
 
-def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, memory_limit: float,
-                         **options: Any) -> Solution:
+def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, memory_limit: float, *,
+                         cheapest: Solution | None = None, time_limit: float | None = None, **options: Any) -> Solution:
     """Finds the cheapest assignment whose peak is within the limit.
 
     Args:
@@ -38,6 +39,8 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
       memory: key of a sum -> what it adds up: per layer, bytes per device of every configuration.
       peak: assignment -> (its peak in bytes, the key of the sum that is largest).
       memory_limit: bytes per device.
+      cheapest: what the exact search found without a limit; it is searched for if not given.
+      time_limit: seconds; every one of the searches takes half of what is left at most, so that others may follow.
       **options: of the exact search.
 
     Returns:
@@ -46,18 +49,23 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
     Raises:
       InfeasibleError: nothing fits, or nothing that fits was found.
     """
+    budget = Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
+
+    def search(**within: Any) -> Solution:
+        return solve(network, "exact", time_limit=budget.time_limit(0.5), **{**options, **within})
+
     def within(key: int, limit: float) -> Solution:
-        return solve(network, "exact", **{**options, "memory": memory(key), "memory_limit": limit})
+        return search(memory=memory(key), memory_limit=limit)
 
     # Mostly the cheapest of all fits, and then it is the cheapest that fits.
-    solution, bound, tried = solve(network, "exact", **options), -math.inf, list[int]()
+    solution, bound, tried = cheapest or search(), -math.inf, list[int]()
     while True:
         bound = max(bound, solution.lower_bound)
         used, key = peak(solution.assignment)
         if used <= memory_limit * (1 + _ROUNDING):
             return _above(solution, bound)
         if key in tried:
-            return _above(_tightened(network, solution, within, memory, peak, memory_limit, tried), bound)
+            return _above(_tightened(network, solution, within, memory, peak, memory_limit, tried, budget), bound)
         tried.append(key)
         solution = within(key, memory_limit)
 
@@ -73,7 +81,7 @@ def _above(solution: Solution, bound: float) -> Solution:
 
 
 def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, float], Solution], memory: _Memory,
-               peak: _Peak, memory_limit: float, tried: Sequence[int]) -> Solution:
+               peak: _Peak, memory_limit: float, tried: Sequence[int], budget: Budget) -> Solution:
     """An assignment that fits, where one sum's optimum breaks another's limit and the other way round: the limit of the
     one that is largest is lowered by as much as the peak is too high."""
     def unproven(found: Solution) -> Solution:
@@ -81,17 +89,20 @@ def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, 
 
     limit = memory_limit
     with contextlib.suppress(InfeasibleError):
-        while limit >= 0:
+        while limit >= 0 and not budget.over:
             used, key = peak(solution.assignment)
             if used <= memory_limit * (1 + _ROUNDING):
                 return unproven(solution)
             added = math.fsum(vector[choice] for vector, choice in zip(memory(key), solution.assignment, strict=True))
             limit = min(limit, added) - max(used - memory_limit, _ROUNDING * memory_limit)
             solution = within(key, max(limit, 0.0))
-    lightest = [least_memory(network, memory(key))[1] for key in tried]
+    lightest = []
+    for key in tried:
+        with contextlib.suppress(InfeasibleError):  # not found in time
+            lightest.append(least_memory(network, memory(key), budget)[1])
     fitting = [choice for choice in lightest if peak(choice)[0] <= memory_limit * (1 + _ROUNDING)]
     if not fitting:
-        least = min(peak(choice)[0] for choice in lightest)
+        least = min((peak(choice)[0] for choice in lightest), default=peak(solution.assignment)[0])
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: found nothing that needs "
                               f"less than {math.ceil(least)}; raise the limit or use more devices", proven=False)
     cost, choice = min((network.cost(choice), choice) for choice in fitting)

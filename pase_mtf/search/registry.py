@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.search.bar import ProgressBar
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.proof import Certificate
 
@@ -111,24 +112,21 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     """
     if method not in _METHODS:
         raise UsageError(f"unknown search {method!r}; {nearest(method, _METHODS)}")
-    if time_limit is not None and not (isinstance(time_limit, Real) and time_limit > 0):
-        raise UsageError(f"time limit of {time_limit!r} seconds; give a positive number, or none")
+    start, budget = time.perf_counter(), Budget.of(time_limit)
     if not (isinstance(gap, Real) and gap >= 0):
         raise UsageError(f"gap of {gap!r}; give 0 or more")
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise UsageError(f"progress={progress!r}; give True, or a function of seconds, cost and lower bound")
-    start = time.perf_counter()
     network.validate()
     function = _METHODS[method]
     known = _options(function)
     for name in options:
         if known is not None and name not in known:
             raise UsageError(f"search {method!r} has no option {name!r}; {nearest(name, known)}")
-    if time_limit is not None:  # what the checks took is part of it
-        time_limit = max(float(time_limit) - (time.perf_counter() - start), 1e-9)
     with ProgressBar() as bar:
         told = (bar if progress else None) if isinstance(progress, bool) else progress
-        solution = function(network, time_limit=time_limit, gap=gap, progress=told, **options)
+        # What the checks took is part of it.
+        solution = function(network, time_limit=budget.time_limit(), gap=gap, progress=told, **options)
     return dataclasses.replace(solution, seconds=time.perf_counter() - start)
 
 

@@ -15,6 +15,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.search import Solution, methods, solve
+from pase_mtf.search.budget import Budget
 from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
 from pase_mtf.strategy.choosing import simpler
 from pase_mtf.strategy.devices import fuller_devices, useful_devices
@@ -68,7 +69,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
       sharded_updates: of an mtf.Graph, make the updates of every layer's weights a layer beside it, which may be split
         in another way: devices that hold the same weights then need not all update all of them, nor keep all of the
         optimizer's slots. (Of a ComputationGraph `export_graph` decides that.)
-      **options: passed to the search (time_limit, gap, progress, ...).
+      **options: passed to the search (gap, progress, ...); `time_limit`: seconds for all that is searched and
+        simulated once the costs are there.
 
     Returns:
       The strategy, with its predicted cost by part.
@@ -142,11 +144,12 @@ def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simu
     if method != "exact":
         return solve(priced.network, method, **options), {}
     options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
+    budget = Budget.of(options.get("time_limit"))
     solution = solve_within(priced, memory_limit, options)
     most = worth_simulating(priced) if simulate is None else simulate
     if not most:
         return solution, {}
-    return shortest_simulated(priced, solution, most, memory_limit, options.get("time_limit"))
+    return shortest_simulated(priced, solution, most, memory_limit, budget)
 
 
 def _by_measured_kernels(graph: object, devices: int, machine: GivenMachine, method: str,

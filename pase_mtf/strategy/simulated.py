@@ -14,6 +14,7 @@ from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.registry import relative_gap
 from pase_mtf.simulator.mcmc import search_simulated
@@ -57,7 +58,7 @@ def worth_simulating(priced: PricedNetwork) -> int:
 
 
 def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
-                       memory_limit: float | None, time_limit: float | None = None,
+                       memory_limit: float | None, budget: Budget | None = None,
                        ) -> tuple[Solution, SearchReport]:
     """Simulates the cheapest strategies by the sum of costs, data parallelism, and those that are cheapest where the
     backward pass hides some of the gradients' all-reduces: how much of them it does is learned from all these steps.
@@ -67,20 +68,19 @@ def shortest_simulated(priced: PricedNetwork, found: Solution, most: int,
       found: the cheapest assignment that fits the memory.
       most: how many to simulate of the first kind; fewer where they are not found in ten seconds.
       memory_limit: bytes per device; what needs more is left out.
-      time_limit: seconds that the search for these may take, and those for the others together, where that is less
-        than ten.
+      budget: time for all of it; where that is over, nothing more is looked for or simulated.
 
     Returns:
       The one whose simulated step is shortest, and what is to be said of it: "simulated" how many, "simulated_seconds"
       the step of the one that is returned, "simulated_rank" its place among them by the sum of costs, from 1,
       "cheapest_simulated_seconds" the step of the cheapest by that sum, and, where there is something to hide,
       "overlap", the fraction of gradients' all-reduces that these steps hide. Nothing where steps are too long to be
-      simulated.
+      simulated, or no time is left.
     """
-    if found.cost > LONGEST:
+    budget = budget or Budget()
+    if found.cost > LONGEST or budget.over:
         return found, {}
-    judge = _Judge(priced, found.assignment, memory_limit,
-                   _PATIENCE if time_limit is None else min(_PATIENCE, time_limit))
+    judge = _Judge(priced, found.assignment, memory_limit, budget)
     judge.add_cheapest(most)
     overlap = None if priced.machine.shared_cores else judge.learn_overlap()
     candidates, seconds = judge.ordered()
@@ -135,22 +135,23 @@ class _Judge:
     """Simulates strategies of one network, each once."""
 
     def __init__(self, priced: PricedNetwork, first: tuple[int, ...], memory_limit: float | None,
-                 patience: float) -> None:
+                 budget: Budget) -> None:
         """Has simulated the first.
 
         Args:
           priced: the network.
           first: the cheapest that fits the memory.
           memory_limit: bytes per device; what needs more is left out.
-          patience: seconds for the search for the cheapest, and for all searches from which the overlap is learned.
+          budget: time for all of it.
         """
-        self._priced, self._memory_limit, self._patience = priced, memory_limit, patience
+        self._priced, self._memory_limit, self._budget = priced, memory_limit, budget
         self._simulator = Simulator(priced)
         self._seconds = {first: self._simulator.seconds(first)}
 
     def add(self, assignment: tuple[int, ...]) -> bool:
-        """Simulates a strategy; returns whether that told anything: it is another one, fits, and is not too slow."""
-        if assignment in self._seconds or self._priced.network.cost(assignment) > LONGEST or (
+        """Simulates a strategy, if there is time; returns whether that told anything: it is another one, fits, and is
+        not too slow."""
+        if self._budget.over or assignment in self._seconds or self._priced.network.cost(assignment) > LONGEST or (
                 self._memory_limit is not None and self._priced.peak_memory(assignment)[0] > self._memory_limit):
             return False
         self._seconds[assignment] = self._simulator.seconds(assignment)
@@ -160,7 +161,9 @@ class _Judge:
         """Simulates so many of the cheapest, and data parallelism."""
         if most > 1:
             with contextlib.suppress(InfeasibleError):  # none in time; one is at hand
-                found = solve(self._priced.network, "k_best", k=most, time_limit=self._patience)
+                # Half of the time, for what comes after it.
+                found = solve(self._priced.network, "k_best", k=most,
+                              time_limit=min(_PATIENCE, self._budget.time_limit(0.5) or _PATIENCE))
                 for _, assignment in found.statistics["strategies"]:
                     self.add(assignment)
         with contextlib.suppress(InfeasibleError, UsageError):  # the batch does not split so, or not as it is offered
@@ -170,23 +173,23 @@ class _Judge:
     def learn_overlap(self) -> float | None:
         """Simulates the cheapest strategies under several overlaps, and under that which all simulated steps tell, as
         long as that is another one, a few times; returns the overlap, None where there is nothing to hide."""
-        hideable, end = gradient_seconds(self._priced), time.perf_counter() + self._patience
+        hideable = gradient_seconds(self._priced)
+        budget = Budget(min(time.perf_counter() + _PATIENCE, self._budget.deadline))
         for fraction in _OVERLAPS:
-            self._add_cheapest_under(fraction, hideable, end)
+            self._add_cheapest_under(fraction, hideable, budget)
         overlap = self._overlap(hideable)
         for _ in range(_FITS):
-            if overlap is None or not self._add_cheapest_under(overlap, hideable, end):
+            if overlap is None or not self._add_cheapest_under(overlap, hideable, budget):
                 break
             overlap = self._overlap(hideable)
         return overlap
 
-    def _add_cheapest_under(self, overlap: float, hideable: list[np.ndarray], end: float) -> bool:
-        left = end - time.perf_counter()
-        if left <= 0.0:
+    def _add_cheapest_under(self, overlap: float, hideable: list[np.ndarray], budget: Budget) -> bool:
+        if budget.over:
             return False
         with contextlib.suppress(InfeasibleError):  # none in time
             network = _hiding(self._priced, hideable, overlap)
-            return self.add(solve(network, "exact", certificate=False, time_limit=left).assignment)
+            return self.add(solve(network, "exact", certificate=False, time_limit=budget.time_limit()).assignment)
         return False
 
     def _overlap(self, hideable: list[np.ndarray]) -> float | None:

@@ -16,6 +16,7 @@ from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.peak import minimise_within_peak
@@ -28,19 +29,34 @@ _ROOM = (1.05, 1.3)
 """How much more than the lightest, at one moment, strategies may need that are looked at for the peak."""
 
 
-def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any]) -> Solution:
-    """The cheapest assignment that needs no more than so many bytes per device (None: however many)."""
+def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any],
+                 cheapest: Solution | None = None) -> Solution:
+    """The cheapest assignment that needs no more than so many bytes per device (None: however many).
+
+    Args:
+      priced: where the costs are.
+      memory_limit: bytes per device.
+      options: of the exact search; `time_limit` is for all of it.
+      cheapest: of all; it is searched for if not given.
+
+    Raises:
+      InfeasibleError: nothing fits, or nothing that fits was found.
+    """
     if memory_limit is None:
-        return solve(priced.network, "exact", **options)
+        return cheapest or solve(priced.network, "exact", **options)
+    budget = Budget.of(options.get("time_limit"))
+    if cheapest is None:  # half of the time, for what may have to follow
+        cheapest = solve(priced.network, "exact", **{**options, "time_limit": budget.time_limit(0.5)})
     fitting = [one for one in _by_hand(priced) if priced.peak_memory(one.assignment)[0] <= memory_limit]
     try:
         found = minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory,
-                                     memory_limit, **options)
+                                     memory_limit, cheapest=cheapest,
+                                     **{**options, "time_limit": budget.time_limit()})
     except InfeasibleError:
         if not fitting:
             raise
         # Limits at single moments leave out copies of what is moved, which may be most of what is there.
-        bound = solve(priced.network, "exact", **options).lower_bound
+        bound = cheapest.lower_bound
         return dataclasses.replace(fitting[0], lower_bound=bound, gap=relative_gap(fitting[0].cost, bound))
     if fitting and fitting[0].cost < found.cost:
         cost, bound = fitting[0].cost, found.lower_bound
@@ -71,7 +87,8 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
     least = priced.peak_memory(lightest.assignment)[0]
     found: list[FrontierPoint] = []
     for limit in np.linspace(least, most, points).tolist():
-        solution = lightest if limit == least else cheapest if limit == most else solve_within(priced, limit, options)
+        solution = lightest if limit == least else cheapest if limit == most else solve_within(
+            priced, limit, options, cheapest)
         if found and found[-1].solution.cost < solution.cost:
             solution = dataclasses.replace(found[-1].solution, lower_bound=solution.lower_bound)
         found.append(FrontierPoint(limit, priced.peak_memory(solution.assignment)[0], solution))
@@ -98,16 +115,20 @@ def _light(priced: PricedNetwork, options: dict[str, Any]) -> list[Solution]:
     """Assignments that need little: data parallelism; at the moment at which most is there while nothing is split,
     and at that at which the one found for it holds most, the lightest; and the cheapest that need hardly more, for
     copies of what the lightest moves may be more than it saves."""
-    found = _by_hand(priced)
+    found, budget = _by_hand(priced), Budget.of(options["time_limit"])
     moments = [priced.memory_model.fullest]
     for moment in moments:
         memory = priced.memory_with(moment)
-        least, lightest = least_memory(priced.network, memory)
+        try:
+            least, lightest = least_memory(priced.network, memory, budget)
+        except InfeasibleError:  # not found in time
+            break
         found.append(_given(priced, lightest))
         for room in _ROOM:
             with contextlib.suppress(InfeasibleError):
                 found.append(dataclasses.replace(solve(
-                    priced.network, "exact", **options, memory=memory, memory_limit=room * least),
+                    priced.network, "exact", memory=memory, memory_limit=room * least,
+                    **{**options, "time_limit": budget.time_limit(0.5)}),
                     lower_bound=-math.inf, gap=math.inf, optimal=False))
         fullest = priced.peak_memory(lightest)[1]
         if fullest not in moments and len(moments) < 2:
@@ -170,9 +191,12 @@ class StrategiesWithin:
         """What a device holds at least under any strategy: the least at each of some moments, the first of them that at
         which most is there while nothing is split, the next that at which the strategy that needs it holds most."""
         network, least, seen = self._network, 0.0, set[int]()
-        moment = network.memory_model.fullest
+        moment, budget = network.memory_model.fullest, Budget.of(self._options["time_limit"])
         while moment not in seen:
             seen.add(moment)
-            nbytes, lightest = least_memory(network.network, network.memory_with(moment))
+            try:
+                nbytes, lightest = least_memory(network.network, network.memory_with(moment), budget)
+            except InfeasibleError:  # not found in time
+                break
             least, moment = max(least, nbytes), network.peak_memory(lightest)[1]
         return least

@@ -72,19 +72,38 @@ def test_a_signal_for_real(tmp_path, preset, number, expected):
     assert find_checkpoint(str(folder)).step == 1 + max(metrics(folder)) >= 11
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_the_imports_are_through(tmp_path, number, expected):
-    """The program sends it to itself when it asks for the first module after `pase_mtf`."""
-    (tmp_path / "sitecustomize.py").write_text(
+def struck_process(folder, when, number, *arguments):
+    """A program that sends a signal to itself as soon as it opens a file, or asks for a module, of that name."""
+    (folder / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "class Finder:\n"
-        "    def find_spec(name, path=None, target=None):\n"
-        f"        if name == 'pase_mtf.errors': os.kill(os.getpid(), {int(number)})\n"
-        "sys.meta_path.insert(0, Finder)\n")
-    ended = subprocess.run([sys.executable, "-m", "pase_mtf.launch", "--model=alexnet"], capture_output=True, text=True,
-                           env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=600)
+        "def strike(event, details):\n"
+        f"    if event in ('open', 'import') and str(details[0]).endswith({when!r}):\n"
+        f"        os.kill(os.getpid(), {int(number)})\n"
+        "sys.addaudithook(strike)\n")
+    return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=folder,
+                          env={**os.environ, "PYTHONPATH": str(folder)}, timeout=600)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("program", ["launch", "calibration", "epochs", "layout", "search", "strategy.compile"])
+def test_a_signal_before_the_imports_are_through(tmp_path, program, number, expected):
+    """The program sends it to itself when it asks for the first module after `pase_mtf`."""
+    ended = struck_process(tmp_path, "pase_mtf.errors", number, f"pase_mtf.{program}", "--help")
     assert (ended.returncode, ended.stdout, ended.stderr) == (
         expected, "", "interrupted before anything was measured\n")
+
+
+@pytest.mark.parametrize(("program", "file", "error"), [
+    ("search", "network.npz", "error: interrupted; set --time_limit to get the best so far\n"),
+    ("layout", "network.py:build", "")])
+def test_a_signal_once_they_are_through(tmp_path, program, file, error):
+    """Commands that measure nothing end as they do without handlers of ours."""
+    name = file.partition(":")[0]
+    (tmp_path / name).write_text("")
+    flags = [file] if program == "search" else [f"--graph={file}", "--mesh=2"]
+    ended = struck_process(tmp_path, name, signal.SIGINT, f"pase_mtf.{program}", *flags)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", error)
+    assert struck_process(tmp_path, name, signal.SIGTERM, f"pase_mtf.{program}", *flags).returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("stage", [

@@ -246,7 +246,8 @@ def test_what_cannot_be_the_answer_is_not_searched_within_memory(monkeypatch):
     limit = (least + costs.peak_memory(free.mesh, free.axis_of)[0]) / 2
     solved, enumerated = [], []
     monkeypatch.setattr(search_module, "minimise_within_peak",
-                        lambda *args, solve=search_module.minimise_within_peak: solved.append(args) or solve(*args))
+                        lambda *args, solve=search_module.minimise_within_peak, **options: (
+                            solved.append(args) or solve(*args, **options)))
     monkeypatch.setattr(search_module, "cheapest", lambda *args, order=search_module.cheapest: (
         enumerated.append(args) or entry for entry in order(*args)))
     search = Search(costs, meshes, {}, limit, lambda *layout: None)

@@ -130,6 +130,21 @@ def test_narrow_products_are_not_held_to_the_rate_of_wide_ones():
     assert times.bound(kernel) == pytest.approx(kernel.flops / 1e13)
 
 
+def test_kernels_that_compute_nothing_tell_no_rate():
+    """They were all that a damaged file held."""
+    times = KernelTimes(timings={_elementwise("Mul", 0): Timing(1e-5)})
+    for kernel in (_elementwise("Mul", 0), _product(2, 3, 4)):
+        assert times.estimate(kernel) >= 1e-5
+
+
+def test_a_sum_of_nothing_is_no_kernel(tmp_path):
+    path = tmp_path / "kernels.jsonl"
+    path.write_text(line_of(_product(2, 3, 4)._replace(operation="Sum", inputs=()), Timing(1e-5)) + "\n")
+    times = load_times(path)
+    assert times.damaged == 1
+    assert times.estimate(_product(2, 3, 4)) == 0
+
+
 def test_what_leaves_the_caches_is_not_held_to_the_rate_of_what_stays():
     small = {_elementwise("Mul", 1000 + number): Timing(12 * (1000 + number) / 1e11) for number in range(16)}
     large = {_elementwise("Mul", 1000000 + number): Timing(12 * (1000000 + number) / 1e10) for number in range(16)}

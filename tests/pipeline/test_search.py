@@ -273,7 +273,7 @@ def test_what_makes_no_sense_is_refused(graph, given, message):
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("schedule", "other"), ("stages", []), ("configurations", []), ("microbatches", 0)])
+    ("schedule", "other"), ("stages", []), ("configurations", []), ("microbatches", 0), ("search", {})])
 def test_a_damaged_file_is_told(graph, field, value, tmp_path):
     path = tmp_path / "pipeline.json"
     find_pipeline({_COUNT: graph}, 2, harness.MACHINE, blocks=4).save(path)

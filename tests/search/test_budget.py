@@ -7,9 +7,11 @@ import time
 import numpy as np
 import pytest
 from random_networks import random_network
+from small_graphs import perceptron
 
 from pase_mtf.errors import InfeasibleError, PaseError, UsageError
-from pase_mtf.search import branch_and_bound, certify, check_certificate, part, solve
+from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.search import branch_and_bound, certify, check_certificate, memory, part, registry, solve
 from pase_mtf.search import waiting as waiting_parts
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import Budget
@@ -18,7 +20,9 @@ from pase_mtf.search.messages import message_passes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import Potentials, pack, reduce
 from pase_mtf.search.pass_state import PassState
+from pase_mtf.search.peak import minimise_within_peak
 from pase_mtf.search.pulls import EXACTLY
+from pase_mtf.strategy.find import find_strategy
 
 
 def dense(seed, layers=9, configurations=8):
@@ -71,6 +75,100 @@ def test_every_step_looks_at_the_clock(method, limit, clock, monkeypatch):
         assert solution.cost == network.cost(solution.assignment)
         assert not solution.optimal or method != "exact" or clock[0] - begin <= limit
     assert clock[0] - begin <= limit + 12
+
+
+@pytest.fixture
+def hungry(monkeypatch):
+    """Every search takes all of the time that it is given, by a clock that nothing else moves; holds what it shows."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for name in ("exact", "k_best"):
+        def search(network, *, time_limit, plain=registry._METHODS[name], **options):
+            now[0] += time_limit
+            return plain(network, time_limit=None, **options)
+        monkeypatch.setitem(registry._METHODS, name, search)
+    return now
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_searches_for_a_peak_share_their_time(seed, hungry):
+    rng, network = np.random.default_rng(seed), dense(seed, 6, 6)
+    sums = {key: [rng.random(6) for _ in network.sizes] for key in (1, 2, 3)}
+    asked, unproven = [], True
+
+    def peak(choice):
+        asked.append(choice)
+        return max((sum(vector[one] for vector, one in zip(vectors, choice, strict=True)), key)
+                   for key, vectors in sums.items())
+    try:
+        found = minimise_within_peak(network, sums.get, peak, 2.4, time_limit=3.0)
+        assert peak(found.assignment)[0] <= 2.4 * (1 + 1e-9)
+    except InfeasibleError as refusal:
+        unproven = not refusal.proven
+    assert unproven
+    assert len(asked) > 2
+    assert 2.0 < hungry[0] <= 3.0
+
+
+@pytest.mark.parametrize("simulate", [0, 5])
+def test_all_searches_for_a_strategy_share_their_time(simulate, hungry):
+    machine = Machine("slow links", dict.fromkeys(
+        ("matmul", "convolution", "pointwise", "reduction", "gather"), 1e9), 1e9, 1e12, 1e-6, (Link(64, 1e6, 1e-6),))
+    graph = perceptron()
+    free = find_strategy(graph, 4, machine, simulate=0, time_limit=1e-3)
+    hungry[0] = 0.0
+    found = find_strategy(graph, 4, machine, simulate=simulate, memory_limit=0.9 * free.memory_bytes, time_limit=3.0)
+    assert found.memory_bytes <= 0.9 * free.memory_bytes
+    assert 1.5 <= hungry[0] <= 3.0 + 1e-6
+    hungry[0] = 0.0
+    find_strategy(graph, 4, machine, simulate=simulate, time_limit=3.0)
+    assert hungry[0] == pytest.approx(3.0)
+
+
+def test_an_assignment_is_brought_within_memory_by_the_clock():
+    network = dense(0, 30, 30)
+    packed = pack(network.normalized())
+    usage = np.random.default_rng(0).random(900)
+    start = np.full(30, 29)
+    for end, repaired in ((0.0, False), (np.inf, True)):
+        choice = start.copy()
+        used = memory._repair(packed, usage, 3.0, choice, end)
+        assert (used <= 3.0) == repaired == (choice != start).any()
+
+
+def test_the_least_memory_within_a_budget():
+    network = all_but_one_forbidden()
+    usage = [np.arange(300.0)] * 2
+    assert memory.least_memory(network, usage) == (598.0, (299, 299))
+    with pytest.raises(InfeasibleError, match="not found in time") as refusal:
+        memory.least_memory(network, usage, Budget(time.perf_counter()))
+    assert not refusal.value.proven
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan")])
+def test_time_is_a_positive_number(wrong):
+    with pytest.raises(UsageError, match="give a positive number, or none"):
+        solve(dense(0, 3, 2), time_limit=wrong)
+    for much in (10 ** 5000, float("inf")):
+        assert solve(dense(0, 3, 2), time_limit=much).optimal
+
+
+def all_but_one_forbidden():
+    """Only the last configuration of every layer, of all 90,000 assignments the last one, is finite."""
+    costs = np.where(np.add.outer(np.arange(300), np.arange(300)) < 598, np.inf, 1.0)
+    return CostNetwork([np.arange(300.0)] * 2, [NetworkEdge(0, 1, costs, np.arange(300), np.arange(300))])
+
+
+@pytest.mark.parametrize(("method", "options"), [
+    ("k_best", {"time_limit": 1e-9}), ("mcmc", {"proposals": 1}), ("brute_force", {"time_limit": 1e-9}),
+    ("exact", {"time_limit": 1e-9})])
+def test_none_in_time_is_not_none(method, options):
+    """Some count what was merely not found, as long as they are not told that it is proven."""
+    network = all_but_one_forbidden()
+    with pytest.raises(InfeasibleError) as refusal:
+        solve(network, method, **options)
+    assert not refusal.value.proven
+    assert solve(network, method, **{name: 20.0 for name in options if name == "time_limit"}).cost == 599.0
 
 
 def test_a_pass_stops_in_the_middle():
@@ -199,6 +297,17 @@ def test_stops_where_no_part_fits(monkeypatch):
     assert not found.optimal
     assert found.lower_bound <= best.cost <= found.cost
     assert 0 < found.gap < 1
+
+
+def test_memory_that_is_used_up_before_anything_was_found(monkeypatch):
+    only_branching(monkeypatch)
+    rng, every = np.random.default_rng(0), np.arange(8)
+    network = CostNetwork([rng.random(8) for _ in range(9)], [
+        NetworkEdge(i, j, np.where(rng.random((8, 8)) < 0.5, np.inf, rng.random((8, 8))), every, every)
+        for i, j in itertools.combinations(range(9), 2)])
+    with pytest.raises(InfeasibleError, match=r"found within 5.6e\+04 bytes; raise search_memory") as refusal:
+        solve(network, search_memory=56_000)
+    assert not refusal.value.proven
 
 
 def test_plans_end_at_their_limits():

@@ -17,10 +17,24 @@ from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.registry import Solution
 
 INSTANCES = pathlib.Path(__file__).parents[1] / "data" / "instances"
-JUNK = (None, True, -1, 10 ** 30, 2.5, math.nan, "x", b"x", (), [], {}, (1, "a"), np.zeros(0), np.zeros((2, 2)),
-        np.int64(1),
-        np.float64(0.5), np.array(["a"]), np.array([None]), object(), Certificate(), complex(1, 2),
-        np.datetime64("2020-01-01"), range(3), float, Ellipsis, object.__new__(Potential), object.__new__(Solution))
+
+
+class Untold:
+    """Cannot be written into a message."""
+
+    def __repr__(self):
+        raise LookupError
+
+    __str__ = __repr__
+
+    def __format__(self, form):
+        raise LookupError
+
+
+JUNK = (None, True, -1, 10 ** 30, 10 ** 5000, -10 ** 5000, Untold(), [Untold()], 2.5, math.nan, "x", b"x", (), [], {},
+        (1, "a"), np.zeros(0), np.zeros((2, 2)), np.int64(1), np.float64(0.5), np.array(["a"]), np.array([None]),
+        object(), Certificate(), complex(1, 2), np.datetime64("2020-01-01"), range(3), float, Ellipsis,
+        object.__new__(Potential), object.__new__(Solution))
 AMOUNTS = (math.nan, math.inf, -math.inf, 1.7e308, -1.7e308, 1e290, -1e290, 1.01e290, 5e-324, -0.0, 2.0 ** 60,
            -2.0 ** 60)
 DTYPES = (np.float32, np.longdouble, object, complex, np.int64, ">f8", np.float16, "M8[s]", "S8", bool)
@@ -207,8 +221,8 @@ def claims(network, solution, exact, rng):
         cost = network.cost(other)
         return dataclasses.replace(solution, assignment=other, cost=(
             math.nextafter(cost, -math.inf), cost * (1 - 1e-9), cost - 1, math.nan, -math.inf, int(cost), None,
-            np.float32(cost))[rng.integers(8)])
-    last = (-1, 0.0, None, True, np.int64(0), 10 ** 30, "0")[rng.integers(7)]
+            np.float32(cost), 10 ** 5000, Untold())[rng.integers(10)])
+    last = (-1, 0.0, None, True, np.int64(0), 10 ** 30, 10 ** 5000, Untold(), "0")[rng.integers(9)]
     return dataclasses.replace(solution, assignment=(
         (*other[:-1], last), other[:-1], (*other, 0), list(other), None, np.array(other), "0" * len(other),
         tuple(choice - size for choice, size in zip(other, network.sizes, strict=True)))[rng.integers(8)])
@@ -256,7 +270,10 @@ def test_no_amount_proves_the_worst_of_a_real_network(large):
 
 @pytest.mark.parametrize("damage", [
     {"assignment": (0,)}, {"assignment": None}, {"assignment": (-1,) * 14}, {"assignment": (0.5,) * 14},
-    {"assignment": "a" * 14}, {"cost": None}, {"cost": math.nan}, {"certificate": "proof"}, {"certificate": object()}])
+    {"assignment": "a" * 14}, {"cost": None}, {"cost": math.nan}, {"cost": 10 ** 5000}, {"cost": Untold()},
+    {"assignment": (10 ** 5000,) * 14}, {"certificate": "proof"}, {"certificate": object()},
+    {"certificate": Certificate(layer=10 ** 5000)},
+    {"certificate": Certificate((Potential(10 ** 5000, 1, *[None] * 4),))}])
 def test_damaged_solutions(damage):
     network = CostNetwork.load(INSTANCES / "alexnet_8.npz")
     with pytest.raises(CertificateError):
