@@ -1,5 +1,6 @@
 """python -m benchmarks.cluster, and the namespaces that stand for its hosts."""
 
+import argparse
 import dataclasses
 import json
 import pathlib
@@ -178,3 +179,25 @@ def test_a_process_that_has_printed_no_times():
     with pytest.raises(RuntimeError, match="printed no times: out of memory"):
         distribute.steps_of("out of memory\n")
     assert distribute.steps_of('x\nsteps: {"seconds": [1.0]}\n') == {"seconds": [1.0]}
+
+
+def test_a_row_is_kept_where_tf_distribute_fails(capsys):
+    """What was measured of ours took minutes; the plain model's steps are those of the half that went well."""
+    class Hosts:
+        congestion_control, runs = "bbr", 0
+
+        def launch(self, flags):
+            return json.loads(json.dumps(_row().summary))
+
+        def distribute(self, model, batch, steps, warmup):
+            self.runs += 1
+            if self.runs == 2:
+                raise RuntimeError("no heartbeat")
+            return {"seconds": [0.5] * steps, "parameters": cluster._parameters(model)}
+
+    flags = argparse.Namespace(steps=6, warmup=1, seconds=30.0)
+    link = link_of("2080ti", 4, 3e10)
+    row = cluster._measure(Hosts(), link, "2080ti", ("2080ti", 4, "transformer", "one"), flags)
+    assert row.plain == [500.0] * 3
+    assert row.summary["arms"]
+    assert "tf.distribute failed after ours: no heartbeat" in capsys.readouterr().err
