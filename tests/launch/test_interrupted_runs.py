@@ -80,8 +80,10 @@ def struck_process(folder, when, number, *arguments):
         f"    if event in ('open', 'import') and str(details[0]).endswith({when!r}):\n"
         f"        os.kill(os.getpid(), {int(number)})\n"
         "sys.addaudithook(strike)\n")
+    # A shell without job control has what it starts beside itself ignore SIGINT, these tests perhaps included.
     return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=folder,
-                          env={**os.environ, "PYTHONPATH": str(folder)}, timeout=600)
+                          env={**os.environ, "PYTHONPATH": str(folder)}, timeout=600,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
