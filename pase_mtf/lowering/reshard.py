@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pase_mtf.compat import tf
 from pase_mtf.graph.partition import Partition, Piece, cover, nearest, scattered_sum, with_partial_sums
 from pase_mtf.lowering.emit import Emitter
-from pase_mtf.lowering.exchange import goes_round
+from pase_mtf.lowering.exchange import by_ring
 
 __all__ = ["ALL_REDUCE", "RESHARDING", "all_reduce", "assemble", "move", "reduce_and_move"]
 
@@ -234,8 +234,8 @@ def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], d
             axis = max(range(len(shape)), key=lambda dim: (shape[dim] % size == 0, shape[dim]))
             sizes = [shape[axis] * (k + 1) // size - shape[axis] * k // size for k in range(size)]
             pieces = [emitter.split_sizes(name, x, sizes, axis) for name, x in zip(names, xs, strict=True)]
-            if emitter.exchange.has_hubs and goes_round(elements, size):
-                gathered_by = _round(names, pieces, kind, emitter)
+            if emitter.exchange.has_hubs and by_ring(elements, size):
+                gathered_by = _ring_all_reduce(names, pieces, kind, emitter)
             else:
                 sums = [emitter.combine(name, parts, kind) for name, parts in zip(
                     names, emitter.exchange.all_to_all(names, pieces), strict=True)]
@@ -246,17 +246,20 @@ def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], d
     return result
 
 
-def _round(names: Sequence[str], pieces: Sequence[Sequence[tf.Tensor]], kind: str, emitter: Emitter,
-           ) -> list[list[tf.Tensor]]:
-    """Sums pieces round a ring, and takes the sums round it.
+def _ring_all_reduce(names: Sequence[str], pieces: Sequence[Sequence[tf.Tensor]], kind: str, emitter: Emitter,
+                     ) -> list[list[tf.Tensor]]:
+    """Sums pieces round a ring, every device sending to the next one only, and takes the sums round it once more.
+
+    Piece number k is summed from device k on, so that its order of summation is another one than that of the others
+    (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009).
 
     Args:
-      names: of the devices, every one of which sends to the next one only.
-      pieces: per device, as many pieces as there are devices.
+      names: of the q devices.
+      pieces: per device its q pieces of what is to be combined; pieces of one number have one shape.
       kind, emitter: see `all_reduce`.
 
     Returns:
-      Per device the sums of all pieces.
+      Per device the q combined pieces.
     """
     size = len(names)
     held: list[list[tf.Tensor]] = [list(row) for row in pieces]
