@@ -57,7 +57,7 @@ def _folder() -> pathlib.Path:
 
 
 def names() -> tuple[str, ...]:
-    """The machines that can be named: those with a data sheet in configs/machines, and "local"."""
+    """The machines that can be named: those of configs/machines (data sheets, and what was measured), and "local"."""
     return (*sorted(path.stem for path in _folder().glob("*.json")), LOCAL)
 
 

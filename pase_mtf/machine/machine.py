@@ -93,7 +93,7 @@ class Machine:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The machines that can be named: those with a data sheet, and "local"."""
+        """The machines that can be named: those of configs/machines, and "local"."""
         return names()
 
     @classmethod
