@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pase_mtf.errors import ClusterError, FormatError
-from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
 from pase_mtf.launch.cluster.hosts import meet
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.network import Network, own_network
@@ -152,6 +152,7 @@ def _with_restarts(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts, n
         if outcome.fault is None or interrupts.exit_code is not None:
             return outcome.exit_code if outcome.fault is None else interrupts.exit_code or outcome.exit_code
         if restarts == options.max_restarts:
+            forget_half_written(options.output_dir)
             if outcome.fault.told:
                 return outcome.exit_code
             raise ClusterError(f"{outcome.fault}; all processes were ended" + (
