@@ -1,8 +1,12 @@
-"""What survives: runs that are killed, ended, out of disk or damaged at random moments, and what the next run finds.
+"""What survives: runs that are killed, ended, out of disk, damaged or cut off at random moments, and what the next run
+finds.
 
-python -m benchmarks.faults        writes docs/benchmarks/faults.md and faults.json
+    python -m benchmarks.faults                       # goes on where it was; all of it takes about an hour
+    python -m benchmarks.faults --only=SIGTERM --again
 
-A run is one of AlexNet with a few thousand parameters on two virtual devices, which writes a checkpoint every step.
+A run is one of AlexNet with a few thousand parameters on two virtual devices, which writes a checkpoint every step; or
+one with everything at its default (`benchmarks.fault_stages`), or over processes (`benchmarks.fault_clusters`). Writes
+docs/benchmarks/faults.json, after every row, and faults.md.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -20,8 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks.fault_clusters import cluster_faults
+from benchmarks.fault_rows import Fault, Found, Row, Sizes, losses, told
+from benchmarks.fault_stages import stage_faults
 from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
 from pase_mtf.calibration.cache import tensorflow_version
@@ -30,30 +38,13 @@ from pase_mtf.files import write_atomically
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.runtime import describe_host
 
-__all__ = ["Row", "document", "main"]
+__all__ = ["document", "main"]
 
 _PAGE = ROOT / "docs" / "benchmarks" / "faults.md"
-_SIZES = {"preset": "tiny", "image": 12, "fully_connected": [32, 16], "batch": 8,
-          "convolutions": [{"channels": 8, "kernel": 3, "stride": 2, "pool": 2}]}
 _LIMIT = 300.0
 _DISK = "200k"
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One kind of fault.
-
-    Attributes:
-      fault: what was done.
-      tries: how often.
-      survived: how often all was as it should be.
-      found: what was found, with how often.
-    """
-
-    fault: str
-    tries: int
-    survived: int
-    found: str
+_WRITING_SECONDS = 0.03
+"""About what writing a checkpoint takes here, after its folder was made."""
 
 
 class _Runs:
@@ -61,14 +52,12 @@ class _Runs:
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
-        self._sizes = folder / "sizes.json"
-        self._sizes.write_text(json.dumps(_SIZES))
+        self._sizes = Sizes(folder)
 
     def command(self, output: str | pathlib.Path, *flags: str) -> list[str]:
         """The command line of a run that takes very long."""
-        return [sys.executable, "-m", "pase_mtf.launch", "--model=alexnet", f"--preset={self._sizes}", "--mesh=2",
-                "--devices=cpu", "--machine=a100", "--steps=1000000", "--log_every=1", "--compare=none",
-                "--checkpoint_every=1", f"--output_dir={output}", *flags]
+        return [sys.executable, "-m", "pase_mtf.launch", *self._sizes.flags, "--mesh=2", "--machine=a100",
+                "--steps=1000000", "--checkpoint_every=1", f"--output_dir={output}", *flags]
 
     def start(self, output: str | pathlib.Path, *flags: str) -> subprocess.Popen[str]:
         """A run, whose lines can be read."""
@@ -100,18 +89,13 @@ def _until(process: subprocess.Popen[str], start: str) -> None:
             return
 
 
-def _losses(folder: pathlib.Path) -> dict[int, float]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return {entry["step"]: entry["loss"] for entry in map(json.loads, lines)}
-
-
 def _went_on(runs: _Runs, output: pathlib.Path) -> str:
     """What a resumed run made of an ended one: what is wrong, "" where it had the very losses that would have come."""
     last = find_checkpoint(str(output)).step
     done = runs.resume(output)
     if done.returncode:
         return f"resumed: exit code {done.returncode}"
-    before, after = _losses(output), _losses(pathlib.Path(f"{output}-resumed"))
+    before, after = losses(output), losses(pathlib.Path(f"{output}-resumed"))
     if min(after) != last:
         return "resumed at another step"
     if any(abs(after[step] - before[step]) > 1e-5 * abs(before[step]) for step in before.keys() & after.keys()):
@@ -121,27 +105,34 @@ def _went_on(runs: _Runs, output: pathlib.Path) -> str:
     return ""
 
 
-def _killed(runs: _Runs, tries: int) -> Row:
-    generator, found = random.Random(0), collections.Counter()
+def _killed(runs: _Runs, tries: int, *, writing: bool) -> Found:
+    """Kills runs: at a moment within a second, or as soon as they write a checkpoint and a moment later."""
+    generator, found = random.Random(0), collections.Counter[str]()
     halves = 0
     for number in range(tries):
-        output = runs.folder / f"killed-{number}"
+        output = runs.folder / f"killed-{'writing' if writing else 'training'}-{number}"
         process = runs.start(output)
         _until(process, "step     2")
-        time.sleep(generator.uniform(0, 1))
+        if writing:
+            while not _half_written(output):
+                pass
+        time.sleep(generator.uniform(0, _WRITING_SECONDS if writing else 1))
         process.kill()
         process.communicate()
-        halves += any(name.startswith(".partial") for name in os.listdir(output / "checkpoint"))
+        halves += _half_written(output)
         found[_went_on(runs, output) or "went on with the losses that would have come"] += 1
     survived = sum(count for what, count in found.items() if what.startswith("went on"))
-    return Row("kill -9 at a random moment of training", tries, survived,
-               f"{_told(found)}; in {halves} a checkpoint was being written")
+    return Found(tries, survived, f"{told(found)}; in {halves} a checkpoint was being written")
 
 
-def _ended(runs: _Runs, number: signal.Signals, code: int) -> list[Row]:
+def _half_written(output: pathlib.Path) -> bool:
+    return any(name.startswith(".partial") for name in os.listdir(output / "checkpoint"))
+
+
+def _ended(runs: _Runs, number: signal.Signals, code: int) -> Iterator[Fault]:
     """The signal in every stage: how the run ended, and what it left."""
-    def strike(name: str, wait: Callable[[subprocess.Popen[str]], object], flags: Sequence[str] = ()) -> Row:
-        output = runs.folder / f"{number.name}-{len(rows)}"
+    def strike(name: str, wait: Callable[[subprocess.Popen[str]], object], flags: Sequence[str]) -> Found:
+        output = runs.folder / f"{number.name}-{name.replace(' ', '-')}"
         process = runs.start(output, *flags)
         wait(process)
         process.send_signal(number)
@@ -150,7 +141,7 @@ def _ended(runs: _Runs, number: signal.Signals, code: int) -> list[Row]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            return Row(f"{number.name} {name}", 1, 0, f"still running after {_LIMIT:.0f} s")
+            return Found(1, 0, f"still running after {_LIMIT:.0f} s")
         tidy = process.returncode in (code, 0 if flags else code) and "Traceback" not in err
         if output.exists():
             found = "checkpoint, summary, report; went on from there"
@@ -159,9 +150,8 @@ def _ended(runs: _Runs, number: signal.Signals, code: int) -> list[Row]:
             tidy, found = tidy and not problem, problem or found
         else:
             found = "nothing left"
-        return Row(f"{number.name} {name}", 1, int(tidy), f"exit code {process.returncode}, {found}")
+        return Found(1, int(tidy), f"exit code {process.returncode}, {found}")
 
-    rows: list[Row] = []
     for name, wait, flags in (
             ("as soon as its first module runs", _answers, ()),
             ("after 0.5 s", lambda process: time.sleep(0.5), ()),
@@ -170,11 +160,10 @@ def _ended(runs: _Runs, number: signal.Signals, code: int) -> list[Row]:
             ("in training", lambda process: _until(process, "step     5"), ()),
             ("after the last step, while files are written", lambda process: _until(process, "step     3"),
              ("--steps=3", "--warmup=1"))):
-        rows.append(strike(name, wait, flags))
-    return rows
+        yield Fault(f"{number.name} {name}", functools.partial(strike, name, wait, flags))
 
 
-def _disk_full(runs: _Runs) -> Row:
+def _disk_full(runs: _Runs) -> Found:
     """A small file system, which a namespace of its own lets us mount; the kernel may forbid it."""
     output = runs.folder / "disk"
     output.mkdir()
@@ -185,80 +174,112 @@ def _disk_full(runs: _Runs) -> Row:
          f"{{ {command}; code=$?; cp -r {output} {runs.folder}/full; exit $code; }}"],
         capture_output=True, text=True, timeout=_LIMIT, check=False)
     if "unshare" in done.stderr or "mount" in done.stderr:
-        return Row("disk full in training", 0, 0, "not tried: no file system can be mounted here")
+        return Found(0, 0, "not tried: no file system can be mounted here")
     lines = [line for line in done.stderr.splitlines() if line]
     tidy = done.returncode == 2 and "Traceback" not in done.stderr and "free space" in lines[-1]
     problem = _went_on(runs, runs.folder / "full" / "run")
-    return Row(f"disk full in training ({_DISK}B)", 1, int(tidy and not problem),
-               f"exit code {done.returncode}, one line; {problem or 'went on from the last whole checkpoint'}")
+    return Found(1, int(tidy and not problem),
+                 f"exit code {done.returncode}, one line; {problem or 'went on from the last whole checkpoint'}")
 
 
-def _flipped(runs: _Runs, tries: int) -> list[Row]:
-    """A byte of the last checkpoint, and one in either; what `--resume` finds before TensorFlow is loaded."""
-    output = runs.folder / "flipped"
+def _flipped(runs: _Runs, tries: int, *, both: bool) -> Found:
+    """A byte of the last checkpoint, or one in either; what `--resume` finds before TensorFlow is loaded."""
+    output = runs.folder / f"flipped-{both}"
     process = runs.start(output)
     _until(process, "step     5")
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=_LIMIT)
     step, generator = find_checkpoint(str(output)).step, random.Random(1)
-    rows = []
-    for both in (False, True):
-        found: collections.Counter[str] = collections.Counter()
-        for _ in range(tries):
-            damaged = runs.folder / "damaged"
-            shutil.copytree(output, damaged)
-            newest, other = sorted((damaged / "checkpoint").glob("step-*"), key=lambda path: -int(path.name[5:]))
-            for folder in (newest, other) if both else (newest,):
-                file = generator.choice(sorted(folder.iterdir()))
-                raw = bytearray(file.read_bytes())
-                raw[generator.randrange(len(raw))] ^= 1 << generator.randrange(8)
-                file.write_bytes(raw)
-            try:
-                taken = find_checkpoint(str(damaged)).step
-                found["the one before was taken, the damaged file named" if taken < step else "not noticed"] += 1
-            except FormatError as error:
-                found["refused in one line that names the file" if "step-" in str(error) else "refused"] += 1
-            shutil.rmtree(damaged)
-        right = "refused in one line" if both else "the one before"
-        rows.append(Row(f"a bit flipped in {'both checkpoints' if both else 'the last checkpoint'}", tries,
-                        sum(count for what, count in found.items() if what.startswith(right)), _told(found)))
-    return rows
+    found = collections.Counter[str]()
+    for _ in range(tries):
+        damaged = runs.folder / "damaged"
+        shutil.copytree(output, damaged)
+        newest, other = sorted((damaged / "checkpoint").glob("step-*"), key=lambda path: -int(path.name[5:]))
+        for folder in (newest, other) if both else (newest,):
+            file = generator.choice(sorted(folder.iterdir()))
+            raw = bytearray(file.read_bytes())
+            raw[generator.randrange(len(raw))] ^= 1 << generator.randrange(8)
+            file.write_bytes(raw)
+        try:
+            taken = find_checkpoint(str(damaged)).step
+            found["the one before was taken, the damaged file named" if taken < step else "not noticed"] += 1
+        except FormatError as error:
+            found["refused in one line that names the file" if "step-" in str(error) else "refused"] += 1
+        shutil.rmtree(damaged)
+    right = "refused in one line" if both else "the one before"
+    return Found(tries, sum(count for what, count in found.items() if what.startswith(right)), told(found))
 
 
-def _told(found: collections.Counter[str]) -> str:
-    return "; ".join(f"{what}: {count}" for what, count in found.most_common())
+def _faults(runs: _Runs, tries: int) -> Iterator[Fault]:
+    """All of them, in the order of the page."""
+    yield Fault("kill -9 at a random moment of training", lambda: _killed(runs, tries, writing=False))
+    yield Fault("kill -9 while a checkpoint is written", lambda: _killed(runs, tries, writing=True))
+    yield from _ended(runs, signal.SIGTERM, 143)
+    yield from _ended(runs, signal.SIGINT, 130)
+    yield from stage_faults(runs.folder, tries)
+    yield Fault(f"disk full in training ({_DISK}B)", lambda: _disk_full(runs))
+    yield Fault("a bit flipped in the last checkpoint", lambda: _flipped(runs, tries, both=False))
+    yield Fault("a bit flipped in both checkpoints", lambda: _flipped(runs, tries, both=True))
+    yield from cluster_faults(runs.folder)
 
 
 def document(measured: dict[str, object]) -> str:
     """The page."""
     rows = [Row(**row) for row in measured["rows"]]  # type: ignore[attr-defined]
+    alone, over = [row for row in rows if not row.clustered], [row for row in rows if row.clustered]
     body = table(("fault", "tries", "survived", "what was found"),
-                 [(row.fault, row.tries, row.survived, row.found) for row in rows], left=(0, 3))
+                 [(row.fault, row.tries, row.survived, row.found) for row in alone], left=(0, 3))
+    if over:
+        body += "\n\n## Over processes\n\n" + table(
+            ("fault", "tries", "survived", "found after s", "what was found"),
+            [(row.fault, row.tries, row.survived, ", ".join(f"{seconds:.1f}" for seconds in row.seconds), row.found)
+             for row in over], left=(0, 4)) + (
+            "\n\nEvery run is struck twice: in the stage that is named, and, when it has started again by itself from "
+            "its last checkpoint (`--max_restarts=1`), in training. Found after: from the fault until all processes "
+            "were ended and it started again, and until all launchers had ended. Survived: within 15 s each, a line "
+            "that names the rank, every step once with the loss that it has in one process, exit code 7 of every "
+            "launcher, and no process, port or temporary file left. Hosts are network namespaces, whose cable is "
+            "taken out of the hub.")
+    commits = ", ".join(dict.fromkeys(row.commit for row in rows if row.commit)) or "unknown"
     return (f"# What survives\n\n{body}\n\nAlexNet with 3,114 parameters on two virtual devices, a checkpoint every "
             f"step. Survived: exit code and files as they should be, no traceback, and `--resume` went on at the "
             "last whole checkpoint with the losses that the ended run had or would have had. "
-            f"{measured['where']}. Reproduce with `python -m benchmarks.faults`.\n")
+            f"{measured['where']}, commit {commits}. Reproduce with `python -m benchmarks.faults`.\n")
+
+
+def _kept(page: pathlib.Path, where: str) -> dict[str, Row]:
+    """The rows that there are of this computer, by their faults."""
+    path = page.with_suffix(".json")
+    measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"where": where, "rows": []}
+    return {row["fault"]: Row(**row) for row in measured["rows"] if measured["where"] == where}
+
+
+def _write(page: pathlib.Path, where: str, rows: Sequence[Row]) -> None:
+    measured = {"where": where, "rows": [dataclasses.asdict(row) for row in rows]}
+    write_atomically(page.with_suffix(".json"), json.dumps(measured, indent=1) + "\n")
+    write_atomically(page, document(measured))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tries all faults and writes the page."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    """Tries the faults that have no row yet, and writes the page after each; returns 1 where one was not survived."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=20, help="random moments of kill -9, and random bits")
+    parser.add_argument("--only", default="", help="faults with this in their name")
+    parser.add_argument("--again", action="store_true", help="those that have a row, too")
     parser.add_argument("--output", type=pathlib.Path, default=_PAGE, help="the page; its numbers lie beside it")
     options = parser.parse_args(arguments)
+    where = f"{describe_host()}; TensorFlow {tensorflow_version()}, Python {sys.version.split()[0]}"
+    rows = _kept(options.output, where)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-faults-") as folder:
-        runs = _Runs(pathlib.Path(folder))
-        rows: list[Row] = []
-        for rows_of in (lambda: [_killed(runs, options.tries)], lambda: _ended(runs, signal.SIGTERM, 143),
-                        lambda: _ended(runs, signal.SIGINT, 130), lambda: [_disk_full(runs)],
-                        lambda: _flipped(runs, options.tries)):
-            rows += rows_of()
-            print(*(f"{row.fault}: {row.survived} of {row.tries} ({row.found})" for row in rows[-6:]), sep="\n")
-    where = f"{describe_host()}; TensorFlow {tensorflow_version()}, Python {sys.version.split()[0]}, commit {commit()}"
-    measured = {"where": where, "rows": [dataclasses.asdict(row) for row in rows]}
-    write_atomically(options.output.with_suffix(".json"), json.dumps(measured, indent=1) + "\n")
-    write_atomically(options.output, document(measured))
-    return int(any(row.survived < row.tries for row in rows))
+        faults = list(_faults(_Runs(pathlib.Path(folder)), options.tries))
+        for fault in faults:
+            if options.only in fault.name and (options.again or fault.name not in rows):
+                begin = time.monotonic()
+                rows[fault.name] = row = Row(fault.name, *fault.tried(), commit=commit() or "")
+                _write(options.output, where, [rows[one.name] for one in faults if one.name in rows])
+                print(f"{row.fault}: {row.survived} of {row.tries} ({row.found}), {time.monotonic() - begin:.0f} s",
+                      flush=True)
+    return int(any(row.survived < row.tries for row in rows.values()))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.arms.memory import MEMORY_METHOD
-from pase_mtf.launch.checkpoints.checkpoint import forget_checkpoints_after
+from pase_mtf.launch.checkpoints.checkpoint import forget_checkpoints_after, forget_half_written
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.graph_picture import graph_picture
@@ -106,6 +106,7 @@ class RunFiles:
             with open(path, encoding="utf-8", errors="replace") as file:
                 kept = [line for line in file if _step_of(line) < step]
             write_atomically(path, "".join(kept))
+        forget_half_written(self.folder)
         forget_checkpoints_after(self.path("checkpoint"), step)
 
     def _append(self, line: bytes) -> None:

@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from pase_mtf import models
 from pase_mtf.amounts import parse_bytes
+from pase_mtf.arguments import flag_text
 from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
@@ -475,7 +476,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
     try:
         rest = values(["pase_mtf.launch", *arguments])[1:]
     except flags.Error as error:
-        raise UsageError(" ".join(str(error).split()) + "; --help lists the flags") from error
+        raise UsageError(f"{flag_text(error, values)}; --help lists the flags") from error
     if values["help"].value:
         raise HelpRequested(f"{_USAGE}\nFlags:{values.get_help()}")
     if rest:

@@ -1,4 +1,4 @@
-"""Amounts of memory, as people write and read them."""
+"""Amounts of memory, and bounds, as people write and read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from pase_mtf.errors import UsageError
 
-__all__ = ["bytes_text", "parse_bytes"]
+__all__ = ["bytes_text", "gap_text", "parse_bytes"]
 
 _BYTES = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -37,3 +37,14 @@ def bytes_text(amount: float) -> str:
             return f"{amount:{form}} {unit}"
         amount /= 1024
     return f"{amount:.2f} TiB"
+
+
+def gap_text(gap: float) -> str:
+    """How far something is above the optimum at most; rounded up, as what nobody has proven is not nothing.
+
+    Args:
+      gap: a fraction of the optimum; infinite: nothing is known.
+    """
+    if not math.isfinite(gap):
+        return "without a bound"
+    return f"at most {max(1, math.ceil(1e4 * gap - 1e-6)) / 100:,g} % above the optimum"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -13,7 +14,10 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["check_schema", "path_of", "read_json", "write_atomically"]
+__all__ = ["check_schema", "path_of", "read_json", "remove_partial", "write_atomically"]
+
+_PARTIAL = ".partial-"
+"""Stands in the name of a file that is being written."""
 
 
 def path_of(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -33,7 +37,8 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
     raw = data.encode() if isinstance(data, str) else data
     temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=os.path.dirname(path) or ".")
+        handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}{_PARTIAL}",
+                                             dir=os.path.dirname(path) or ".")
         with os.fdopen(handle, "wb") as file:
             file.write(raw)
             file.flush()
@@ -44,6 +49,14 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
         raise UsageError(f"cannot write {path}: {error.strerror}; free space or choose another place") from error
+
+
+def remove_partial(folder: str) -> None:
+    """Removes what a process that was killed has left of files that it was writing there."""
+    for name in os.listdir(folder):
+        if name.startswith(".") and _PARTIAL in name[1:]:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, name))
 
 
 def read_json(path: str | os.PathLike[str], expected: str, version: int) -> dict[str, Any]:

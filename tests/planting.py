@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 from collections.abc import Iterator
@@ -21,17 +22,17 @@ class Plant:
     Attributes:
       kind: of KINDS.
       number: the communication, among those of its kind in one lowering, that goes wrong; None: none, they are counted.
-      seen: how many there were in the last lowering.
+      seen: kind -> how many there were in the last lowering.
     """
 
     kind: str
     number: int | None = None
-    seen: int = 0
+    seen: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
-    def due(self) -> bool:
+    def due(self, kind: str) -> bool:
         """Whether it is this communication's turn."""
-        self.seen += 1
-        return self.seen - 1 == self.number
+        self.seen[kind] += 1
+        return kind == self.kind and self.seen[kind] - 1 == self.number
 
 
 @contextlib.contextmanager
@@ -43,12 +44,12 @@ def planted(plant: Plant, configurations: object = None) -> Iterator[None]:
         right = all_reduce(tensors, members, devices, emitter, kind)
         if kind != "SUM" or max(map(len, members)) == 1:
             return right
-        return list(tensors) if plant.kind == "all-reduce" and plant.due() else right
+        return list(tensors) if plant.due("all-reduce") else right
 
     def wrong_move(tensors, source, target, shape, emitter):
         result = list(move(tensors, source, target, shape, emitter))
         parts = {positions[0]: part for part, positions in target.holders.items()}
-        if plant.kind == "swap" and source != target and len(parts) > 1 and plant.due():
+        if source != target and len(parts) > 1 and plant.due("swap"):
             one, other = list(parts)[:2]
             result[one], result[other] = result[other], result[one]
         return result
@@ -56,7 +57,7 @@ def planted(plant: Plant, configurations: object = None) -> Iterator[None]:
     def lowered(graph, strategy, *rest, **more):
         if configurations is not None and strategy.configurations != configurations:
             return lower(graph, strategy, *rest, **more)
-        plant.seen = 0
+        plant.seen.clear()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(mesh, "all_reduce", wrong_all_reduce)
             patch.setattr(lowering, "move", wrong_move)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pase_mtf.amounts import bytes_text, parse_bytes
+from pase_mtf.amounts import bytes_text, gap_text, parse_bytes
 from pase_mtf.errors import UsageError
 
 
@@ -25,3 +25,11 @@ def test_refuses_bytes_in_one_line(text):
     (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (17.3e9, "16.11 GiB"), (1.3e12, "1.18 TiB")])
 def test_bytes_for_people(amount, text):
     assert bytes_text(amount) == text
+
+
+@pytest.mark.parametrize(("gap", "text"), [
+    (0.02, "at most 2 % above the optimum"), (0.0123, "at most 1.23 % above the optimum"),
+    (0.123456, "at most 12.35 % above the optimum"), (1e-9, "at most 0.01 % above the optimum"),
+    (0.0, "at most 0.01 % above the optimum"), (float("inf"), "without a bound")])
+def test_what_is_not_proven_is_never_nothing(gap, text):
+    assert gap_text(gap) == text

@@ -22,12 +22,12 @@ import filelock
 from typing_extensions import NotRequired, TypedDict
 
 from pase_mtf.errors import FormatError, UsageError
-from pase_mtf.files import check_schema, read_json, write_atomically
+from pase_mtf.files import check_schema, read_json, remove_partial, write_atomically
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.run_folder import MANIFEST, checkpoint_steps
 
 __all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "FileEntry", "entry_of", "find_checkpoint",
-           "forget_checkpoints_after", "restore", "save_checkpoint"]
+           "forget_checkpoints_after", "forget_half_written", "restore", "save_checkpoint"]
 
 FORMAT = "pase_mtf.checkpoint"
 VERSION = 2
@@ -172,6 +172,13 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
                       "start anew")
 
 
+def forget_half_written(run_folder: str) -> None:
+    """Removes what a run that was killed has left of a checkpoint, or of another file, that it was writing."""
+    with contextlib.suppress(FileNotFoundError):
+        remove_partial(run_folder)
+        _clean(os.path.join(run_folder, "checkpoint"))
+
+
 def forget_checkpoints_after(folder: str, step: int) -> None:
     """Removes the checkpoints of later steps, where a run goes on in its folder from an earlier one."""
     for later in checkpoint_steps(folder) if os.path.isdir(folder) else ():
@@ -271,7 +278,7 @@ def _remove(folder: str, name: str) -> None:
 
 def _clean(folder: str) -> None:
     """Removes what a killed run left half written; nothing while somebody writes."""
-    if not any(name.startswith(_PARTIAL) for name in os.listdir(folder)):
+    if not any(name.startswith((_PARTIAL, _LOCK)) for name in os.listdir(folder)):
         return
     with contextlib.suppress(OSError, filelock.Timeout), _write_lock(folder, wait=False):
         for name in os.listdir(folder):

@@ -12,10 +12,10 @@ from typing import Any
 from pase_mtf.errors import ClusterError, shortened
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, end_all, start_worker
-from pase_mtf.launch.cluster.wire import Connection, control_address, listen
+from pase_mtf.launch.cluster.wire import SAYS_EVERY, Connection, control_address, listen
 from pase_mtf.launch.interrupts import Interrupts
 
-__all__ = ["JOINS_WITHIN", "RemoteTask", "join_run", "meet"]
+__all__ = ["JOINS_WITHIN", "RemoteTask", "is_cut_off", "join_run", "meet"]
 
 JOINS_WITHIN = 20.0
 """Seconds after which a launcher that did not come counts as missing."""
@@ -51,6 +51,11 @@ class RemoteTask:
         found = self._told or self._connection.lost
         return f"({self._address}) {found}" if found else None
 
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is heard of it any more."""
+        return self._connection.silent
+
     def say(self, **message: object) -> None:
         """Tells the launcher there."""
         self._connection.say(**message)
@@ -62,6 +67,23 @@ class RemoteTask:
         """Tells how the run ended, and closes the connection."""
         self._connection.say(**message)
         self._connection.close()
+
+
+def is_cut_off(others: Sequence[RemoteTask], wait: float = 2.0 * SAYS_EVERY) -> bool:
+    """Whether this host has lost all of several others at once: then it is its own network that is to blame.
+
+    Args:
+      others: one of which, perhaps, has just been found to be lost.
+      wait: seconds, if so, in which what the others have said last grows old, too.
+    """
+    end = time.monotonic() + wait
+    while len(others) > 1 and any(other.silent for other in others):
+        if all(other.silent for other in others) or time.monotonic() >= end:
+            return all(other.silent for other in others)
+        time.sleep(_LOOK_EVERY)
+        for other in others:
+            other.fault()  # reads what it says
+    return False
 
 
 def _passport(membership: Membership) -> dict[str, object]:

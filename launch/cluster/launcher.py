@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pase_mtf.errors import ClusterError, FormatError
-from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
-from pase_mtf.launch.cluster.hosts import meet
+from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
+from pase_mtf.launch.cluster.hosts import is_cut_off, meet
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
@@ -152,6 +152,7 @@ def _with_restarts(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts, n
         if outcome.fault is None or interrupts.exit_code is not None:
             return outcome.exit_code if outcome.fault is None else interrupts.exit_code or outcome.exit_code
         if restarts == options.max_restarts:
+            forget_half_written(options.output_dir)
             if outcome.fault.told:
                 return outcome.exit_code
             raise ClusterError(f"{outcome.fault}; all processes were ended" + (
@@ -178,6 +179,8 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], inter
                 0, [sys.executable, *_RUN, *options.to_arguments()], membership.environment, own_output=True,
                 network=network))
         outcome = watch([*here, *others], interrupts)
+        if outcome.fault is not None and is_cut_off(others):
+            outcome = outcome._replace(fault=Fault(0, f"({tasks[0]}) hears nothing of any other host: it is cut off"))
         told = {"end": outcome.exit_code}
         if outcome.fault is not None:
             told = {"end": interrupts.exit_code or outcome.exit_code, "error": str(outcome.fault),

@@ -16,12 +16,14 @@ from typing import Any
 
 from pase_mtf.errors import UsageError
 
-__all__ = ["SILENT_FOR", "Connection", "control_address", "listen", "split_address"]
+__all__ = ["SAYS_EVERY", "SILENT_FOR", "Connection", "control_address", "listen", "split_address"]
 
 SILENT_FOR = 10.0
 """Seconds after which a launcher that says nothing counts as lost: its host, or the network between."""
 
-_SAYS_EVERY = 1.0
+SAYS_EVERY = 1.0
+"""Seconds between two words of a launcher that has nothing to say."""
+
 _LONGEST = 1 << 20
 
 
@@ -87,9 +89,12 @@ class Connection:
         """Why the other end counts as lost, in words that follow its name; None while it does not."""
         if self.closed:
             return "closed its connection"
-        if self._clock() - self._heard >= SILENT_FOR:
-            return f"said nothing for {SILENT_FOR:g} s"
-        return None
+        return f"said nothing for {SILENT_FOR:g} s" if self.silent else None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the other end has said nothing for so long that it counts as lost."""
+        return self._clock() - self._heard >= SILENT_FOR
 
     def say(self, **message: object) -> None:
         """Sends a message, as far as the other end takes it."""
@@ -99,7 +104,7 @@ class Connection:
 
     def messages(self) -> list[dict[str, Any]]:
         """What has come since the last call; lets the other end know, besides, that this one is there."""
-        if self._clock() - self._said >= _SAYS_EVERY:
+        if self._clock() - self._said >= SAYS_EVERY:
             self.say()
         self._push()
         while not self.closed:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from pase_mtf.amounts import bytes_text
+from pase_mtf.amounts import bytes_text, gap_text
 from pase_mtf.calibration.cache import PROCESSES
 from pase_mtf.compat import tf
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -84,7 +84,7 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     elif found.get("optimal"):
         proof = "optimal (proven)"
     elif found.get("gap") is not None:
-        proof = f"at most {100 * found['gap']:.2g} % above the optimum"
+        proof = gap_text(found["gap"])
     else:
         proof = "no bound"
     useful = devices_text(strategy.devices, found.get("useful_devices", strategy.devices),
@@ -174,7 +174,7 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
     elif chosen.search.get("simulated"):
         said.append(f"the shortest simulated step of {chosen.search['simulated']}")
     elif chosen.search.get("gap") is not None and math.isfinite(chosen.search["gap"]):
-        said.append(f"at most {100 * chosen.search['gap']:.2g} % above the optimum")
+        said.append(gap_text(chosen.search["gap"]))
     if row["measured_ms"] and row["predicted_ms"] and not elsewhere:
         said.append(f"predicted within {100 * abs(row['predicted_ms'] / row['measured_ms'] - 1):.0f} %")
     text = ", ".join(said)

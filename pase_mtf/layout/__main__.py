@@ -12,6 +12,7 @@ from absl import flags
 
 from pase_mtf._early_signals import give_back
 from pase_mtf.amounts import parse_bytes
+from pase_mtf.arguments import flag_text
 from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import PaseError, UsageError, nearest
 from pase_mtf.files import write_atomically
@@ -144,7 +145,7 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout.write(text)
         return 0
     except flags.Error as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {flag_text(error, _FLAGS)}", file=sys.stderr)
         return 2
     except PaseError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -6,7 +6,7 @@ import dataclasses
 
 from tabulate import tabulate
 
-from pase_mtf.amounts import bytes_text
+from pase_mtf.amounts import bytes_text, gap_text
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.layout.formats import format_layout
 from pase_mtf.layout.search import Search
@@ -158,7 +158,7 @@ class Layout:
                    *self.alternatives]
         head = ["layout", "mesh shape", "layout rules", "ms a step", "compute", "collectives", "resharding", "MiB"]
         verdict = ("proven optimal" if self.search["optimal"]
-                   else f"at most {100 * self.search['gap']:.2f} % above the optimum")
+                   else gap_text(self.search["gap"]))
         if kernels := kernels_text(self.search):
             verdict += f" ({self.search['priced']} were lowered and priced; {kernels})"
         text = (f"{self.graph_name} on {self.devices} devices ({self.machine_name}): predicted "

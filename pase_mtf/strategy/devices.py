@@ -45,18 +45,26 @@ def fuller_devices(graph: ComputationGraph, devices: int, configurations: Sequen
 
     Returns:
       the number below p with the most useful work if every layer is split as far as it can be (of equals the least);
-      None where it is no more than that of the strategy.
+      None where it is no more than that of the strategy, and where the strategy leaves whole what p could split: then
+      splitting does not pay, over however many.
     """
-    best, found = useful_devices(graph, configurations) * _MORE, None
+    own = useful_devices(graph, configurations)
+    best, found = own * _MORE, None
     if best >= devices - 1:
         return None
     kinds: dict[tuple[tuple[str, int], ...], list[Layer]] = {}
     for layer in graph.layers:
         kinds.setdefault(tuple((name, layer.dims[name]) for name in layer.splittable), []).append(layer)
-    for count in range(1, devices):
+
+    def most_useful(count: int) -> float:
         shards = {id(layer): most for layers in kinds.values()
                   for most in [_most_shards(layers[0], count)] for layer in layers}
-        useful = _useful(graph, [shards[id(layer)] for layer in graph.layers])
+        return _useful(graph, [shards[id(layer)] for layer in graph.layers])
+
+    if own < _MORE < most_useful(devices):
+        return None
+    for count in range(1, devices):
+        useful = most_useful(count)
         if useful > best:
             best, found = useful * _MORE, count
     return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 from typing_extensions import TypedDict
 
+from pase_mtf.amounts import gap_text
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
@@ -141,9 +141,7 @@ class Strategy:
     def _proof(self) -> str:
         if self.search["optimal"]:
             return "proven optimal"
-        if not math.isfinite(self.search["gap"]):
-            return "without a bound"
-        return f"at most {100 * self.search['gap']:.2f} % above the optimum"
+        return gap_text(self.search["gap"])
 
     def _useful(self) -> str:
         if "useful_devices" not in self.search:

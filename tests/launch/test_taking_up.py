@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -64,6 +65,31 @@ def test_the_same_command_begins_goes_on_and_is_done(preset, crashing, tmp_path,
     assert main(command) == 0
     assert capsys.readouterr().out == f"the run in {folder} has done its 7 steps; more --steps go on with it\n"
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_what_a_kill_left_half_written_is_removed(preset, crashing, tmp_path, steps):
+    """Of a file, and of a checkpoint: its first, or a later one."""
+    folder = tmp_path / "run"
+    command = _command(preset, folder, "--checkpoint_every=2")
+    crashing(command, steps)
+    summary = _left_by_a_kill(folder / "summary.json")
+    (folder / "checkpoint" / ".partial-abc").mkdir(parents=True)
+    (folder / ".partial").write_text("mine")
+    assert main(command) == 0
+    assert not summary.exists()
+    assert [path.name for path in folder.rglob(".*")] == [".partial"]
+
+
+def _left_by_a_kill(path):
+    """What `write_atomically` leaves of a file when it is killed."""
+    code = ("import os, signal, sys; from pase_mtf import files\n"
+            "os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "files.write_atomically(sys.argv[1], 'whole')\n")
+    before = {*path.parent.iterdir()}
+    assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode == -signal.SIGKILL
+    left, = {*path.parent.iterdir()} - before
+    return left
 
 
 def test_a_run_that_fails_before_its_first_step_leaves_nothing(preset, crashing, tmp_path):

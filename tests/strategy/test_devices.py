@@ -30,6 +30,14 @@ def test_no_dim_divides_by_the_devices():
     assert "1 of 7 devices do useful work (the others repeat it or idle); leave some idle: try --mesh=4" in str(found)
 
 
+def test_what_is_left_whole_by_choice_asks_for_no_other_devices():
+    """Of 6 and of 8 devices a part could split every layer; whole they are faster, as they would be over 4."""
+    whole = [Configuration((("", 6),))] * len(GRAPH.layers)
+    assert fuller_devices(GRAPH, 6, whole) is None
+    assert fuller_devices(GRAPH, 8, [Configuration((("", 8),))] * len(GRAPH.layers)) is None
+    assert fuller_devices(GRAPH, 6, [Configuration((("batch", 2), ("", 3)))] * len(GRAPH.layers)) == 4
+
+
 def test_all_devices_work(tmp_path):
     found = find_strategy(GRAPH, devices=8, machine=Machine.load("h100"), method="exact")
     split = [Configuration((("batch", 8),))] * len(GRAPH.layers)

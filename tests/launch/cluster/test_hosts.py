@@ -10,7 +10,7 @@ import pytest
 
 from pase_mtf.errors import ClusterError, UsageError
 from pase_mtf.launch.cluster import hosts, wire
-from pase_mtf.launch.cluster.hosts import join_run, meet
+from pase_mtf.launch.cluster.hosts import is_cut_off, join_run, meet
 from pase_mtf.launch.cluster.launcher import Fault, Outcome, watch
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
@@ -167,6 +167,24 @@ def test_launchers_that_were_started_with_other_flags(members, worker):
         meet(members[0], Interrupts())
     joining.join(10)
     assert joining.outcome == 7
+
+
+@pytest.mark.parametrize(("heard", "expected"), [
+    ((0, 0, 0), True), ((0, 3, 3), True),  # the last words of some are a little older
+    ((0, 9, 9), False), ((9, 9, 9), False), ((0,), False)])
+def test_one_that_hears_nobody_is_cut_off_itself(heard, expected):
+    """One of three who is silent is lost; where all are, it is not they who are."""
+    class Other:
+        def __init__(self, looks):
+            self._left = looks
+
+        @property
+        def silent(self):
+            return self._left <= 0
+
+        def fault(self):
+            self._left -= 1
+    assert is_cut_off([Other(looks) for looks in heard], wait=0.5) == expected
 
 
 def test_strangers_are_let_stand(members, worker):

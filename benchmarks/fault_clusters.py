@@ -1,0 +1,239 @@
+"""Faults of runs over processes: one is killed, stopped, or cut off the network, at start-up, in calibration, in
+training. Every run is struck twice: after the first it has to go on by itself, after the second to end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from benchmarks import namespaces
+from benchmarks.fault_rows import Fault, Found, Sizes, losses
+from pase_mtf.errors import ClusterError
+
+__all__ = ["cluster_faults"]
+
+_MARK = "PASE_MTF_FAULTS"
+_STAGES = ("start-up", "calibration", "training")
+_PORT = 2222
+_FOUND_WITHIN = 15.0
+_LIMIT = 240.0
+_EVERY = 5
+"""Steps between two checkpoints."""
+_CLOSE = 1e-4
+"""As the tests of the launcher ask of losses over processes."""
+
+_Strike = Callable[["_Run"], None]
+
+
+def cluster_faults(folder: pathlib.Path) -> Iterator[Fault]:
+    """All of them, to be tried in a folder."""
+    undisturbed: dict[int, float] = {}
+    signals = (("a worker is killed (-9)", 1, signal.SIGKILL), ("rank 0 is killed (-9)", 0, signal.SIGKILL),
+               ("a worker is stopped (SIGSTOP)", 1, signal.SIGSTOP), ("rank 0 is stopped (SIGSTOP)", 0, signal.SIGSTOP))
+    for count, stages in ((2, _STAGES), (4, _STAGES[2:])):
+        for what, rank, number in signals:
+            for stage in stages:
+                for clients in ("one", "ranks"):
+                    def strike(run: _Run, rank: int = rank, number: int = number) -> None:
+                        os.kill(run.pid(rank), number)
+
+                    yield _fault(folder, f"local:{count}, --clients={clients}: {what}", stage, clients, count, strike,
+                                 f"rank {rank} ", undisturbed)
+    for what, host in (("a worker's host is cut off", 1), ("the host of rank 0 is cut off", 0)):
+        for stage in _STAGES:
+            for clients in ("one", "ranks"):
+                def cut(run: _Run, host: int = host) -> None:
+                    assert run.hosts is not None
+                    run.hosts.cut(host)
+
+                yield _fault(folder, f"3 hosts, --clients={clients}: {what}", stage, clients, 3, cut,
+                             f"rank {host} (", undisturbed, over_hosts=True)
+
+
+def _fault(folder: pathlib.Path, what: str, stage: str, clients: str, count: int, strike: _Strike, named: str,
+           undisturbed: dict[int, float], *, over_hosts: bool = False) -> Fault:
+    def tried() -> Found:
+        if over_hosts and (why := namespaces.missing()):
+            return Found(0, 0, f"not tried: {why}")
+        if not undisturbed:
+            undisturbed.update(_undisturbed(folder))
+        with namespaces.hosts(count) if over_hosts else contextlib.nullcontext() as hosts:
+            run = _Run(folder, clients, count, hosts, measured=stage == "calibration")
+            try:
+                problem, seconds = _twice(run, stage, strike, named, undisturbed)
+            except TimeoutError as error:
+                problem, seconds = str(error), []
+            finally:
+                run.end()
+        # Those of a problem are for whoever looks into it.
+        if problem:
+            return Found(1, 0, f"{problem}; it said: {' '.join(run.said().split())[-600:]}", seconds)
+        return Found(1, 1, "went on with the losses that would have come; then exit code 7, one line, nothing left",
+                     seconds)
+    return Fault(f"{what}, in {stage}" if stage != "start-up" else f"{what} at start-up", tried)
+
+
+def _undisturbed(folder: pathlib.Path) -> dict[int, float]:
+    """Step -> loss in one process."""
+    output = folder / "undisturbed"
+    subprocess.run([sys.executable, "-m", "pase_mtf.launch", *Sizes(folder).flags, "--mesh=2", "--steps=400",
+                    "--warmup=1", "--strategy=data_parallel", "--machine=a100", f"--output_dir={output}"], check=True,
+                   capture_output=True, timeout=_LIMIT)
+    return losses(output)
+
+
+class _Run:
+    """A run over processes: its launchers, and what they say.
+
+    Attributes:
+      output: its folder.
+      hosts: on which it runs; None: all on this one.
+    """
+
+    def __init__(self, folder: pathlib.Path, clients: str, count: int, hosts: namespaces.Hosts | None, *,
+                 measured: bool):
+        """Starts it; `measured`: on a machine that has to be calibrated first."""
+        self._place = folder / f"cluster-{time.monotonic_ns()}"
+        self.output, self.hosts = self._place / "run", hosts
+        for name in ("tmp", "cache"):
+            (self._place / name).mkdir(parents=True)
+        cluster = (f"local:{count}" if hosts is None else
+                   ",".join(f"{address}:{_PORT}" for address in hosts.addresses))
+        command = [sys.executable, "-m", "pase_mtf.launch", *Sizes(folder).flags, f"--mesh={count}",
+                   "--steps=1000000", "--warmup=1", "--strategy=data_parallel", f"--checkpoint_every={_EVERY}",
+                   "--max_restarts=1", f"--clients={clients}", f"--cluster={cluster}",
+                   f"--machine={'local' if measured else 'a100'}"]
+        self.launchers, self._said = [], []
+        for number in range(1 if hosts is None else count):
+            own = [f"--output_dir={self.output if not number else self._place / f'run-{number}'}"]
+            self._said.append(self._place / f"said-{number}")
+            started = [*command, *own] if hosts is None else hosts.on(number, [*command, *own, f"--task={number}"])
+            with open(self._said[-1], "wb") as file:
+                self.launchers.append(subprocess.Popen(
+                    started, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                    env={**os.environ, _MARK: str(self._place), "TMPDIR": str(self._place / "tmp"),
+                         "XDG_CACHE_HOME": str(self._place / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}))
+
+    def said(self, launcher: int = 0) -> str:
+        """What a launcher and its processes have said."""
+        return self._said[launcher].read_text(errors="replace")
+
+    def until(self, what: str, true: Callable[[], object], seconds: float = _LIMIT) -> float:
+        """Waits for something; the seconds that it took.
+
+        Raises:
+          TimeoutError: it did not come, or the run has ended before.
+        """
+        begin = time.monotonic()
+        while not true():
+            if time.monotonic() - begin > seconds:
+                raise TimeoutError(f"no {what} within {seconds:g} s")
+            if self.launchers[0].poll() is not None and not true():
+                raise TimeoutError(f"exit code {self.launchers[0].returncode} before {what}")
+            time.sleep(0.02)
+        return time.monotonic() - begin
+
+    def step(self) -> int:
+        """The last step that was done; -1: none."""
+        path = self.output / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") - 1 if path.exists() else -1
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank; 0 where there is none yet."""
+        return next((pid for pid, own in self.processes().items() if own.get("rank") == rank), 0)
+
+    def processes(self) -> dict[int, dict[str, object]]:
+        """The processes of the run that live, with what a launcher has told them."""
+        found = {}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, ValueError):
+                variables = dict(entry.partition("=")[::2] for entry in pathlib.Path(f"/proc/{name}/environ").read_text(
+                    errors="replace").split("\0"))
+                if variables.get(_MARK) == str(self._place):
+                    found[int(name)] = json.loads(variables.get("PASE_MTF_CLUSTER", "{}"))
+        return found
+
+    def left(self) -> str:
+        """What there is of it after its end, in words; empty: nothing."""
+        left = [f"process {pid}" for pid in self.processes()]
+        left += os.listdir(self._place / "tmp")
+        left += [path.name for path in self.output.rglob(".*")]
+        if self.hosts is not None:
+            for host in range(len(self.launchers)):
+                table = subprocess.run(self.hosts.on(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"]),
+                                       capture_output=True, text=True, check=True).stdout
+                left += [f"port {row.split()[1]}" for row in table.splitlines() if row.split()[3] == "0A"]
+        return ", ".join(left)
+
+    def end(self) -> None:
+        """Ends all of it, whatever became of it."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for launcher in self.launchers:
+            launcher.kill()
+            launcher.wait()
+
+
+def _reach(run: _Run, stage: str, ranks: Sequence[int]) -> None:
+    """Waits until a run is in a stage."""
+    if stage == "start-up":
+        run.until("processes", lambda: all(map(run.pid, ranks)))
+        return
+    if stage == "calibration":
+        run.until("calibration", lambda: "is measured first" in run.said())
+        time.sleep(random.Random(stage).uniform(0.0, 3.0))
+        return
+    before = max(run.step(), 0)
+    run.until("training", lambda: run.step() > before + 2 * _EVERY + 1)
+
+
+def _twice(run: _Run, stage: str, strike: _Strike, named: str, undisturbed: Mapping[int, float],
+           ) -> tuple[str, list[float]]:
+    """Strikes in the stage, and once more in training: what is wrong ("": nothing), seconds until each was found."""
+    ranks = range(3 if run.hosts else 2)
+    _reach(run, stage, ranks)
+    strike(run)
+    seconds = [run.until("restart", lambda: "starting again" in run.said(), 60.0)]
+    line = next(line for line in run.said().splitlines() if "starting again" in line)
+    if not line.startswith(named):
+        return f"named {line!r}", seconds
+    if run.hosts:
+        for host in range(len(run.hosts.addresses)):
+            run.hosts.mend(host)
+    _reach(run, "training", ranks)
+    strike(run)
+    begin, ends = time.monotonic(), dict[int, float]()
+    while len(ends) < len(run.launchers) and time.monotonic() < begin + 60.0:
+        for number, launcher in enumerate(run.launchers):
+            if number not in ends and launcher.poll() is not None:
+                ends[number] = time.monotonic() - begin
+        time.sleep(0.02)
+    if len(ends) < len(run.launchers):
+        return "a launcher has not ended within 60 s", seconds
+    seconds.append(max(ends.values()))
+    codes = [launcher.returncode for launcher in run.launchers]
+    if codes != [ClusterError.exit_code] * len(codes):
+        return f"exit codes {codes}", seconds
+    for number in range(len(codes)):
+        last = (run.said(number).splitlines() or [""])[-1]
+        if "error: " not in last or "rank " not in last or (not number and f"error: {named}" not in last):
+            return f"its last line is {last!r}", seconds
+    found = losses(run.output)
+    if list(found) != list(range(len(found))):
+        return "a step is missing", seconds
+    if any(abs(found[step] - undisturbed[step]) > _CLOSE * abs(undisturbed[step])
+           for step in found.keys() & undisturbed.keys()):
+        return "other losses", seconds
+    if max(seconds) > _FOUND_WITHIN:
+        return f"found after {max(seconds):.1f} s", seconds
+    left = run.left()
+    return (f"left: {left}" if left else ""), seconds

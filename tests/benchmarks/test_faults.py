@@ -1,0 +1,63 @@
+"""python -m benchmarks.faults: a row is kept as soon as it is there, and the struck processes are real ones."""
+
+import json
+
+import pytest
+
+from benchmarks import fault_clusters, faults, namespaces
+from benchmarks.fault_rows import Fault, Found
+from benchmarks.fault_stages import STAGES, stage_faults
+
+
+def test_a_benchmark_that_was_stopped_goes_on(monkeypatch, tmp_path, capsys):
+    tried = []
+
+    def fault(name, found):
+        def now():
+            tried.append(name)
+            if isinstance(found, Exception):
+                raise found
+            return found
+        return Fault(name, now)
+    over = fault("local:2, --clients=one: rank 0 is killed, in training", Found(1, 0, "found late", [16.04]))
+    page = tmp_path / "faults.md"
+    monkeypatch.setattr(faults, "_faults", lambda runs, tries: [
+        fault("kill -9", Found(tries, tries, "went on")), over, fault("SIGTERM", RuntimeError("stopped"))])
+    with pytest.raises(RuntimeError, match="stopped"):
+        faults.main([f"--output={page}", "--tries=3"])
+    monkeypatch.setattr(faults, "_faults", lambda runs, tries: [
+        fault("kill -9", Found(tries, tries, "went on")), over, fault("SIGTERM", Found(1, 1, "exit code 143"))])
+    assert faults.main([f"--output={page}", "--tries=3"]) == 1  # one was not survived
+    assert tried == ["kill -9", over.name, "SIGTERM", "SIGTERM"]
+    rows = json.loads(page.with_suffix(".json").read_text())["rows"]
+    assert [(row["fault"], row["tries"], row["survived"]) for row in rows] == [
+        ("kill -9", 3, 3), (over.name, 1, 0), ("SIGTERM", 1, 1)]
+    before, after = page.read_text().split("## Over processes")
+    assert "kill -9" in before
+    assert "SIGTERM" in before
+    assert "16.0" in after
+    tried.clear()
+    assert faults.main([f"--output={page}", "--tries=3", "--only=kill", "--again"]) == 1
+    assert tried == ["kill -9", over.name]
+
+
+def test_all_stages_and_both_ways_over_processes_are_struck(tmp_path):
+    stages = [fault.name for fault in stage_faults(tmp_path, 20)]
+    assert all(any(name.endswith(stage) and name.startswith(what) for name in stages)
+               for stage in STAGES for what in ("kill -9", "SIGTERM", "SIGINT"))
+    over = [fault.name for fault in fault_clusters.cluster_faults(tmp_path)]
+    assert len(set(over)) == len(over)
+    for what in ("worker is killed", "rank 0 is killed", "worker is stopped", "rank 0 is stopped", "worker's host is",
+                 "host of rank 0 is"):
+        assert sum(what in name for name in over) >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["SIGTERM at a random moment of trial steps",
+                                  "3 hosts, --clients=ranks: the host of rank 0 is cut off, in training"])
+def test_a_row(tmp_path, what):
+    if "hosts" in what and namespaces.missing():
+        pytest.skip(namespaces.missing())
+    every = {fault.name: fault for fault in (*stage_faults(tmp_path, 1), *fault_clusters.cluster_faults(tmp_path))}
+    found = every[what].tried()
+    assert found.survived == found.tries == 1, found.found
