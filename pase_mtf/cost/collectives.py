@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable
+from pase_mtf.graph.all_reduces import messages_of, way_of
 from pase_mtf.machine.machine import Machine
 
 __all__ = ["allreduce_seconds", "group_sizes"]
 
-# Bytes from which on Mesh-TF sums by several rings: 1024 elements, of four bytes, mostly.
-_SEVERAL_RINGS = 4096
+_ITEMSIZE = 4
+"""Bytes of an element, mostly: how a sum is made follows from elements."""
+_SEVERAL_RINGS = 1024 * _ITEMSIZE
+"""Bytes from which on Mesh-TF sums by several rings."""
 
 
 def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Machine) -> np.ndarray:
@@ -43,9 +46,12 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
                       stock: bool = False) -> np.ndarray:
     """Seconds of an all-reduce, done by all groups of devices at the same time.
 
-    On real devices: reduce-scatter at each level, innermost first, so that less is left for the next, and back; each
-    level moves 2 (q - 1) / q of the remainder and takes 2 log2(q) messages. On shared cores each group of q sums once,
-    for all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it there
+    On real devices: as many messages one after the other as the lowering makes of it (`graph.all_reduces`), each over
+    the slowest link that the group crosses. Bytes as of a reduce-scatter at each level, innermost first, so that
+    less is left for the next, and back: 2 (q - 1) / q of the remainder. A ring in the order of the devices crosses a
+    level as rarely, while others pass those within: an upper bound. Through a hub's own link go q - 1 blocks either
+    way, but members take turns as hubs. On shared cores each group of q sums once, for all: q blocks are read and one
+    is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it there
     (mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings of 2 q - 2 operations
     sum a q-th each, and every member puts them together; small blocks go round a single ring.
 
@@ -71,10 +77,11 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
             blocks = np.where(large, 7.0, 3.0) * size
         each = nodes * overhead + messages * link.latency + blocks * nbytes / link.bandwidth
         return np.where(size > 1, each * devices / size, 0.0)
-    seconds = np.zeros(len(devices))
-    left = np.asarray(nbytes, np.float64)
-    for link, size in zip(machine.links, groups, strict=True):
-        seconds += np.where(size > 1, 2.0 * np.ceil(np.log2(size)) * link.latency
-                            + 2.0 * (size - 1.0) / size * left / link.bandwidth, 0.0)
-        left = left / size
+    size, left = groups.prod(axis=0), np.asarray(nbytes, np.float64)
+    slowest = np.max([np.where(across > 1, link.latency, 0.0) for link, across in zip(
+        machine.links, groups, strict=True)], axis=0)
+    seconds: np.ndarray = messages_of(way_of(left / _ITEMSIZE, size), size) * slowest
+    for link, across in zip(machine.links, groups, strict=True):
+        seconds += 2.0 * (across - 1.0) / across * left / link.bandwidth
+        left = left / across
     return seconds

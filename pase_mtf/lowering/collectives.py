@@ -3,7 +3,7 @@
 Every process calls the same methods in the same order, for all devices, and makes nodes for its own. A collective knows
 its group by a key, and itself by another: the first follows from the devices, the second from a counter. Sends and
 receives are broadcasts in a group of two. There is no reduce-scatter on processors: it is an all-to-all, and a sum in
-the order of the devices, as that of one process is; only sums that go round a ring (`exchange.by_ring`) are in an
+the order of the devices, as that of one process is; only sums that go round a ring (`graph.all_reduces`) are in an
 order of their own, another one for every piece.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
+from pase_mtf.graph.all_reduces import RING, way_of
 from pase_mtf.lowering.emit import Scope, scopes
-from pase_mtf.lowering.exchange import by_ring
 from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
 __all__ = ["Collectives", "process_of"]
@@ -138,8 +138,8 @@ class Collectives:
     def all_reduce(self, devices: Sequence[str], xs: Sequence[tf.Tensor], kind: str) -> list[tf.Tensor] | None:
         """The combined tensor on every device, by NCCL or round TensorFlow's ring; None where it has too few elements
         for a ring."""
-        by_itself = self._hint == "nccl" or (xs[0].shape.is_fully_defined() and by_ring(
-            math.prod(xs[0].shape.as_list()), len(devices)))
+        by_itself = self._hint == "nccl" or (xs[0].shape.is_fully_defined() and way_of(
+            math.prod(xs[0].shape.as_list()), len(devices)) == RING)
         if not by_itself or self._within_a_process(devices) or not xs[0].dtype.is_floating:
             return None
         xs = [self.bring(device, x) for device, x in zip(devices, xs, strict=True)]

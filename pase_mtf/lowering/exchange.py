@@ -11,25 +11,7 @@ from typing import Protocol
 
 from pase_mtf.compat import tf
 
-__all__ = ["Copies", "Exchange", "by_ring"]
-
-_PIECE = 1 << 12
-"""Elements of a piece that is worth a hop of its own."""
-
-
-def by_ring(elements: int, devices: int) -> bool:
-    """Whether an all-reduce goes round a ring: every device adds its piece to what the one before sent, and sends it
-    on.
-
-    As many bytes travel as where each device is sent its piece by all others, but every link carries one stream in
-    either direction, and is never shared: streams that share a link wait for each other at their other ends
-    (docs/lowering.md has what that costs). A hop takes its time, too, so pieces have to be large.
-
-    Args:
-      elements: of what every device holds before and after.
-      devices: how many.
-    """
-    return devices > 2 and elements >= devices * _PIECE
+__all__ = ["Copies", "Exchange"]
 
 
 class Exchange(Protocol):

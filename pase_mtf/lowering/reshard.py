@@ -13,18 +13,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import tf
+from pase_mtf.graph.all_reduces import HUB, PAIR, RING, way_of
 from pase_mtf.graph.partition import Partition, Piece, cover, nearest, scattered_sum, with_partial_sums
 from pase_mtf.lowering.emit import Emitter
-from pase_mtf.lowering.exchange import by_ring
 
 __all__ = ["ALL_REDUCE", "RESHARDING", "all_reduce", "assemble", "move", "reduce_and_move"]
 
 ALL_REDUCE, RESHARDING = "all_reduce", "resharding"
 """Name scopes of the nodes that combine partial sums, and of those that move a tensor to another partition."""
-
-# Below this size an all-reduce is dominated by the number of messages: one device sums and the others read it. Elements
-# and not bytes, so that a program sends the same messages in float64, by which its float32 is judged.
-_SMALL = 1 << 14
 
 
 def _rectangles(pieces: Iterable[Piece], block: Sequence[int]) -> list[int] | None:
@@ -222,19 +218,19 @@ def all_reduce(tensors: Sequence[tf.Tensor], members: Sequence[Sequence[int]], d
         names, xs = [devices[position] for position in group], [tensors[position] for position in group]
         shape: list[int] = xs[0].shape.as_list() if xs[0].shape.is_fully_defined() else []
         elements = math.prod(shape) if xs[0].shape.is_fully_defined() else 0
-        done = emitter.exchange.all_reduce(names, xs, kind)
-        if done is None and (emitter.shared or (elements < _SMALL and emitter.exchange.has_hubs)):
+        way, done = way_of(elements, size), emitter.exchange.all_reduce(names, xs, kind)
+        if done is None and (emitter.shared or (way == HUB and emitter.exchange.has_hubs)):
             # Summed once; who needs it reads it there.
             done = [emitter.combine(devices[emitter.turn(group)], xs, kind)] * size
-        elif done is None and (size == 2 or elements < _SMALL):
-            # Each sends all it has either way: two nodes instead of six.
+        elif done is None and way in (PAIR, HUB):
+            # Each sends all it has: of two at once, where a hub would send the sum back.
             done = [emitter.combine(name, gathered, kind)
                     for name, gathered in zip(names, emitter.exchange.all_gather(names, xs), strict=True)]
         elif done is None:
             axis = max(range(len(shape)), key=lambda dim: (shape[dim] % size == 0, shape[dim]))
             sizes = [shape[axis] * (k + 1) // size - shape[axis] * k // size for k in range(size)]
             pieces = [emitter.split_sizes(name, x, sizes, axis) for name, x in zip(names, xs, strict=True)]
-            if emitter.exchange.has_hubs and by_ring(elements, size):
+            if emitter.exchange.has_hubs and way == RING:
                 gathered_by = _ring_all_reduce(names, pieces, kind, emitter)
             else:
                 sums = [emitter.combine(name, parts, kind) for name, parts in zip(

@@ -190,6 +190,14 @@ def test_slow_link_is_paid_for_what_the_fast_one_has_summed():
     assert seconds[0] == pytest.approx(2 * 3 / 4 * 8e6 / 1e9 + 2 * 1 / 2 * 2e6 / 1e6)
 
 
+def test_messages_are_those_of_the_lowering_over_the_slowest_link_that_is_crossed():
+    """Of a hub two, of a ring 2 (q - 1), of a pair one: by hand."""
+    machine = _machine(links=(Link(4, 1e30, 1.0), Link(64, 1e30, 10.0)))
+    sizes, groups = np.array([64.0, 64.0, 64.0, 4e6, 4e6, 4e6]), np.array([[4, 1, 4, 4, 2, 4], [1, 4, 2, 1, 1, 4]])
+    seconds = allreduce_seconds(sizes, groups.astype(float), groups.prod(axis=0), machine)
+    np.testing.assert_allclose(seconds, [2.0, 20.0, 20.0, 6.0, 1.0, 300.0])
+
+
 def _einsum(inputs, output, sizes):
     operands = [Operand(tuple(dims), tuple(sizes[name] for name in dims)) for dims in (*inputs, output)]
     operation = LayerOperation(0, "einsum", "EinsumOperation", "forward", "matmul", 1.0, tuple(sizes),

@@ -192,7 +192,7 @@ def test_ranks_that_cannot_be(devices, number, options, message):
 
 
 @pytest.mark.parametrize(("ranks", "words", "kind"), [
-    (3, 1000, "CollectiveReduceV2"), (3, 100, "CollectiveGatherV2"), (2, 1000, "CollectiveGatherV2")])
+    (3, 2000, "CollectiveReduceV2"), (3, 100, "CollectiveGatherV2"), (2, 2000, "CollectiveGatherV2")])
 def test_tensorflow_sums_what_is_large_round_its_ring(ranks, words, kind, monkeypatch):
     """What a hop is too small for, and what two devices have, all gather."""
     monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from random_partitions import block, partition_pairs
 
 from pase_mtf.compat import tf
+from pase_mtf.graph.all_reduces import HUB, PAIR, PIECES, RING, messages_of, way_of
 from pase_mtf.graph.partition import Partition, groups, whole
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.reshard import all_reduce, move, reduce_and_move
@@ -131,6 +132,29 @@ def test_a_large_sum_goes_round_a_ring(group):
                 sent[tuple(int(node.attr[end].s.decode().rsplit(":", 1)[1])
                            for end in ("send_device", "recv_device"))] += 1
     assert sent == {(group[k], group[(k + 1) % size]): 2 * (size - 1) for k in range(size)}
+
+
+@pytest.mark.parametrize(("elements", "size", "way"), [
+    (64, 2, PAIR), (1 << 20, 2, PAIR), (64, 3, HUB), (16380, 4, HUB), (16384, 8, PIECES), (16384, 4, RING),
+    (1 << 20, 8, RING)])
+def test_it_takes_as_many_messages_as_it_is_priced_at(elements, size, way):
+    """One after the other; where all exchange pieces with all, those that a device is sent."""
+    assert way_of(elements, size) == way
+    with tf.Graph().as_default():
+        xs = []
+        for device in _DEVICES[:size]:
+            with tf.device(device):
+                xs.append(tf.placeholder(tf.float32, (elements,)))
+        sums = all_reduce(xs, [tuple(range(size))], _DEVICES[:size], Emitter(_DEVICES[:size], False))
+        hops, sent = {}, set()
+        for node in tf.get_default_graph().get_operations():  # each stands behind what it reads
+            across = {tensor for tensor in node.inputs if tensor.device != node.device}
+            sent |= {(tensor.name, node.device) for tensor in across}
+            hops[node] = max((hops[tensor.op] + (tensor in across) for tensor in node.inputs), default=0)
+    # The sum of a hub is read where it is.
+    longest = max(hops[total.op] + (total.device != device) for total, device in zip(sums, _DEVICES, strict=False))
+    to_each = collections.Counter(device for _, device in sent)
+    assert messages_of(way, size) == (to_each[_DEVICES[0]] if way == PIECES else longest)
 
 
 def _kinds(build):

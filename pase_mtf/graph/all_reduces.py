@@ -1,0 +1,52 @@
+"""All-reduces: how devices sum what each holds in part, so that all have the sum. Lowering and prices ask one rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["HUB", "PAIR", "PIECES", "RING", "messages_of", "way_of"]
+
+PAIR, HUB, PIECES, RING = range(4)
+"""Two devices give each other all they have. One device sums and the others read it there. All exchange pieces with
+all, sum one each, and exchange the sums. Every device adds its piece to what the one before sent, and sends it on."""
+
+# Below this size an all-reduce is dominated by the number of messages. Elements and not bytes, so that a program sends
+# the same messages in float64, by which its float32 is judged.
+_SMALL = 1 << 14
+_PIECE = 1 << 12
+"""Elements of a piece that is worth a hop of its own."""
+
+
+def way_of(elements: Any, devices: Any) -> Any:
+    """How a tensor is summed.
+
+    Round a ring as many bytes travel as where all exchange pieces with all, but every link carries one stream in either
+    direction, and is never shared: streams that share a link wait for each other at their other ends (docs/lowering.md
+    has what that costs, and where sums are large enough for it). A hop takes its time, too, so pieces have to be large.
+
+    Args, each an int or an array:
+      elements: of what every device holds before and after.
+      devices: how many, 2 or more.
+
+    Returns:
+      PAIR, HUB, PIECES or RING, or an int64 array of them.
+    """
+    return np.select([np.equal(devices, 2), np.less(elements, _SMALL), np.less(elements, devices * _PIECE)],
+                     [PAIR, HUB, PIECES], RING)
+
+
+def messages_of(way: Any, devices: Any) -> Any:
+    """How many messages follow each other at a device, of `way_of`'s ways.
+
+    A ring has 2 (q - 1) hops (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009); where pieces are
+    exchanged every device is sent as many. Of a hub each device gets one and sends one; those that the hub takes in
+    arrive together.
+
+    Args, each a number or an array:
+      way: as it is summed.
+      devices: how many.
+    """
+    pieces = 2 * (devices - 1)
+    return np.choose(way, [1, 2, pieces, pieces])
