@@ -29,6 +29,7 @@ class ArmRow(TypedDict):
         nothing overlaps, but for a pipeline, of which nothing but simulated steps is known. Files of earlier versions
         lack it.
       stages, microbatches: of a pipeline; None of other arms. Files of earlier versions lack them.
+      pipeline_gap: of a pipeline that was searched, the "gap" of its search. Files of earlier versions lack it.
       measured_ms_spread, measured_ms_quartiles: half the distance of the quartiles, and these.
       examples_per_second, speedup_over_data_parallel, speedup_over_stock: by the measured times.
       predicted_bytes, measured_bytes: memory of the fullest device.
@@ -40,6 +41,7 @@ class ArmRow(TypedDict):
     simulated_ms: NotRequired[float | None]
     stages: NotRequired[int | None]
     microbatches: NotRequired[int | None]
+    pipeline_gap: NotRequired[float | None]
     measured_ms: float | None
     measured_ms_spread: float | None
     examples_per_second: float | None
@@ -142,6 +144,7 @@ def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Ch
             "same_as": same_as.get(name),
             "stages": len(pipeline.stages) if pipeline else None,
             "microbatches": pipeline.microbatches if pipeline else None,
+            "pipeline_gap": pipeline.search.get("gap") if pipeline else None,
         }
     return rows
 

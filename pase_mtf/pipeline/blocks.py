@@ -41,6 +41,12 @@ class Blocks:
         """The block of a layer."""
         return bisect.bisect_right(self.starts, layer) - 1
 
+    def linked(self) -> frozenset[int]:
+        """The blocks that need something of the block before, and send that gradients."""
+        ways = {(edge.phase, self.of_layer(edge.source), self.of_layer(edge.target)) for edge in self.graph.edges}
+        return frozenset(block for block in range(1, self.count)
+                         if {("forward", block - 1, block), ("backward", block, block - 1)} <= ways)
+
 
 def of_microbatch(graph: ComputationGraph, microbatches: int) -> ComputationGraph:
     """A graph as one of so many microbatches runs it: gradients are added up over the microbatches, of sums of rows

@@ -19,7 +19,7 @@ import numpy as np
 from pase_mtf.pipeline.schedule import in_flight
 from pase_mtf.pipeline.stage_costs import StageChoice, StageCosts
 
-__all__ = ["Cut", "CutStage", "cut_stages"]
+__all__ = ["Cut", "CutStage", "Cutting", "Place", "cut_stages"]
 
 
 class CutStage(NamedTuple):
@@ -49,8 +49,14 @@ class Cut(NamedTuple):
     seconds: float
     stages: tuple[CutStage, ...]
 
+    @property
+    def placed(self) -> tuple[tuple[Place, int], ...]:
+        """Every stage, and where its group of devices begins."""
+        return tuple((Place(len(self.stages) - number, stage.first, stage.stop, stage.devices), stage.offset)
+                     for number, stage in enumerate(self.stages))
 
-class _Place(NamedTuple):
+
+class Place(NamedTuple):
     """A stage that there may be: it is followed by `left` - 1 others."""
 
     left: int
@@ -59,29 +65,35 @@ class _Place(NamedTuple):
     devices: int
 
 
-class _Cutting:
-    """One graph on one machine; stages are numbered from the last, which is 1."""
+class Cutting:
+    """One graph on one machine; stages are numbered from the last, which is 1.
+
+    Attributes:
+      devices: p.
+      most: stages that there can be.
+    """
 
     def __init__(self, blocks: int, devices: int, microbatches: int, *, shared_cores: bool) -> None:
-        self._blocks, self._devices, self._microbatches, self._shared = blocks, devices, microbatches, shared_cores
+        """The arguments are those of `cut_stages`."""
+        self._blocks, self.devices, self._microbatches, self._shared = blocks, devices, microbatches, shared_cores
         self._sizes = [size for size in range(1, devices + 1) if devices % size == 0]
-        self._most = min(blocks, devices)
+        self.most = min(blocks, devices)
 
-    def places(self) -> set[_Place]:
+    def places(self) -> set[Place]:
         """All stages that there may be."""
-        return {place for left in range(1, self._most + 1) for offset in range(self._devices)
-                for first in range(self._blocks) for place in self._from(left, first, offset)}
+        return {place for left in range(1, self.most + 1) for offset in range(self.devices)
+                for first in range(self._blocks) for place in self.beginning(left, first, offset)}
 
-    def _from(self, left: int, first: int, offset: int) -> list[_Place]:
+    def beginning(self, left: int, first: int, offset: int) -> list[Place]:
         """Every stage that may begin here and be followed by `left` - 1 others.
 
         Groups begin at a multiple of their size: within them devices are joined as are the first so many.
         """
-        return [_Place(left, first, stop, size) for size in self._sizes
-                if offset % size == 0 and offset + size <= self._devices
+        return [Place(left, first, stop, size) for size in self._sizes
+                if offset % size == 0 and offset + size <= self.devices
                 for stop in ([self._blocks] if left == 1 else range(first + 1, self._blocks - left + 2))]
 
-    def best(self, seconds: dict[_Place, float]) -> dict[int, tuple[float, list[tuple[_Place, int]]]]:
+    def best(self, seconds: dict[Place, float]) -> dict[int, tuple[float, list[tuple[Place, int]]]]:
         """The best cut into every number of stages.
 
         Args:
@@ -97,28 +109,28 @@ class _Cutting:
             return {}
         worst = np.full(len(limits), math.inf)
         sums: dict[tuple[int, int, int], np.ndarray] = {
-            (0, self._blocks, used): np.zeros(len(limits)) for used in range(1, self._devices + 1)}
+            (0, self._blocks, used): np.zeros(len(limits)) for used in range(1, self.devices + 1)}
 
-        def through(place: _Place, offset: int) -> np.ndarray:
+        def through(place: Place, offset: int) -> np.ndarray:
             """The sum over the stages from here on, for every limit of the bottleneck."""
             after = sums.get((place.left - 1, place.stop, offset + place.devices), worst)
             found: np.ndarray = np.where(limits >= seconds[place], seconds[place] + after, math.inf)
             return found
 
         result = {}
-        for left in range(1, self._most + 1):
+        for left in range(1, self.most + 1):
             for first in range(self._blocks):
-                for offset in range(self._devices):
-                    found = [through(place, offset) for place in self._from(left, first, offset)]
+                for offset in range(self.devices):
+                    found = [through(place, offset) for place in self.beginning(left, first, offset)]
                     if found:
                         sums[left, first, offset] = np.min(found, axis=0)
             total = sums.get((left, 0, 0), worst)
             steps = self._microbatches * total if self._shared else total + (self._microbatches - 1) * limits
             best = int(np.argmin(steps))
             if steps[best] < math.inf:
-                stages, first, offset = list[tuple[_Place, int]](), 0, 0
+                stages, first, offset = list[tuple[Place, int]](), 0, 0
                 for number in range(left, 0, -1):
-                    place = min(self._from(number, first, offset), key=lambda place: through(place, offset)[best])
+                    place = min(self.beginning(number, first, offset), key=lambda place: through(place, offset)[best])
                     stages.append((place, offset))
                     first, offset = place.stop, offset + place.devices
                 result[left] = float(steps[best]), stages
@@ -141,9 +153,9 @@ def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, 
     Returns:
       Number of stages -> the least sum; only where one keeps to the memory.
     """
-    cutting = _Cutting(blocks, devices, microbatches, shared_cores=shared_cores)
+    cutting = Cutting(blocks, devices, microbatches, shared_cores=shared_cores)
     seconds = {place: costs.least(place.first, place.stop, place.devices) for place in cutting.places()}
-    known: dict[_Place, StageChoice] = {}
+    known: dict[Place, StageChoice] = {}
     while True:
         cuts = {number: cut for number, cut in cutting.best(seconds).items() if numbers is None or number in numbers}
         unknown = {place for _, stages in cuts.values() for place, _ in stages if place not in known}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, load_machine
@@ -16,12 +15,13 @@ from pase_mtf.cost.kernels import KernelSource
 from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import LOCAL, Machine
-from pase_mtf.pipeline.blocks import BLOCKS, Blocks, find_blocks, of_microbatch, part_of_graph, summed_within
-from pase_mtf.pipeline.cutting import Cut, cut_stages
+from pase_mtf.pipeline.blocks import BLOCKS, find_blocks, of_microbatch, part_of_graph, summed_within
+from pase_mtf.pipeline.cutting import cut_stages
 from pase_mtf.pipeline.measured import PATIENCE, WORTH, KernelsOfStages
 from pase_mtf.pipeline.pipeline import Pipeline, PipelineReport, Stage
 from pase_mtf.pipeline.prices import RatePrices, StagePrices
 from pase_mtf.pipeline.schedule import check_schedule, in_flight
+from pase_mtf.pipeline.shortest import Cuts, Simulated, shortest_steps
 from pase_mtf.pipeline.simulate import Laid, Step, simulate_step
 from pase_mtf.pipeline.stage_costs import StageCosts
 from pase_mtf.pipeline.stage_memory import StageMemory
@@ -29,12 +29,8 @@ from pase_mtf.pipeline.stage_memory import StageMemory
 __all__ = ["evaluate_pipeline", "find_measured_pipeline", "find_pipeline"]
 
 
-class _Candidate(NamedTuple):
-    """A cut that is simulated."""
-
-    microbatches: int
-    stages: tuple[Laid, ...]
-    step: Step
+_SECONDS = 10.0
+"""For the proof that no other cut's step is shorter."""
 
 
 @checked_arguments
@@ -46,7 +42,8 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     Layers are made into blocks, and these are cut into stages on groups of devices so that the sum over the stages, and
     K - 1 times the bottleneck, is least; what a stage takes comes from the exact search, or is bounded by those of its
     blocks where no more needs to be known; the best cuts into every number of stages are simulated, with what travels
-    between stages, and the one whose step is shortest is returned, or one of fewer stages that takes hardly longer.
+    between stages, then those that may be shorter, until none may, or the time for it is over. The one whose step is
+    shortest is returned, or one of fewer stages that takes hardly longer.
     Groups are of consecutive devices, of a size that divides p, and begin at a multiple of it; the last devices may
     idle.
 
@@ -62,7 +59,8 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     Returns:
       The pipeline. Its search says "blocks", "pairs" (runs of blocks on groups of devices), "searched" (exact searches,
       of blocks and of stages that matter), "optimal" (whether all of these are proven), "microbatches" (the numbers
-      that were tried), "simulated", and "seconds" of all of it.
+      that were tried), "simulated", "gap" (by what fraction its simulated step is above the shortest, at most), and
+      "seconds" of all of it.
 
     Raises:
       UsageError: no graph, or a number that makes no sense.
@@ -71,7 +69,8 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     _check(graphs, devices, schedule, stages, blocks)
     start = time.perf_counter()
     search = _Search(graphs, devices, load_machine(machine, devices), schedule, stages, blocks, memory_limit)
-    best, told = search.best({count: RatePrices(made.graph, search.machine) for count, made in search.blocks.items()})
+    best, told = search.best({count: RatePrices(made.graph, search.machine) for count, made in search.blocks.items()},
+                             _SECONDS)
     best = search.in_stages(best)
     told["seconds"] = time.perf_counter() - start
     return search.pipeline(best, search.machine, told)
@@ -109,52 +108,58 @@ class _Search:
         self._memory = {count: StageMemory(graph, count, shared=machine.shared_cores)
                         for count, graph in graphs.items()}
 
-    def best(self, prices: Mapping[int, StagePrices]) -> tuple[_Candidate, PipelineReport]:
+    def best(self, prices: Mapping[int, StagePrices], seconds: float) -> tuple[Simulated, PipelineReport]:
         """The pipeline of the shortest step, and what was searched (without the seconds).
 
         Args:
           prices: number of microbatches -> those of the graph of its blocks.
+          seconds: for steps that are shorter than those of the best cuts, and the proof that there are no others.
 
         Raises:
           InfeasibleError: there is none.
         """
         told: PipelineReport = {"blocks": 0, "pairs": 0, "searched": 0, "optimal": True,
                                 "microbatches": sorted(self._graphs), "simulated": 0}
-        found: list[_Candidate] = []
+        found: list[Simulated] = []
+        all_costs: list[StageCosts] = []
+        all_cuts: dict[int, Cuts] = {}
+        numbers = range(2, self._devices + 1) if self._stages is None else (self._stages,)
         for count, made in self.blocks.items():
             costs = StageCosts(made, prices[count], count, self._memory[count], self._limit)
-            numbers = range(2, self._devices + 1) if self._stages is None else (self._stages,)
-            cuts = cut_stages(costs, made.count, self._devices, count, self._schedule, numbers=numbers,
+            cuts = all_cuts[count] = Cuts(made, costs, prices[count], count, self._devices, self._schedule)
+            best = cut_stages(costs, made.count, self._devices, count, self._schedule, numbers=numbers,
                               shared_cores=self.machine.shared_cores)
-            for cut in cuts.values():
-                laid = _laid(made, cut)
-                found.append(_Candidate(count, laid, simulate_step(made.graph, laid, count, self._schedule,
-                                                                   prices[count])))
-            told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs,
-                         "searched": told["searched"] + costs.searched, "optimal": told["optimal"] and costs.optimal,
-                         "simulated": told["simulated"] + len(cuts)})
+            found += filter(None, (cuts.simulate(cut.placed) for cut in best.values()))
+            all_costs.append(costs)
+            told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs})
         if not found:
             name, limit = next(iter(self._graphs.values())).name, self._limit
             raise InfeasibleError(
                 f"{name}: no pipeline of {self._stages or 'two or more'} stages on {self._devices} devices" + (
                     "" if limit is None else f" within {limit:.0f} bytes each") + "; the layers make "
                 f"{told['blocks']} blocks; take fewer stages" + ("" if limit is None else ", or more microbatches"))
-        return _simplest(found), told
+        shorter, least = shortest_steps(all_cuts, numbers, min(one.step.seconds for one in found), seconds)
+        chosen = _simplest([*found, *shorter])
+        told.update({"searched": sum(costs.searched for costs in all_costs),
+                     "optimal": all(costs.optimal for costs in all_costs),
+                     "simulated": sum(cuts.simulated for cuts in all_cuts.values()),
+                     "gap": max(0.0, float(chosen.step.seconds / least) - 1.0)})
+        return chosen, told
 
-    def step(self, candidate: _Candidate, prices: Mapping[int, StagePrices]) -> _Candidate:
+    def step(self, candidate: Simulated, prices: Mapping[int, StagePrices]) -> Simulated:
         """The same pipeline by other prices."""
         count = candidate.microbatches
         return candidate._replace(step=simulate_step(self.blocks[count].graph, candidate.stages, count, self._schedule,
                                                      prices[count]))
 
-    def in_stages(self, candidate: _Candidate, kernels: KernelsOfStages | None = None, end: float = math.inf,
-                  ) -> _Candidate:
+    def in_stages(self, candidate: Simulated, kernels: KernelsOfStages | None = None, end: float = math.inf,
+                  ) -> Simulated:
         """What was found, as one that is given is priced: blocks of a stage may hand sums to each other."""
         graph, count = self._graphs[candidate.microbatches], candidate.microbatches
         return candidate._replace(step=_step(_in_stages(graph, candidate.stages, count), candidate.stages, count,
                                              self._schedule, self.machine, kernels, end))
 
-    def pipeline(self, candidate: _Candidate, machine: Machine, told: PipelineReport) -> Pipeline:
+    def pipeline(self, candidate: Simulated, machine: Machine, told: PipelineReport) -> Pipeline:
         """What was found, for the program."""
         count = candidate.microbatches
         return _pipeline(self._graphs[count], candidate.stages, count, self._schedule, machine, self._devices,
@@ -189,11 +194,11 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
     kernels = KernelsOfStages(sources, meter, progress)
     search = _Search(graphs, meter.devices, kernels.machine, schedule, stages, blocks, memory_limit)
     kernels.begin({count: made.graph for count, made in search.blocks.items()})
-    kept: list[_Candidate] = []
+    kept: list[Simulated] = []
     idle = 0
     while True:
         prices = kernels.prices()
-        found, told = search.best(prices)
+        found, told = search.best(prices, 0.0)
         kept = [search.step(candidate, prices) for candidate in kept]
         least = min((candidate.step.seconds for candidate in kept), default=math.inf)
         idle = idle + 1 if found.step.seconds > (1.0 - WORTH) * least else 0
@@ -202,8 +207,10 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
         if done or idle == PATIENCE or not kernels.measure(found.microbatches, found.stages, begin + seconds):
             break
     prices = kernels.prices()
-    best = search.in_stages(_simplest([search.step(candidate, prices) for candidate in kept]), kernels,
-                            begin + seconds)
+    best = _simplest([search.step(candidate, prices) for candidate in kept])
+    other, told = search.best(prices, _SECONDS)
+    told["gap"] = max(0.0, (1.0 + told["gap"]) * best.step.seconds / other.step.seconds - 1.0)
+    best = search.in_stages(best, kernels, begin + seconds)
     told["seconds"] = time.perf_counter() - begin
     told["kernels"] = kernels.report(best.microbatches, best.stages)
     return search.pipeline(best, kernels.machine, told)
@@ -267,7 +274,7 @@ def _check_configurations(graph: ComputationGraph, stages: Sequence[Laid], machi
             offered.index(number, configuration)
 
 
-def _simplest(found: Sequence[_Candidate]) -> _Candidate:
+def _simplest(found: Sequence[Simulated]) -> Simulated:
     """The shortest step; where fewer stages, or fewer devices, are predicted to take no more than `WORTH` longer,
     theirs: a stage that does next to nothing is not worth what predictions cannot tell."""
     enough = (1.0 + WORTH) * min(candidate.step.seconds for candidate in found)
@@ -279,11 +286,6 @@ def _work(graph: ComputationGraph, machine: Machine) -> list[float]:
     """Seconds of every layer on one device."""
     priced = build_network(graph, machine, 1)
     return [float(vector.min()) for vector in priced.network.vectors]
-
-
-def _laid(blocks: Blocks, cut: Cut) -> tuple[Laid, ...]:
-    return tuple(Laid(blocks.starts[stage.first], blocks.starts[stage.stop], stage.offset, stage.devices,
-                      stage.choice.configurations) for stage in cut.stages)
 
 
 def _pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microbatches: int, schedule: str, machine: Machine,

@@ -154,7 +154,7 @@ def _between(graph: ComputationGraph, stages: Sequence[Laid], prices: StagePrice
 
 
 def simulate_step(graph: ComputationGraph, stages: Sequence[Laid], microbatches: int, order: str,
-                  prices: StagePrices) -> Step:
+                  prices: StagePrices, taken: Sequence[StageSeconds] | None = None) -> Step:
     """Simulates a step.
 
     Args:
@@ -163,8 +163,9 @@ def simulate_step(graph: ComputationGraph, stages: Sequence[Laid], microbatches:
       microbatches: K.
       order: one of `schedule.SCHEDULES`.
       prices: of the graph.
+      taken: what each stage takes, where that is known.
     """
-    machine, taken = prices.machine, [stage_seconds(stage, prices) for stage in stages]
+    machine, taken = prices.machine, taken or [stage_seconds(stage, prices) for stage in stages]
     between = _between(graph, stages, prices)
     seconds: list[float] = []
     needs: list[tuple[int, ...]] = []

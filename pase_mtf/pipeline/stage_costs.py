@@ -25,8 +25,9 @@ from pase_mtf.search.peak import minimise_within_peak
 from pase_mtf.simulator.stages import gradient_seconds, nodes_by_phase
 from pase_mtf.simulator.transfers import link_level
 
-__all__ = ["StageChoice", "StageCosts"]
+__all__ = ["Quickest", "StageChoice", "StageCosts"]
 
+_KERNELS = [PARTS.index(phase) for phase in PHASES]
 _OF_UPDATE = [PARTS.index(name) for name in ("update", "all-reduce update", "resharding update")]
 
 
@@ -43,6 +44,20 @@ class StageChoice(NamedTuple):
     configurations: tuple[Configuration, ...]
 
 
+class Quickest(NamedTuple):
+    """Seconds that a stage takes at least when it is simulated by itself.
+
+    Attributes:
+      forward: a microbatch.
+      both: a microbatch, forward and backward.
+      whole: the same and the update.
+    """
+
+    forward: float
+    both: float
+    whole: float
+
+
 _SECONDS = 1.0
 """Of the search for one stage within a limit of memory."""
 
@@ -56,13 +71,18 @@ class _Group:
         priced = prices.group(devices)
         self.configurations = priced.configurations
         vectors: dict[int, np.ndarray] = {}
+        kernels: dict[int, np.ndarray] = {}
         for layer, parts, gradients in zip(blocks.graph.layers, priced.parts, gradient_seconds(priced), strict=True):
             if id(parts) not in vectors:
                 nodes = nodes_by_phase(layer_signature(layer))
                 share = nodes[PHASES[-1]] / max(1, sum(nodes.values()))
                 once = parts[_OF_UPDATE].sum(axis=0) + share * parts[PARTS.index("overhead")] + gradients
                 vectors[id(parts)] = parts.sum(axis=0) - once * (1.0 - 1.0 / microbatches)
+                overhead = np.array([nodes[phase] for phase in PHASES]) / max(1, sum(nodes.values()))
+                kernels[id(parts)] = np.cumsum(parts[_KERNELS] + np.outer(overhead, parts[PARTS.index("overhead")]),
+                                               axis=0).min(axis=1)
         self._vectors = [vectors[id(parts)] for parts in priced.parts]
+        self._upto = np.cumsum([np.zeros(len(PHASES)), *(kernels[id(parts)] for parts in priced.parts)], axis=0)
         self._edges = _edges(priced, microbatches)
         self._ends = np.array([(edge.source, edge.target) for edge in self._edges], np.int64).reshape(-1, 2)
 
@@ -75,6 +95,11 @@ class _Group:
     def network(self, begin: int, end: int) -> CostNetwork:
         """What some layers cost a microbatch."""
         return CostNetwork(self._vectors[begin:end], list(self._within(begin, end)))
+
+    def kernels(self, begin: int, end: int) -> np.ndarray:
+        """Seconds of a device's kernels of some layers at least: forward, with backward, with the update."""
+        found: np.ndarray = self._upto[end] - self._upto[begin]
+        return found
 
     def key(self, begin: int, end: int) -> Hashable:
         """Layers that cost alike have it in common."""
@@ -135,6 +160,19 @@ class StageCosts:
         self.pairs += 1
         return sum(self._of_block(block, devices) for block in range(first, stop)) + self._received(
             *self._layers(first, stop), devices)
+
+    def quickest(self, first: int, stop: int, devices: int) -> Quickest:
+        """Seconds that no strategy of a stage takes less than when it is simulated.
+
+        Where devices share cores a simulation adds up all that is priced, of K microbatches what `least` knows.
+
+        Args:
+          first, stop, devices: as of `best`.
+        """
+        if self._prices.machine.shared_cores:
+            seconds = sum(self._of_block(block, devices) for block in range(first, stop))
+            return Quickest(seconds, seconds, seconds)
+        return Quickest(*self._group(devices).kernels(*self._layers(first, stop)).tolist())
 
     def best(self, first: int, stop: int, devices: int, in_flight: int) -> StageChoice:
         """The cheapest strategy of a stage.

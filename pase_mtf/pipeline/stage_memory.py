@@ -22,7 +22,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pase_mtf.cost.memory import MemoryModel
@@ -85,6 +85,7 @@ class StageMemory:
         self._orders = _orders(graph, self._moments)
         self._made = sorted({held.begin for layer in graph.layers for _, held in _gradients(layer)})
         self.model = functools.cache(self._model)
+        self._of_layer = functools.cache(lambda number, runs: self._layer(graph.layers[number], runs))
 
     def _model(self, first: int, stop: int, flying: int) -> MemoryModel:
         """What the devices of a stage hold, under configurations of its layers.
@@ -101,7 +102,7 @@ class StageMemory:
                     _Run(moments, flying - 1, count - 1, False, last=False)]
             if count > 2:
                 runs.append(_Run(2 * moments, min(flying, count - 1) - 1, count - 2, True, last=False))
-        layers = tuple(self._layer(layer, runs) for layer in self._graph.layers[first:stop])
+        layers = tuple(self._of_layer(number, tuple(runs)) for number in range(first, stop))
         edges = [dataclasses.replace(edge, held=tuple(self._copies(edge, runs)))
                  for edge in part_of_graph(self._graph, first, stop).edges]
         edges += self._crossing(first, stop, runs, ahead=int(flying < self._count))
@@ -110,7 +111,7 @@ class StageMemory:
     def _order(self, begin: int) -> _Order:
         return next(order for order in self._orders if begin <= order.last)
 
-    def _layer(self, layer: Layer, runs: list[_Run]) -> Layer:
+    def _layer(self, layer: Layer, runs: Sequence[_Run]) -> Layer:
         operations: list[LayerOperation] = []
         for operation in layer.operations:
             if operation.held:
@@ -119,7 +120,7 @@ class StageMemory:
             operations += self._added(layer, runs)
         return dataclasses.replace(layer, operations=tuple(operations))
 
-    def _operation(self, operation: LayerOperation, runs: list[_Run]) -> Iterator[LayerOperation]:
+    def _operation(self, operation: LayerOperation, runs: Sequence[_Run]) -> Iterator[LayerOperation]:
         """What an operation makes: as in a step by itself; gradients that nobody sums; and of others in flight."""
         alone, gradients, kept = list[Held](), list[Held](), list[Held]()
         for run in runs:
@@ -149,7 +150,7 @@ class StageMemory:
         own = -1 if held.own_until < 0 or fed else last if held.own_until >= order.forward else first - 1
         return [Held(held.output, first, last, held.times, own_until=own)] * (run.fed if fed else run.others)
 
-    def _added(self, layer: Layer, runs: list[_Run]) -> Iterator[LayerOperation]:
+    def _added(self, layer: Layer, runs: Sequence[_Run]) -> Iterator[LayerOperation]:
         """The gradients of weights, added up over microbatches."""
         for variable in filter(lambda variable: variable.trainable, layer.variables):
             size, found = math.prod(variable.operand.shape), []

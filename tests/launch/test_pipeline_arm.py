@@ -33,6 +33,7 @@ def test_it_trains_beside_the_others(launch):
     row, search = summary["arms"]["pipeline"], summary["arms"]["search"]
     pipeline = Pipeline.load(folder / "pipeline.json")
     assert (row["stages"], row["microbatches"]) == (len(pipeline.stages), pipeline.microbatches) == (2, 2)
+    assert row["pipeline_gap"] == pipeline.search["gap"]
     assert row["predicted_ms"] == row["simulated_ms"] == pytest.approx(1e3 * pipeline.seconds)
     assert row["predicted_bytes"] == pipeline.memory_bytes
     assert row["measured_ms"] > 0

@@ -1,0 +1,129 @@
+"""The pipeline whose simulated step is shortest, beside the simulated steps of all cuts."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import harness
+import pytest
+from micro_models import SIZES
+
+from pase_mtf import models
+from pase_mtf.cost.build import build_network
+from pase_mtf.machine.machine import Link
+from pase_mtf.pipeline import find
+from pase_mtf.pipeline.blocks import find_blocks, of_microbatch
+from pase_mtf.pipeline.cutting import Place
+from pase_mtf.pipeline.find import find_pipeline
+from pase_mtf.pipeline.prices import RatePrices
+from pase_mtf.pipeline.schedule import SCHEDULES
+from pase_mtf.pipeline.shortest import Cuts, shortest_steps
+from pase_mtf.pipeline.stage_costs import StageCosts
+from pase_mtf.pipeline.stage_memory import StageMemory
+
+_DEVICES, _BLOCKS, _COUNTS = 4, 4, (2, 4)
+_SLOW = dataclasses.replace(harness.MACHINE, links=(Link(64, 2e8, 2e-5),))
+_MACHINES = {"links": harness.MACHINE, "slow links": _SLOW,
+             "shared cores": dataclasses.replace(harness.MACHINE, shared_cores=True)}
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    """Microbatches of a transformer, and of GNMT, of two and two layers."""
+    found = {}
+    for model in ("transformer", "gnmt"):
+        path = tmp_path_factory.mktemp("preset") / "micro.json"
+        path.write_text(json.dumps({**SIZES[model], "layers": 2, "preset": "tiny"}))
+        config = models.load_config(model, str(path))
+        found[model] = {count: harness.export_model(model, dataclasses.replace(config, batch=config.batch // count))
+                        for count in _COUNTS}
+    return found
+
+
+def _cuts(graph, machine, count, schedule, limit=None, most=_BLOCKS):
+    work = [float(vector.min()) for vector in build_network(graph, machine, 1).network.vectors]
+    blocks = find_blocks(of_microbatch(graph, count), work, most)
+    prices = RatePrices(blocks.graph, machine)
+    costs = StageCosts(blocks, prices, count, StageMemory(graph, count, shared=machine.shared_cores), limit)
+    return blocks, Cuts(blocks, costs, prices, count, _DEVICES, schedule)
+
+
+def _every(blocks):
+    """All cuts into two stages or more."""
+    for stages in range(2, _DEVICES + 1):
+        for sizes in itertools.product((1, 2, 4), repeat=stages):
+            offsets = [sum(sizes[:number]) for number in range(stages)]
+            if sum(sizes) <= _DEVICES and not any(offset % size for offset, size in zip(offsets, sizes, strict=True)):
+                for inner in itertools.combinations(range(1, blocks), stages - 1):
+                    yield tuple((Place(stages - number, first, stop, size), offset) for number, (
+                        (first, stop), size, offset) in enumerate(zip(itertools.pairwise((0, *inner, blocks)), sizes,
+                                                                      offsets, strict=True)))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("machine", _MACHINES)
+@pytest.mark.parametrize("model", ["transformer", "gnmt"])
+def test_no_cut_is_shorter_than_its_bounds_and_none_than_what_is_found(graphs, model, machine, schedule):
+    steps, gaps, all_cuts = [], [], {}
+    for count, graph in graphs[model].items():
+        blocks, cuts = _cuts(graph, _MACHINES[machine], count, schedule)
+        all_cuts[count] = _cuts(graph, _MACHINES[machine], count, schedule)[1]
+        assert len(blocks.linked()) == blocks.count - 1
+        cuts.roots(range(2, _DEVICES + 1))
+        every = list(_every(blocks.count))
+        # As long as nothing is known, and once all stages are.
+        before = [[cuts.bound(cut[:number], len(cut)) for number in range(len(cut) + 1)] for cut in every]
+        for cut, bounds in zip(every, before, strict=True):
+            seconds = cuts.simulate(cut).step.seconds
+            after = [cuts.bound(cut[:number], len(cut)) for number in range(1, len(cut) + 1)]
+            assert bounds[0] > 0
+            assert max(*bounds, *after) <= seconds * (1 + 1e-6)
+            steps.append(seconds)
+            gaps.append(seconds / after[-1] - 1)
+    found, least = shortest_steps(all_cuts, range(2, _DEVICES + 1), math.inf, math.inf)
+    assert found[-1].step.seconds == min(steps) == least
+    assert sum(cuts.simulated for cuts in all_cuts.values()) < len(steps) / 2
+    assert min(gaps) < 0.2
+
+
+def test_cuts_within_a_limit_are_simulated_with_what_fits(graphs):
+    graph, count = graphs["transformer"][4], 4
+    limit = 0.9 * find_pipeline({count: graph}, _DEVICES, harness.MACHINE, blocks=5).memory_bytes
+    blocks, cuts = _cuts(graph, harness.MACHINE, count, "1f1b", limit, 5)
+    steps = [simulated.step.seconds for cut in _every(blocks.count) if (simulated := cuts.simulate(cut))]
+    assert 0 < len(steps) < len(list(_every(blocks.count)))
+    found, least = shortest_steps({count: _cuts(graph, harness.MACHINE, count, "1f1b", limit, 5)[1]},
+                                  range(2, _DEVICES + 1), math.inf, math.inf)
+    assert found[-1].step.seconds == min(steps) == least
+
+
+def test_stages_that_need_nothing_of_each_other_bound_nothing(graphs):
+    """Where a cut is not linked stages may run beside each other, and bounds may not add them up."""
+    graph, count = graphs["transformer"][4], 4
+    blocks, cuts = _cuts(graph, harness.MACHINE, count, "1f1b")
+    linked = {cut: cuts.bound(cut, len(cut)) for cut in _every(blocks.count) if cuts.roots(range(2, 5))}
+    cuts = _cuts(graph, harness.MACHINE, count, "1f1b")[1]
+    cuts._linked = frozenset()
+    cuts.roots(range(2, 5))
+    for cut, bound in linked.items():
+        stage = cuts._quickest(cut[0][0])
+        assert cuts.bound(cut, len(cut)) == pytest.approx((count - 1) * stage.both + stage.whole)
+        assert cuts.bound(cut, len(cut)) <= bound * (1 + 1e-9)
+
+
+def test_the_gap_is_told_with_time_and_without(graphs, monkeypatch):
+    graph = {4: graphs["transformer"][4]}
+    found = find_pipeline(graph, _DEVICES, _SLOW, blocks=_BLOCKS)
+    blocks, cuts = _cuts(graph[4], _SLOW, 4, "1f1b")
+    least = min(cuts.simulate(cut).step.seconds for cut in _every(blocks.count))
+    assert 0.0 <= found.search["gap"] <= 0.02
+    monkeypatch.setattr(find, "_SECONDS", 0.0)
+    hasty = find_pipeline(graph, _DEVICES, _SLOW, blocks=_BLOCKS)
+    assert hasty.search["gap"] > found.search["gap"]
+    for one in (found, hasty):
+        told = f"at most {100 * one.search['gap']:.2g} % above" if one.search["gap"] else "proven to be the shortest"
+        assert told in one.table()
+        steps = [cuts.simulate(cut) for cut in _every(blocks.count)]
+        own = next(step for step in steps if step.stages == one.laid())
+        assert own.step.seconds <= (1 + one.search["gap"]) * least * (1 + 1e-9)
