@@ -22,8 +22,9 @@ _REPETITIVE = 64
 _FIRST_GAP = 0.02
 # The most steps that a matrix entry, or the difference of two potentials, is counted in: two of them fit 16 bits.
 _MOST_STEPS = 32767
-# Steps that the least cost of an average vertex is counted in: what is more than 32 times that is not told apart.
-_STEPS_PER_VERTEX = 1024
+# Steps that the least cost of an average vertex is counted in: what is more than 128 times that is not told apart. Four
+# times as many cut off what configurations of large vertices cost: these then look cheap and are never pruned.
+_STEPS_PER_VERTEX = 256
 # How many entries that lie side by side take as long as one that lies alone.
 _SIDE_BY_SIDE = 32
 # Smaller steps have no finite reciprocal.

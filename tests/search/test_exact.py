@@ -209,7 +209,7 @@ def test_pulls_in_steps_are_never_more(offset):
 def test_step():
     p = pack(_large_ring(9, 50).normalized())
     least = sum(vector.min() for vector in _large_ring(9, 50).vectors)
-    assert step_of(p) <= least / 5 / 1024 < 2 * step_of(p)
+    assert step_of(p) <= least / 5 / 256 < 2 * step_of(p)
     assert 2.0 ** np.round(np.log2(step_of(p))) == step_of(p)
     idle = p._replace(unary=np.zeros_like(p.unary))
     assert p.most <= step_of(idle) * 32767 < 2 * p.most  # everything is told apart
