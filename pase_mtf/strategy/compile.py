@@ -65,10 +65,17 @@ def _hard() -> CostNetwork:
 
 
 def _large() -> CostNetwork:
-    """A row of equal layers, so many and of so many configurations that first passes count costs in steps, look which
-    layers repeat, and are made over a few of the configurations too."""
+    """A row of equal layers, so many and of so many configurations that first passes count costs in steps and look which
+    layers repeat."""
     every, costs = np.arange(700), np.random.default_rng(0).random((700, 700))
     return CostNetwork([costs[0]] * 70, [NetworkEdge(i, i + 1, costs, every, every) for i in range(69)])
+
+
+def _wide() -> CostNetwork:
+    """Four layers that all exchange tensors, of so many configurations that passes are made over a few of them too."""
+    rng, every = np.random.default_rng(0), np.arange(600)
+    return CostNetwork([rng.random(600) for _ in range(4)], [
+        NetworkEdge(i, j, rng.random((600, 600)), every, every) for i, j in itertools.combinations(range(4), 2)])
 
 
 def compile_kernels() -> None:
@@ -90,6 +97,7 @@ def compile_kernels() -> None:
             check_certificate(network, solution)
     solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
     solve(_large())
+    solve(_wide())
 
 
 def main() -> int:

@@ -112,7 +112,8 @@ def test_the_best_cut_is_that_of_all_cuts(seed, shared):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_best_cut_within_a_limit_is_that_of_all_cuts(graph, schedule):
+def test_the_best_cut_within_a_limit_is_that_of_all_cuts(graph, schedule, monkeypatch):
+    monkeypatch.setattr("pase_mtf.pipeline.stage_costs._SECONDS", 60.0)  # a busy machine proves less in one
     blocks = find_blocks(graph, _work(graph), 5)
 
     def costs(limit):
