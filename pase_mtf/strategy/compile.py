@@ -65,8 +65,8 @@ def _hard() -> CostNetwork:
 
 
 def _large() -> CostNetwork:
-    """A row of equal layers, so many and of so many configurations that first passes count costs in steps and look which
-    layers repeat."""
+    """A row of equal layers, so many and of so many configurations that first passes count costs in steps and look
+    which layers repeat."""
     every, costs = np.arange(700), np.random.default_rng(0).random((700, 700))
     return CostNetwork([costs[0]] * 70, [NetworkEdge(i, i + 1, costs, every, every) for i in range(69)])
 
