@@ -52,15 +52,18 @@ class _Rest(NamedTuple):
       through: a microbatch forward through all of them, and back.
       back: until the first of them is done with all microbatches.
       done: until all of them are done with their updates.
+      apart: seconds of the step, whenever the first of them begins: the longest that stages take which wait for each
+        other, those behind a cut that nothing crosses among them.
     """
 
     through: float
     back: float
     done: float
+    apart: float
 
 
-_NONE = _Rest(0.0, 0.0, 0.0)
-_NEVER = _Rest(math.inf, math.inf, math.inf)
+_NONE = _Rest(0.0, 0.0, 0.0, 0.0)
+_NEVER = _Rest(math.inf, math.inf, math.inf, math.inf)
 
 
 class Cuts:
@@ -112,11 +115,11 @@ class Cuts:
         rest = self._rests[self._after(stages, number)]
         for place, _ in reversed(stages):
             rest = self._with(place, rest)
+        least = max(rest.done, rest.apart)
         if not stages:
-            return rest.done
+            return least
         forward_and_back, whole = self._quickest(stages[0][0])[1:]
-        return rest.done if self._shared or math.isinf(whole) else max(
-            rest.done, rest.back + whole - forward_and_back)
+        return least if self._shared or math.isinf(whole) else max(least, rest.back + whole - forward_and_back)
 
     def look(self, stages: Placed) -> bool:
         """Searches and simulates a stage of which that was not done; False: there is none."""
@@ -165,9 +168,9 @@ class Cuts:
             return _NEVER
         if self._shared:  # everything takes its turn
             total = self.microbatches * both + whole - both + rest.done
-            return _Rest(total, total, total)
+            return _Rest(total, total, total, total)
         if place.stop not in self._linked:  # what follows need not wait for it
-            rest = _NONE
+            rest = _NONE._replace(apart=max(rest.done, rest.apart))
         count = self.microbatches
         ahead = in_flight(self._schedule, place.left, count)
         # The first microbatch, and the last, go through all that follows before they are back. Between them the stage
@@ -177,7 +180,7 @@ class Cuts:
         else:  # one of the two is behind, or before, all of the other direction
             busy = max(count * both, 0.5 * (count + 1) * both + rest.through)
         return _Rest(both + rest.through, max(busy, both + rest.back),
-                     max(busy + whole - both, forward + rest.done))
+                     max(busy + whole - both, forward + rest.done), rest.apart)
 
     def _quickest(self, place: Place) -> Quickest:
         if place not in self._taken:
