@@ -40,6 +40,7 @@ from pase_mtf.launch.arms.pipelined import build_pipelined
 from pase_mtf.launch.arms.program import build_program, variables_by_name
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.find import find_pipeline
+from pase_mtf.pipeline.pipeline import distance_text
 from pase_mtf.pipeline.schedule import SCHEDULES
 from pase_mtf.runtime import describe_host
 from pase_mtf.strategy.find import find_strategy
@@ -252,7 +253,7 @@ def _predicted(rows: Sequence[dict[str, Any]]) -> list[str]:
     searched = "; ".join(
         f"{_case(row)} {found['pairs']:,} stages on groups, "
         f"{found['searched']:,} exact searches, {'all' if found['optimal'] else 'not all'} proven optimal, "
-        f"{found['simulated']} pipelines simulated{_distance(found)}" for row in rows if row["arms"]["1f1b"]
+        f"{found['simulated']} pipelines simulated{distance_text(found)}" for row in rows if row["arms"]["1f1b"]
         for found in [row["arms"]["1f1b"]["search"]])
     unproven = ", ".join(_case(row) for row in rows if row["arms"]["gpipe"]
                          and not row["arms"]["gpipe"]["search"]["optimal"])
@@ -266,11 +267,6 @@ def _predicted(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"What was searched for 1F1B ({', '.join(map(str, counts))} microbatches, every number of stages): "
             f"{searched}. For GPipe all searches are proven optimal{' but for ' * bool(unproven)}{unproven}. "
             f"Predicted at commit {', '.join(sorted({row['facts']['commit'] for row in rows}))}."]
-
-
-def _distance(found: dict[str, Any]) -> str:
-    """How much shorter the step of another may be; empty of rows that were predicted before that was known."""
-    return f", at most {100 * found['gap']:.1f} % above the shortest" if "gap" in found else ""
 
 
 def _case(row: dict[str, Any]) -> str:

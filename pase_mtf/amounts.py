@@ -39,12 +39,13 @@ def bytes_text(amount: float) -> str:
     return f"{amount:.2f} TiB"
 
 
-def gap_text(gap: float) -> str:
-    """How far something is above the optimum at most; rounded up, as what nobody has proven is not nothing.
+def gap_text(gap: float, least: str = "the optimum") -> str:
+    """How far something is above the least at most; rounded up, as what nobody has proven is not nothing.
 
     Args:
-      gap: a fraction of the optimum; infinite: nothing is known.
+      gap: a fraction of the least; infinite: nothing is known.
+      least: what that is, in words.
     """
     if not math.isfinite(gap):
         return "without a bound"
-    return f"at most {max(1, math.ceil(1e4 * gap - 1e-6)) / 100:,g} % above the optimum"
+    return f"at most {max(1, math.ceil(1e4 * gap - 1e-6)) / 100:,g} % above {least}"

@@ -11,7 +11,7 @@ from typing import Any
 from tabulate import tabulate
 from typing_extensions import TypedDict
 
-from pase_mtf.amounts import bytes_text
+from pase_mtf.amounts import bytes_text, gap_text
 from pase_mtf.errors import FormatError, PaseError
 from pase_mtf.files import check_schema, read_json, write_atomically
 from pase_mtf.graph.configurations import Configuration
@@ -20,7 +20,7 @@ from pase_mtf.pipeline.simulate import Laid
 from pase_mtf.strategy.kernels_text import is_report, kernels_text
 from pase_mtf.strategy.search_report import KernelsReport
 
-__all__ = ["FORMAT", "VERSION", "Pipeline", "PipelineReport", "Stage"]
+__all__ = ["FORMAT", "VERSION", "Pipeline", "PipelineReport", "Stage", "distance_text"]
 
 FORMAT = "pase_mtf.pipeline"
 VERSION = 1
@@ -116,12 +116,16 @@ class _PipelineFields(TypedDict):
     search: dict[str, object]
 
 
-def _distance(found: PipelineReport) -> str:
-    """How much shorter the step of another cut may be; empty where a file of an earlier version does not say."""
+def distance_text(found: PipelineReport) -> str:
+    """How much shorter the step of another cut may be, behind a comma; empty where an earlier version does not say.
+
+    Args:
+      found: the report of a search.
+    """
     if "gap" not in found:
         return ""
-    return ", proven to be the shortest of all" if found["gap"] <= 0.0 else (
-        f", at most {100 * found['gap']:.2g} % above the shortest of all")
+    return ", " + (gap_text(found["gap"], "the shortest of all") if found["gap"] > 0.0
+                   else "proven to be the shortest of all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +201,7 @@ class Pipeline:
             return "given, not searched" + (f"; prices: {kernels}" if kernels else "")
         return (f"{found['pairs']} stages on groups of devices ({found['blocks']} blocks, {found['searched']} "
                 f"searches, {proof}); {counts} microbatches and every number of stages, {found['simulated']} cuts "
-                f"simulated{_distance(found)}" + (f"; prices: {kernels}" if kernels else ""))
+                f"simulated{distance_text(found)}" + (f"; prices: {kernels}" if kernels else ""))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the pipeline as JSON, whole or not at all."""

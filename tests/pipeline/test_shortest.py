@@ -10,6 +10,7 @@ import pytest
 from micro_models import SIZES
 
 from pase_mtf import models
+from pase_mtf.amounts import gap_text
 from pase_mtf.cost.build import build_network
 from pase_mtf.machine.machine import Link
 from pase_mtf.pipeline import find
@@ -122,7 +123,7 @@ def test_the_gap_is_told_with_time_and_without(graphs, monkeypatch):
     hasty = find_pipeline(graph, _DEVICES, _SLOW, blocks=_BLOCKS)
     assert hasty.search["gap"] > found.search["gap"]
     for one in (found, hasty):
-        told = f"at most {100 * one.search['gap']:.2g} % above" if one.search["gap"] else "proven to be the shortest"
+        told = gap_text(one.search["gap"], "the shortest") if one.search["gap"] else "proven to be the shortest"
         assert told in one.table()
         steps = [cuts.simulate(cut) for cut in _every(blocks.count)]
         own = next(step for step in steps if step.stages == one.laid())
