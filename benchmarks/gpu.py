@@ -189,6 +189,15 @@ def _write_kernels(path: pathlib.Path, names: Sequence[str], devices: int, machi
         "devices": devices, "rows": rows, "kernels": [kernel.to_json() for kernel in kernels]}))
 
 
+def _measured(kernels: Sequence[Kernel], rows: Sequence[Mapping[str, Any]], seconds: np.ndarray, machine: Machine,
+              clock: Mapping[str, Any], name: str) -> Machine:
+    """The machine of the times, with where they come from."""
+    return dataclasses.replace(fitted(kernels, seconds, counted(rows, len(kernels)), machine), name=name, source=(
+        f"products, convolutions and bandwidth as fitted to the clock of one {clock['gpu']} (PyTorch {clock['torch']}, "
+        f"{np.count_nonzero(~np.isnan(seconds))} kernels; docs/benchmarks/gpu.md); all else, links and overhead among "
+        f"it, as of machine {machine.name}"))
+
+
 @told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the kernels, or what their times say."""
@@ -213,11 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = np.full(len(kernels), np.nan)
     seconds[:len(clock["seconds"])] = np.array(clock["seconds"], dtype=float)  # None becomes nan
     if flags.save:
-        source = (f"products, convolutions and bandwidth as fitted to the clock of one {clock['gpu']} (PyTorch "
-                  f"{clock['torch']}, {np.count_nonzero(~np.isnan(seconds))} kernels; docs/benchmarks/gpu.md); all "
-                  f"else, links and overhead among it, as of machine {machine.name}")
-        measured = fitted(kernels, seconds, counted(data["rows"], len(kernels)), machine)
-        dataclasses.replace(measured, name=pathlib.Path(flags.save).stem, source=source).save(flags.save)
+        _measured(kernels, data["rows"], seconds, machine, clock, pathlib.Path(flags.save).stem).save(flags.save)
     folder = pathlib.Path(flags.output)
     earlier = json.loads((folder / "gpu.json").read_text(encoding="utf-8")) if (folder / "gpu.json").exists() else {}
     results = {"facts": facts(), "devices": data["devices"], "gpus": earlier.get("gpus", {}) | {clock["gpu"]: {

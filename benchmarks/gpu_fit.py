@@ -53,6 +53,9 @@ def fitted(kernels: Sequence[Kernel], seconds: np.ndarray, counts: np.ndarray, m
       seconds: float64 [kernels], by the clock; nan: not known.
       counts: float64 [kernels], how often a step runs each.
       machine: of the data sheet; what is not fitted (links, overhead, other rates) is taken from it.
+
+    Returns:
+      The machine, its rates in FLOP/s, bytes/s and parts of a rate.
     """
     nbytes = np.array([float(kernel.nbytes) for kernel in kernels])
     flops = np.array([kernel.flops for kernel in kernels])
@@ -103,7 +106,12 @@ def held_out(kernels: Sequence[Kernel], seconds: np.ndarray, rows: Sequence[Mapp
 
 
 def counted(rows: Sequence[Mapping[str, Any]], number: int) -> np.ndarray:
-    """float64 [number]: how often the strategies run each kernel."""
+    """float64 [number]: how often the strategies run each kernel, on one device in a step.
+
+    Args:
+      rows: strategies, with "counts" (number of a kernel -> how often).
+      number: of kernels.
+    """
     counts = np.zeros(number)
     for row in rows:
         for kernel, times in row["counts"].items():

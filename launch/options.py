@@ -14,9 +14,9 @@ from typing_extensions import Self
 
 from pase_mtf import models
 from pase_mtf.amounts import parse_bytes
-from pase_mtf.arguments import flag_text
 from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import FormatError, UsageError, nearest, shortened
+from pase_mtf.flag_text import flag_text
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.flag_values import (
     PIPELINE,

@@ -1,5 +1,4 @@
-"""What the callers of public functions give, checked by the types that these functions declare; and what absl finds
-wrong with flags, in our words."""
+"""What the callers of public functions give, checked by the types that these functions declare."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from pase_mtf.errors import UsageError, shortened
 
-__all__ = ["checked_arguments", "flag_text"]
+__all__ = ["checked_arguments"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -78,20 +77,3 @@ def _problem(value: object, hint: object) -> str:
 
 def _name(option: object) -> str:
     return str(getattr(option, "__name__", option)).lstrip("_").replace("Callable", "function")
-
-
-_WANTED = {"bool": "true or false", "int": "a whole number", "float": "a number"}
-
-
-def flag_text(error: Exception, flags: Any) -> str:
-    """What is wrong with a command line, in one line: of a value that does not parse, what to give instead.
-
-    Args:
-      error: an absl.flags.Error.
-      flags: the absl.flags.FlagValues that raised it.
-    """
-    text, reason = str(error), f": {error.__context__}"
-    if text.startswith("flag --") and text.endswith(reason):
-        text = text.removeprefix("flag ").removesuffix(reason)
-        text += f": give {_WANTED[flags[text[2:].partition('=')[0]].flag_type()]}"
-    return " ".join(text.split())

@@ -12,10 +12,10 @@ from absl import flags
 
 from pase_mtf._early_signals import give_back
 from pase_mtf.amounts import parse_bytes
-from pase_mtf.arguments import flag_text
 from pase_mtf.calibration.load import PRICES, is_kernel_file
 from pase_mtf.errors import PaseError, UsageError, nearest
 from pase_mtf.files import write_atomically
+from pase_mtf.flag_text import flag_text
 from pase_mtf.layout.formats import FORMATS
 from pase_mtf.layout.named import named_function
 
