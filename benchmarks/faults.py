@@ -27,13 +27,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from benchmarks.commands import told_in_one_line
 from benchmarks.fault_clusters import cluster_faults
 from benchmarks.fault_rows import Fault, Found, Row, Sizes, losses, told
 from benchmarks.fault_stages import stage_faults
 from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
 from pase_mtf.calibration.cache import tensorflow_version
-from pase_mtf.errors import FormatError
+from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.runtime import describe_host
@@ -260,6 +261,7 @@ def _write(page: pathlib.Path, where: str, rows: Sequence[Row]) -> None:
     write_atomically(page, document(measured))
 
 
+@told_in_one_line()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tries the faults that have no row yet, and writes the page after each; returns 1 where one was not survived."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.splitlines()[0])
@@ -272,6 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = _kept(options.output, where)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-faults-") as folder:
         faults = list(_faults(_Runs(pathlib.Path(folder)), options.tries))
+        if not any(options.only in fault.name for fault in faults):
+            raise UsageError(f"--only={options.only}: no fault has this in its name; the page has the names of all: "
+                             f"{options.output}")
         for fault in faults:
             if options.only in fault.name and (options.again or fault.name not in rows):
                 begin = time.monotonic()

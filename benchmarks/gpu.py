@@ -30,7 +30,7 @@ from benchmarks.gpu_fit import counted, fitted, held_out, kind_of, rooflines
 from benchmarks.search import FOLDER, facts
 from pase_mtf import models
 from pase_mtf.compat import tf
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.errors import FormatError, InfeasibleError, UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.arms.program import build_program
@@ -176,6 +176,8 @@ def document(results: Mapping[str, Any]) -> str:
 
 def _write_kernels(path: pathlib.Path, names: Sequence[str], devices: int, machine: Machine) -> None:
     """Every kernel that some strategy runs, those first that take longest by the data sheet."""
+    for name in names:
+        models.get(name)
     found = [entry for model in tqdm(names, unit="model") for dtype in ("float32", "bfloat16")
              for entry in strategies(model, dtype, devices, machine)]
     counts: collections.Counter[Kernel] = collections.Counter()
@@ -187,6 +189,21 @@ def _write_kernels(path: pathlib.Path, names: Sequence[str], devices: int, machi
     rows = [row | {"counts": {numbers[kernel]: times for kernel, times in counts.items()}} for row, counts in found]
     write_atomically(path, json.dumps({
         "devices": devices, "rows": rows, "kernels": [kernel.to_json() for kernel in kernels]}))
+
+
+def _read(path: str, *expected: str) -> dict[str, Any]:
+    """A file that has these entries."""
+    try:
+        data = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; python -m benchmarks.gpu --help tells what writes it"
+                         ) from error
+    except ValueError as error:
+        raise FormatError(f"{path}: no JSON; python -m benchmarks.gpu --help tells what writes it") from error
+    if not isinstance(data, dict) or not set(expected) <= set(data):
+        raise FormatError(f"{path}: without {', '.join(expected)}; python -m benchmarks.gpu --help tells what writes "
+                          "it")
+    return data
 
 
 def _measured(kernels: Sequence[Kernel], rows: Sequence[Mapping[str, Any]], seconds: np.ndarray, machine: Machine,
@@ -203,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the kernels, or what their times say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", required=True, help="written without --times, and read with it")
-    parser.add_argument("--times", help="what benchmarks/gpu_clock.py has written")
+    parser.add_argument("--times", help="what benchmarks/gpu_clock.py has written of these kernels")
     parser.add_argument("--save", help="a file for the machine that is fitted to these times")
     parser.add_argument("--models", default=",".join(models.names()), help="of these (default: %(default)s)")
     parser.add_argument("--devices", type=int, default=8, help="default: %(default)s")
@@ -214,7 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not flags.times:
         _write_kernels(path, flags.models.split(","), flags.devices, machine)
         return 0
-    data, clock = (json.loads(pathlib.Path(name).read_text(encoding="utf-8")) for name in (path, flags.times))
+    data = _read(flags.kernels, "kernels", "rows", "devices")
+    clock = _read(flags.times, "seconds", "gpu", "torch", "cuda")
     kernels = [Kernel.from_json(kernel) for kernel in data["kernels"]]
     if len(clock["seconds"]) > len(kernels):
         raise UsageError(f"{flags.times} has {len(clock['seconds'])} times, {flags.kernels} {len(kernels)} kernels; "

@@ -24,8 +24,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as nn
+
+try:
+    import torch
+    import torch.nn.functional as nn
+except ImportError:
+    sys.exit("error: PyTorch is not installed here; run this where it is, on a computer with a GPU")
 
 __all__ = ["main", "timed"]
 

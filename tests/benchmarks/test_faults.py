@@ -39,6 +39,8 @@ def test_a_benchmark_that_was_stopped_goes_on(monkeypatch, tmp_path, capsys):
     tried.clear()
     assert faults.main([f"--output={page}", "--tries=3", "--only=kill", "--again"]) == 1
     assert tried == ["kill -9", over.name]
+    assert faults.main([f"--output={page}", "--only=kil -9"]) == 2
+    assert "--only=kil -9" in capsys.readouterr().err
 
 
 def test_all_stages_and_both_ways_over_processes_are_struck(tmp_path):

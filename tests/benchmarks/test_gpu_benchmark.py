@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -79,6 +82,26 @@ def test_kernels_of_a_model_are_written_once_each_and_told_per_gpu(tmp_path, mon
     assert "## H" in page
     times.write_text(json.dumps(clock | {"seconds": [1e-6] * (len(kernels) + 1)}))
     assert gpu.main([f"--kernels={path}", f"--times={times}", f"--output={tmp_path}"]) == 2
+
+
+@pytest.mark.parametrize("content", [None, "no JSON", "[]", "{}"])
+def test_files_that_are_none_are_named_in_one_line(tmp_path, capsys, content):
+    path = tmp_path / "kernels.json"
+    if content is not None:
+        path.write_text(content)
+    assert gpu.main([f"--kernels={path}", f"--times={path}"]) == 2
+    line, = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert "--help" in line
+
+
+def test_the_clock_without_pytorch_says_so(repository, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    done = subprocess.run([sys.executable, repository / "benchmarks" / "gpu_clock.py", "kernels.json"],
+                          capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: PyTorch is not installed here; run this where it is, on a computer with a GPU"]
 
 
 @pytest.mark.parametrize("name", ["h100", "h200"])
