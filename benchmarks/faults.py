@@ -44,8 +44,6 @@ __all__ = ["document", "main"]
 _PAGE = ROOT / "docs" / "benchmarks" / "faults.md"
 _LIMIT = 300.0
 _DISK = "200k"
-_WRITING_SECONDS = 0.03
-"""About what writing a checkpoint takes here, after its folder was made."""
 
 
 class _Runs:
@@ -107,7 +105,7 @@ def _went_on(runs: _Runs, output: pathlib.Path) -> str:
 
 
 def _killed(runs: _Runs, tries: int, *, writing: bool) -> Found:
-    """Kills runs: at a moment within a second, or as soon as they write a checkpoint and a moment later."""
+    """Kills runs: at a moment within a second, or at one at which a checkpoint is half written."""
     generator, found = random.Random(0), collections.Counter[str]()
     halves = 0
     for number in range(tries):
@@ -115,9 +113,9 @@ def _killed(runs: _Runs, tries: int, *, writing: bool) -> Found:
         process = runs.start(output)
         _until(process, "step     2")
         if writing:
-            while not _half_written(output):
-                pass
-        time.sleep(generator.uniform(0, _WRITING_SECONDS if writing else 1))
+            _stop_while_it_writes(process, output, generator)
+        else:
+            time.sleep(generator.uniform(0, 1))
         process.kill()
         process.communicate()
         halves += _half_written(output)
@@ -126,8 +124,25 @@ def _killed(runs: _Runs, tries: int, *, writing: bool) -> Found:
     return Found(tries, survived, f"{told(found)}; in {halves} a checkpoint was being written")
 
 
+def _stop_while_it_writes(process: subprocess.Popen[str], output: pathlib.Path, generator: random.Random) -> None:
+    """Stops a run a random time after it has begun to write a checkpoint, of which no more is there than a part."""
+    seconds = 0.05
+    while process.poll() is None:
+        while not _half_written(output) and process.poll() is None:
+            pass
+        time.sleep(generator.uniform(0, seconds))
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        if _half_written(output):
+            return
+        process.send_signal(signal.SIGCONT)  # it was whole by then
+        seconds /= 2
+
+
 def _half_written(output: pathlib.Path) -> bool:
-    return any(name.startswith(".partial") for name in os.listdir(output / "checkpoint"))
+    """Whether there is a part of a checkpoint; one that is being removed was whole."""
+    return any(name.startswith(".partial-") and not name.startswith(".partial-step-")
+               for name in os.listdir(output / "checkpoint"))
 
 
 def _ended(runs: _Runs, number: signal.Signals, code: int) -> Iterator[Fault]:
