@@ -19,20 +19,18 @@ import json
 import math
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks import distribute, namespaces
 from benchmarks.cluster_page import Link, Row, document, plot
-from benchmarks.commands import told_in_one_line
+from benchmarks.commands import kept_when_interrupted, told_in_one_line
 from benchmarks.launching import ROOT, commit
 from pase_mtf import models
 from pase_mtf.files import write_atomically
@@ -317,11 +315,8 @@ def _measure_all(wanted: Sequence[tuple[str, int, str, str]], rows: Rows, flags:
     return failed
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 @told_in_one_line()
+@kept_when_interrupted
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what is missing, and writes; returns 1 where a row failed (the others are measured all the same)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -340,7 +335,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if why := namespaces.missing():
         print(f"skipped: {why}", file=sys.stderr)
         return 0
-    signal.signal(signal.SIGTERM, _interrupted)
     try:
         os.makedirs(flags.output, exist_ok=True)
         rows = Rows(os.path.join(flags.output, "cluster"))
@@ -356,9 +350,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: --devices={flags.devices}: give whole numbers separated by commas ({error})", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted: hosts and processes are gone, rows that were done are kept", file=sys.stderr)
-        return 130
     return int(failed > 0)
 
 

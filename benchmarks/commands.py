@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import ParamSpec
 
 from pase_mtf.errors import PaseError
 
-__all__ = ["told_in_one_line"]
+__all__ = ["kept_when_interrupted", "told_in_one_line"]
 
 _Arguments = ParamSpec("_Arguments")
 
@@ -30,3 +32,22 @@ def told_in_one_line(*others: type[Exception]) -> Callable[[Callable[_Arguments,
                 return error.exit_code if isinstance(error, PaseError) else 2
         return command
     return decorated
+
+
+def kept_when_interrupted(main: Callable[_Arguments, int]) -> Callable[_Arguments, int]:
+    """Decorates a command that keeps its rows as they come: Ctrl-C and SIGTERM end it in a line, with exit code 130,
+    once all that it has started is gone."""
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    @functools.wraps(main)
+    def command(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> int:
+        before = signal.signal(signal.SIGTERM, interrupted)
+        try:
+            return main(*arguments, **named)
+        except KeyboardInterrupt:
+            print("interrupted: hosts and processes are gone, rows that were done are kept", file=sys.stderr)
+            return 130
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return command

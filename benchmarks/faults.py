@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from benchmarks.commands import told_in_one_line
+from benchmarks.commands import kept_when_interrupted, told_in_one_line
 from benchmarks.fault_clusters import cluster_faults
 from benchmarks.fault_rows import Fault, Found, Row, Sizes, losses, told
 from benchmarks.fault_stages import stage_faults
@@ -277,6 +277,7 @@ def _write(page: pathlib.Path, where: str, rows: Sequence[Row]) -> None:
 
 
 @told_in_one_line()
+@kept_when_interrupted
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tries the faults that have no row yet, and writes the page after each; returns 1 where one was not survived."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.splitlines()[0])

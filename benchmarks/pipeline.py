@@ -17,17 +17,15 @@ import functools
 import json
 import os
 import pathlib
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from benchmarks import namespaces
 from benchmarks.cluster import Cluster, link_of
-from benchmarks.commands import told_in_one_line
+from benchmarks.commands import kept_when_interrupted, told_in_one_line
 from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
 from pase_mtf import models
@@ -319,11 +317,8 @@ def _text(case: tuple[str, str, dict[str, int]]) -> str:
     return preset + (" with " if changes else "") + ", ".join(f"{value} {name}" for name, value in changes.items())
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 @told_in_one_line(RuntimeError, ValueError)
+@kept_when_interrupted
 def main(arguments: Sequence[str] | None = None) -> int:
     """Predicts and measures what is missing, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -342,21 +337,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for machine in flags.machines.split(","):
         for devices in flags.devices.split(","):
             Machine.load(machine).check_devices(int(devices))
-    signal.signal(signal.SIGTERM, _interrupted)
     os.makedirs(flags.output, exist_ok=True)
     results = _Results(pathlib.Path(flags.output) / "pipeline.json")
-    try:
-        with tempfile.TemporaryDirectory(prefix="pase_mtf-pipeline-") as folder:
-            if "predicted" in flags.parts.split(","):
-                _predict_all(flags, results, folder)
-            if "measured" in flags.parts.split(","):
-                if why := namespaces.missing():
-                    print(f"nothing is measured: {why}", file=sys.stderr)
-                else:
-                    _measure_all(flags, results, folder)
-    except KeyboardInterrupt:
-        print("interrupted: hosts and processes are gone, rows that were done are kept", file=sys.stderr)
-        return 130
+    with tempfile.TemporaryDirectory(prefix="pase_mtf-pipeline-") as folder:
+        if "predicted" in flags.parts.split(","):
+            _predict_all(flags, results, folder)
+        if "measured" in flags.parts.split(","):
+            if why := namespaces.missing():
+                print(f"nothing is measured: {why}", file=sys.stderr)
+            else:
+                _measure_all(flags, results, folder)
     return 0
 
 

@@ -1,6 +1,9 @@
 """python -m benchmarks.faults: a row is kept as soon as it is there, and the struck processes are real ones."""
 
 import json
+import os
+import signal
+import time
 
 import pytest
 
@@ -41,6 +44,23 @@ def test_a_benchmark_that_was_stopped_goes_on(monkeypatch, tmp_path, capsys):
     assert tried == ["kill -9", over.name]
     assert faults.main([f"--output={page}", "--only=kil -9"]) == 2
     assert "--only=kil -9" in capsys.readouterr().err
+
+
+def test_sigterm_takes_down_what_was_started(monkeypatch, tmp_path, capsys):
+    gone = []
+
+    def tried():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            gone.append("hosts")
+    monkeypatch.setattr(faults, "_faults", lambda runs, tries: [Fault("kill -9", tried)])
+    before = signal.getsignal(signal.SIGTERM)
+    assert faults.main([f"--output={tmp_path / 'faults.md'}"]) == 130
+    assert gone == ["hosts"]
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert "rows that were done are kept" in capsys.readouterr().err
 
 
 def test_all_stages_and_both_ways_over_processes_are_struck(tmp_path):
