@@ -32,6 +32,8 @@ STAGES = {
 _LIMIT = 300.0
 _SHARE = 4
 """Kills in a stage are fewer by this factor than those in training: a run with everything at its default is longer."""
+_MISSES = 4
+"""Runs that may end before they are struck, for every one that is: trial steps depend on what was measured."""
 
 
 def stage_faults(folder: pathlib.Path, tries: int) -> Iterator[Fault]:
@@ -49,15 +51,18 @@ def stage_faults(folder: pathlib.Path, tries: int) -> Iterator[Fault]:
             def tried(stage: str = stage, number: signal.Signals = number, code: int = code,
                       count: int = count) -> Found:
                 found: collections.Counter[str] = collections.Counter()
+                missed = 0
                 generator = random.Random(f"{stage}{number}")
-                for _ in range(count):
-                    run = _Run(folder, stage)
-                    if stage not in lengths:
-                        lengths[stage] = run.length()
-                        run = _Run(folder, stage)
-                    found[run.struck(number, code, generator.uniform(0.0, lengths[stage]))] += 1
+                while found.total() < count and missed < _MISSES * count:
+                    if not lengths.get(stage):
+                        lengths[stage] = _Run(folder, stage).length()
+                    what = _Run(folder, stage).struck(number, code, generator.uniform(0.0, lengths[stage]))
+                    if what is None:
+                        missed += 1
+                    else:
+                        found[what] += 1
                 survived = sum(times for what, times in found.items() if what.startswith("exit code"))
-                return Found(count, survived, told(found))
+                return Found(found.total(), survived, told(found) or "no run came to it")
             name = "kill -9" if number == signal.SIGKILL else number.name
             yield Fault(f"{name} at a random moment of {stage}", tried)
 
@@ -66,7 +71,7 @@ class _Run:
     """A run with everything at its default but for its sizes, and a cache of its own that is empty at first."""
 
     def __init__(self, folder: pathlib.Path, stage: str):
-        self._stage, place = stage, folder / f"stage-{time.monotonic_ns()}"
+        self._stage, self._begun, place = stage, False, folder / f"stage-{time.monotonic_ns()}"
         self._output, self._cache, self._said = place / "run", place / "cache", place / "said"
         self._cache.mkdir(parents=True)
         (place / "tmp").mkdir()
@@ -89,6 +94,7 @@ class _Run:
             with process.stdout as lines:
                 for line in lines:
                     if line.startswith("stage "):
+                        self._begun = True
                         events[line.removeprefix(f"stage {self._stage}").strip()].set()
             for event in events.values():
                 event.set()
@@ -96,17 +102,18 @@ class _Run:
         return process, events
 
     def length(self) -> float:
-        """Seconds of the stage, in a run that is left alone."""
+        """Seconds of the stage, in a run that is left alone; 0 where it never came to it."""
         process, events = self._start()
         events["begins"].wait(_LIMIT)
         begin = time.monotonic()
         events["is over"].wait(_LIMIT)
         length = time.monotonic() - begin
         process.wait(_LIMIT)
-        return length
+        return length if self._begun else 0.0
 
-    def struck(self, number: signal.Signals, code: int, after: float) -> str:
-        """What became of it, and of the same command once more; begins with the exit code where that is right."""
+    def struck(self, number: signal.Signals, code: int, after: float) -> str | None:
+        """What became of it, and of the same command once more; begins with the exit code where that is right. None: it
+        has never come to the stage, or had ended before."""
         process, events = self._start()
         events["begins"].wait(_LIMIT)
         events["is over"].wait(after)
@@ -118,6 +125,8 @@ class _Run:
             process.wait()
             return f"still running after {_LIMIT:.0f} s"
         err = self._said.read_text(errors="replace")
+        if not self._begun or (number == signal.SIGKILL and process.returncode == 0):
+            return None
         # What is measured is written to the end.
         writes = self._stage == "the writing of summary and report"
         if process.returncode not in (code, 0 if writes and number != signal.SIGKILL else code) or "Traceback" in err:
