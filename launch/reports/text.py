@@ -79,8 +79,8 @@ def search_summary(strategy: Strategy, graph: ComputationGraph) -> str:
     if found.get("simpler") and "shortest_simulated_seconds" in found:
         proof = "data parallelism: as good, as far as simulated steps tell, and simpler"
     elif found.get("simpler"):
-        proof = (f"data parallelism, predicted {100 * found['gap']:.2g} % above the optimum: as good, as far as "
-                 "predictions tell, and simpler")
+        above = f"predicted {gap_text(found['gap'])}" if found["gap"] > 0 else "predicted to be optimal"
+        proof = f"data parallelism, {above}: as good, as far as predictions tell, and simpler"
     elif found.get("optimal"):
         proof = "optimal (proven)"
     elif found.get("gap") is not None:

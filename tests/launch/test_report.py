@@ -178,7 +178,8 @@ def test_a_report_holds_the_simulated_step():
 
 @pytest.mark.parametrize(("search", "said"), [
     ({"optimal": True, "gap": 0.0}, "optimal (proven)"), ({"optimal": False, "gap": 0.02}, "at most 2 % above"),
-    ({"optimal": False, "gap": 0.004, "simpler": "data_parallel"}, "data parallelism, predicted 0.4 % above"),
+    ({"optimal": False, "gap": 0.004, "simpler": "data_parallel"}, "data parallelism, predicted at most 0.4 % above"),
+    ({"optimal": True, "gap": 0.0, "simpler": "data_parallel"}, "data parallelism, predicted to be optimal: as good"),
     ({"optimal": False, "gap": 0.2, "simulated": 9, "simulated_seconds": 0.002, "simulated_rank": 3,
       "cheapest_simulated_seconds": 0.003}, "simulated 2.000 ms, the shortest of 9, by cost number 3"),
     ({"optimal": False, "gap": 0.2, "simulated": 9, "simulated_seconds": 0.002, "simpler": "data_parallel",
