@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,14 +29,13 @@ from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.reports.recomputation import Recomputation
+from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
 from pase_mtf.launch.strategies.finding import MAIN_SHARE, duplicates, find_strategies, possible_arms
+from pase_mtf.launch.strategies.fitting import fitting_program
 from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
-from pase_mtf.launch.strategies.pieces import fitting_microbatches
 from pase_mtf.launch.strategies.pipelining import check_trained, find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
-from pase_mtf.launch.strategies.recomputing import fitting_blocks
 from pase_mtf.launch.strategies.trying import choose_by_steps
 from pase_mtf.launch.training import History, train
 from pase_mtf.machine.machine import Machine
@@ -57,7 +57,7 @@ class _Prepared:
       prices: those of measured kernels, which count in their stead.
       arms: as they are asked for, as far as the graph allows them.
       facts: the header.
-      recomputation: what was chosen to be computed again; None: that was not left open.
+      fitting: what was chosen so that the memory suffices; None: nothing was left open.
     """
 
     plan: Plan
@@ -69,7 +69,7 @@ class _Prepared:
     prices: MeasuredPrices | None
     arms: tuple[ArmName, ...]
     facts: Mapping[str, str]
-    recomputation: Recomputation | None
+    fitting: Fitting | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     prices = prices_of(plan, graph, program)
     machine = machine or machine_of(plan, prices)
     before = plan.microbatches, plan.recomputed
-    plan, recomputation = _within_memory(plan, machine)
+    plan, fitting = _within_memory(plan, machine)
     files.write("config.json", plan.config_json())
     if (plan.microbatches, plan.recomputed) != before:
         graph, program = export_with_program(plan)
@@ -168,20 +168,20 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     arms = possible_arms(plan, graph)
     facts = describe_run(plan, data, machine, graph, arms)
     print_header(facts)
-    if recomputation:
-        print(recomputation.text())
+    if fitting:
+        print(fitting.text())
     return _Prepared(plan, data, files, joined.board if joined else None, machine, graph, prices, arms, facts,
-                     recomputation)
+                     fitting)
 
 
-def _within_memory(plan: Plan, machine: Machine) -> tuple[Plan, Recomputation | None]:
+def _within_memory(plan: Plan, machine: Machine) -> tuple[Plan, Fitting | None]:
     """The run with what the memory decides: in how many microbatches, and which blocks are computed again."""
-    if plan.options.microbatch_count is None:
-        plan = plan.in_microbatches(fitting_microbatches(plan, machine))
-    if plan.options.recomputed is not None:
+    if plan.options.microbatch_count is None and math.isinf(plan.options.bytes_per_device(machine)):
+        plan = plan.in_microbatches(1)  # more never make a step faster
+    if plan.options.microbatch_count is not None and plan.options.recomputed is not None:
         return plan, None
-    found = fitting_blocks(plan, machine)
-    return plan.recomputing(found.blocks), found
+    found = fitting_program(plan, machine)
+    return plan.in_microbatches(found.choice.microbatches).recomputing(found.choice.blocks), found
 
 
 def _trained(run: _Prepared, chosen: Mapping[str, Chosen]) -> Chosen:
@@ -245,7 +245,7 @@ def _report_search(run: _Prepared, found: _Found) -> None:
     if not isinstance(chosen, Pipeline):  # which is told where it is found
         print(chosen.table())
     rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                         found.left_out, found.layout, recomputation=run.recomputation)
+                         found.left_out, found.layout, fitting=run.fitting)
     if note := orders_note(rows):
         print(f"note: {note}")
 
@@ -298,7 +298,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
 def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> None:
     """Writes summary and report, and shows the table."""
     rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                         found.left_out, found.layout, built.same, built.arms, history, run.recomputation)
+                         found.left_out, found.layout, built.same, built.arms, history, run.fitting)
     print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
     if note := elsewhere_note(run.plan, run.machine):
         print(f"note: {note}")

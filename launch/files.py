@@ -22,9 +22,9 @@ from pase_mtf.launch.arms.memory import MEMORY_METHOD
 from pase_mtf.launch.checkpoints.checkpoint import forget_checkpoints_after, forget_half_written
 from pase_mtf.launch.console import summarize_error
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
-from pase_mtf.launch.reports.recomputation import Recomputation
 from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
@@ -178,7 +178,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
                   left_out: Mapping[str, str], layout: str,
                   same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None,
-                  recomputation: Recomputation | None = None) -> dict[str, ArmRow]:
+                  fitting: Fitting | None = None) -> dict[str, ArmRow]:
     """Writes summary.json and report.html.
 
     Args:
@@ -193,7 +193,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
       layout: the text of layout.txt.
       same_as: arm -> the arm with the same strategy that was trained in its stead.
       arms, history: what was trained; nothing with --search_only.
-      recomputation: what was chosen to be computed again; None: that was not left open.
+      fitting: what was chosen so that the memory suffices; None: nothing was left open.
 
     Returns:
       arm -> its numbers, in the order of the table.
@@ -212,14 +212,14 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         slowness=float(np.median(history.slowness)) if history.slowness else None, search=_search(strategies),
         nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
         memory_method=MEMORY_METHOD, facts=dict(facts),
-        recompute=recomputation.to_json() if recomputation else None)))
+        fitting=fitting.to_json() if fitting else None)))
     for arm in arms:
         if arm.measured_bytes is not None and history.records.get(arm.name):
             files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)
     searched = strategies.get("search", main if isinstance(main, Strategy) else None)
     notes = {"Search": search_summary(searched, graph)} if searched else {}
-    if recomputation:
-        notes["Recomputation"] = recomputation.text()
+    if fitting:
+        notes["Memory"] = fitting.text()
     if history.disagreement:
         notes = {"Losses disagree": history.disagreement, **notes}
     elif history.note:
@@ -244,7 +244,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         title=f"{plan.options.model} on {plan.devices.count} devices", facts={**facts, "status": status}, rows=rows,
         history=history, strategy_table=main.table(), layout=layout, notes=notes,
         frontier=_frontier(pictured) if pictured else (), memory_limit=plan.options.bytes_per_device(machine),
-        others=recomputation.frontiers() if recomputation and not history.interrupted else {},
+        others=fitting.frontiers() if fitting and not history.interrupted else {},
         headline=headline(rows, main, plan.elsewhere),
         parts={name: strategy.parts for name, strategy in strategies.items()},
         traced_parts={arm.name: arm.timeline.seconds_by_kind for arm in arms if arm.timeline},

@@ -426,7 +426,8 @@ def _flag_values() -> flags.FlagValues:
     text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
          "or none.")
     text("microbatches", "In how many pieces a batch is computed, one after the other, with one update: less memory, "
-         "the same losses. A number that divides the batch, or auto: as few as let the search keep to --memory_limit.")
+         "the same losses. A number that divides the batch, or auto: that with which the fastest strategy within "
+         "--memory_limit is fastest.")
     text("schedule", f"The order of a pipeline that is searched: {' or '.join(SCHEDULES)} (docs/pipelines.md).")
     text("recompute", "Which blocks of the model (layers of a transformer, ...) are computed once more in the backward "
          "pass, and not kept until then: none, all, names separated by commas, or auto: those with which the fastest "

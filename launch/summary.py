@@ -73,9 +73,10 @@ class Summary(TypedDict):
       nodes, build_seconds: arm -> TensorFlow nodes of its graph, and what it took to make it.
       memory_method: how `measured_bytes` was measured.
       facts: the header of the run, as people read it.
-      recompute: of --recompute=auto, the blocks that are computed again, out of how many, the predicted seconds, the
-        gap, and the sets that were looked at, with seconds and bytes of the fastest strategy of each; None: that was
-        not left open. Files of earlier versions lack it.
+      fitting: of --microbatches=auto and --recompute=auto, the number of microbatches, the blocks that are computed
+        again, out of how many (None: that was not open), the predicted seconds, the gap, and the programs that were
+        looked at, with seconds and bytes of the fastest strategy of each; None: nothing was left open. Files of
+        earlier versions lack it.
     """
 
     status: str
@@ -95,7 +96,7 @@ class Summary(TypedDict):
     build_seconds: dict[str, float]
     memory_method: str
     facts: dict[str, str]
-    recompute: NotRequired[dict[str, object] | None]
+    fitting: NotRequired[dict[str, object] | None]
 
 
 def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Chosen], same_as: Mapping[str, str],

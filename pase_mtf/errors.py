@@ -4,6 +4,7 @@ __all__ = ["ClusterError", "DataError", "FormatError", "InfeasibleError", "Misma
            "PaseError", "UsageError", "nearest", "shortened"]
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -30,6 +31,7 @@ class InfeasibleError(PaseError):
 
     Attributes:
       proven: whether there is none; where not, none was found.
+      lower_bound: what one would cost at least, as far as that is known.
     """
 
     exit_code = 3
@@ -37,7 +39,7 @@ class InfeasibleError(PaseError):
     def __init__(self, message: str, *, proven: bool = True) -> None:
         """Takes what is told."""
         super().__init__(message)
-        self.proven = proven
+        self.proven, self.lower_bound = proven, math.inf if proven else -math.inf
 
 
 class OutOfMemoryError(PaseError):

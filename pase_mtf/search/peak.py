@@ -47,7 +47,7 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
       The best that was found; `optimal` where it is proven that none that fits costs less.
 
     Raises:
-      InfeasibleError: nothing fits, or nothing that fits was found.
+      InfeasibleError: nothing fits, or nothing that fits was found: then with what it would cost at least.
     """
     budget = Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
 
@@ -59,15 +59,19 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
 
     # Mostly the cheapest of all fits, and then it is the cheapest that fits.
     solution, bound, tried = cheapest or search(), -math.inf, list[int]()
-    while True:
-        bound = max(bound, solution.lower_bound)
-        used, key = peak(solution.assignment)
-        if used <= memory_limit * (1 + _ROUNDING):
-            return _above(solution, bound)
-        if key in tried:
-            return _above(_tightened(network, solution, within, memory, peak, memory_limit, tried, budget), bound)
-        tried.append(key)
-        solution = within(key, memory_limit)
+    try:
+        while True:
+            bound = max(bound, solution.lower_bound)
+            used, key = peak(solution.assignment)
+            if used <= memory_limit * (1 + _ROUNDING):
+                return _above(solution, bound)
+            if key in tried:
+                return _above(_tightened(network, solution, within, memory, peak, memory_limit, tried, budget), bound)
+            tried.append(key)
+            solution = within(key, memory_limit)
+    except InfeasibleError as error:
+        error.lower_bound = max(error.lower_bound, bound)
+        raise
 
 
 def _above(solution: Solution, bound: float) -> Solution:

@@ -168,7 +168,8 @@ class StrategiesWithin:
         """
         self._network = build_network(graph, machine, devices)
         self._options = {"certificate": False, "time_limit": time_limit}
-        self.free = self._priced(solve_within(self._network, None, self._options))
+        self._cheapest = solve_within(self._network, None, self._options)
+        self.free = self._priced(self._cheapest)
 
     def within(self, limit: float) -> Priced:
         """The fastest that needs no more than so many bytes per device."""
@@ -178,9 +179,9 @@ class StrategiesWithin:
         if self._least_bytes() > limit:
             return nothing
         try:
-            found = self._priced(solve_within(self._network, limit, self._options))
-        except InfeasibleError:  # found in that time, or as far as limits at some moments go
-            return nothing._replace(least=self.free.least)
+            found = self._priced(solve_within(self._network, limit, self._options, self._cheapest))
+        except InfeasibleError as error:  # proven, or not found in that time or as far as limits at some moments go
+            return nothing._replace(least=max(error.lower_bound, self.free.least))
         return found._replace(least=max(found.least, self.free.least))
 
     def _priced(self, solution: Solution) -> Priced:

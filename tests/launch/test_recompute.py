@@ -46,7 +46,7 @@ def test_auto_computes_again_what_the_limit_asks_for_and_nothing_otherwise(launc
                                         output=f"auto{len(blocks)}")
         assert code == 0, err
         assert "computed again: " in out
-        found = read_summary(folder / "summary.json")["recompute"]
+        found = read_summary(folder / "summary.json")["fitting"]
         assert (found["blocks"], found["of"], found["gap"]) == (blocks, 1, 0.0)
         assert json.loads((folder / "config.json").read_text())["options"]["recompute"] == (",".join(blocks) or "none")
         assert _need(folder) <= math.ceil(limit)

@@ -48,6 +48,8 @@ def test_against_brute_force(seeds):
                 # What takes least of every sum may still be missed where no two sums agree.
                 assert least is None or not refusal.proven
                 assert refusal.proven == ("found nothing that needs less" not in str(refusal))
+                assert everything[0][0] * (1 - 1e-9) <= refusal.lower_bound
+                assert least is None or refusal.lower_bound <= least * (1 + 1e-9)
                 refused += 1
                 continue
             assert least is not None

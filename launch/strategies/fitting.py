@@ -1,0 +1,205 @@
+"""In how many microbatches a run computes its batch, and which blocks of its model twice: those with which its step is
+fastest within the memory limit.
+
+Every number of microbatches and every set of blocks is a program of its own, with strategies of its own. While memory
+is no matter, nothing of that makes a step cheaper: neither to compute more again, nor to cut every microbatch into
+several, for what splits a part of a microbatch splits the microbatch, and takes no longer there than for all parts.
+(Of numbers that do not divide each other that is not so: halves of twelve examples do not split over four devices,
+thirds do.) So what the cheapest strategy of a program takes without a limit bounds all programs that compute more
+again, in as many microbatches or in a multiple. They are looked at in the order of that bound, until it is no less than
+what was found.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from pase_mtf import models
+from pase_mtf.amounts import bytes_text
+from pase_mtf.errors import InfeasibleError
+from pase_mtf.launch.arms.program import exported
+from pase_mtf.launch.console import Stage
+from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.reports.fitting import Choice, Fitting
+from pase_mtf.launch.strategies.finding import strategy_by_hand
+from pase_mtf.machine.machine import Machine
+from pase_mtf.models.blocks import blocks_of, choices_of
+from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.strategy.within import Priced, StrategiesWithin
+
+__all__ = ["Counts", "cheapest_counts", "fitting_program"]
+
+Counts = tuple[int, ...]
+"""The number of microbatches, and how many blocks of every choice are computed again."""
+
+_ROUNDING = 1e-9
+"""Of sums of seconds, relative."""
+
+_SECONDS = 60.0
+"""After which no further program is looked at; a graph of thousands of operations takes seconds to export."""
+
+_SECONDS_OF_PROGRAM = 2.0, 5.0
+"""Of a search within the limit, where programs are many, and where they are few; what it has not proven by then is part
+of the gap."""
+
+
+def cheapest_counts(pieces: Sequence[int], most: Sequence[int], bound_of: Callable[[Counts], float],
+                    price: Callable[[Counts], Priced], time_limit: float = math.inf,
+                    ) -> tuple[dict[Counts, Priced], float]:
+    """Looks for the counts whose program is the fastest within a limit.
+
+    Args:
+      pieces: the numbers of microbatches that are offered, the fewest first.
+      most: the largest value of every other count; all begin at 0.
+      bound_of: the seconds that a step of counts takes without a limit, at least; larger counts must not have less, of
+        microbatches a multiple must not.
+      price: what it takes within it.
+      time_limit: seconds after which nothing more is priced; but for the ends of the other counts, until one fits.
+
+    Returns:
+      What was priced, and a lower bound of the seconds within the limit of all counts.
+    """
+    end, begin = time.monotonic() + time_limit, (0,) * len(most)
+    known: dict[Counts, Priced] = {}
+    exact: dict[Counts, float] = {}
+
+    def bound(counts: Counts) -> float:
+        """As far as it is known yet."""
+        return max((seconds for less, seconds in exact.items() if counts[0] % less[0] == 0 and all(
+            few <= many for few, many in zip(less[1:], counts[1:], strict=True))), default=0.0)
+
+    def worth(seconds: float) -> bool:
+        """Whether what takes so long, at least, may be faster than what was found, and there is time to look."""
+        best = min((priced.seconds for priced in known.values()), default=math.inf)
+        return math.isinf(best) or (seconds * (1 + _ROUNDING) < best and time.monotonic() < end)
+
+    for number in pieces:  # nothing and everything computed again: mostly one of them fits, if anything does
+        for counts in dict.fromkeys(((number, *begin), (number, *most))):
+            if number == pieces[0] or worth(bound(counts)):
+                exact[counts] = max(bound(counts), bound_of(counts))
+                if number == pieces[0] or worth(exact[counts]):
+                    known[counts] = price(counts)
+    left = {number: [(bound((number, *begin)), (number, *begin), 1)] for number in pieces}
+    for turn in itertools.count():
+        lowest = min((heap for heap in left.values() if heap), key=lambda heap: heap[0][0], default=[])
+        if not lowest or not worth(lowest[0][0]) or time.monotonic() >= end:
+            break
+        # By turns the lowest bound, for the proof, and as many microbatches as the best, where better ones may be near.
+        alike = left[min(known, key=lambda counts: known[counts].seconds)[0]]
+        heap = alike if turn % 2 and alike and worth(alike[0][0]) else lowest
+        seconds, counts, last = heapq.heappop(heap)
+        if counts not in exact and bound(counts) <= seconds:
+            exact[counts] = max(seconds, bound_of(counts))
+        if bound(counts) > seconds:
+            heapq.heappush(heap, (bound(counts), counts, last))
+            continue
+        if counts not in known:
+            known[counts] = price(counts)
+        for place in range(last, len(counts)):  # counts grow in their order: every set is reached on one way
+            if counts[place] < most[place - 1]:
+                heapq.heappush(heap, (seconds, (*counts[:place], counts[place] + 1, *counts[place + 1:]), place))
+    best = min(priced.seconds for priced in known.values())
+    least = min([*(max(seconds, bound(counts)) for heap in left.values() for seconds, counts, _ in heap),
+                 *(priced.least for priced in known.values())])
+    return known, best if least * (1 + _ROUNDING) >= best else least
+
+
+def fitting_program(plan: Plan, machine: Machine) -> Fitting:
+    """The number of microbatches and the blocks to compute again, of what the run leaves open: those with which the
+    strategy of --strategy is fastest within --memory_limit.
+
+    Args:
+      plan: of the run.
+      machine: the devices.
+
+    Raises:
+      InfeasibleError: with none of the programs that are offered a strategy keeps to the limit.
+    """
+    options, limit = plan.options, plan.options.bytes_per_device(machine)
+    pieces = (plan.microbatches,) if options.microbatch_count else _pieces(plan)
+    names = None if options.recomputed is not None else blocks_of(exported(plan.in_microbatches(1).recomputing(()))[1])
+    choices = choices_of(names or ())
+
+    def chosen(counts: Counts) -> Choice:
+        return Choice(counts[0], plan.recomputed if names is None else tuple(
+            name for choice, count in zip(choices, counts[1:], strict=True) for name in choice[:count]))
+
+    least, most = _SECONDS_OF_PROGRAM
+    offered = len(pieces) * math.prod(len(choice) + 1 for choice in choices)
+    programs = _Programs(plan, machine, limit, min(most, max(least, _SECONDS / offered)))
+    with Stage("memory"):
+        known, bound = cheapest_counts(pieces, list(map(len, choices)), lambda counts: programs.bound(chosen(counts)),
+                                       lambda counts: programs.price(chosen(counts)), _SECONDS)
+    tried = {chosen(counts): priced for counts, priced in known.items()}
+    best = min(tried, key=lambda choice: (tried[choice].seconds, choice.microbatches, len(choice.blocks)))
+    if math.isinf(tried[best].seconds):
+        raise InfeasibleError(_nothing_fits(limit, None if options.microbatch_count else pieces[-1], names))
+    return Fitting(best, options.microbatch_count is None, None if names is None else len(names), tried, bound,
+                   tried[best].seconds, limit)
+
+
+def _pieces(plan: Plan) -> tuple[int, ...]:
+    """The numbers of microbatches that a run may take."""
+    most = batch = plan.options.batch
+    if plan.options.arms[0].method == "data_parallel":  # every microbatch is to split over all devices
+        most = batch = batch // plan.devices.count
+    if models.get(plan.options.model).batch_statistics:
+        most = 1
+    return tuple(count for count in range(1, most + 1) if batch % count == 0)
+
+
+def _nothing_fits(limit: float, pieces: int | None, blocks: Sequence[str] | None) -> str:
+    """Why there is no program, and what to do.
+
+    Args:
+      limit: bytes per device.
+      pieces: the most microbatches that were offered; None: that was not open.
+      blocks: that might have been computed again; None: that was not open.
+    """
+    flags = ["--microbatches=auto"] * (pieces is not None) + ["--recompute=auto"] * (blocks is not None)
+    scope = [] if pieces is None else [f"in up to {pieces} microbatches"]
+    scope += [] if blocks is None else [f"whichever of {len(blocks)} blocks are computed again"]
+    other = "--microbatches=auto, a smaller --batch" if pieces is None else "a smaller --preset"
+    return (f"{' '.join(flags)}: no strategy keeps to {bytes_text(limit)} per device {', '.join(scope)}; take {other}, "
+            "more devices, or a larger --memory_limit")
+
+
+class _Programs:
+    """The programs of a run that differ in what is open, each exported and searched once."""
+
+    def __init__(self, plan: Plan, machine: Machine, limit: float, seconds: float) -> None:
+        """Takes the run, the devices, bytes per device, and for how long each program may be searched."""
+        self._plan, self._machine, self._limit, self._seconds = plan, machine, limit, seconds
+        self._known: dict[Choice, StrategiesWithin | Strategy | None] = {}
+
+    def bound(self, choice: Choice) -> float:
+        """Seconds of a step without a limit, at least."""
+        found = self._found(choice)
+        return math.inf if found is None else found.seconds if isinstance(found, Strategy) else found.free.least
+
+    def price(self, choice: Choice) -> Priced:
+        """What the strategies take within the limit."""
+        found = self._found(choice)
+        if isinstance(found, StrategiesWithin):
+            return found.within(self._limit)
+        if found is None or found.memory_bytes > self._limit:
+            return Priced(math.inf, math.inf, math.nan)
+        return Priced(found.seconds, found.seconds, found.memory_bytes)
+
+    def _found(self, choice: Choice) -> StrategiesWithin | Strategy | None:
+        """The strategy, where people have written it (None: not for such microbatches), or what is searched."""
+        if choice not in self._known:
+            plan = self._plan.in_microbatches(choice.microbatches).recomputing(choice.blocks)
+            graph, _ = exported(plan)
+            try:
+                self._known[choice] = strategy_by_hand(plan, graph, self._machine) or StrategiesWithin(
+                    graph, self._machine, plan.devices.count, self._seconds)
+            except InfeasibleError:
+                if choice.microbatches == 1:
+                    raise
+                self._known[choice] = None
+        return self._known[choice]

@@ -1,0 +1,139 @@
+"""In how many microbatches a batch is computed and which blocks again: the search over both, beside trying all."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from pase_mtf.launch.arms.program import exported
+from pase_mtf.launch.options import Options
+from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.reports.fitting import Choice
+from pase_mtf.launch.strategies.fitting import cheapest_counts, fitting_program
+from pase_mtf.models.blocks import blocks_of, choices_of, sets_of
+from pase_mtf.strategy.within import Priced, StrategiesWithin
+
+
+def _made_up(seed):
+    """Numbers of microbatches, counts, what a step of them takes (more of what is computed again takes longer, and so
+    do multiples of microbatches, though not more of them), and what a device holds."""
+    generator = random.Random(seed)
+    pieces = generator.choice([(1,), (1, 2, 4), (1, 2, 3, 4, 6, 12), (2,)])
+    most = tuple(generator.randint(1, 3) for _ in range(generator.randint(0, 4)))
+    costs = [[generator.random() for _ in range(count)] for count in most]
+    saved = [[generator.random() for _ in range(count)] for count in most]
+    of_prime = {2: generator.random(), 3: generator.random()}
+
+    def bound(counts):
+        number, cut = counts[0], 1.0
+        for prime, seconds in of_prime.items():
+            while number % prime == 0:
+                number, cut = number // prime, cut + seconds
+        return cut + sum(sum(row[:count]) for row, count in zip(costs, counts[1:], strict=True))
+
+    def needed(counts):
+        return 1.0 / counts[0] + sum(map(sum, saved)) - sum(
+            sum(row[:count]) for row, count in zip(saved, counts[1:], strict=True))
+
+    def price(counts, limit):
+        """A strategy that is a fifth slower needs nine tenths."""
+        if needed(counts) <= limit:
+            return Priced(bound(counts), bound(counts), needed(counts))
+        if 0.9 * needed(counts) <= limit:
+            return Priced(1.2 * bound(counts), 1.2 * bound(counts), 0.9 * needed(counts))
+        return Priced(math.inf, math.inf, math.nan)
+    return pieces, most, bound, price, needed((pieces[0], *(0,) * len(most)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_is_the_cheapest_of_all_and_proven(seed):
+    pieces, most, bound, price, whole = _made_up(seed)
+    limit, priced = random.Random(seed).uniform(0.05, 1.1) * whole, []
+
+    def once(counts):
+        priced.append(counts)
+        return price(counts, limit)
+    known, least = cheapest_counts(pieces, most, bound, once)
+    every = {counts: price(counts, limit).seconds for counts in itertools.product(
+        pieces, *(range(count + 1) for count in most))}
+    assert min(entry.seconds for entry in known.values()) == min(every.values()) == least
+    assert len(set(priced)) == len(priced) <= len(every)
+
+
+def test_thirds_may_be_faster_than_halves():
+    """What does not divide each other is no bound for each other."""
+    seconds = {1: 1.0, 2: 3.0, 3: 2.0, 6: 3.5}
+    known, least = cheapest_counts(tuple(seconds), (), lambda counts: seconds[counts[0]], lambda counts: Priced(
+        *[math.inf if counts == (1,) else seconds[counts[0]]] * 2, 1.0))
+    assert min(known, key=known.__getitem__) == (3,)
+    assert least == 2.0
+    assert (6,) not in known
+
+
+def test_what_fits_is_left_as_it_is():
+    pieces, most, bound, price, whole = _made_up(3)
+    known, least = cheapest_counts(pieces, most, bound, lambda counts: price(counts, whole))
+    begin = (pieces[0], *(0,) * len(most))
+    assert set(known) == {begin, (pieces[0], *most)}
+    assert least == known[begin].seconds
+
+
+def test_without_time_the_bound_is_one():
+    pieces, most, bound, price, whole = _made_up(5)
+    begin = (pieces[0], *(0,) * len(most))
+    known, least = cheapest_counts(pieces, most, bound, lambda counts: price(counts, 0.5 * whole), time_limit=0.0)
+    assert least == bound(begin) < min(entry.seconds for entry in known.values()) < math.inf
+    known, least = cheapest_counts((1, 2, 4), (2, 1), lambda counts: 1.0 * counts[0],
+                                   lambda counts: Priced(math.inf, 1.0 * counts[0], math.nan), time_limit=0.0)
+    assert set(known) == {(number, *counts) for number in (1, 2, 4) for counts in ((0, 0), (2, 1))}
+    assert least == 1.0
+
+
+def test_what_a_search_has_not_proven_is_part_of_the_gap():
+    known, least = cheapest_counts((1,), (1,), lambda counts: 1.0 + counts[1],
+                                   lambda counts: Priced(3.0, 2.5, 1.0) if counts == (1, 1) else
+                                   Priced(4.0, 1.5, 1.0))
+    assert (min(entry.seconds for entry in known.values()), least) == (3.0, 1.5)
+
+
+def _plan(model, mesh, batch, **options):
+    return resolve(Options(model=model, mesh=mesh, batch=batch, preset="tiny", devices="cpu", machine="1080ti",
+                           **options))
+
+
+def _searched(plan):
+    """The strategies of all programs of a run, each searched by itself."""
+    offered = sets_of(choices_of(blocks_of(exported(plan)[1]))) if plan.options.recomputed is None else [()]
+    return {Choice(number, blocks): StrategiesWithin(
+        exported(plan.in_microbatches(number).recomputing(blocks))[0], plan.machine, plan.devices.count, 5.0)
+        for number in range(1, plan.options.batch + 1) if plan.options.batch % number == 0 for blocks in offered}
+
+
+def test_programs_of_a_model_beside_all_of_them():
+    """On one device there is one strategy each, and every limit has a fastest program that is known."""
+    plan = _plan("rnnlm", "1", 1536, microbatches="auto", recompute="auto")
+    every = _searched(plan)
+    assert {choice.blocks for choice in every} == {(), ("lstm",)}
+    need = {choice: found.free.nbytes for choice, found in every.items()}
+    fewest = 0
+    for limit in (max(need.values()), (need[1, ()] + need[1, ("lstm",)]) / 2, need[2, ()], need[4, ("lstm",)]):
+        fits = {choice: found.free.seconds for choice, found in every.items() if need[choice] <= limit}
+        found = fitting_program(_plan("rnnlm", "1", 1536, microbatches="auto", recompute="auto",
+                                      memory_limit=str(math.ceil(limit))), plan.machine)
+        assert found.choice == min(fits, key=fits.__getitem__)
+        assert (found.seconds, found.gap) == (fits[found.choice], 0.0)
+        assert "proven to be the fastest" in found.text()
+        if min(fits).microbatches < found.choice.microbatches:
+            fewest += 1
+            assert f"in {min(fits).microbatches}: {1e3 * fits[min(fits)]:.2f} ms" in found.text()
+    assert fewest == 2  # what fits in fewer microbatches computes a block again, which takes longer
+
+
+@pytest.mark.parametrize(("model", "mesh", "batch", "recompute"), [
+    ("rnnlm", "4", 12, "auto"), ("alexnet", "12", 24, "none")])
+def test_more_is_never_faster_without_a_limit(model, mesh, batch, recompute):
+    every = _searched(_plan(model, mesh, batch, recompute=recompute))
+    for less, more in itertools.permutations(every, 2):
+        if more.microbatches % less.microbatches == 0 and set(less.blocks) <= set(more.blocks):
+            assert every[less].free.seconds < every[more].free.seconds
