@@ -137,7 +137,8 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
     tried = {chosen(counts): priced for counts, priced in known.items()}
     best = min(tried, key=lambda choice: (tried[choice].seconds, choice.microbatches, len(choice.blocks)))
     if math.isinf(tried[best].seconds):
-        raise InfeasibleError(_nothing_fits(limit, None if options.microbatch_count else pieces[-1], names))
+        raise InfeasibleError(_nothing_fits(limit, None if options.microbatch_count else pieces[-1], names,
+                                            math.isinf(bound)))
     return Fitting(best, options.microbatch_count is None, None if names is None else len(names), tried, bound,
                    tried[best].seconds, limit)
 
@@ -152,20 +153,22 @@ def _pieces(plan: Plan) -> tuple[int, ...]:
     return tuple(count for count in range(1, most + 1) if batch % count == 0)
 
 
-def _nothing_fits(limit: float, pieces: int | None, blocks: Sequence[str] | None) -> str:
+def _nothing_fits(limit: float, pieces: int | None, blocks: Sequence[str] | None, proven: bool) -> str:
     """Why there is no program, and what to do.
 
     Args:
       limit: bytes per device.
       pieces: the most microbatches that were offered; None: that was not open.
       blocks: that might have been computed again; None: that was not open.
+      proven: whether it is; else none was found in the time that there is.
     """
     flags = ["--microbatches=auto"] * (pieces is not None) + ["--recompute=auto"] * (blocks is not None)
     scope = [] if pieces is None else [f"in up to {pieces} microbatches"]
     scope += [] if blocks is None else [f"whichever of {len(blocks)} blocks are computed again"]
     other = "--microbatches=auto, a smaller --batch" if pieces is None else "a smaller --preset"
-    return (f"{' '.join(flags)}: no strategy keeps to {bytes_text(limit)} per device {', '.join(scope)}; take {other}, "
-            "more devices, or a larger --memory_limit")
+    found = "no strategy keeps" if proven else "no strategy was found that keeps"
+    return (f"{' '.join(flags)}: {found} to {bytes_text(limit)} per device {', '.join(scope)}; take {other}, more "
+            "devices, or a larger --memory_limit")
 
 
 class _Programs:
