@@ -26,7 +26,7 @@ from pase_mtf.search.elimination import Plan, eliminate
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.neighbourhood import improve
 from pase_mtf.search.packed import Packed, Potentials, Reduction, lift, quantum, reduce, simple_bound
-from pase_mtf.search.part import Part, entries_left, plan_at_once
+from pase_mtf.search.part import LITTLE, SETTLED, Part, entries_left, plan_at_once
 from pase_mtf.search.pass_state import PassState, promising, prune
 from pase_mtf.search.pulls import EXACTLY, Steps
 from pase_mtf.search.registry import Progress, relative_gap
@@ -46,6 +46,11 @@ _WAITING = 0.25
 _KEPT = 0.125
 # Configurations per vertex that are looked at for a good assignment, by reduced cost.
 _PROMISING = 12
+# Passes at most until potentials settle among few configurations, and between two looks at what they bring.
+_SETTLING = 20
+_BETWEEN_LOOKS = 4
+# Bytes per potential of a network that taking over potentials from a part of it needs.
+_LIFTED = 40
 _SWEEPS = 20
 # Sweeps of local improvement for what a pass chooses, where nothing better comes after it.
 _POLISHING = 2
@@ -249,6 +254,8 @@ class Minimiser:
                     if int(domains.sum()) == len(part.p.unary) or not part.reduce(self._budget, room):
                         part.steps = EXACTLY
                     part.stalled = 0
+                if self._thorough and part.worth_settling(self.cost, domains):
+                    self._settle(part, room)
                 passes = max(1, min(4, int(5e7 / max(part.work, 1))))
         except InfeasibleError:
             if top and self.best is None and self.cost == np.inf:
@@ -297,6 +304,30 @@ class Minimiser:
             return
         before = self.cost
         part.looked(self._look_for_better(part.p, part.state))
+        if self.cost < before:
+            self._prune(part, part.rounding(before - part.bound))
+
+    def _settle(self, part: Part, room: float) -> None:
+        """Where passes over a large part bring little: passes among the configurations of least reduced cost, now or
+        earlier, as long as these bring much; the part goes on from there. A pass over so few takes next to nothing, and
+        once the bound has come up to the cost among them, only others that stand in its way are still to be found."""
+        p, state, before, bound = part.p, part.state, self.cost, -np.inf
+        part.few = promising(p, state, SETTLED) | part.few
+        few, free = part.few.copy(), room - part.taken - _LIFTED * p.potentials
+        try:
+            reduction = reduce(p, few, state.potentials, budget=Budget(self._budget.deadline, free))
+        except (InfeasibleError, MemoryError):  # see _look_for_better
+            return
+        settling = PassState.start(reduction.network, reduction.messages)
+        for _ in range(0, _SETTLING, _BETWEEN_LOOKS):
+            found = message_passes(reduction.network, EXACTLY, settling, self.cost, 0.0, self._target(), _BETWEEN_LOOKS,
+                                   self._budget.seconds)
+            self._consider(reduction.network, settling.best, found.cost)
+            if found.bound - bound < LITTLE * (self.cost - found.bound) or self._budget.over:
+                break
+            bound = found.bound
+        state.go_on_from(p, lift(p, few, state.potentials, reduction._replace(messages=settling.potentials)))
+        part.settled = True
         if self.cost < before:
             self._prune(part, part.rounding(before - part.bound))
 

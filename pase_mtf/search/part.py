@@ -14,7 +14,7 @@ from pase_mtf.search.pass_state import PassState, active_domains
 from pase_mtf.search.pulls import EXACTLY, Steps, grain, in_steps, step_of
 from pase_mtf.search.repeats import share_all, vertex_kinds
 
-__all__ = ["Part", "entries_left", "plan_at_once"]
+__all__ = ["LITTLE", "SETTLED", "Part", "entries_left", "plan_at_once"]
 
 # Sums of an elimination that is quicker than any pass.
 _AT_ONCE = 1 << 16
@@ -29,6 +29,15 @@ _MOST_ENTRIES = 1 << 25
 _BYTES_PER_ENTRY = 24
 # What elimination manages on a slow core, with many tables to be added up.
 _OPERATIONS_PER_SECOND = 5e7
+LITTLE = 0.05
+"""Passes that bring the bound nearer to the cost by less than this share of what is left bring little."""
+# And by less of it than this, so little that few configurations are looked at first: so many per vertex, each time,
+_SLOW = 0.5
+SETTLED = 24
+# where so many times as many are active: twenty passes over so few take less than one over these,
+_MANY = 8
+# and the gap is not what steps may round off: so many of them per edge.
+_ROUNDED = 2
 # Entries of all edges from where on a network is large: it pays to look for a good assignment before more passes.
 _LARGE = 1 << 21
 # How often passes read an entry of a matrix on average from where on it pays to count them all in steps first.
@@ -56,6 +65,9 @@ class Part:
       descended: how often it was when a search depth first was given up.
       waiting: passes until it is searched among promising configurations once more.
       patience: how many it waited for that the last time.
+      slow: whether the last passes left most of the gap.
+      settled: whether they went on from potentials that had settled among few configurations.
+      few: bool [configurations], all those among which potentials have settled so far (one False: they have not).
     """
 
     p: Packed
@@ -72,6 +84,9 @@ class Part:
     descended: int = 0
     waiting: int = 0
     patience: int = 0
+    slow: bool = False
+    settled: bool = False
+    few: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, bool))
 
     @classmethod
     def of(cls, p: Packed, messages: Potentials, bound: float, room: float, taken: int, steps: Steps | None = None
@@ -111,9 +126,20 @@ class Part:
         return self.work >= _LARGE or self.steps is not EXACTLY
 
     def notice_progress(self, cost: float) -> None:
-        """Counts how often in a row the bound has hardly come nearer to this cost."""
-        self.stalled = self.stalled + 1 if self.bound - self.previous < 0.05 * (cost - self.bound) else 0
+        """Counts how often in a row the bound has hardly come nearer to this cost, but where potentials had settled
+        among too few configurations: the next passes make them fit all."""
+        gain, gap = self.bound - self.previous, cost - self.bound
+        little = gain < LITTLE * gap
+        unsettled = little and self.settled
+        self.stalled = self.stalled + (not unsettled) if little else 0
+        self.slow, self.settled = gain < _SLOW * gap and not unsettled, False
         self.previous = self.bound
+
+    def worth_settling(self, cost: float, domains: np.ndarray) -> bool:
+        """Whether potentials should settle among few configurations before the next pass over all those active."""
+        rounded = _ROUNDED * self.steps.step * len(self.p.matrix) if self.steps is not EXACTLY else 0.0
+        return (self.large and self.slow and cost - self.bound > rounded
+                and int(domains.sum()) >= _MANY * SETTLED * self.p.vertices)
 
     def worth_reducing(self, domains: np.ndarray, affordable: bool) -> bool:
         """Whether to go on with the active configurations alone, where elimination comes next or not."""
@@ -133,6 +159,7 @@ class Part:
                 self.steps = _counted(self.p, room - self.taken)
             return False
         self.state = PassState.start(p, messages, self.state.costs(self.p)[active], self.state.bounds)
+        self.few = self.few[active] if len(self.few) > 1 else self.few
         self.p, self.taken = p, p.bytes
         self.folded, self.work = True, _work(self.p)
         self.steps = _counted(self.p, room - self.taken)

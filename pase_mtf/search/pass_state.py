@@ -76,6 +76,13 @@ class PassState(NamedTuple):
         """The messages as potentials; not copied."""
         return Potentials(self.messages, self.messages_at)
 
+    def go_on_from(self, p: Packed, messages: Potentials) -> None:
+        """Goes on with other potentials, as `laid_out` leaves them; of the bound nothing is known then."""
+        half = (1 - self.halves[0]) * p.potentials
+        self.messages[half:half + p.potentials] = messages.values
+        self.messages_at[:] = half + p.potentials_at
+        self.minimum[:] = np.nan
+
     def flags(self, p: Packed) -> np.ndarray:
         """bool [configurations]: those that are active."""
         return _laid_out(p.first, self.active, self.active_at)
