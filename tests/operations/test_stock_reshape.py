@@ -60,7 +60,7 @@ def really(old, new, axis_of, sizes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_simulation_tells_right_from_wrong(seed):
     with tf.Graph().as_default():
         all_cases = [case for case in cases(seed, 150)]

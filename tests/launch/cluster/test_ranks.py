@@ -63,7 +63,7 @@ def clusters():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "recompute"), [
-    *((model, "none") for model in SIZES), ("transformer", "all"), ("rnnlm", "all")])
+    *((model, "all" if model in ("transformer", "rnnlm") else "none") for model in SIZES)])
 def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model, recompute):
     """In the model's own float32: sums as small as these are made in the order of the devices, wherever they are."""
     sizes = tmp_path / f"{model}.json"
@@ -113,7 +113,7 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model, recompute
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "schedule"), [("transformer", "1f1b"), ("transformer", "gpipe"), ("gnmt", "1f1b")])
+@pytest.mark.parametrize(("model", "schedule"), [("transformer", "gpipe"), ("gnmt", "1f1b")])
 def test_losses_of_pipelines(clusters, tmp_path, monkeypatch, model, schedule):
     """Stages on devices of several processes, and processes with devices of several stages."""
     sizes = tmp_path / f"{model}.json"
