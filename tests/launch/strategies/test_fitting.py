@@ -110,6 +110,7 @@ def _searched(plan):
         for number in range(1, plan.options.batch + 1) if plan.options.batch % number == 0 for blocks in offered}
 
 
+@pytest.mark.slow
 def test_programs_of_a_model_beside_all_of_them():
     """On one device there is one strategy each, and every limit has a fastest program that is known."""
     plan = _plan("rnnlm", "1", 1536, microbatches="auto", recompute="auto")
