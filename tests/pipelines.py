@@ -26,8 +26,7 @@ def by_units(devices: int = 4) -> LoweringRule:
 RULES: dict[str, LoweringRule] = {
     "exact": under_strategy("exact"), "random": under_strategy("random0"), "pipeline": by_batch(),
     "pipeline, units": by_units(), "expert": under_strategy("expert"),
-    "exact, 8 devices": under_strategy("exact", 8), "expert, 8 devices": under_strategy("expert", 8),
-    "data parallel, 8 devices": under_strategy("data_parallel", 8), "random, 8 devices": under_strategy("random1", 8),
+    "exact, 8 devices": under_strategy("exact", 8), "random, 8 devices": under_strategy("random1", 8),
     "pipeline, 8 devices": by_batch(8), "pipeline, units, 8 devices": by_units(8)}
 """Name -> how the tests of a recurrent model lower it."""
 

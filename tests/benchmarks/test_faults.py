@@ -75,7 +75,7 @@ def test_all_stages_and_both_ways_over_processes_are_struck(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["SIGTERM at a random moment of trial steps",
+@pytest.mark.parametrize("what", ["SIGTERM at a random moment of calibration",
                                   "3 hosts, --clients=ranks: the host of rank 0 is cut off, in training"])
 def test_a_row(tmp_path, what):
     if "hosts" in what and namespaces.missing():

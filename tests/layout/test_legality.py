@@ -32,7 +32,7 @@ def same(one, other, tolerance):
                for x, y in zip(one, other, strict=True))
 
 
-def layouts(legality, sizes, most=60):
+def layouts(legality, sizes, most=30):
     """Every dim on every axis, every pair of dims that are legal by themselves, and some of the larger legal ones."""
     names = [name for name in legality.sizes if not name.startswith("_")]
     axes = range(len(sizes))

@@ -21,7 +21,8 @@ def test_they_train_as_one_device_does(name):
         layers = export_graph(program.graph).layers
         assert any(layer.kind == "loop" for layer in layers)
         assert max(operation.trips for layer in layers for operation in layer.operations) > 1
-        layout = find_layout(program.graph, harness.DEVICES, [program.loss], harness.MACHINE, alternatives=1)
+        layout = find_layout(program.graph, harness.DEVICES, [program.loss], harness.MACHINE,
+                             alternatives=int(name == "microbatches"))
         per_layer = find_strategy(export_graph(program.graph), harness.DEVICES, harness.MACHINE, simulate=0)
     assert layout.layout_rules
     told, times = map(float, re.search(

@@ -22,7 +22,6 @@ from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import evaluate_strategy
 
-ALL = [*((model, "sgd") for model in SIZES), ("transformer", "adam"), ("transformer", "adafactor")]
 DEVICES = 4
 
 
@@ -100,7 +99,9 @@ def test_a_wrong_strategy_is_caught_in_every_model(tmp_path, monkeypatch, model,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "optimizer"), ALL)
+@pytest.mark.parametrize(("model", "optimizer"), [
+    *((model, "sgd") for model in ("alexnet", "inception_v3", "rnnlm")), ("transformer", "adam"),
+    ("transformer", "adafactor")])
 def test_a_right_strategy_is_right_in_float64(tmp_path, model, optimizer):
     case = _Case(model, tmp_path, f"--optimizer={optimizer}")
     found = settle(case.plan, case.strategies, ["search", "data_parallel", "stock_data_parallel"],
