@@ -28,8 +28,8 @@ from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.microbatches import import_features, loss_and_gradients
 from pase_mtf.models.presets import ModelConfig
 
-__all__ = ["Program", "build_program", "export_with_program", "exported", "flags_of", "optimizer_of", "program_of",
-           "variables_by_name"]
+__all__ = ["Program", "build_program", "export_with_program", "exported", "flags_of", "mesh_graph", "optimizer_of",
+           "program_of", "variables_by_name"]
 
 _MOST_PROGRAMS = 64
 """That are built to find out which one a file is of."""
@@ -147,14 +147,14 @@ def export_with_program(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
 
 def exported(plan: Plan) -> tuple[ComputationGraph, mtf.Graph]:
     """`export_with_program` of a run that does not begin with it: nothing is told, and no checkpoint looked at."""
-    options, program = plan.options, _looked_at(plan)
+    options, program = plan.options, mesh_graph(plan)
     return export_graph(program, name=f"{options.model}-{options.preset}",
                         meta={"batch": options.batch, "optimizer": options.optimizer, "preset": options.preset},
                         sharded_updates=options.sharded_updates), program
 
 
-def _looked_at(plan: Plan) -> mtf.Graph:
-    """The program of a run, for the export alone."""
+def mesh_graph(plan: Plan) -> mtf.Graph:
+    """The Mesh-TensorFlow graph of a run, made to be looked at or exported, not to be lowered."""
     with tf.Graph().as_default(), variables_by_name():
         return program_of(plan).graph
 
@@ -164,7 +164,7 @@ def flags_of(graph_hash: str, plan: Plan) -> str:
     number of microbatches, of blocks that are computed again, of sharded updates. Empty where none of these helps."""
     for flag, other in itertools.chain([("", plan)], _in_other_types(plan), _in_other_pieces(plan),
                                        _in_other_blocks(plan)):
-        program = _looked_at(other)
+        program = mesh_graph(other)
         for sharded in (False, True):
             if export_graph(program, sharded_updates=sharded).hash == graph_hash:
                 beside = "" if sharded == plan.options.sharded_updates else f"--{'no' * (not sharded)}sharded_updates"
@@ -190,7 +190,7 @@ def _in_other_pieces(plan: Plan) -> Iterator[tuple[str, Plan]]:
 def _in_other_blocks(plan: Plan) -> Iterator[tuple[str, Plan]]:
     """The run with every other set of blocks computed again that a search is offered, if these are not too many, or
     none, all, and those of the run that it resumes; and the flag that asks for it."""
-    blocks = blocks_of(_looked_at(plan))
+    blocks = blocks_of(mesh_graph(plan))
     known: list[tuple[str, ...]] = [(), (ALL,)]
     if plan.checkpoint and plan.options.resume:
         earlier = load_run_config(plan.options.resume)["options"].get("recompute", "none")
@@ -208,5 +208,5 @@ def _is_of(graph_hash: str, plan: Plan, program: mtf.Graph, graph: ComputationGr
     if graph_hash in (graph.hash, export_as(program, graph_hash).hash):
         return True
     in_pieces = [plan, *(other for _, other in _in_other_pieces(plan))]
-    return any(export_as(_looked_at(other), graph_hash).hash == graph_hash for other in itertools.chain(
+    return any(export_as(mesh_graph(other), graph_hash).hash == graph_hash for other in itertools.chain(
         in_pieces[1:], (again for one in in_pieces for _, again in _in_other_blocks(one))))

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pase_mtf import models
 from pase_mtf.amounts import bytes_text
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.launch.arms.program import exported
+from pase_mtf.launch.arms.program import exported, mesh_graph
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Choice, Fitting
@@ -121,7 +121,7 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
     """
     options, limit = plan.options, plan.options.bytes_per_device(machine)
     pieces = (plan.microbatches,) if options.microbatch_count else _pieces(plan)
-    names = None if options.recomputed is not None else blocks_of(exported(plan.in_microbatches(1).recomputing(()))[1])
+    names = None if options.recomputed is not None else blocks_of(mesh_graph(plan.in_microbatches(1).recomputing(())))
     choices = choices_of(names or ())
 
     def chosen(counts: Counts) -> Choice:
