@@ -52,6 +52,8 @@ _BETWEEN_LOOKS = 4
 # Bytes per potential of a network that taking over potentials from a part of it needs.
 _LIFTED = 40
 _SWEEPS = 20
+# Configurations that take more than this share of the gap by themselves are not tried in them.
+_SHARE = 0.5
 # Sweeps of local improvement for what a pass chooses, where nothing better comes after it.
 _POLISHING = 2
 
@@ -271,9 +273,9 @@ class Minimiser:
         if active is None:
             part = Part.of(self.root, self._root_messages, bound, self._room * (1 - _WAITING), 0)
             self._root_messages = part.state.potentials  # as they will be when it is left
-            if self.root is self._packed and 0 < part.steps.counts.nbytes < _KEPT * self._room:
+            if self.root is self._packed and 0 < part.steps.bytes < _KEPT * self._room:
                 self.steps = part.steps
-                self._room -= part.steps.counts.nbytes
+                self._room -= part.steps.bytes
             return part
         room = self._room * (1 - _WAITING)
         p, messages, *_ = reduce(self.root, active, self._root_messages, budget=Budget(self._budget.deadline, room))
@@ -303,7 +305,7 @@ class Minimiser:
                 part.elimination(domains), domains, room, self._budget.seconds):
             return
         before = self.cost
-        part.looked(self._look_for_better(part.p, part.state))
+        part.looked(self._look_for_better(part.p, part.state, part.bound))
         if self.cost < before:
             self._prune(part, part.rounding(before - part.bound))
 
@@ -337,9 +339,10 @@ class Minimiser:
             self.potentials = lift(self._packed, self._active, Potentials.none(self._packed),
                                    self._reduction._replace(messages=part.state.potentials))
 
-    def _look_for_better(self, p: Packed, state: PassState) -> bool:
+    def _look_for_better(self, p: Packed, state: PassState, bound: float) -> bool:
         """Searches among the configurations of least reduced cost: a good assignment early saves passes over all of
-        them. Whether others improve on what is found there, so that it pays to look again soon."""
+        them. Whether others improve on what is found there, so that it pays to look again soon. No assignment costs
+        less than `bound`."""
         few, budget = promising(p, state, _PROMISING), Budget(self._budget.deadline, self._room * (1 - _WAITING))
         try:
             part, messages, *_ = reduce(p, few, state.potentials, budget=budget)
@@ -355,7 +358,7 @@ class Minimiser:
         if search.best is None:
             return False
         choice = np.flatnonzero(few)[part.first[:-1] + search.best] - p.first[:-1]
-        cost = improve(p, choice, _SWEEPS)
+        cost = improve(p, choice, _SWEEPS, state.costs(p) <= _SHARE * (search.cost - bound))
         self._consider(p, choice, cost)
         return cost < search.cost - self._target()
 
@@ -384,7 +387,8 @@ class Minimiser:
         self.statistics["descents"] += 1
         found = descend(part.p, self.cost, self._target(), most, self._budget.seconds)
         if len(found.choice):
-            self._consider(part.p, found.choice, improve(part.p, found.choice, _SWEEPS))
+            everything = np.ones(len(part.p.unary), np.bool_)
+            self._consider(part.p, found.choice, improve(part.p, found.choice, _SWEEPS, everything))
         if not found.complete:
             self._most_read *= 4
         return found.complete

@@ -56,7 +56,7 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget, steps: St
     found: list[Certificate | _Split] = []
     parts: list[tuple[int, int]] = []
     todo = [(np.ones(len(packed.unary), bool), Potentials.none(packed), -1)]
-    room = budget.memory - packed.bytes - (steps.counts.nbytes if steps else 0)
+    room = budget.memory - packed.bytes - (steps.bytes if steps else 0)
     while todo:
         active, messages, above = todo.pop()
         try:

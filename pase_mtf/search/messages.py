@@ -115,7 +115,7 @@ class _Scratch(NamedTuple):
       lifts, sums: uint16, likewise.
       used: bool, likewise.
       listed: int64, likewise.
-      costs, theta, score: float64 [most configurations of a vertex].
+      theta, score: float64 [most configurations of a vertex].
       some: int64, likewise.
       flags: bool, likewise.
       choice: int64 [vertices], the configurations that the pass chooses.
@@ -128,7 +128,6 @@ class _Scratch(NamedTuple):
     sums: np.ndarray
     used: np.ndarray
     listed: np.ndarray
-    costs: np.ndarray
     theta: np.ndarray
     score: np.ndarray
     some: np.ndarray
@@ -151,7 +150,7 @@ def _scratch(p: Packed) -> _Scratch:  # pragma: no cover (compiled)
         choice[v] = np.argmin(p.unary[p.first[v]:p.first[v + 1]])
     return _Scratch(np.empty(widest), np.empty(widest, np.uint16), np.empty(widest, np.uint16),
                     np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.empty(most), np.empty(most),
-                    np.empty(most), np.empty(most, np.int64), np.empty(most, np.bool_), choice,
+                    np.empty(most, np.int64), np.empty(most, np.bool_), choice,
                     np.zeros(widest, np.bool_), np.empty(widest, np.int64), np.zeros(1, np.int64))
 
 
@@ -208,12 +207,12 @@ def _receive(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
     else:
         count = _active_classes(_flags(p, state, p.ends[1 - side, e]), p.classes[p.classes_at[1 - side, e]:],
                                 scratch.used, scratch.listed[:len(given)])
-        scratch.pulled[0] += count * len(wanted)
         if len(wanted) == len(taken):
             for c in range(len(wanted)):
                 wanted[c] = c
-        pull_steps(steps, begin, given, scratch.listed[:count], taken, wanted, side == 0, scratch.lifts[:len(given)],
-                   scratch.sums[:len(taken)])
+        scratch.pulled[0] += pull_steps(
+            steps, begin, steps.kind[e], given, scratch.listed[:count], taken, wanted, side == 0,
+            scratch.lifts[:len(given)], scratch.sums[:len(taken)])
     if len(seen.kinds):
         share_messages(p, state, seen, e, side)
 
@@ -225,12 +224,9 @@ def _collect(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen:
     """Receives from the edges behind a vertex, and adds up what some of its configurations cost: with the potentials of
     all its edges (theta); to decode, with the choices made behind it and the potentials of the edges ahead (score)."""
     if decode:
-        costs = scratch.costs[:p.first[v + 1] - p.first[v]]
-        for k in range(len(costs)):
-            costs[k] = p.unary[p.first[v] + k]
-        lines(p, v, behind, scratch.choice, costs)
         for k in range(len(some)):
-            score[k] = costs[some[k]]
+            score[k] = p.unary[p.first[v] + some[k]]
+        lines(p, v, behind, scratch.choice, some, score)
     for side in range(2):
         for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
             e = p.adjacent[side, position]
@@ -387,6 +383,7 @@ def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, 
     scratch = _scratch(p)
     # What is chosen for the sake of what was chosen before depends on more than what is compared.
     seen = nothing_seen(p, state.kinds if sweeps == 0 else state.kinds[:0])
+    everything = np.ones(len(p.unary) if sweeps else 0, np.bool_)
     bound, known, made = -np.inf, not np.isnan(state.minimum.sum()), 0
     if not known:
         state.minimum[:] = 0.0
@@ -395,7 +392,7 @@ def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, 
         behind, ahead = 1 - half % 2, half % 2
         most = best_cost + margin if known else np.inf
         running, finished = _sweep(p, steps, state, scratch, seen, behind, most, end, grain, sweeps > 0)
-        cost = improve(p, scratch.choice, sweeps * ahead if finished else 1)
+        cost = improve(p, scratch.choice, sweeps * ahead if finished else 1, everything)
         if cost < best_cost:
             best_cost = cost
             state.best[:] = scratch.choice

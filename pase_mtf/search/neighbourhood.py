@@ -43,8 +43,10 @@ def total_cost(p: Packed, choice: np.ndarray) -> float:  # pragma: no cover (com
 
 
 @compiled(allocates=False)
-def lines(p: Packed, v: int, side: int, choice: np.ndarray, out: np.ndarray) -> None:  # pragma: no cover (compiled)
-    """Adds what the edges that have v at this side cost, given the choice at their other ends."""
+def lines(p: Packed, v: int, side: int, choice: np.ndarray, some: np.ndarray, out: np.ndarray
+          ) -> None:  # pragma: no cover (compiled)
+    """Adds what the edges that have v at this side cost with some of its configurations, given the choice at their
+    other ends."""
     matrix, ends, extents, classes, classes_at = p.matrix, p.ends, p.extents, p.classes, p.classes_at
     adjacent, values = p.adjacent, p.values
     for position in range(p.adjacent_at[side, v], p.adjacent_at[side, v + 1]):
@@ -55,14 +57,18 @@ def lines(p: Packed, v: int, side: int, choice: np.ndarray, out: np.ndarray) -> 
         if side == 1:
             start, step = matrix[e] + fixed * extents[1, e], np.int64(1)
         for k in range(len(out)):
-            out[k] += values[start + step * classes[begin + k]]
+            out[k] += values[start + step * classes[begin + some[k]]]
 
 
 @compiled
-def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no cover (compiled)
-    """Gives every vertex the best configuration for its neighbours', until nothing improves. Returns the cost."""
+def improve(p: Packed, choice: np.ndarray, sweeps: int, among: np.ndarray) -> float:  # pragma: no cover (compiled)
+    """Gives every vertex the best configuration for its neighbours', until nothing improves, in so many sweeps at most.
+    Configurations that are not `among` those that matter (bool [configurations]) are not tried. Returns the cost."""
     first, unary = p.first, p.unary
-    vertices = len(first) - 1
+    vertices, most = len(first) - 1, 0
+    for v in range(vertices):
+        most = max(most, first[v + 1] - first[v])
+    some, theta = np.empty(most + 1, np.int64), np.empty(most + 1)
     fresh = np.zeros(vertices, np.bool_)  # has the best for its neighbours as they are
     for _ in range(sweeps):
         changed = False
@@ -70,13 +76,19 @@ def improve(p: Packed, choice: np.ndarray, sweeps: int) -> float:  # pragma: no 
             if fresh[v] or first[v + 1] - first[v] == 1:
                 continue
             fresh[v] = True
-            theta = unary[first[v]:first[v + 1]].copy()
+            count = 1
+            some[0], theta[0] = choice[v], unary[first[v] + choice[v]]
+            for k in range(first[v + 1] - first[v]):
+                if among[first[v] + k]:
+                    some[count], theta[count] = k, unary[first[v] + k]
+                    count += 1
             for side in range(2):
-                lines(p, v, side, choice, theta)
-            best = choice[v]
-            for k in range(len(theta)):
-                if theta[k] < theta[best]:
-                    best = k
+                lines(p, v, side, choice, some[:count], theta[:count])
+            least = 0
+            for k in range(count):
+                if theta[k] < theta[least]:
+                    least = k
+            best = some[least]
             if best != choice[v]:
                 choice[v] = best
                 changed = True

@@ -198,7 +198,7 @@ def _counted(p: Packed, room: float) -> Steps:
     if not len(p.matrix) or work < _LARGE or work < _REREAD * len(p.values) or 2 * len(p.values) > room:
         return EXACTLY
     step = step_of(p)
-    return in_steps(p, step) if step > 0 else EXACTLY
+    return in_steps(p, step, room) if step > 0 else EXACTLY
 
 
 def _work(p: Packed) -> int:

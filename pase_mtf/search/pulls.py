@@ -27,6 +27,10 @@ _MOST_STEPS = 32767
 _STEPS_PER_VERTEX = 256
 # How many entries that lie side by side take as long as one that lies alone.
 _SIDE_BY_SIDE = 32
+# How many entries are read in the time in which one is written to a turned matrix.
+_TURNING = 4
+# Lines of a matrix that are turned at once.
+_AT_ONCE = 512
 # Smaller steps have no finite reciprocal.
 _LEAST_STEP = 1e-290
 
@@ -36,16 +40,28 @@ class Steps(NamedTuple):
 
     Attributes:
       counts: uint16, as Packed.values: by how many steps an entry is above `least`; at most _MOST_STEPS.
+      turned: uint16, the same matrices with rows for columns, each in the same place, once it is worth it; empty where
+        there is no room for them.
+      kind: int64 [edges], the number of the edge's matrix among those that differ.
+      vain: float64 [matrices], entries that were read in vain for want of the turned one; below 0 once it is there.
       least: what no entry is below.
       step: a power of two.
     """
 
     counts: np.ndarray
+    turned: np.ndarray
+    kind: np.ndarray
+    vain: np.ndarray
     least: float
     step: float
 
+    @property
+    def bytes(self) -> int:
+        """Memory that they take at most."""
+        return self.counts.nbytes + self.turned.nbytes
 
-EXACTLY = Steps(np.zeros(0, np.uint16), 0.0, 1.0)
+
+EXACTLY = Steps(np.zeros(0, np.uint16), np.zeros(0, np.uint16), np.zeros(0, np.int64), np.zeros(0), 0.0, 1.0)
 """In place of `in_steps`: passes in double precision."""
 
 
@@ -84,8 +100,8 @@ def pull(edge: np.ndarray, given: np.ndarray, taken: np.ndarray, rows: bool) -> 
 
 
 @compiled(allocates=False)
-def _least_over_rows(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, sums: np.ndarray
-                     ) -> None:  # pragma: no cover (compiled)
+def _along(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, sums: np.ndarray
+           ) -> None:  # pragma: no cover (compiled)
     """sums[c] = min over the rows listed of what the row counts at c and is lifted by."""
     width = len(sums)
     sums[:] = 65535
@@ -97,8 +113,8 @@ def _least_over_rows(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, 
 
 
 @compiled(allocates=False)
-def _least_over_columns(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, wanted: np.ndarray,
-                        sums: np.ndarray) -> None:  # pragma: no cover (compiled)
+def _across(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarray, wanted: np.ndarray, sums: np.ndarray
+            ) -> None:  # pragma: no cover (compiled)
     """For the rows wanted, sums[r] = min over the columns listed of what the row counts there and they are lifted by;
     all others are lifted by more than matters."""
     width = len(lifts)
@@ -119,32 +135,62 @@ def _least_over_columns(counts: np.ndarray, lifts: np.ndarray, listed: np.ndarra
 
 
 @compiled(allocates=False)
-def pull_steps(steps: Steps, begin: int, given: np.ndarray, listed: np.ndarray, taken: np.ndarray, wanted: np.ndarray,
-               rows: bool, lifts: np.ndarray, sums: np.ndarray) -> None:  # pragma: no cover (compiled)
+def _turn(counts: np.ndarray, width: int, turned: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Copies a matrix of so many columns with rows for columns."""
+    height = len(counts) // width
+    for begin in range(0, height, _AT_ONCE):
+        end = min(begin + _AT_ONCE, height)
+        for c in range(width):
+            for r in range(begin, end):
+                turned[c * height + r] = counts[r * width + c]
+
+
+@compiled(allocates=False)
+def pull_steps(steps: Steps, begin: int, kind: int, given: np.ndarray, listed: np.ndarray, taken: np.ndarray,
+               wanted: np.ndarray, rows: bool, lifts: np.ndarray, sums: np.ndarray
+               ) -> int:  # pragma: no cover (compiled)
     """`pull` in whole steps, rounded down: never more than the minimum over the classes listed.
+
+    It reads the lines of the classes listed, or those of the classes wanted, whichever are less. Either lie one after
+    another in the matrix or in the turned one, which is made once as much has been read in vain as that costs.
 
     Args:
       steps: all matrices.
-      begin: where this one begins.
+      begin, kind: where this one begins, and its number.
       given, taken, rows: as for `pull`.
       listed: int64, the classes of the other side that count.
       wanted: int64, the classes of this side whose potentials are set; the others stay as they are.
       lifts, sums: uint16, room for as many as `given` and `taken` have.
+
+    Returns:
+      how many entries were read.
     """
     highest, per_step = -np.inf, 1.0 / steps.step
     for c in listed:
         highest = max(highest, given[c])
-    counts = steps.counts[begin:begin + len(given) * len(taken)]
-    if rows:
+    end = begin + len(given) * len(taken)
+    along, across = len(listed) * len(taken), len(wanted) * min(len(given), _SIDE_BY_SIDE * len(listed))
+    turn = rows == (along < across)
+    if turn and steps.vain[kind] >= 0.0:
+        steps.vain[kind] += abs(across - along)
+        if len(steps.turned) and steps.vain[kind] > _TURNING * (end - begin):
+            _turn(steps.counts[begin:end], len(given) if rows else len(taken), steps.turned[begin:end])
+            steps.vain[kind] = -1.0
+        else:
+            turn = False
+    counts = steps.turned[begin:end] if turn else steps.counts[begin:end]
+    wide = rows != turn
+    if wide:
         lifts[:] = _MOST_STEPS + 1  # what is not listed: above nothing that matters
     for c in listed:
         lifts[c] = np.uint16(min((highest - given[c]) * per_step, float(_MOST_STEPS)))
-    if rows:
-        _least_over_columns(counts, lifts, listed, wanted, sums)
+    if wide:
+        _across(counts, lifts, listed, wanted, sums)
     else:
-        _least_over_rows(counts, lifts, listed, sums)
+        _along(counts, lifts, listed, sums)
     for c in wanted:
         taken[c] = (steps.least - highest) + steps.step * sums[c]
+    return across if wide else along
 
 
 @compiled(allocates=False)
@@ -165,14 +211,17 @@ def step_of(p: Packed) -> float:
     return 2.0 ** math.floor(math.log2(step)) if step > _LEAST_STEP else 0.0
 
 
-def in_steps(p: Packed, step: float) -> Steps:
+def in_steps(p: Packed, step: float, room: float = math.inf) -> Steps:
     """The matrices of a network counted in such steps (a power of two): a quarter of the memory traffic, for passes
-    whose bound need not be exact (see message_passes)."""
+    whose bound need not be exact (see message_passes). They take two bytes per entry, or four where that is at
+    most half of the room."""
     least = step * math.floor(min(p.least, 0.0) / step)
     # NumPy asks for huge pages, numba does not: mapping small ones takes longer than filling them.
     counts = np.empty(len(p.values), np.uint16)
     _count(p.values, least, 1.0 / step, counts)
-    return Steps(counts, least, step)
+    matrices, kind = np.unique(p.matrix, return_inverse=True)
+    turned = np.empty(len(p.values) if 8 * len(p.values) <= room else 0, np.uint16)
+    return Steps(counts, turned, kind, np.zeros(len(matrices)), least, step)
 
 
 def grain(p: Packed, steps: Steps, gap: float) -> float:

@@ -172,24 +172,28 @@ def test_steps_of_large_networks_change_nothing(seed, monkeypatch):
     assert quick.cost == pytest.approx(slow.cost, rel=1e-12)
 
 
+@pytest.mark.parametrize("turned", ["never", "in time", "at once"])
 @pytest.mark.parametrize("offset", [0.0, -7.0])
-def test_pulls_in_steps_are_never_more(offset):
-    """And less by two steps at most, where nothing is further away than can be counted."""
+def test_pulls_in_steps_are_never_more(offset, turned):
+    """And less by two steps at most, where nothing is further away than can be counted. Whether they read a matrix or
+    the turned one makes no difference."""
     network = _large_ring(9, 50)
     p = pack(CostNetwork(network.vectors, [
         NetworkEdge(edge.source, edge.target, edge.matrix + offset, edge.rows, edge.columns)
         for edge in network.edges]).normalized())
     rng = np.random.default_rng(3)
     for step, counts_all in ((2.0 ** -8, True), (2.0 ** -16, False)):
-        steps = in_steps(p, step)
+        steps = in_steps(p, step, room=0 if turned == "never" else np.inf)
+        steps.vain[:] = {"never": 0.0, "in time": 5e3, "at once": 1e9}[turned]
         for e, rows in itertools.product(range(len(p.matrix)), (False, True)):
             height, width = p.extents[:, e]
             taken, given = (height, width) if rows else (width, height)
             begin, potentials = p.matrix[e], rng.normal(0, 5, given)
+            where = begin, steps.kind[e]
             exactly, roughly = np.empty(taken), np.empty(taken)
             pull(p.values[begin:begin + height * width], potentials, exactly, rows)
             room = np.empty(given, np.uint16), np.empty(taken, np.uint16)
-            pull_steps(steps, begin, potentials, np.arange(given), roughly, np.arange(taken), rows, *room)
+            pull_steps(steps, *where, potentials, np.arange(given), roughly, np.arange(taken), rows, *room)
             assert (roughly <= exactly + 1e-13).all()
             assert (roughly > exactly - 2 * step - 1e-13).all() == counts_all
             for count in (given // 3, 1):  # of one, entries are looked at one by one
@@ -197,13 +201,31 @@ def test_pulls_in_steps_are_never_more(offset):
                 least = np.full(given, -1e6)  # what is not listed gives nothing
                 least[some] = potentials[some]
                 pull(p.values[begin:begin + height * width], least, exactly, rows)
-                pull_steps(steps, begin, potentials, some, roughly, np.arange(taken), rows, *room)
+                pull_steps(steps, *where, potentials, some, roughly, np.arange(taken), rows, *room)
                 assert (roughly <= exactly + 1e-13).all()
                 assert (roughly > exactly - 2 * step - 1e-13).all() >= counts_all
                 before, few = roughly.copy(), np.arange(0, taken, 3)
                 roughly[:] = 7.0
-                pull_steps(steps, begin, potentials, some, roughly, few, rows, *room)
+                pull_steps(steps, *where, potentials, some, roughly, few, rows, *room)
                 np.testing.assert_array_equal(roughly, np.where(np.isin(np.arange(taken), few), before, 7.0))
+        assert (steps.vain < 0).any() == (turned != "never")
+        assert (steps.vain < 0).all() == (turned == "at once") or turned == "in time"
+
+
+def test_a_matrix_is_turned_once_that_has_cost_as_much():
+    p = pack(_large_ring(9, 50).normalized())
+    steps, (height, width) = in_steps(p, 2.0 ** -8), p.extents[:, 0].tolist()
+    room = np.empty(width, np.uint16), np.empty(height, np.uint16)
+    taken, one, read = np.empty(height), np.array([1]), []
+    while steps.vain[steps.kind[0]] >= 0:
+        read.append(pull_steps(steps, p.matrix[0], steps.kind[0], np.zeros(width), one, taken, np.arange(height), True,
+                               *room))
+    # Of every line of the matrix what takes as long as 32 entries side by side; then one line of the turned one.
+    assert len(read) > 1
+    assert set(read[:-1]) == {height * min(width, 32)}
+    assert read[-1] == height
+    matrix = steps.counts[p.matrix[0]:p.matrix[0] + height * width].reshape(height, width)
+    assert (steps.turned[p.matrix[0]:p.matrix[0] + height * width].reshape(width, height) == matrix.T).all()
 
 
 def test_step():

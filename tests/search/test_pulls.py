@@ -76,9 +76,9 @@ def test_passes_go_on_where_others_ended(seed, rough):
     optimum, p = solve(network, "pase").cost, pack(network.normalized())
     for calls in (1, 3):
         state, pulled = PassState.start(p, Potentials.none(p)), 0
+        matrices = in_steps(p, 2.0 ** -14) if rough else EXACTLY
         for _ in range(calls):
-            result = message_passes(p, in_steps(p, 2.0 ** -14) if rough else EXACTLY, state, optimum, 1e-9, -np.inf,
-                                    3 // calls, np.inf, 0.0, 0)
+            result = message_passes(p, matrices, state, optimum, 1e-9, -np.inf, 3 // calls, np.inf, 0.0, 0)
             pulled += result.pulled
         found.append((result.bound, pulled, state.potentials.laid_out(p), state.flags(p), state.costs(p),
                       state.minimum))
