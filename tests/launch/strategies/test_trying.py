@@ -27,6 +27,7 @@ class _Arm:
 @pytest.mark.parametrize(("seconds", "budget", "counted"), [
     ((1.0, 1.01), 1e9, (20, 20)),  # nearly the same: as often as there are turns
     ((1.0, 1.5), 1e9, (BLOCK, BLOCK)),  # one turn that counts tells them apart
+    ((1.0, 1.1), 1e9, (2 * BLOCK, 2 * BLOCK)),  # one turn may have been on a bad moment
     ((1.0, 1.01, 1.5), 1e9, (20, 20, BLOCK)),  # those that are left go on
     ((1.0, 1.01), 0.0, (3, 3))])  # no time: a turn all the same, a short one
 def test_arms_take_turns_until_they_are_told_apart(seconds, budget, counted):
@@ -37,6 +38,15 @@ def test_arms_take_turns_until_they_are_told_apart(seconds, budget, counted):
     assert all(found[arm.name].median == pytest.approx(value, rel=0.05)
                for arm, value in zip(arms, seconds, strict=True))
     assert told[0] != told[2 * len(arms)]  # every turn begins with another
+
+
+def test_a_bad_moment_does_not_decide():
+    """All steps of a turn of the faster one take a tenth longer, then none does."""
+    told = []
+    fast, slow = _Arm("fast", 1.0, told), _Arm("slow", 1.05, told)
+    step = fast.step
+    fast.step = lambda batch: (0.0, step(batch)[1] * (1.1 if fast.steps <= 2 + BLOCK else 1.0))
+    assert fastest(try_steps([fast, slow], range(BLOCK), 1e9, clock=lambda: float(len(told)))) == "fast"
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [
