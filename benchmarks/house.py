@@ -39,6 +39,10 @@ __all__ = ["BEFORE", "document", "main", "moved", "shape"]
 BEFORE = "f7adc6b"
 _BEFORE_GATE = "15 to 20"
 
+# Prices: the last commit with a roofline of hand-made corrections, the one that took them out, and where they were.
+_PRICES = ("1b9361b", "85a13ff")
+_PRICED = ("machine", "calibration", "cost")
+
 # Where code lies in the repository, and the packages that setup.py makes of it.
 _FOLDERS = {"pase_mtf": "pase_mtf", "models": "pase_mtf/models", "launch": "pase_mtf/launch",
             "configs": "pase_mtf/configs"}
@@ -146,6 +150,15 @@ def shape(commit: str) -> dict[str, Any]:
             "any": sum(len(_any_lines(text)) for text in files.values()),
             "circles": _circles(folder),
         }
+
+
+def prices(commit: str) -> list[tuple[int, int]]:
+    """Lines of Python of machine, calibration and cost model at a commit, each with those of its tests."""
+    def lines(folder: str) -> int:
+        with tarfile.open(fileobj=io.BytesIO(_git("archive", commit, folder))) as archive:
+            return sum(len(file.read().splitlines()) for entry in archive if entry.name.endswith(".py")
+                       and (file := archive.extractfile(entry)))
+    return [(lines(f"pase_mtf/{name}"), lines(f"tests/{name}")) for name in _PRICED]
 
 
 def _git(*words: str) -> bytes:
@@ -267,7 +280,7 @@ def document(results: Mapping[str, Any]) -> str:
         ("functions of more than 60 such lines", before["over 60"], after["over 60"]),
         ("circles of imports (modules in them)", *(_told(each["circles"]) for each in (before, after))),
         ("lines with the type `Any`", before["any"], after["any"]),
-        ("the gate, minutes on two cores", _BEFORE_GATE, f"{gate['minutes']:.1f}" if gate else "not timed")]
+        ("the gate, minutes on two cores", _BEFORE_GATE, f"{gate['minutes']:.1f} ({gate['commit']})" if gate else "not timed")]
     pinned = [(row["commit"], row["subject"], f"{row['changed']} of {row['of']}",
                f"{row['least']:.3f} to {row['most']:.3f}") for row in results["moved"]]
     return "\n".join([
@@ -278,6 +291,13 @@ def document(results: Mapping[str, Any]) -> str:
         "directly or not; imports for types alone do not count, imports within functions do. The gate is "
         + (f"`make test` in a new clone whose environment is there ({gate['said'].strip('= ')})." if gate else
            "`make test` in a new clone whose environment is there."), "",
+        "## Prices", "",
+        f"Lines of {', '.join(_PRICED)}, and of their tests: with a roofline that ten corrections of one processor's "
+        "kernels were fitted to, without them once kernels are measured, and now.", "",
+        markdown.table(["", *results["prices"]], [
+            (name, *(f"{each[number][0]:,} + {each[number][1]:,}" for each in results["prices"].values()))
+            for number, name in enumerate(_PRICED)] + [
+                ("together", *(f"{sum(map(sum, each)):,}" for each in results["prices"].values()))]), "",
         "## Pinned numbers", "",
         f"`{_PINNED}` pins graph hashes, layers, edges, FLOPs, parameters and predicted seconds of eight models; "
         f"`tests/test_pinned.py` compares. Of the {same[1]} that were pinned first, once the packages were there, "
@@ -317,11 +337,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                                     for commit in (flags.before, "HEAD")],
         "before": shape(flags.before), "after": shape("HEAD"), "moved": moved(),
         "same": same_numbers(flags.before),
+        "prices": {_git("rev-parse", "--short", commit).decode().strip(): prices(commit)
+                   for commit in (*_PRICES, "HEAD")},
         "defects": [computed(commit, _DEFECTS) for commit in (flags.before, "HEAD")]}
     if flags.gate:
-        results["gate"] = _gate()
+        results["gate"] = {"commit": results["names"][1], **_gate()}
     elif stem.with_suffix(".json").exists():
-        results["gate"] = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")).get("gate")
+        kept = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+        results["gate"] = kept.get("gate") and {"commit": kept["names"][1], **kept["gate"]}
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(stem.with_suffix(".json"), json.dumps(results, indent=1) + "\n")
     write_atomically(stem.with_suffix(".md"), document(results))
