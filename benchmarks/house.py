@@ -280,7 +280,8 @@ def document(results: Mapping[str, Any]) -> str:
         ("functions of more than 60 such lines", before["over 60"], after["over 60"]),
         ("circles of imports (modules in them)", *(_told(each["circles"]) for each in (before, after))),
         ("lines with the type `Any`", before["any"], after["any"]),
-        ("the gate, minutes on two cores", _BEFORE_GATE, f"{gate['minutes']:.1f} ({gate['commit']})" if gate else "not timed")]
+        ("the gate, minutes on two cores", _BEFORE_GATE,
+         f"{gate['minutes']:.1f} ({gate['commit']})" if gate else "not timed")]
     pinned = [(row["commit"], row["subject"], f"{row['changed']} of {row['of']}",
                f"{row['least']:.3f} to {row['most']:.3f}") for row in results["moved"]]
     return "\n".join([
