@@ -86,8 +86,27 @@ def test_without_time_the_bound_is_one():
     assert least == bound(begin) < min(entry.seconds for entry in known.values()) < math.inf
     known, least = cheapest_counts((1, 2, 4), (2, 1), lambda counts: 1.0 * counts[0],
                                    lambda counts: Priced(math.inf, 1.0 * counts[0], math.nan), time_limit=0.0)
-    assert set(known) == {(number, *counts) for number in (1, 2, 4) for counts in ((0, 0), (2, 1))}
-    assert least == 1.0
+    assert set(known) == {(1, 0, 0), (1, 2, 1)}
+    assert least == 1.0  # which proves nothing
+
+
+@pytest.mark.parametrize(("fits", "late"), [((16, 2), True), ((2, 0), False), (None, True)])
+def test_the_most_microbatches_come_first_when_half_of_the_time_is_over(monkeypatch, fits, late):
+    """Every program takes a second of eight, four of which are over when two numbers of microbatches are done."""
+    now, asked = [0.0], []
+    monkeypatch.setattr("pase_mtf.launch.strategies.fitting.time.monotonic", lambda: now[0])
+
+    def price(counts):
+        asked.append(counts)
+        now[0] += 1.0
+        return Priced(*[1.0 * counts[0] if counts == fits else math.inf] * 2, math.nan)
+    known, least = cheapest_counts((1, 2, 4, 8, 16), (2,), lambda counts: 1.0 * counts[0], price, time_limit=8.0)
+    assert asked[:3] == [(1, 0), (1, 2), (2, 0)]
+    assert now[0] <= 8.0
+    if late:
+        assert asked[3:6] == [(2, 2), (16, 2), (16, 0) if fits is None else (4, 0)]
+    assert min(entry.seconds for entry in known.values()) == (math.inf if fits is None else fits[0])
+    assert math.isfinite(least)  # what was not looked at may fit
 
 
 def test_what_a_search_has_not_proven_is_part_of_the_gap():
