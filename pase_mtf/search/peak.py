@@ -26,6 +26,9 @@ __all__ = ["minimise_within_peak"]
 _ROUNDING = 1e-9
 """Of sums of bytes, relative: what exceeds a limit by no more keeps it."""
 
+_PATIENCE = 10.0
+"""Seconds for all searches within lowered limits, which prove nothing, where the caller sets no time limit."""
+
 _Memory = Callable[[int], Sequence[np.ndarray]]
 _Peak = Callable[[Sequence[int]], tuple[float, int]]
 
@@ -43,6 +46,7 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
       cheapest: what the exact search found without a limit; it is searched for if not given.
       initial: an assignment whose peak is within the limit, known before: what is found costs no more.
       time_limit: seconds; every one of the searches takes half of what is left at most, so that others may follow.
+        Without it each proves what it can, but for those within lowered limits, which have ten seconds together.
       **options: of the exact search.
 
     Returns:
@@ -68,6 +72,8 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
             if used <= memory_limit * (1 + _ROUNDING):
                 return _above(solution, bound)
             if key in tried:
+                if budget.time_limit() is None:
+                    budget = Budget.of(_PATIENCE, budget.memory)
                 found = _tightened(network, solution, within, memory, peak, memory_limit, tried, budget)
                 return _above(_cheaper(network, found, initial), bound)
             tried.append(key)
