@@ -29,6 +29,7 @@ from pase_mtf.launch.reports.fitting import Choice, Fitting
 from pase_mtf.launch.strategies.finding import strategy_by_hand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.blocks import blocks_of, choices_of
+from pase_mtf.strategy.compile import compile_kernels
 from pase_mtf.strategy.strategy import Strategy
 from pase_mtf.strategy.within import Priced, StrategiesWithin
 
@@ -146,6 +147,8 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
 
     least, most = _SECONDS_OF_PROGRAM
     offered = len(pieces) * math.prod(len(choice) + 1 for choice in choices)
+    with Stage("compiled"):  # where nobody has yet, that takes longer than all programs may
+        compile_kernels()
     programs = _Programs(plan, machine, limit, min(most, max(least, _SECONDS / offered)), time.monotonic() + _SECONDS)
     with Stage("memory"):
         known, bound = cheapest_counts(pieces, list(map(len, choices)), lambda counts: programs.bound(chosen(counts)),

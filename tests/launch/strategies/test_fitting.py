@@ -10,6 +10,7 @@ from pase_mtf.launch.arms.program import exported
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.reports.fitting import Choice
+from pase_mtf.launch.strategies import fitting
 from pase_mtf.launch.strategies.fitting import cheapest_counts, fitting_program
 from pase_mtf.models.blocks import blocks_of, choices_of, sets_of
 from pase_mtf.strategy.within import Priced, StrategiesWithin
@@ -148,6 +149,22 @@ def test_programs_of_a_model_beside_all_of_them():
             fewest += 1
             assert f"in {min(fits).microbatches}: {1e3 * fits[min(fits)]:.2f} ms" in found.text()
     assert fewest == 2  # what fits in fewer microbatches computes a block again, which takes longer
+
+
+def test_to_compile_is_not_of_the_time_for_looking(monkeypatch):
+    """Else the first run on a machine finds nothing."""
+    now, ends = [0.0], []
+    monkeypatch.setattr(fitting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(fitting, "compile_kernels", lambda: now.append(now.pop() + 100.0))
+
+    class Programs(fitting._Programs):
+        def __init__(self, *settings):
+            super().__init__(*settings)
+            ends.append(settings[-1])
+    monkeypatch.setattr(fitting, "_Programs", Programs)
+    plan = _plan("alexnet", "1", 4, microbatches="auto", memory_limit="1GB")
+    assert fitting_program(plan, plan.machine).choice.microbatches == 1
+    assert ends == [160.0]
 
 
 @pytest.mark.parametrize(("model", "mesh", "batch", "recompute"), [
