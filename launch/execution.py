@@ -207,7 +207,8 @@ def _search(run: _Prepared) -> tuple[dict[str, Pipeline], dict[str, Strategy], d
     kinds = {arm.method == PIPELINE for arm in run.arms if arm.method != "stock"}
     share = MAIN_SHARE * plan.options.measure_seconds if len(kinds) > 1 else plan.options.measure_seconds
     staged = functools.partial(find_pipelines, plan, run.arms, run.machine, run.prices)
-    whole = functools.partial(find_strategies, plan, run.graph, run.machine, run.prices)
+    whole = functools.partial(find_strategies, plan, run.graph, run.machine, run.prices,
+                              known=run.fitting.configurations if run.fitting else None)
 
     def left() -> float:
         return max(0.0, begin + plan.options.measure_seconds - time.monotonic())

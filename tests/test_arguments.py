@@ -41,7 +41,7 @@ _RIGHT = {
     ("export_graph", "name"): (str,), ("export_graph", "meta"): (type(None), dict),
     ("export_graph", "alike"): (type(None),), ("export_graph", "sharded_updates"): (bool,),
     ("export_graph", "turns"): (bool,),
-    ("find_strategy", "sharded_updates"): (bool,),
+    ("find_strategy", "sharded_updates"): (bool,), ("find_strategy", "known"): (type(None),),
     ("lower", "step"): (type(None),), ("lower", "rank"): (type(None),),
     ("register_operation", "kind"): (type(None),), ("register_operation", "flops"): (type(None),),
     ("register_operation", "contracted"): (type(None),), ("register_operation", "lower"): (type(None),),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pase_mtf.amounts import bytes_text
 from pase_mtf.errors import InfeasibleError
+from pase_mtf.graph.configurations import Configuration
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.registry import relative_gap
 from pase_mtf.strategy.within import Priced, frontier_of
@@ -49,6 +50,11 @@ class Fitting:
     lower_bound: float
     seconds: float
     limit: float
+
+    @property
+    def configurations(self) -> tuple[Configuration, ...] | None:
+        """Of the best strategy of the choice, one per layer; None where it was not searched."""
+        return self.tried[self.choice].configurations
 
     @property
     def gap(self) -> float:

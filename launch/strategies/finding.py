@@ -72,7 +72,8 @@ def _fitting_expert(arm: ArmName, plan: Plan, graph: ComputationGraph) -> ArmNam
 
 
 def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
-                    prices: MeasuredPrices | None = None, seconds: float | None = None) -> Found:
+                    prices: MeasuredPrices | None = None, seconds: float | None = None,
+                    known: Sequence[Configuration] | None = None) -> Found:
     """Finds or loads the strategy of every arm that has one; one to compare with that cannot be is left out.
 
     Args:
@@ -81,6 +82,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
       machine: whose numbers count.
       prices: the prices of measured kernels, which count in their stead.
       seconds: how long kernels may be measured; None: as long as all of the run may.
+      known: a strategy within --memory_limit, which a search within it begins with.
 
     Raises:
       InfeasibleError: the arm of --strategy: no strategy satisfies the constraints.
@@ -96,13 +98,13 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
     if main.method != PIPELINE:
         # What is trained gets the most of it; what it does not need is left to the others.
         share = _share(end, MAIN_SHARE if others else 1.0)
-        found.strategies[main.name] = _find(main, plan, graph, machine, prices, share)
+        found.strategies[main.name] = _find(main, plan, graph, machine, prices, share, known)
         if problem := _too_large(found.strategies[main.name], limit):
             raise OutOfMemoryError(f"arm {main.name}: {problem}; take a smaller --batch or --preset, more devices, or "
                                    "--strategy=search, which keeps to the limit")
     for number, arm in enumerate(others):
         try:
-            strategy = _find(arm, plan, graph, machine, prices, _share(end, 1.0 / (len(others) - number)))
+            strategy = _find(arm, plan, graph, machine, prices, _share(end, 1.0 / (len(others) - number)), known)
         except InfeasibleError as error:
             found.left_out[arm.name] = str(error)
             continue
@@ -150,12 +152,12 @@ def _too_large(strategy: Strategy, limit: float) -> str:
 
 
 def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, prices: MeasuredPrices | None,
-          seconds: float) -> Strategy:
+          seconds: float, known: Sequence[Configuration] | None = None) -> Strategy:
     mesh, seed = plan.options.mesh_flag, plan.options.seed
     if prices is not None and arm.method == "search":
         limit = plan.options.bytes_per_device(machine)
         return prices.find(seconds=seconds, simple_within=SIMPLE_WITHIN,
-                           memory_limit=None if math.isinf(limit) else limit)
+                           memory_limit=None if math.isinf(limit) else limit, known=known)
     if prices is not None and arm.method.startswith("mcmc"):
         by_hand = (expert(graph, mesh.devices, mesh.axes or None) if arm.method == "mcmc_expert"
                    else data_parallel(graph, mesh.devices))
@@ -173,7 +175,7 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
         case "search":
             limit = plan.options.bytes_per_device(machine)
             return find(method="exact", simple_within=SIMPLE_WITHIN,
-                        memory_limit=None if math.isinf(limit) else limit)
+                        memory_limit=None if math.isinf(limit) else limit, known=known)
         case "data_parallel":
             return given(data_parallel(graph, int(arm.argument or mesh.devices)))
         case "zero":

@@ -16,6 +16,7 @@ import heapq
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from pase_mtf import models
@@ -28,6 +29,7 @@ from pase_mtf.launch.reports.fitting import Choice, Fitting
 from pase_mtf.launch.strategies.finding import strategy_by_hand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.blocks import blocks_of, choices_of
+from pase_mtf.strategy.compile import compile_kernels
 from pase_mtf.strategy.strategy import Strategy
 from pase_mtf.strategy.within import Priced, StrategiesWithin
 
@@ -42,9 +44,17 @@ _ROUNDING = 1e-9
 _SECONDS = 60.0
 """After which no further program is looked at; a graph of thousands of operations takes seconds to export."""
 
+_HALF = 0.5
+"""Of that time, after which the most microbatches, with everything computed again, come first where nothing fits yet:
+they need least."""
+
 _SECONDS_OF_PROGRAM = 2.0, 5.0
 """Of a search within the limit, where programs are many, and where they are few; what it has not proven by then is part
 of the gap."""
+
+_SEARCHES, _LEAST_SECONDS = 3, 0.5
+"""Of a program: without a limit, for the least memory, within the limit; each has so much of the time that is left, but
+no less than so many seconds."""
 
 
 def cheapest_counts(pieces: Sequence[int], most: Sequence[int], bound_of: Callable[[Counts], float],
@@ -58,12 +68,13 @@ def cheapest_counts(pieces: Sequence[int], most: Sequence[int], bound_of: Callab
       bound_of: the seconds that a step of counts takes without a limit, at least; larger counts must not have less, of
         microbatches a multiple must not.
       price: what it takes within it.
-      time_limit: seconds after which nothing more is priced; but for the ends of the other counts, until one fits.
+      time_limit: seconds after which nothing more is priced; but for the ends of the other counts in the fewest pieces.
 
     Returns:
       What was priced, and a lower bound of the seconds within the limit of all counts.
     """
-    end, begin = time.monotonic() + time_limit, (0,) * len(most)
+    start, begin = time.monotonic(), (0,) * len(most)
+    end, half = start + time_limit, start + _HALF * time_limit
     known: dict[Counts, Priced] = {}
     exact: dict[Counts, float] = {}
 
@@ -74,11 +85,18 @@ def cheapest_counts(pieces: Sequence[int], most: Sequence[int], bound_of: Callab
 
     def worth(seconds: float) -> bool:
         """Whether what takes so long, at least, may be faster than what was found, and there is time to look."""
-        best = min((priced.seconds for priced in known.values()), default=math.inf)
-        return math.isinf(best) or (seconds * (1 + _ROUNDING) < best and time.monotonic() < end)
+        return (math.isinf(best()) or seconds * (1 + _ROUNDING) < best()) and time.monotonic() < end
 
-    for number in pieces:  # nothing and everything computed again: mostly one of them fits, if anything does
-        for counts in dict.fromkeys(((number, *begin), (number, *most))):
+    def best() -> float:
+        """Seconds of the fastest that was found."""
+        return min((priced.seconds for priced in known.values()), default=math.inf)
+
+    ends = deque(pieces)
+    while ends:  # nothing and everything computed again: mostly one of them fits, if anything does
+        late = bool(known) and math.isinf(best()) and time.monotonic() >= half
+        number = ends.pop() if late else ends.popleft()
+        both = dict.fromkeys(((number, *begin), (number, *most)))
+        for counts in reversed(both) if late else both:
             if number == pieces[0] or worth(bound(counts)):
                 exact[counts] = max(bound(counts), bound_of(counts))
                 if number == pieces[0] or worth(exact[counts]):
@@ -86,7 +104,7 @@ def cheapest_counts(pieces: Sequence[int], most: Sequence[int], bound_of: Callab
     left = {number: [(bound((number, *begin)), (number, *begin), 1)] for number in pieces}
     for turn in itertools.count():
         lowest = min((heap for heap in left.values() if heap), key=lambda heap: heap[0][0], default=[])
-        if not lowest or not worth(lowest[0][0]) or time.monotonic() >= end:
+        if not lowest or not worth(lowest[0][0]):
             break
         # By turns the lowest bound, for the proof, and as many microbatches as the best, where better ones may be near.
         alike = left[min(known, key=lambda counts: known[counts].seconds)[0]]
@@ -102,10 +120,9 @@ def cheapest_counts(pieces: Sequence[int], most: Sequence[int], bound_of: Callab
         for place in range(last, len(counts)):  # counts grow in their order: every set is reached on one way
             if counts[place] < most[place - 1]:
                 heapq.heappush(heap, (seconds, (*counts[:place], counts[place] + 1, *counts[place + 1:]), place))
-    best = min(priced.seconds for priced in known.values())
     least = min([*(max(seconds, bound(counts)) for heap in left.values() for seconds, counts, _ in heap),
                  *(priced.least for priced in known.values())])
-    return known, best if least * (1 + _ROUNDING) >= best else least
+    return known, best() if least * (1 + _ROUNDING) >= best() else least
 
 
 def fitting_program(plan: Plan, machine: Machine) -> Fitting:
@@ -130,7 +147,9 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
 
     least, most = _SECONDS_OF_PROGRAM
     offered = len(pieces) * math.prod(len(choice) + 1 for choice in choices)
-    programs = _Programs(plan, machine, limit, min(most, max(least, _SECONDS / offered)))
+    with Stage("compiled"):  # where nobody has yet, that takes longer than all programs may
+        compile_kernels()
+    programs = _Programs(plan, machine, limit, min(most, max(least, _SECONDS / offered)), time.monotonic() + _SECONDS)
     with Stage("memory"):
         known, bound = cheapest_counts(pieces, list(map(len, choices)), lambda counts: programs.bound(chosen(counts)),
                                        lambda counts: programs.price(chosen(counts)), _SECONDS)
@@ -174,9 +193,10 @@ def _nothing_fits(limit: float, pieces: int | None, blocks: Sequence[str] | None
 class _Programs:
     """The programs of a run that differ in what is open, each exported and searched once."""
 
-    def __init__(self, plan: Plan, machine: Machine, limit: float, seconds: float) -> None:
-        """Takes the run, the devices, bytes per device, and for how long each program may be searched."""
-        self._plan, self._machine, self._limit, self._seconds = plan, machine, limit, seconds
+    def __init__(self, plan: Plan, machine: Machine, limit: float, seconds: float, end: float) -> None:
+        """Takes the run, the devices, bytes per device, for how long each program may be searched, and when all are to
+        be (`time.monotonic()`)."""
+        self._plan, self._machine, self._limit, self._seconds, self._end = plan, machine, limit, seconds, end
         self._known: dict[Choice, StrategiesWithin | Strategy | None] = {}
 
     def bound(self, choice: Choice) -> float:
@@ -200,7 +220,8 @@ class _Programs:
             graph, _ = exported(plan)
             try:
                 self._known[choice] = strategy_by_hand(plan, graph, self._machine) or StrategiesWithin(
-                    graph, self._machine, plan.devices.count, self._seconds)
+                    graph, self._machine, plan.devices.count, min(self._seconds, max(
+                        (self._end - time.monotonic()) / _SEARCHES, _LEAST_SECONDS)))
             except InfeasibleError:
                 if choice.microbatches == 1:
                     raise

@@ -39,7 +39,7 @@ def _unsearched(network: CostNetwork, budget: Budget, start: float) -> Solution:
 def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float = 0.0,
           progress: Progress | None = None, certificate: bool = True,
           memory: Sequence[np.ndarray] | None = None, memory_limit: float | None = None,
-          search_memory: float = SEARCH_MEMORY) -> Solution:
+          initial: Sequence[int] | None = None, search_memory: float = SEARCH_MEMORY) -> Solution:
     """The cheapest assignment, proven.
 
     Args:
@@ -49,8 +49,8 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
       certificate: attach the proof; where the bound of the first passes is not proof enough, that takes about as long
         as the search itself on networks of models, and many times as long on random ones (docs/benchmarks/solvers.md).
         Only an optimal solution has one, where time and memory are left for it, and none under a memory limit.
-      memory, memory_limit: consider only assignments that need at most so many bytes per device; see
-        memory.minimise_within.
+      memory, memory_limit, initial: consider only assignments that need at most so many bytes per device, beginning
+        with this one; see memory.minimise_within.
       search_memory: bytes that the search itself may hold beside the network; branching goes on within them, and stops
         where not even one part of the network fits (`statistics["stopped"]` is then "memory").
 
@@ -66,8 +66,8 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
     if memory is not None or memory_limit is not None:
         if memory is None or memory_limit is None:
             raise UsageError("memory and memory_limit belong together; give both, or none")
-        return minimise_within(network, memory, memory_limit, time_limit=time_limit, gap=gap, progress=progress,
-                               search_memory=search_memory)
+        return minimise_within(network, memory, memory_limit, initial=initial, time_limit=time_limit, gap=gap,
+                               progress=progress, search_memory=search_memory)
     start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
     try:
         packed = pack(network.normalized(budget=budget))

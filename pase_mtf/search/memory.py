@@ -388,14 +388,15 @@ def _lightest(network: CostNetwork, memory: np.ndarray, budget: Budget) -> tuple
 
 
 def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_limit: float, *,
-                    time_limit: float | None = None, gap: float = 0.0, progress: Progress | None = None,
-                    search_memory: float = SEARCH_MEMORY) -> Solution:
+                    initial: Sequence[int] | None = None, time_limit: float | None = None, gap: float = 0.0,
+                    progress: Progress | None = None, search_memory: float = SEARCH_MEMORY) -> Solution:
     """The cheapest assignment whose memory does not exceed a limit.
 
     Args:
       network: what to minimise.
       memory: per layer, bytes per device of every configuration; they add up over the layers.
       memory_limit: bytes per device.
+      initial: an assignment to begin with, if it does not exceed the limit: what is found costs no more.
       time_limit: seconds; without it, ten seconds of branching after the first bound.
       gap: relative gap at which to stop.
       progress: called after every node of the branch and bound.
@@ -424,6 +425,10 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         # Rounded so that the number named is enough where bytes are no whole numbers.
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "
                               f"needs is {math.ceil(least)}; raise the limit or use more devices")
+    known: list[list[int]] = [lightest.tolist()]
+    if initial is not None and math.fsum(entry[choice] for entry, choice in zip(memory, initial, strict=True)
+                                         ) <= memory_limit:
+        known.append(list(map(int, initial)))
     # No assignment needs more than `most`, and infinity cannot be charged for.
     most = math.fsum(float(np.max(entry)) for entry in memory) * (1 + 1e-9)
     if time_limit is None:
@@ -435,9 +440,12 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         search = _Search(packed, flat, min(float(memory_limit), most),
                          budget.less(packed.bytes), gap, progress)
     except TimeoutError:  # all that is known
-        assignment, bound, proven, used = tuple(lightest.tolist()), -math.inf, False, least
+        first: list[int] = min(known, key=network.cost)
+        assignment, bound, proven = tuple(first), -math.inf, False
+        used = math.fsum(entry[choice] for entry, choice in zip(memory, assignment, strict=True))
     else:
-        search.consider(search.point(lightest))
+        for choice in known:
+            search.consider(search.point(np.array(choice, np.int64)))
         bound, proven = search.run()
         best = search.best
         assert best is not None  # the lightest assignment fits

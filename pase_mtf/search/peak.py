@@ -26,12 +26,16 @@ __all__ = ["minimise_within_peak"]
 _ROUNDING = 1e-9
 """Of sums of bytes, relative: what exceeds a limit by no more keeps it."""
 
+_PATIENCE = 10.0
+"""Seconds for all searches within lowered limits, which prove nothing, where the caller sets no time limit."""
+
 _Memory = Callable[[int], Sequence[np.ndarray]]
 _Peak = Callable[[Sequence[int]], tuple[float, int]]
 
 
 def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, memory_limit: float, *,
-                         cheapest: Solution | None = None, time_limit: float | None = None, **options: Any) -> Solution:
+                         cheapest: Solution | None = None, initial: Sequence[int] | None = None,
+                         time_limit: float | None = None, **options: Any) -> Solution:
     """Finds the cheapest assignment whose peak is within the limit.
 
     Args:
@@ -40,14 +44,16 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
       peak: assignment -> (its peak in bytes, the key of the sum that is largest).
       memory_limit: bytes per device.
       cheapest: what the exact search found without a limit; it is searched for if not given.
+      initial: an assignment whose peak is within the limit, known before: what is found costs no more.
       time_limit: seconds; every one of the searches takes half of what is left at most, so that others may follow.
+        Without it each proves what it can, but for those within lowered limits, which have ten seconds together.
       **options: of the exact search.
 
     Returns:
       The best that was found; `optimal` where it is proven that none that fits costs less.
 
     Raises:
-      InfeasibleError: nothing fits, or nothing that fits was found: then with what it would cost at least.
+      InfeasibleError: nothing fits, or nothing that fits is known: then with what it would cost at least.
     """
     budget = Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
 
@@ -55,7 +61,7 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
         return solve(network, "exact", time_limit=budget.time_limit(0.5), **{**options, **within})
 
     def within(key: int, limit: float) -> Solution:
-        return search(memory=memory(key), memory_limit=limit)
+        return search(memory=memory(key), memory_limit=limit, initial=initial)
 
     # Mostly the cheapest of all fits, and then it is the cheapest that fits.
     solution, bound, tried = cheapest or search(), -math.inf, list[int]()
@@ -66,12 +72,26 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
             if used <= memory_limit * (1 + _ROUNDING):
                 return _above(solution, bound)
             if key in tried:
-                return _above(_tightened(network, solution, within, memory, peak, memory_limit, tried, budget), bound)
+                if budget.time_limit() is None:
+                    budget = Budget.of(_PATIENCE, budget.memory)
+                found = _tightened(network, solution, within, memory, peak, memory_limit, tried, budget)
+                return _above(_cheaper(network, found, initial), bound)
             tried.append(key)
             solution = within(key, memory_limit)
     except InfeasibleError as error:
         error.lower_bound = max(error.lower_bound, bound)
-        raise
+        if initial is None:
+            raise
+        # Limits at single moments leave out copies of what is moved, which may be most of what is there.
+        return _above(_cheaper(network, dataclasses.replace(solution, cost=math.inf), initial), bound)
+
+
+def _cheaper(network: CostNetwork, found: Solution, initial: Sequence[int] | None) -> Solution:
+    """What was found, or the assignment known before, where that costs less: of which nothing is proven."""
+    if initial is None or (cost := network.cost(initial)) >= found.cost:
+        return found
+    return dataclasses.replace(found, assignment=tuple(map(int, initial)), cost=cost, lower_bound=-math.inf,
+                               gap=math.inf, optimal=False, certificate=None)
 
 
 def _above(solution: Solution, bound: float) -> Solution:

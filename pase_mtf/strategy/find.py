@@ -34,7 +34,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
                   simulate: int | None = None, prices: str = "roofline", measure_seconds: float = 60.0,
-                  sharded_updates: bool = False, **options: Any) -> Strategy:
+                  sharded_updates: bool = False, known: Sequence[Configuration] | None = None,
+                  **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
 
     Args:
@@ -69,6 +70,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
       sharded_updates: of an mtf.Graph, make the updates of every layer's weights a layer beside it, which may be split
         in another way: devices that hold the same weights then need not all update all of them, nor keep all of the
         optimizer's slots. (Of a ComputationGraph `export_graph` decides that.)
+      known: a strategy, a configuration per layer, for "exact" with a memory limit that it keeps: what the search finds
+        costs no more.
       **options: passed to the search (gap, progress, ...); `time_limit`: seconds for all that is searched and
         simulated once the costs are there.
 
@@ -109,7 +112,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         for name in (name for name, value in refused.items() if value):
             raise UsageError(f"{name} is for roofline prices; leave it out, or take those and a data sheet")
         return _by_measured_kernels(graph, devices, machine, method, mesh, start_from, memory_limit, simple_within,
-                                    measure_seconds, options.get("seed", 0), sharded_updates)
+                                    measure_seconds, options.get("seed", 0), sharded_updates, known)
     if not isinstance(graph, ComputationGraph):
         # Exporting needs TensorFlow, which a search alone does not.
         from pase_mtf.export.exporter import export_graph
@@ -124,7 +127,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
     built = time.perf_counter()
     if start_from is not None:
         priced, options["initial"] = with_configurations(priced, _by_hand(graph, devices, start_from, mesh))
-    solution, simulated = _solved(priced, method, memory_limit, simulate, options)
+    solution, simulated = _solved(priced, method, memory_limit, simulate, known, options)
     found = price_assignment(method, priced, solution.assignment, {
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
         "gap": solution.gap, "lower_bound": solution.lower_bound, "layers": len(graph.layers),
@@ -135,7 +138,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
 
 
 def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simulate: int | None,
-            options: dict[str, Any]) -> tuple[Solution, SearchReport]:
+            known: Sequence[Configuration] | None, options: dict[str, Any]) -> tuple[Solution, SearchReport]:
     """The assignment that a method finds, and what is to be said of simulated steps."""
     if memory_limit is not None and method != "exact":
         raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
@@ -145,7 +148,7 @@ def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simu
         return solve(priced.network, method, **options), {}
     options.setdefault("certificate", False)  # as slow as the search itself; ask for it to have it checked
     budget = Budget.of(options.get("time_limit"))
-    solution = solve_within(priced, memory_limit, options)
+    solution = solve_within(priced, memory_limit, options, known=known)
     most = worth_simulating(priced) if simulate is None else simulate
     if not most:
         return solution, {}
@@ -154,7 +157,8 @@ def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simu
 
 def _by_measured_kernels(graph: object, devices: int, machine: GivenMachine, method: str,
                          mesh: Sequence[tuple[str, int]] | None, start_from: str | None, memory_limit: float | None,
-                         simple_within: float, seconds: float, seed: int, sharded_updates: bool) -> Strategy:
+                         simple_within: float, seconds: float, seed: int, sharded_updates: bool,
+                         known: Sequence[Configuration] | None) -> Strategy:
     """`find_strategy` by what the kernels of a program take."""
     if isinstance(graph, ComputationGraph):
         raise UsageError(f"measured prices take the program itself, an mtf.Graph; the exported {shortened(graph.name)} "
@@ -172,7 +176,8 @@ def _by_measured_kernels(graph: object, devices: int, machine: GivenMachine, met
         start = _by_hand(exported, devices, start_from or "data_parallel", mesh)
         found = prices.improve(start, method, seconds=seconds, seed=seed)
     else:
-        found = prices.find(seconds=seconds, memory_limit=memory_limit, simple_within=simple_within)
+        found = prices.find(seconds=seconds, memory_limit=memory_limit, simple_within=simple_within,
+                            known=known)
     if note := untraced_text(found.search):
         tell.note(note)
     return found

@@ -74,6 +74,7 @@ class MeasuredPrices:
         self._known = KnownKernels(graph, source)
         self._base: tuple[int, PricedNetwork] | None = None
         self.rounds, self._unknown = 0, 0.0
+        self._begin_with: Sequence[Configuration] | None = None
 
     @property
     def meter(self) -> KernelMeter | SavedKernels:
@@ -81,18 +82,19 @@ class MeasuredPrices:
         return self._meter
 
     def find(self, *, seconds: float = math.inf, prove: bool = False, memory_limit: float | None = None,
-             simple_within: float = 0.0) -> Strategy:
+             simple_within: float = 0.0, known: Sequence[Configuration] | None = None) -> Strategy:
         """The cheapest strategy by kernels that are measured, or else estimated; within a gap that it tells.
 
         Args:
           seconds: how long to look and to measure; what is not measured then keeps its estimate.
           prove: go on to measure until no other strategy can be cheaper, or the seconds are over, also where all
             kernels of what was found are known. That takes most kernels of most configurations.
-          memory_limit, simple_within: of `find_strategy`.
+          memory_limit, simple_within, known: of `find_strategy`.
 
         Raises:
           InfeasibleError: no strategy satisfies the constraints.
         """
+        self._begin_with = known
         if not self._graph.layers:
             raise InfeasibleError(f"{self._graph.name}: the graph has no layers; build the model before searching")
         begin = time.perf_counter()
@@ -309,7 +311,8 @@ class MeasuredPrices:
     def _solve(self, priced: PricedNetwork, memory_limit: float | None, end: float) -> Solution:
         self._last = priced
         left = max(end - time.perf_counter(), _SEARCH_SECONDS)
-        return solve_within(priced, memory_limit, {"certificate": False, "time_limit": min(left, 1e6)})
+        return solve_within(priced, memory_limit, {"certificate": False, "time_limit": min(left, 1e6)},
+                            known=self._begin_with)
 
     def _configurations(self, solution: Solution) -> tuple[Configuration, ...]:
         return tuple(choices[index] for choices, index in zip(

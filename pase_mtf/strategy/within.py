@@ -14,13 +14,13 @@ import numpy as np
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
+from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.frontier import FrontierPoint
 from pase_mtf.search.memory import least_memory
 from pase_mtf.search.peak import minimise_within_peak
-from pase_mtf.search.registry import relative_gap
 from pase_mtf.strategy.experts import data_parallel
 
 __all__ = ["Priced", "StrategiesWithin", "frontier_of", "solve_within"]
@@ -30,7 +30,7 @@ _ROOM = (1.05, 1.3)
 
 
 def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dict[str, Any],
-                 cheapest: Solution | None = None) -> Solution:
+                 cheapest: Solution | None = None, known: Sequence[Configuration] | None = None) -> Solution:
     """The cheapest assignment that needs no more than so many bytes per device (None: however many).
 
     Args:
@@ -38,6 +38,7 @@ def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dic
       memory_limit: bytes per device.
       options: of the exact search; `time_limit` is for all of it.
       cheapest: of all; it is searched for if not given.
+      known: a strategy, a configuration per layer: where it is offered and fits, what is found costs no more.
 
     Raises:
       InfeasibleError: nothing fits, or nothing that fits was found.
@@ -47,22 +48,11 @@ def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dic
     budget = Budget.of(options.get("time_limit"))
     if cheapest is None:  # half of the time, for what may have to follow
         cheapest = solve(priced.network, "exact", **{**options, "time_limit": budget.time_limit(0.5)})
-    fitting = [one for one in _by_hand(priced) if priced.peak_memory(one.assignment)[0] <= memory_limit]
-    try:
-        found = minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory,
-                                     memory_limit, cheapest=cheapest,
-                                     **{**options, "time_limit": budget.time_limit()})
-    except InfeasibleError:
-        if not fitting:
-            raise
-        # Limits at single moments leave out copies of what is moved, which may be most of what is there.
-        bound = cheapest.lower_bound
-        return dataclasses.replace(fitting[0], lower_bound=bound, gap=relative_gap(fitting[0].cost, bound))
-    if fitting and fitting[0].cost < found.cost:
-        cost, bound = fitting[0].cost, found.lower_bound
-        return dataclasses.replace(found, assignment=fitting[0].assignment, cost=cost, gap=relative_gap(cost, bound),
-                                   optimal=False, certificate=None)
-    return found
+    fitting = [one for one in (*_by_hand(priced), *_offered(priced, known))
+               if priced.peak_memory(one.assignment)[0] <= memory_limit]
+    initial = min(fitting, key=lambda one: one.cost).assignment if fitting else None
+    return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
+                                cheapest=cheapest, initial=initial, **{**options, "time_limit": budget.time_limit()})
 
 
 def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = None) -> tuple[FrontierPoint, ...]:
@@ -103,9 +93,18 @@ def _given(priced: PricedNetwork, assignment: Sequence[int]) -> Solution:
 def _by_hand(priced: PricedNetwork) -> list[Solution]:
     """Data parallelism, where the graph has a batch that splits, and it is offered."""
     try:
-        configurations = data_parallel(priced.graph, priced.devices)
+        return _offered(priced, data_parallel(priced.graph, priced.devices))
     except InfeasibleError:
         return []
+
+
+def _offered(priced: PricedNetwork, configurations: Sequence[Configuration] | None) -> list[Solution]:
+    """A strategy, where there is one and it is offered."""
+    if configurations is None:
+        return []
+    if len(configurations) != len(priced.configurations):
+        raise UsageError(f"known: {len(configurations)} configurations for {len(priced.configurations)} layers; give "
+                         "one per layer")
     known = [priced.find(layer, configuration) for layer, configuration in enumerate(configurations)]
     choices = [choice for choice in known if choice is not None]
     return [_given(priced, choices)] if len(choices) == len(known) else []
@@ -144,12 +143,14 @@ class Priced(NamedTuple):
       least: seconds that a step within it takes at least; inf: there is none, proven.
       nbytes: that the strategy needs per device.
       network: what was searched; None: nothing was.
+      configurations: of the strategy, one per layer; None: there is none, or it was not searched.
     """
 
     seconds: float
     least: float
     nbytes: float
     network: PricedNetwork | None = None
+    configurations: tuple[Configuration, ...] | None = None
 
 
 class StrategiesWithin:
@@ -185,8 +186,10 @@ class StrategiesWithin:
         return found._replace(least=max(found.least, self.free.least))
 
     def _priced(self, solution: Solution) -> Priced:
+        configurations = tuple(choices[choice] for choices, choice in zip(
+            self._network.configurations, solution.assignment, strict=True))
         return Priced(solution.cost, solution.lower_bound, self._network.peak_memory(solution.assignment)[0],
-                      self._network)
+                      self._network, configurations)
 
     def _least_bytes(self) -> float:
         """What a device holds at least under any strategy: the least at each of some moments, the first of them that at

@@ -24,6 +24,13 @@ def _sums(network, seed):
             for key in (1, 2, 3)}
 
 
+def _peak_of(sums):
+    def peak(choice):
+        return max((sum(vector[one] for vector, one in zip(vectors, choice, strict=True)), key)
+                   for key, vectors in sums.items())
+    return peak
+
+
 @pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(range(300), marks=pytest.mark.slow)])
 def test_against_brute_force(seeds):
     proven = unproven = refused = 0
@@ -33,11 +40,7 @@ def test_against_brute_force(seeds):
         if not everything:
             continue
         sums = _sums(network, seed)
-
-        def peak(choice, sums=sums):
-            return max((sum(vector[one] for vector, one in zip(vectors, choice, strict=True)), key)
-                       for key, vectors in sums.items())
-
+        peak = _peak_of(sums)
         needs = sorted({peak(choice)[0] for _, choice in everything})
         for limit in (needs[0], needs[len(needs) // 3], needs[len(needs) // 2], 0.9 * needs[0]):
             least = next((cost for cost, choice in everything if peak(choice)[0] <= limit), None)
@@ -65,3 +68,29 @@ def test_against_brute_force(seeds):
     assert proven > 5 * unproven
     assert proven > len(seeds) // 2
     assert refused
+
+
+@pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(range(300), marks=pytest.mark.slow)])
+def test_what_is_found_costs_no_more_than_what_is_known(seeds):
+    """Also where, without it, nothing that fits is found."""
+    saved = cheaper = 0
+    for seed in seeds:
+        network = random_network(seed, 400)
+        everything = _everything(network)
+        peak = _peak_of(sums := _sums(network, seed))
+        needs = sorted({peak(choice)[0] for _, choice in everything})
+        for limit in (needs[0], needs[len(needs) // 3], needs[len(needs) // 2]) if needs else ():
+            fitting = [(cost, choice) for cost, choice in everything if peak(choice)[0] <= limit]
+            cost, known = fitting[len(fitting) // 2]
+            found = minimise_within_peak(network, sums.get, peak, limit, initial=known)
+            slack = 1e-9 * max(1.0, abs(cost))
+            assert peak(found.assignment)[0] <= limit
+            assert found.lower_bound - slack <= fitting[0][0] <= found.cost + slack <= cost + 2 * slack
+            assert not found.optimal or found.cost <= fitting[0][0] + slack
+            cheaper += found.cost < cost - slack
+            try:
+                saved += minimise_within_peak(network, sums.get, peak, limit).cost > found.cost + slack
+            except InfeasibleError:
+                saved += 1
+    assert cheaper
+    assert saved

@@ -6,7 +6,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.compat import tf
-from pase_mtf.errors import InfeasibleError
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.program import build_program
 from pase_mtf.machine.machine import Machine
@@ -58,3 +58,20 @@ def test_the_strategies_of_one_graph_within_several_limits(densenet, machine):
     assert nothing.seconds == nothing.least == float("inf")  # proven
     with pytest.raises(InfeasibleError):
         find_strategy(densenet, DEVICES, machine, memory_limit=1e3)
+
+
+def test_what_is_known_is_kept_to_however_little_time_there_is(densenet, machine):
+    tight = StrategiesWithin(densenet, machine, DEVICES, time_limit=2.0)
+    limit = 0.5 * tight.free.nbytes
+    known = tight.within(limit)
+    assert evaluate_strategy(densenet, known.configurations, DEVICES, machine).memory_bytes == known.nbytes <= limit
+    for seconds in (1e-6, 1.0):
+        found = find_strategy(densenet, DEVICES, machine, memory_limit=limit, time_limit=seconds,
+                              known=known.configurations)
+        assert found.memory_bytes <= limit
+        assert found.search["lower_bound"] <= found.seconds <= known.seconds * (1 + 1e-9)
+    with pytest.raises(UsageError, match=r"known: 1 configurations for \d+ layers"):
+        find_strategy(densenet, DEVICES, machine, memory_limit=limit, known=known.configurations[:1])
+    with pytest.raises(InfeasibleError):  # in such a time nothing is found
+        find_strategy(densenet, DEVICES, machine, memory_limit=0.9 * known.nbytes, time_limit=1e-6,
+                      known=known.configurations)

@@ -1,6 +1,7 @@
 """Strategies that are drawn: to see how good predictions are, they have to differ in cost, and be legal."""
 
 import dataclasses
+import functools
 
 import pytest
 from small_graphs import perceptron
@@ -14,6 +15,7 @@ from pase_mtf.launch.strategies import finding
 from pase_mtf.launch.strategies.finding import changed_configurations, find_strategies, possible_arms
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import data_parallel, expert
+from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import evaluate_strategy
 
 
@@ -83,6 +85,20 @@ def test_where_every_process_has_a_graph_there_is_no_stock_arm():
     found = find_strategies(plan, perceptron((32, 64, 64, 16), batch=64), Machine.load("h100"))
     assert list(found.strategies) == ["search", "data_parallel", "expert"]
     assert "--clients=one trains it" in found.left_out["stock_data_parallel"]
+
+
+def test_a_search_within_a_limit_begins_with_what_is_known(monkeypatch):
+    """And finds nothing slower, however little time it has."""
+    graph, machine = perceptron((64, 512, 512, 64), batch=64), Machine.load("h100")
+    whole = find_strategies(_plan(memory_limit="none"), graph, machine).strategies
+    plan = _plan(memory_limit=str(int(0.75 * whole["data_parallel"].memory_bytes)), compare="none")
+    best = find_strategies(plan, graph, machine).strategies["search"]
+    assert best.memory_bytes <= plan.options.bytes_per_device(machine)
+    monkeypatch.setattr(finding, "find_strategy", functools.partial(find_strategy, time_limit=1e-6, simulate=0))
+    assert find_strategies(plan, graph, machine).strategies["search"].seconds > best.seconds
+    again = find_strategies(plan, graph, machine, known=best.configurations).strategies["search"]
+    assert again.seconds <= best.seconds
+    assert again.memory_bytes <= plan.options.bytes_per_device(machine)
 
 
 def test_what_does_not_fit_is_no_answer_and_not_compared_with():

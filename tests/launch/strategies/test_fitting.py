@@ -10,6 +10,7 @@ from pase_mtf.launch.arms.program import exported
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.reports.fitting import Choice
+from pase_mtf.launch.strategies import fitting
 from pase_mtf.launch.strategies.fitting import cheapest_counts, fitting_program
 from pase_mtf.models.blocks import blocks_of, choices_of, sets_of
 from pase_mtf.strategy.within import Priced, StrategiesWithin
@@ -86,8 +87,27 @@ def test_without_time_the_bound_is_one():
     assert least == bound(begin) < min(entry.seconds for entry in known.values()) < math.inf
     known, least = cheapest_counts((1, 2, 4), (2, 1), lambda counts: 1.0 * counts[0],
                                    lambda counts: Priced(math.inf, 1.0 * counts[0], math.nan), time_limit=0.0)
-    assert set(known) == {(number, *counts) for number in (1, 2, 4) for counts in ((0, 0), (2, 1))}
-    assert least == 1.0
+    assert set(known) == {(1, 0, 0), (1, 2, 1)}
+    assert least == 1.0  # which proves nothing
+
+
+@pytest.mark.parametrize(("fits", "late"), [((16, 2), True), ((2, 0), False), (None, True)])
+def test_the_most_microbatches_come_first_when_half_of_the_time_is_over(monkeypatch, fits, late):
+    """Every program takes a second of eight, four of which are over when two numbers of microbatches are done."""
+    now, asked = [0.0], []
+    monkeypatch.setattr("pase_mtf.launch.strategies.fitting.time.monotonic", lambda: now[0])
+
+    def price(counts):
+        asked.append(counts)
+        now[0] += 1.0
+        return Priced(*[1.0 * counts[0] if counts == fits else math.inf] * 2, math.nan)
+    known, least = cheapest_counts((1, 2, 4, 8, 16), (2,), lambda counts: 1.0 * counts[0], price, time_limit=8.0)
+    assert asked[:3] == [(1, 0), (1, 2), (2, 0)]
+    assert now[0] <= 8.0
+    if late:
+        assert asked[3:6] == [(2, 2), (16, 2), (16, 0) if fits is None else (4, 0)]
+    assert min(entry.seconds for entry in known.values()) == (math.inf if fits is None else fits[0])
+    assert math.isfinite(least)  # what was not looked at may fit
 
 
 def test_what_a_search_has_not_proven_is_part_of_the_gap():
@@ -129,6 +149,22 @@ def test_programs_of_a_model_beside_all_of_them():
             fewest += 1
             assert f"in {min(fits).microbatches}: {1e3 * fits[min(fits)]:.2f} ms" in found.text()
     assert fewest == 2  # what fits in fewer microbatches computes a block again, which takes longer
+
+
+def test_to_compile_is_not_of_the_time_for_looking(monkeypatch):
+    """Else the first run on a machine finds nothing."""
+    now, ends = [0.0], []
+    monkeypatch.setattr(fitting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(fitting, "compile_kernels", lambda: now.append(now.pop() + 100.0))
+
+    class Programs(fitting._Programs):
+        def __init__(self, *settings):
+            super().__init__(*settings)
+            ends.append(settings[-1])
+    monkeypatch.setattr(fitting, "_Programs", Programs)
+    plan = _plan("alexnet", "1", 4, microbatches="auto", memory_limit="1GB")
+    assert fitting_program(plan, plan.machine).choice.microbatches == 1
+    assert ends == [160.0]
 
 
 @pytest.mark.parametrize(("model", "mesh", "batch", "recompute"), [
