@@ -215,10 +215,10 @@ def train(program: Any, lowering: mtf.Lowering, batches: Iterable[Batch], *,
 
 def _initialize(run: tf.Session, graph: mtf.Graph, values: Mapping[str, np.ndarray]) -> None:
     run.run(tf.global_variables_initializer())
-    if values:
-        for variable in graph.all_variables:
-            if variable.name in values:
-                variable.get_master().load(values[variable.name], run)
+    # All in one go: every run of other nodes takes a look through the whole graph.
+    set_by = {variable.get_master().initializer: values[variable.name]
+              for variable in graph.all_variables if variable.name in values}
+    run.run(list(set_by), {initializer.inputs[1]: value for initializer, value in set_by.items()})
 
 
 def _read_before_updating(fetches: Iterable[tf.Operation]) -> None:
