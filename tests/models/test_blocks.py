@@ -16,7 +16,7 @@ from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms.memory import peak_bytes_per_device, variable_bytes_per_device
-from pase_mtf.launch.arms.program import build_program
+from pase_mtf.launch.arms.program import build_program, variables_by_name
 from pase_mtf.models.blocks import ALL, blocks_of, choices_of, sets_of
 
 
@@ -65,7 +65,7 @@ def test_every_model_has_blocks_and_less_is_there(name):
     config = models.load_config(name, "tiny")
     found = []
     for again in ((), (ALL,)):
-        with tf.Graph().as_default():
+        with tf.Graph().as_default(), variables_by_name():
             program = _program(name, config, again)
             found.append((export_graph(program.graph), blocks_of(program.graph)))
     (kept, blocks), (recomputed, same) = found
@@ -81,7 +81,7 @@ def test_each_block_by_itself(tmp_path):
     config = _config("densenet121", tmp_path)
     flops = []
     for again in ((), ("block1_layer1",), ("block1_layer1", "block2_layer2"), (ALL,)):
-        with tf.Graph().as_default():
+        with tf.Graph().as_default(), variables_by_name():
             flops.append(export_graph(_program("densenet121", config, again).graph).flops)
     assert flops == sorted(set(flops))
 
