@@ -14,6 +14,7 @@ from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.export.exporter import export_as
+from pase_mtf.garbage import uncollected
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 from pase_mtf.lowering.emit import Emitter, on, scopes
@@ -84,6 +85,7 @@ class PlanLowering(mtf.Lowering):
       scopes: name scopes of nodes, and what they were lowered from.
     """
 
+    @uncollected()
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
                  step: tf.Tensor | None = None, shared_memory: bool | None = None, rank: Rank | None = None,
                  updates: Mapping[mtf.Variable, _Mesh] | None = None, turns: Sequence[Turn] | None = None):
