@@ -31,7 +31,7 @@ def _program(name, config, recompute=(), microbatches=1):
                          recompute)
 
 
-def _trained(name, config, rule, recompute=(), microbatches=1):
+def _trained(name, config, rule, recompute, microbatches=1):
     with tf.Graph().as_default():
         program = _program(name, config, recompute, microbatches)
         return harness.train(program, rule(program),
@@ -45,7 +45,7 @@ def _trained(name, config, rule, recompute=(), microbatches=1):
 def test_losses_and_variables_are_those_without(name, kind, tmp_path):
     """On one device without, under a strategy of its own with; dropout draws the same masks again."""
     config = _config(name, tmp_path, dropout=0.0 if models.get(name).batch_statistics else 0.3)
-    wanted = _trained(name, config, harness.stock())
+    wanted = harness.one_device(name, config)
     found = _trained(name, config, harness.under_strategy(kind), (ALL,))
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-9)
     harness.assert_same(found.changes, wanted.changes, 1e-6)
@@ -53,7 +53,7 @@ def test_losses_and_variables_are_those_without(name, kind, tmp_path):
 
 def test_in_microbatches(tmp_path):
     config = _config("transformer", tmp_path)
-    wanted = _trained("transformer", config, harness.stock())
+    wanted = harness.one_device("transformer", config)
     found = _trained("transformer", config, harness.under_strategy("exact"), ("encoder1",), 2)
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-9)
     harness.assert_same(found.changes, wanted.changes, 1e-6)
