@@ -24,7 +24,7 @@ from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
-from pase_mtf.launch.arms.program import Program, build_program
+from pase_mtf.launch.arms.program import Program, build_program, variables_by_name
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.lowering import PlanLowering, lower
 from pase_mtf.lowering.mesh_spec import MeshSpec
@@ -215,10 +215,10 @@ def train(program: Any, lowering: mtf.Lowering, batches: Iterable[Batch], *,
 
 def _initialize(run: tf.Session, graph: mtf.Graph, values: Mapping[str, np.ndarray]) -> None:
     run.run(tf.global_variables_initializer())
-    if values:
-        for variable in graph.all_variables:
-            if variable.name in values:
-                variable.get_master().load(values[variable.name], run)
+    # All in one go: every run of other nodes takes a look through the whole graph.
+    set_by = {variable.get_master().initializer: values[variable.name]
+              for variable in graph.all_variables if variable.name in values}
+    run.run(list(set_by), {initializer.inputs[1]: value for initializer, value in set_by.items()})
 
 
 def _read_before_updating(fetches: Iterable[tf.Operation]) -> None:
@@ -259,7 +259,7 @@ def model_program(name: str, config: Any, optimizer: str = "sgd") -> Program:
 
 def export_model(name: str, config: Any) -> ComputationGraph:
     """The computation graph of a model's training step."""
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         return export_graph(model_program(name, config).graph, name=name)
 
 
@@ -272,7 +272,7 @@ def _model_loss(name: str, config: Any) -> tuple[dict[str, tf.Tensor], mtf.Mesh,
 
 def model_variables(name: str, config: Any) -> dict[str, list[int]]:
     """The shapes of a model's trainable variables, by name."""
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         _, mesh, _ = _model_loss(name, config)
         return {variable.name: variable.shape.to_integer_list for variable in mesh.graph.trainable_variables}
 

@@ -12,7 +12,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.files import write_atomically
-from pase_mtf.launch.arms.program import build_program
+from pase_mtf.launch.arms.program import build_program, variables_by_name
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.find import find_strategy
 
@@ -24,7 +24,7 @@ _BATCH = {"transformer": 16, "gnmt": 16, "rnnlm": 16, "biglstm": 16}
 
 def numbers_of(model: str) -> dict[str, str | float]:
     """The pinned numbers of the tiny preset of a model: what they are -> the number."""
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         program = build_program(models.get(model), models.load_config(model, "tiny"), _BATCH.get(model, 64),
                                 "adam" if model in _ADAM else "sgd", 0.01, seed=3)
         graph = export_graph(program.graph, name=model)

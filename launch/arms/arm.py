@@ -14,6 +14,7 @@ import numpy as np
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import OutOfMemoryError, UsageError
+from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.arms.masters import PassingMasters, few_at_a_time, load_values
@@ -91,7 +92,7 @@ class Arm:
         start = time.perf_counter()
         self._graph = tf.Graph()
         # What names no process belongs to the one that feeds and fetches.
-        with self._graph.as_default(), tf.device(devices.client or None):
+        with self._graph.as_default(), tf.device(devices.client or None), uncollected():
             program = build()
             lowering = lower(program)
             self._works = works(program, lowering) if works else {}

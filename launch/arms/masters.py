@@ -61,7 +61,7 @@ class PassingMasters:
 
 
 def load_values(run: Callable[..., object], variables: Mapping[str, tf.Variable], prefix: str) -> None:
-    """Sets variables, one after another, to the values in files, which may be of another type.
+    """Sets variables, a few at a time, to the values in files, which may be of another type.
 
     Args:
       run: runs nodes, with what is fed.
@@ -72,5 +72,7 @@ def load_values(run: Callable[..., object], variables: Mapping[str, tf.Variable]
       tf.errors.OpError: they are damaged, or hold other variables.
     """
     reader = tf.train.load_checkpoint(prefix)
-    for name, variable in variables.items():
-        run(variable.initializer, {variable.initializer.inputs[1]: reader.get_tensor(name)})
+    for names in few_at_a_time({name: variable.shape.num_elements() for name, variable in variables.items()}):
+        initializers = [variables[name].initializer for name in names]
+        run(initializers, {initializer.inputs[1]: reader.get_tensor(name)
+                           for name, initializer in zip(names, initializers, strict=True)})

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
 from pase_mtf.graph.all_reduces import RING, way_of
-from pase_mtf.lowering.emit import Scope, scopes
+from pase_mtf.lowering.emit import Scope, on, scopes
 from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
 __all__ = ["Collectives", "process_of"]
@@ -112,7 +112,7 @@ class Collectives:
         shape = xs[0].shape.as_list()
 
         def gather(device: str, number: int, x: tf.Tensor) -> tf.Operation:
-            with tf.device(device):
+            with on(device):
                 x = tf.reshape(_carried(x), [1, *shape])
             return self._make(device, number, tf.raw_ops.CollectiveGatherV2, devices, input=x, ordering_token=[])
 
@@ -129,7 +129,7 @@ class Collectives:
         places = [devices.index(member) for member in self._members(devices)]
 
         def exchange(device: str, number: int, row: Sequence[tf.Tensor]) -> tf.Operation:
-            with tf.device(device):
+            with on(device):
                 x = tf.raw_ops.Pack(values=[_carried(row[place]) for place in places], axis=0)
             return self._make(device, number, tf.raw_ops.CollectiveAllToAllV2, devices, input=x, ordering_token=[])
 
@@ -223,7 +223,7 @@ class Collectives:
         for device, entry in zip(devices, given, strict=True):
             if device in self._own:
                 made = make(device, number, entry)
-                with tf.device(device):
+                with on(device):
                     pieces = tf.raw_ops.Unpack(value=made.outputs[0], num=len(devices), axis=0)
                     for piece in pieces:
                         piece.set_shape(shape)
@@ -249,7 +249,7 @@ class Collectives:
         scope = next(scopes())
         keys = {name: self._constant(device, value) for name, value in self.keys(devices, number).items()}
         # Whoever comes later shares it: it must not wait for what is waited for at the moment.
-        with _free(scope), tf.control_dependencies(self._lasts([device])), tf.device(device):
+        with _free(scope), tf.control_dependencies(self._lasts([device])), on(device):
             made = kind(**keys, **attributes, communication_hint=self._hint, timeout_seconds=self._timeout)
         made = made if isinstance(made, tf.Operation) else made.op
         self._set_last(device, made)
@@ -269,7 +269,7 @@ class Collectives:
         """An int32 on a device, made once."""
         scope = next(scopes())
         if (scope, device, value) not in self._constants:
-            with _free(scope), tf.device(device):
+            with _free(scope), on(device):
                 self._constants[scope, device, value] = tf.constant(value, tf.int32, [len(value)] if isinstance(
                     value, tuple) else [])
         return self._constants[scope, device, value]
@@ -314,5 +314,5 @@ def _carried(x: tf.Tensor) -> tf.Tensor:
 
 def _as(dtype: tf.DType, x: tf.Tensor, device: str) -> tf.Tensor:
     """A tensor that was carried in another type, in its own."""
-    with tf.device(device):
+    with on(device):
         return tf.cast(x, dtype)

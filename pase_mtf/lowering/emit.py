@@ -18,7 +18,7 @@ import numpy as np
 from pase_mtf.compat import tf
 from pase_mtf.lowering.exchange import Copies, Exchange
 
-__all__ = ["Emitter", "Scope", "scopes"]
+__all__ = ["Emitter", "Scope", "on", "scopes"]
 
 Scope: TypeAlias = "tuple[tf.Graph, object | None]"
 """Where a node is made: the graph, and the control-flow context (of a loop) in it."""
@@ -40,6 +40,15 @@ def scopes() -> Iterator[Scope]:
             context = context.outer_context
         yield graph, None
         graph = getattr(graph, "outer_graph", None)
+
+
+def on(device: str) -> contextlib.AbstractContextManager[None]:
+    """What is made in this context is on a device.
+
+    As by `tf.device`, which first looks whether TensorFlow is eager outside of the graph. That takes longer than all
+    the rest of it, and nearly every node has a context of its own.
+    """
+    return tf.get_default_graph().device(device)
 
 
 class Emitter:
@@ -96,7 +105,7 @@ class Emitter:
         """The results of fn(device, ...), a tensor or a tuple of them, on every device with its row of the columns."""
         results = []
         for position, device in enumerate(devices):
-            with tf.device(device):
+            with on(device):
                 results.append(fn(device, *(column[position] for column in columns)))
         return results
 
@@ -162,7 +171,7 @@ class Emitter:
             # Shared with whoever comes later: it must not inherit the control dependencies of the moment (dropping
             # them would also leave a loop, where there is one).
             free = tf.control_dependencies(None) if scope[1] is None else contextlib.nullcontext()
-            with free, tf.device(device):
+            with free, on(device):
                 found = tf.constant(np.asarray(value, dtype.as_numpy_dtype), dtype, shape)
             self._constants[key] = found
         return found
@@ -170,7 +179,7 @@ class Emitter:
     def slice(self, device: str, x: tf.Tensor, begin: Sequence[int], size: Sequence[int]) -> tf.Tensor:
         """A region of x."""
         begin, size = self.constant(device, tuple(begin)), self.constant(device, tuple(size))
-        with tf.device(device):
+        with on(device):
             return tf.raw_ops.Slice(input=x, begin=begin, size=size)
 
     def split(self, device: str, x: tf.Tensor, parts: int, axis: int) -> list[tf.Tensor]:
@@ -184,7 +193,7 @@ class Emitter:
     def emit_split(self, device: str, x: tf.Tensor, parts: int, axis: int) -> list[tf.Tensor]:
         """Equal parts of x along an axis, in one node."""
         axis = self.constant(device, axis)
-        with tf.device(device):
+        with on(device):
             return list(tf.raw_ops.Split(axis=axis, value=x, num_split=parts))
 
     def _split_is_fine(self, x: tf.Tensor, parts: int, axis: int) -> bool:
@@ -208,7 +217,7 @@ class Emitter:
         if len(set(sizes)) == 1:
             return self.split(device, x, len(sizes), axis)
         sizes_, axis = self.constant(device, tuple(sizes)), self.constant(device, axis)
-        with tf.device(device):
+        with on(device):
             return list(tf.raw_ops.SplitV(value=x, size_splits=sizes_, axis=axis, num_split=len(sizes)))
 
     def concat(self, device: str, xs: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
@@ -216,7 +225,7 @@ class Emitter:
         if len(xs) == 1:
             return xs[0]
         axis = self.constant(device, axis)
-        with tf.device(device):
+        with on(device):
             return tf.raw_ops.ConcatV2(values=list(xs), axis=axis)
 
     def reshape(self, device: str, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
@@ -224,7 +233,7 @@ class Emitter:
         if x.shape.rank is not None and x.shape.as_list() == list(shape):
             return x
         shape = self.constant(device, tuple(shape))
-        with tf.device(device):
+        with on(device):
             return tf.raw_ops.Reshape(tensor=x, shape=shape)
 
     def transpose(self, device: str, x: tf.Tensor, perm: Sequence[int]) -> tf.Tensor:
@@ -232,7 +241,7 @@ class Emitter:
         if list(perm) == list(range(len(perm))):
             return x
         perm = self.constant(device, tuple(perm))
-        with tf.device(device):
+        with on(device):
             return tf.raw_ops.Transpose(x=x, perm=perm)
 
     def broadcast(self, device: str, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
@@ -240,14 +249,14 @@ class Emitter:
         if x.shape.rank is not None and x.shape.as_list() == list(shape):
             return x
         shape = self.constant(device, tuple(shape))
-        with tf.device(device):
+        with on(device):
             return tf.raw_ops.BroadcastTo(input=x, shape=shape)
 
     def combine(self, device: str, xs: Sequence[tf.Tensor], kind: str) -> tf.Tensor:
         """The elementwise "SUM", "MAX" or "MIN" of tensors of one shape."""
         if len(xs) == 1:
             return xs[0]
-        with tf.device(device):
+        with on(device):
             if kind == "SUM":
                 return tf.raw_ops.AddN(inputs=list(xs))
             binary = {"MAX": tf.raw_ops.Maximum, "MIN": tf.raw_ops.Minimum}[kind]
@@ -264,5 +273,5 @@ class Emitter:
         if not axes:
             return x
         axes = self.constant(device, tuple(axes))
-        with tf.device(device):
+        with on(device):
             return {"SUM": tf.raw_ops.Sum, "MAX": tf.raw_ops.Max, "MIN": tf.raw_ops.Min}[kind](input=x, axis=axes)

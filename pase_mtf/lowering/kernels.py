@@ -21,7 +21,7 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer, LayerOperation
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
-from pase_mtf.lowering.emit import Emitter
+from pase_mtf.lowering.emit import Emitter, on
 from pase_mtf.lowering.equal_nodes import EqualNodes, Value, doing_of
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh import DeviceMeshImpl
@@ -421,7 +421,7 @@ class _SingleOperation(PlanLowering):
             size = self._mesh.slice_shape(tensor.shape)
             blocks = []
             for device in self._mesh.devices:
-                with tf.device(device):
+                with on(device):
                     blocks.append(tf.placeholder(tensor.dtype, size))
             self._stored[tensor] = self._mesh.LaidOutTensor(blocks)
         return self._stored[tensor]

@@ -14,9 +14,10 @@ from pase_mtf.arguments import checked_arguments
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.export.exporter import export_as
+from pase_mtf.garbage import uncollected
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
-from pase_mtf.lowering.emit import Emitter, scopes
+from pase_mtf.lowering.emit import Emitter, on, scopes
 from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
 from pase_mtf.lowering.mesh_spec import MeshSpec
 from pase_mtf.lowering.plans import legal_spec, plan_from_configurations, updates_from_configurations
@@ -84,6 +85,7 @@ class PlanLowering(mtf.Lowering):
       scopes: name scopes of nodes, and what they were lowered from.
     """
 
+    @uncollected()
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
                  step: tf.Tensor | None = None, shared_memory: bool | None = None, rank: Rank | None = None,
                  updates: Mapping[mtf.Variable, _Mesh] | None = None, turns: Sequence[Turn] | None = None):
@@ -345,7 +347,7 @@ class PlanLowering(mtf.Lowering):
         if scope not in self._seeds:
             graph_seed = (tf.get_default_graph().seed or 0) & 0x7fffffff
             top = scope[1] is None and not hasattr(scope[0], "outer_graph")
-            with tf.control_dependencies(None) if top else tf.name_scope("seed"), tf.device(self.emitter.first_own):
+            with tf.control_dependencies(None) if top else tf.name_scope("seed"), on(self.emitter.first_own):
                 if self._step is not None and top:  # every process has the step
                     self._seeds[scope] = tf.stack([graph_seed, tf.cast(self._step, tf.int32)])
                 else:

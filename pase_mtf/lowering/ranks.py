@@ -18,7 +18,7 @@ import numpy as np
 from pase_mtf.compat import func_graph, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.lowering.collectives import Collectives, process_of
-from pase_mtf.lowering.emit import Emitter, scopes
+from pase_mtf.lowering.emit import Emitter, on, scopes
 from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
 __all__ = ["Agreement", "Rank", "RankEmitter", "run_options"]
@@ -173,7 +173,7 @@ class RankEmitter(Emitter):
     def _call(self, fn: Callable, device: str, row: Sequence[object]) -> _Result:
         graph = tf.get_default_graph()
         before = graph.version
-        with tf.device(device), self._in_function():
+        with on(device), self._in_function():
             result = fn(device, *row)
             # A tensor that is known already stays what it was; this one is known by another name.
             fresh = [x if isinstance(x, tf.Tensor) and x.graph is graph and x.op._id > before
@@ -184,7 +184,7 @@ class RankEmitter(Emitter):
         """What fn returns, in a graph that is thrown away: this process has none of the devices."""
         kept, self._constants = self._constants, {}
         try:
-            with func_graph.FuncGraph("shapes").as_default(), tf.device(self.first_own), self._in_function():
+            with func_graph.FuncGraph("shapes").as_default(), on(self.first_own), self._in_function():
                 return fn(device, *(_placeholders(x) for x in row))
         finally:
             self._constants = kept
@@ -324,7 +324,7 @@ class RankEmitter(Emitter):
         """This process's copy, with its ends of the transfers that any process's copy needs: all fetch theirs."""
         own = next(copy for number, copy in zip(self.first_devices, copies, strict=True)
                    if self.devices[number] == self.first_own)
-        with tf.control_dependencies(self.ledger.pins(self.ledger.needs(copies))), tf.device(self.first_own):
+        with tf.control_dependencies(self.ledger.pins(self.ledger.needs(copies))), on(self.first_own):
             return tf.identity(own)
 
     def while_loop(self, condition: Callable, body: Callable, starts: Sequence[Sequence[tf.Tensor]],
@@ -347,7 +347,7 @@ class RankEmitter(Emitter):
             mine = []
             for device, x in brought:
                 if self.owns(device):
-                    with tf.device(device):
+                    with on(device):
                         mine.append(tf.identity(x))
             return mine
 
@@ -363,9 +363,9 @@ class RankEmitter(Emitter):
 
         number = self.ledger.transfer("loop", [list(names) for names in devices])
         bit, mine = self.ledger.bit(number), own(starts)
-        with tf.device(self.first_own):
+        with on(self.first_own):
             mine = self._collectives.behind([tf.constant(0), *mine])
-        with self.ledger.loop() as loop, tf.device(self.first_own):
+        with self.ledger.loop() as loop, on(self.first_own):
             loop.needs |= self.ledger.needs(x for slices in starts for x in slices)
             turns, *results = tf.while_loop(go_on, iterate, mine, back_prop=False,
                                             return_same_structure=True, **options)
@@ -412,14 +412,14 @@ class Agreement:
         groups = dict(exchange.groups)
         last: dict[str, list[tf.Tensor]] = {}
         if len(firsts) > 1:
-            with tf.control_dependencies(None), tf.device(own):
+            with tf.control_dependencies(None), on(own):
                 self._digests = tf.raw_ops.CollectiveGatherV2(
                     input=tf.constant(self._digest[None]), ordering_token=[],
                     **exchange.settings(tuple(self._firsts), _DIGEST))
         for members in groups:
             for device in set(members) & set(mine):
                 # On a device one after the other, in the order in which all ranks know the groups: NCCL wants it.
-                with tf.control_dependencies(None), tf.control_dependencies(last.get(device, [])), tf.device(device):
+                with tf.control_dependencies(None), tf.control_dependencies(last.get(device, [])), on(device):
                     order = tf.raw_ops.CollectiveGatherV2(
                         input=tf.constant([members.index(device)]), ordering_token=[],
                         **exchange.settings(members, _ORDER))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.lowering.emit import on
 
 __all__ = ["Turn", "TurnTaking"]
 
@@ -60,7 +61,7 @@ class TurnTaking:
         """A node behind all that a device does in a turn."""
         key = number, device
         if key not in self._barriers:
-            with (tf.name_scope("turn"), tf.control_dependencies(None), tf.device(device),
+            with (tf.name_scope("turn"), tf.control_dependencies(None), on(device),
                   tf.control_dependencies(self._ends_of(number)[device])):
                 self._barriers[key] = tf.no_op()
         return self._barriers[key]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pase_mtf.compat import mtf, resource_variable_ops, tf
 from pase_mtf.graph.partition import Partition, whole
-from pase_mtf.lowering.emit import Emitter, Scope, scopes
+from pase_mtf.lowering.emit import Emitter, Scope, on, scopes
 from pase_mtf.lowering.reshard import move
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
@@ -98,7 +98,7 @@ class LaidOutVariable:
         """The value of every slice, read now."""
         values = []
         for device, variable in zip(self._mesh_impl.devices, self.laid_out_tensor.all_slices, strict=True):
-            with tf.device(device):
+            with on(device):
                 values.append(self._mesh_impl.emitter.held_on(
                     device, functools.partial(_value, variable), variable.shape, variable.dtype))
         return self._known(values)
@@ -142,7 +142,7 @@ class LaidOutVariable:
                 self._mesh_impl.devices, self.laid_out_tensor.all_slices, values, read, strict=True):
             if not emitter.owns(device):
                 continue
-            with tf.device(device), tf.control_dependencies([] if old is None else [old, *_holders(old, idle)]):
+            with on(device), tf.control_dependencies([] if old is None else [old, *_holders(old, idle)]):
                 result.append(_assign(self._variable, variable, value, assign_fn))
         return result
 
@@ -167,7 +167,7 @@ class LaidOutVariable:
         if self.slice_is_master:
             return []
         variable, mesh_impl = self._variable, self._mesh_impl
-        with tf.device(variable.master_device):
+        with on(variable.master_device):
             master = tf.convert_to_tensor(variable.get_master())
         result = []
         slices = mesh_impl.make_slices(master, variable.shape)
@@ -175,7 +175,7 @@ class LaidOutVariable:
                 mesh_impl.devices, self.laid_out_tensor.all_slices, slices, strict=True):
             if not mesh_impl.emitter.owns(device):
                 continue
-            with tf.device(device):
+            with on(device):
                 result.append(_assign(variable, target, value, mtf.ops.assign_slice))
         return result
 
@@ -199,7 +199,7 @@ class LaidOutVariable:
                 position = self._mesh_impl.emitter.turn(holders)
                 device = self._mesh_impl.devices[position]
                 if self._mesh_impl.emitter.owns(device):
-                    with tf.device(device):
+                    with on(device):
                         value = tf.cast(_value(self.laid_out_tensor.all_slices[position]), variable.master_dtype)
                     found.append(([part * size for part, size in zip(parts, block, strict=True)], value))
         return found
@@ -211,7 +211,7 @@ class LaidOutVariable:
         if mesh_impl.emitter.first_devices is not None:
             return self._collect_on_first(mesh_impl.emitter)
         total = mesh_impl.combine_slices(self.read_again(), variable.shape, device=variable.master_device or None)
-        with tf.device(variable.master_device):
+        with on(variable.master_device):
             return variable.assign_to_master(tf.cast(total, variable.master_dtype))
 
     def _collect_on_first(self, emitter: Emitter) -> tf.Operation:
@@ -221,7 +221,7 @@ class LaidOutVariable:
                       shape.to_integer_list, emitter)
         if not emitter.owns(emitter.devices[0]):
             return emitter.group_for(total, [])
-        with tf.device(variable.master_device):
+        with on(variable.master_device):
             return emitter.group_for(total, [variable.assign_to_master(tf.cast(total, variable.master_dtype))])
 
 
@@ -251,7 +251,7 @@ def _within(name: str, scopes: Collection[str]) -> bool:
 
 def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: str) -> tf.Variable:
     """A variable without an initializer: slices are only ever filled from the master."""
-    with tf.device(device):
+    with on(device):
         variable = resource_variable_ops.UninitializedVariable(trainable=False, dtype=dtype, shape=shape, name=name)
     # It enters itself among the variables that are initialised and saved; slices are neither.
     collection = tf.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)

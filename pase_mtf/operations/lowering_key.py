@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
 from pase_mtf.compat import mtf, tf
 
-__all__ = ["lowering_key"]
+__all__ = ["function_key", "lowering_key"]
 
 # Attributes of operations that say who they are, not what they do.
 _SKIPPED = {"_inputs", "_outputs", "_mesh", "_name", "_unsplittable_dims"}
 _DEEPEST = 6
 # Of these, equal ones are alike.
 _PLAIN = frozenset({str, int, float, bool, type(None), frozenset})
+# These last as long as the process, and hold no graph. Functions are TensorFlow's: those of others are taken apart.
+_LASTING = (*_PLAIN, type, types.CodeType, types.FunctionType, types.BuiltinFunctionType, np.dtype, tf.DType)
 
 
 class _Itself:
@@ -44,6 +46,17 @@ def lowering_key(operation: mtf.Operation) -> Hashable:
     if isinstance(operation, mtf.Variable):
         return type(operation), _key(operation.shape), operation.slice_dtype, operation.activation_dtype
     return _operation_key(operation, 0)
+
+
+def function_key(function: Callable) -> Hashable | None:
+    """Equal for functions that make the same of slices of the same shapes, whatever graph they are of. None where
+    nobody can say, or where a key would hold on to more than code and settings."""
+    key = _key(function)
+    return key if _lasts(key) else None
+
+
+def _lasts(key: object) -> bool:
+    return all(map(_lasts, key)) if type(key) is tuple else isinstance(key, _LASTING)
 
 
 def _operation_key(operation: mtf.Operation, depth: int) -> Hashable:

@@ -11,12 +11,19 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.operations.lowering_key import function_key
 from pase_mtf.operations.nodes import Nodes, run_count
 
 __all__ = ["MadeEarly", "made_early", "traced_nodes"]
+
+_Found = TypeVar("_Found")
+
+_TRACED: dict[Hashable, Any] = {}
+"""What was traced in this process. A program is exported again and again: for its strategy, for every arm, and by a
+search that tries what fits."""
 
 # Neither compute nor move anything: they are there, or pass on their input.
 _STILL = frozenset({"Const", "Placeholder", "Identity", "NoOp", "StopGradient"})
@@ -45,7 +52,7 @@ def traced_nodes(operation: mtf.SlicewiseOperation, gradients: Sequence[mtf.Tens
     key = _text(function), shapes, bool(gradients)
     if key not in known:
         try:
-            known[key] = _trace(function, operation, gradients)
+            known[key] = _once(function, ("nodes", *key[1:]), lambda: _trace(function, operation, gradients))
         except Exception as error:  # whatever a user's function raises that cannot do without its own graph
             what = "gradient of its function" if gradients else "function"
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -85,10 +92,21 @@ def made_early(operation: mtf.Operation, late: Sequence[bool], known: dict[Hasha
     key = "early", _text(forward._tf_fn), shapes, gradient, tuple(late)
     if key not in known:
         try:
-            known[key] = _trace_early(forward, operation._grad_ys if gradient else (), late)
+            known[key] = _once(forward._tf_fn, ("early", *key[2:]), lambda: _trace_early(
+                forward, operation._grad_ys if gradient else (), late))
         except Exception:  # what cannot be traced has been told (`traced_nodes`)
             known[key] = nothing
     return known[key]
+
+
+def _once(function: Callable, given: Hashable, trace: Callable[[], _Found]) -> _Found:
+    """What a trace of a function finds: looked up where a function that makes the same was traced with the same."""
+    key = function_key(function)
+    if key is None:
+        return trace()
+    if (key, given) not in _TRACED:
+        _TRACED[key, given] = trace()
+    return _TRACED[key, given]
 
 
 def _trace_early(forward: mtf.SlicewiseOperation, grad_ys: Sequence[mtf.Tensor], late: Sequence[bool]) -> MadeEarly:

@@ -23,6 +23,7 @@ from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.graph.looked_up import summed_as_rows
 from pase_mtf.graph.partition import Partition
+from pase_mtf.launch.arms.program import variables_by_name
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.transfers import transfers
@@ -34,7 +35,7 @@ _WORDS, _LENGTH, _BATCH, _MODEL = 4096, 32, 16, 128  # of the transformer, tiny
 
 
 def _graph(sharded_updates=False):
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         config = models.load_config("transformer", "tiny")
         return export_graph(harness.model_program("transformer", config).graph, sharded_updates=sharded_updates)
 

@@ -12,6 +12,7 @@ import pytest
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.launch.arms.program import variables_by_name
 
 _PRODUCTS = ("matmul", "convolution")
 
@@ -41,7 +42,7 @@ def _trained(name, config, rule, batches, optimizer="sgd"):
 def test_what_is_kept_is_float32_and_what_is_computed_with_is_not(name, config):
     exported = {}
     for dtype in ("bfloat16", "float32", "float64"):
-        with tf.Graph().as_default():
+        with tf.Graph().as_default(), variables_by_name():
             program = harness.model_program(name, config(name, dtype), "adam")
             exported[dtype] = export_graph(program.graph)
             if dtype == "bfloat16":

@@ -16,7 +16,7 @@ from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms.memory import peak_bytes_per_device, variable_bytes_per_device
-from pase_mtf.launch.arms.program import build_program
+from pase_mtf.launch.arms.program import build_program, variables_by_name
 from pase_mtf.models.blocks import ALL, blocks_of, choices_of, sets_of
 
 
@@ -31,7 +31,7 @@ def _program(name, config, recompute=(), microbatches=1):
                          recompute)
 
 
-def _trained(name, config, rule, recompute=(), microbatches=1):
+def _trained(name, config, rule, recompute, microbatches=1):
     with tf.Graph().as_default():
         program = _program(name, config, recompute, microbatches)
         return harness.train(program, rule(program),
@@ -45,7 +45,7 @@ def _trained(name, config, rule, recompute=(), microbatches=1):
 def test_losses_and_variables_are_those_without(name, kind, tmp_path):
     """On one device without, under a strategy of its own with; dropout draws the same masks again."""
     config = _config(name, tmp_path, dropout=0.0 if models.get(name).batch_statistics else 0.3)
-    wanted = _trained(name, config, harness.stock())
+    wanted = harness.one_device(name, config)
     found = _trained(name, config, harness.under_strategy(kind), (ALL,))
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-9)
     harness.assert_same(found.changes, wanted.changes, 1e-6)
@@ -53,7 +53,7 @@ def test_losses_and_variables_are_those_without(name, kind, tmp_path):
 
 def test_in_microbatches(tmp_path):
     config = _config("transformer", tmp_path)
-    wanted = _trained("transformer", config, harness.stock())
+    wanted = harness.one_device("transformer", config)
     found = _trained("transformer", config, harness.under_strategy("exact"), ("encoder1",), 2)
     np.testing.assert_allclose(found.losses, wanted.losses, rtol=1e-9)
     harness.assert_same(found.changes, wanted.changes, 1e-6)
@@ -65,7 +65,7 @@ def test_every_model_has_blocks_and_less_is_there(name):
     config = models.load_config(name, "tiny")
     found = []
     for again in ((), (ALL,)):
-        with tf.Graph().as_default():
+        with tf.Graph().as_default(), variables_by_name():
             program = _program(name, config, again)
             found.append((export_graph(program.graph), blocks_of(program.graph)))
     (kept, blocks), (recomputed, same) = found
@@ -81,7 +81,7 @@ def test_each_block_by_itself(tmp_path):
     config = _config("densenet121", tmp_path)
     flops = []
     for again in ((), ("block1_layer1",), ("block1_layer1", "block2_layer2"), (ALL,)):
-        with tf.Graph().as_default():
+        with tf.Graph().as_default(), variables_by_name():
             flops.append(export_graph(_program("densenet121", config, again).graph).flops)
     assert flops == sorted(set(flops))
 

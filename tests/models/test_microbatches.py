@@ -13,7 +13,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.launch.arms.program import build_program
+from pase_mtf.launch.arms.program import build_program, variables_by_name
 
 
 def _config(name, tmp_path, **changes):
@@ -63,15 +63,16 @@ def test_every_microbatch_has_a_mask_of_its_own(tmp_path):
             return harness.train(program, harness.stock()(program), [{**fed, "step": step}],
                                  values=harness.random_values(program.graph)).losses[0]
 
-    assert alone(14) != alone(15)
-    np.testing.assert_allclose(loss(7), (alone(14) + alone(15)) / 2, rtol=1e-9)
+    first, second = alone(14), alone(15)
+    assert first != second
+    np.testing.assert_allclose(loss(7), (first + second) / 2, rtol=1e-9)
 
 
 def test_activations_of_one_piece_count(tmp_path):
     config = _config("transformer", tmp_path)
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         whole = export_graph(_program("transformer", config, 1).graph)
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         pieces = export_graph(_program("transformer", config, 4).graph)
     least = [harness.find("exact", graph, 1).memory["activations"] for graph in (whole, pieces)]
     assert least[1] < 0.5 * least[0]
@@ -88,7 +89,7 @@ def test_what_does_not_add_up_is_refused(name, count, message, tmp_path):
 
 @pytest.mark.parametrize("name", models.names())
 def test_models_that_normalise_over_the_batch_say_so(name, tmp_path):
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         program = _program(name, _config(name, tmp_path), 1)
     centred = any(operation.name.rsplit("/", 1)[-1].startswith("center") for operation in program.graph.operations)
     assert models.get(name).batch_statistics == centred

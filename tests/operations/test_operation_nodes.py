@@ -51,6 +51,38 @@ def test_functions_of_one_text_are_traced_once(x):
     assert len(known) == 1
 
 
+_TRACED = []
+
+
+def _counted(x, times):
+    _TRACED.append(times)
+    for _ in range(times):
+        x = tf.sigmoid(x)
+    return x
+
+
+def test_a_function_is_traced_once_whatever_graph_it_is_of():
+    """One that makes something else of the same slices is another; of one that holds who knows what nobody can say."""
+    def nodes(times, held=None):
+        with tf.Graph().as_default():
+            rows = mtf.Dimension("rows", 4)
+            x = mtf.import_tf_tensor(mtf.Mesh(mtf.Graph(), "mesh"), tf.ones([4]), [rows])
+            made = mtf.slicewise(lambda x: _counted(x, times if held is None else times + len(held.values)), [x],
+                                 splittable_dims=[rows])
+            return traced_nodes(made.operation, (), {}).count
+
+    class Held:
+        values = ()
+
+    _TRACED.clear()
+    assert [nodes(times) for times in (2, 5, 2, 5)] == [2, 5, 2, 5]
+    assert _TRACED == [2, 5]
+    held = Held()
+    assert nodes(2, held) == 2
+    held.values = (1,)
+    assert nodes(2, held) == 3
+
+
 def test_the_gradient_that_tensorflow_makes(x):
     y = _slicewise(tf.square, x)
     gradient, = mtf.gradients([mtf.reduce_sum(y)], [x])

@@ -8,7 +8,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.launch.arms.program import build_program
+from pase_mtf.launch.arms.program import build_program, variables_by_name
 from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import data_parallel
 from pase_mtf.strategy.find import find_strategy
@@ -21,7 +21,7 @@ DEVICES = 4
 @pytest.fixture(scope="module")
 def densenet():
     config = models.load_config("densenet121", "tiny")
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), variables_by_name():
         program = build_program(models.get("densenet121"), config, config.batch, "sgd", 0.1, 0)
         return export_graph(program.graph)
 
