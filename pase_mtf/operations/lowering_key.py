@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
 
@@ -22,6 +22,7 @@ _DEEPEST = 6
 # Of these, equal ones are alike.
 _PLAIN = frozenset({str, int, float, bool, type(None), frozenset})
 # These last as long as the process, and hold no graph. Functions are TensorFlow's: those of others are taken apart.
+_LIBRARIES = frozenset({"tensorflow", "mesh_tensorflow", "numpy", "math", "functools", "itertools", "operator"})
 _LASTING = (*_PLAIN, type, types.CodeType, types.FunctionType, types.BuiltinFunctionType, np.dtype, tf.DType)
 
 
@@ -49,10 +50,45 @@ def lowering_key(operation: mtf.Operation) -> Hashable:
 
 
 def function_key(function: Callable) -> Hashable | None:
-    """Equal for functions that make the same of slices of the same shapes, whatever graph they are of. None where
-    nobody can say, or where a key would hold on to more than code and settings."""
-    key = _key(function)
+    """Equal for functions that make the same of slices of the same shapes, whatever graph they are of and whenever that
+    is. None where nobody can say, or where a key would hold on to more than code and settings."""
+    key = _key(function), tuple([(name, _library(value) if isinstance(value, types.ModuleType) else _key(value))
+                                 for name, value in _globals(function)])
     return key if _lasts(key) else None
+
+
+def _globals(function: Callable) -> Iterator[tuple[str, object]]:
+    """What a function finds by the names of its module, and the functions that it calls do: others may stand there
+    tomorrow."""
+    left: list[object] = [function]
+    seen = set[int]()
+    while left:
+        value = left.pop()
+        if isinstance(value, functools.partial):
+            left += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, (list, tuple)):
+            left += value
+        elif isinstance(value, types.FunctionType) and not _of_tensorflow(value) and id(value) not in seen:
+            seen.add(id(value))
+            left += [*map(_content, value.__closure__ or ()), *(value.__defaults__ or ()),
+                     *(value.__kwdefaults__ or {}).values()]
+            for name in sorted(_names(value.__code__) & value.__globals__.keys()):
+                yield name, value.__globals__[name]
+                left.append(value.__globals__[name])
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that code looks up, with the functions that are made in it."""
+    return set(code.co_names).union(*[_names(part) for part in code.co_consts if isinstance(part, types.CodeType)])
+
+
+def _library(module: types.ModuleType) -> Hashable:
+    """A module by name, if it stays as it is."""
+    return module.__name__ if module.__name__.split(".")[0] in _LIBRARIES else _Itself(module)
+
+
+def _of_tensorflow(function: types.FunctionType) -> bool:
+    return str(function.__module__).startswith("tensorflow.")
 
 
 def _lasts(key: object) -> bool:
@@ -87,7 +123,7 @@ def _key(value: object, depth: int = 0) -> Hashable:
         return "list", tuple(_key(item, depth + 1) for item in value)
     if isinstance(value, dict):
         return "dict", tuple((name, _key(value[name], depth + 1)) for name in sorted(value, key=str))
-    if isinstance(value, types.FunctionType) and not str(value.__module__).startswith("tensorflow."):
+    if isinstance(value, types.FunctionType) and not _of_tensorflow(value):
         cells = tuple(_key(_content(cell), depth + 1) for cell in value.__closure__ or ())
         defaults = _key(value.__defaults__, depth + 1), _key(value.__kwdefaults__, depth + 1)
         return "function", value.__module__, value.__code__, cells, defaults

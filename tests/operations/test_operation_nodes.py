@@ -1,9 +1,12 @@
 """What an operation of Mesh-TF becomes on a device: nodes and traffic."""
 
+import types
+
 import pytest
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.operations import tracing
 from pase_mtf.operations.facts import read_operations
 from pase_mtf.operations.nodes import Nodes
 from pase_mtf.operations.tracing import MadeEarly, made_early, traced_nodes
@@ -51,36 +54,49 @@ def test_functions_of_one_text_are_traced_once(x):
     assert len(known) == 1
 
 
-_TRACED = []
+_TIMES = 1
 
 
-def _counted(x, times):
-    _TRACED.append(times)
-    for _ in range(times):
-        x = tf.sigmoid(x)
-    return x
+def _several(x):
+    return _twice(x) if _TIMES == 2 else tf.sigmoid(x)
 
 
-def test_a_function_is_traced_once_whatever_graph_it_is_of():
-    """One that makes something else of the same slices is another; of one that holds who knows what nobody can say."""
-    def nodes(times, held=None):
+def _twice(x):
+    return tf.sigmoid(tf.sigmoid(x))
+
+
+def test_a_function_is_traced_once_whatever_graph_it_is_of(monkeypatch):
+    """One that makes something else of the same slices is another, also where only what its module holds has changed;
+    of one that holds who knows what nobody can say."""
+    traces, trace = [], tracing._trace
+    monkeypatch.setattr(tracing, "_trace", lambda *given: traces.append(given) or trace(*given))
+    monkeypatch.setattr(tracing, "_TRACED", {})
+
+    def nodes(function):
         with tf.Graph().as_default():
             rows = mtf.Dimension("rows", 4)
             x = mtf.import_tf_tensor(mtf.Mesh(mtf.Graph(), "mesh"), tf.ones([4]), [rows])
-            made = mtf.slicewise(lambda x: _counted(x, times if held is None else times + len(held.values)), [x],
-                                 splittable_dims=[rows])
-            return traced_nodes(made.operation, (), {}).count
+            return traced_nodes(mtf.slicewise(function, [x], splittable_dims=[rows]).operation, (), {}).count
 
-    class Held:
-        values = ()
+    def powers(times):
+        def function(x):
+            for _ in range(times):
+                x = tf.sigmoid(x)
+            return x
+        return function
+    assert [nodes(powers(times)) for times in (2, 5, 2, 5)] == [2, 5, 2, 5]
+    assert len(traces) == 2
+    assert [nodes(lambda x: _several(x)) for _ in range(2)] == [1, 1]
+    assert len(traces) == 3
+    monkeypatch.setitem(globals(), "_TIMES", 2)
+    assert nodes(lambda x: _several(x)) == 2
+    monkeypatch.setitem(globals(), "_twice", lambda x: tf.sigmoid(tf.sigmoid(tf.sigmoid(x))))
+    assert nodes(lambda x: _several(x)) == 3
 
-    _TRACED.clear()
-    assert [nodes(times) for times in (2, 5, 2, 5)] == [2, 5, 2, 5]
-    assert _TRACED == [2, 5]
-    held = Held()
-    assert nodes(2, held) == 2
-    held.values = (1,)
-    assert nodes(2, held) == 3
+    held = types.SimpleNamespace(times=2)
+    assert nodes(lambda x: powers(held.times)(x)) == 2
+    held.times = 3
+    assert nodes(lambda x: powers(held.times)(x)) == 3
 
 
 def test_the_gradient_that_tensorflow_makes(x):
