@@ -10,6 +10,8 @@ the strategy.
   tensor itself is there until all have read it that read it as it lies.
 - A gradient that devices have to sum: until the backward pass is over, for one device may be ahead of the others. What
   the update makes of it comes after that, in its place.
+- What a loop adds up: the sum, from the first iteration on, which is summed over devices when the loop has ended; and
+  what an iteration adds beside it, until that has ended, for an addition may be left until then.
 - What a copy is put together from, while it is made (`cost.copies`).
 - What the last reader of a tensor or a copy writes in its place, which counts instead of it from then on.
 - What arrives for a sum, or the sum itself, as large as what is summed, while that is made: of gradients that waited

@@ -222,7 +222,8 @@ class _Exporter:
             inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            held=self._lifetimes.of_outputs(fact.operation) if not fact.assigns else (),
+            held=self._lifetimes.of_outputs(fact.operation)
+            if not fact.assigns and fact.operation not in self._flow.parts else (),
             pending_outputs=tuple([number for number, tensor in enumerate(fact.outputs)
                                    if tensor in self._pending_on_edges]),
             looked_up=self._looked_up(fact.outputs[0]) if fact.outputs else ())
@@ -255,10 +256,12 @@ class _Exporter:
                     phase=self._phases[self._index_of[id(maker)]], kind="pointwise", flops=float(output.size),
                     dims=tuple(dict.fromkeys(filter(None, operand.dims))), inputs=(operand, operand),
                     outputs=(operand,), trips=self._trips_in(fact))
-                found.setdefault(group, []).append(adding)
+                each = [adding]
                 if sums:
-                    found[group].append(dataclasses.replace(
+                    each.append(dataclasses.replace(
                         adding, kind="none", flops=0.0, inputs=(operand,), reduced=sums, trips=fact.trips))
+                each[-1] = dataclasses.replace(each[-1], held=self._lifetimes.of_sum(output))
+                found.setdefault(group, []).extend(each)
         return found
 
     def _running_loops(self) -> list[OperationFacts]:

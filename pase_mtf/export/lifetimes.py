@@ -71,6 +71,11 @@ class Lifetimes:
                     if (step, begin) not in self._in_place) if number >= 0 else ()
         return (*held, *products)
 
+    def of_sum(self, total: mtf.Tensor) -> tuple[Held, ...]:
+        """When what a loop adds up is there, as the output of an operation of its own."""
+        return tuple(held._replace(output=0) for held in self.of_outputs(total.operation)
+                     if total.operation.outputs[held.output] is total)
+
     def of_copy(self, tensor: mtf.Tensor, layer: int) -> tuple[HeldCopy, ...]:
         """From when to when a copy of a tensor is there, in the layout of a layer that reads it, in every order. Of
         tensors that are the same to lowering, the first that is asked for has it, the others have none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +65,7 @@ class Found(NamedTuple):
       updated: variable -> the place at which it is assigned.
       places: how many there are. The last is no operation's: all gradients that had to wait have been used.
       last_gradient: the place at which the backward pass is over.
+      ended: the places at which loops end that add something up.
       in_place: steps that make a product where something lies that nobody reads any more -> the place of each.
     """
 
@@ -73,6 +74,7 @@ class Found(NamedTuple):
     updated: dict[mtf.Operation, int]
     places: int
     last_gradient: int
+    ended: frozenset[int]
     in_place: dict[int, int]
 
 
@@ -110,6 +112,7 @@ class _Lives:
         self.waiting = steps.waiting.copy()
         self.lies_in = np.arange(len(self._nbytes))
         self._read()
+        self._ended = frozenset(self._add_up())
 
     def _read(self) -> None:
         """What is read is there until its last reader is done, and copied by then."""
@@ -138,6 +141,17 @@ class _Lives:
             made, now = int(self.begin[source]), int(self._place[step])
             self._updated[variable] = made if 0 <= made < now else now
 
+    def _add_up(self) -> Iterator[int]:
+        """A sum that a loop makes is there from its first iteration on. What an iteration adds is there beside it until
+        that has ended: TensorFlow may leave additions until then. Yields the places at which loops have ended."""
+        for loop, turning in self._steps.loops.items():
+            for inside, total in turning.added_up:
+                self.begin[total] = self._loops[loop][0]
+                if self.begin[inside] >= 0:
+                    self.end[inside] = max(self.end[inside], int(self._place[turning.step]) - 1)
+            if turning.added_up:
+                yield int(self._place[turning.step])
+
     def found(self) -> Found:
         """All of it."""
         steps, settled = self._steps, self._steps.count
@@ -163,7 +177,7 @@ class _Lives:
         copies = Spans(begin, self.copy_end, self._until(copies_taken), self.begin[self.lies_in[name]],
                        copies_taken_at)
         return Found(Intervals(*map(np.concatenate, zip(*intervals, strict=True))), copies, self._updated, settled + 1,
-                     self._last_gradient, in_place)
+                     self._last_gradient, self._ended, in_place)
 
     def _interval(self, tensor: np.ndarray, begin: np.ndarray, end: np.ndarray, *, times: float = 1.0,
                   waits_until: np.ndarray | None = None, shared_until: np.ndarray | None = None,
@@ -189,7 +203,7 @@ class _Lives:
         return min(max(awaited), int(self._place[early.step]))
 
     def _of_loops(self) -> list[Intervals]:
-        """What loops hold besides: what goes round, of the iteration before as well; what they add up so far."""
+        """What loops hold besides: what goes round, of the iteration before as well."""
         found = []
         for loop, turning in self._steps.loops.items():
             tensors = np.array([tensor for tensor in turning.handed_on if self.begin[tensor] >= 0], np.int64)

@@ -16,7 +16,8 @@ _JOINED = 0.01
 
 def moments(order: Found, steps: Steps) -> np.ndarray:
     """The number of the moment that each place belongs to; at a moment all is there that is there at any of its places.
-    What may be moved counts as if it were, and all that is made as if it had to be summed.
+    What may be moved counts as if it were, and all that is made as if it had to be summed; what a loop adds up is, when
+    it has ended, and what an iteration adds has gone by then.
 
     Args:
       order: of the operations.
@@ -42,7 +43,7 @@ def moments(order: Found, steps: Steps) -> np.ndarray:
     together = largest = 0.0
     for place, (live, new) in enumerate(zip(np.cumsum(born - gone).tolist(), born.tolist(), strict=True)):
         union, most = together + new, max(largest, live)
-        if found and place != places - 1 and union <= (1 + _JOINED) * most:
+        if found and place != places - 1 and place - 1 not in order.ended and union <= (1 + _JOINED) * most:
             together, largest = union, most
             found.append(found[-1])
         else:

@@ -27,6 +27,10 @@ def awaited_by(fact: OperationFacts, maker: dict[mtf.Tensor, int], flow: Flow) -
       Indices of operations, its own not among them.
     """
     found = set(fact.makers)
+    if flow.sums:  # a loop has added up when it has ended
+        found.update([maker[made] for made in map(flow.made, fact.reads) if made in flow.sums])
+        if fact.operation in flow.parts:
+            found.update([maker.get(flow.origin(inside), -1) for inside, _ in flow.parts[fact.operation].accumulators])
     for dependency in fact.rule.waits_for(fact.operation):
         outputs = dependency.outputs if isinstance(dependency, mtf.Operation) else [dependency]
         found.update([maker.get(flow.origin(tensor), -1) for tensor in outputs])
@@ -88,8 +92,8 @@ def runs_at_once(running: Sequence[OperationFacts], awaited: dict[int, set[int]]
 
 
 def late_sums(running: Sequence[OperationFacts], awaited: dict[int, set[int]], phases: Sequence[str]) -> set[int]:
-    """Sums of the backward pass that nothing but updates wait for, such as biases' gradients: of those that read the
-    same they come first, and what comes last is run first.
+    """Sums of the backward pass that nothing but updates, or the end of a loop, wait for, such as biases' gradients: of
+    those that read the same they come first, and what comes last is run first.
 
     Args:
       running, awaited, phases: of `runs_at_once`.
@@ -97,7 +101,8 @@ def late_sums(running: Sequence[OperationFacts], awaited: dict[int, set[int]], p
     Returns:
       Indices of operations.
     """
-    awaited_before = {other for fact in running if phases[fact.index] != UPDATE for other in awaited[fact.index]}
+    awaited_before = {other for fact in running if phases[fact.index] != UPDATE
+                      and not fact.rule.body(fact.operation) for other in awaited[fact.index]}
     sums = {fact.index for fact in running if phases[fact.index] == BACKWARD and fact.kind == "reduction"}
     return sums - awaited_before
 

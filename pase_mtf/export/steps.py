@@ -29,14 +29,17 @@ class Tensors:
       number: tensor -> its number.
       step: of each, the step of its operation; -1 where that does not run.
       output: of each, which output of its operation it is.
-      layer: of each, the number of the layer that makes it; -1 where none does.
+      layer: of each, the number of the layer that makes it; -1 where none does. A sum that a loop makes is of the layer
+        whose outputs it adds up.
       nbytes: of each, whole.
       alike: of each, a number that tensors of one shape and type have in common.
-      maker: of each, the operation that makes it; None of what goes round in a loop by a name that the loop gives.
+      maker: of each, the operation that makes it, or what a loop adds up to it; None of what goes round in a loop by a
+        name that the loop gives.
     """
 
     def __init__(self, running: Sequence[OperationFacts], facts: Sequence[OperationFacts],
-                 layers: dict[int, int]) -> None:
+                 flow: Flow, layers: dict[int, int]) -> None:
+        self._flow = flow
         self._maker = {tensor: fact for fact in facts for tensor in fact.outputs}
         self._layers = layers
         self.step_of = {fact.operation: step for step, fact in enumerate(running)}
@@ -60,10 +63,11 @@ class Tensors:
         outputs = operation.outputs
         self.step.append(self.step_of.get(operation, -1))
         self.output.append(outputs.index(tensor) if len(outputs) > 1 and tensor in outputs else 0)
-        self.layer.append(self._layers.get(id(operation), -1))
+        added = tensor in self._flow.sums
+        self.layer.append(self._layers.get(id(self._flow.owner(tensor).operation if added else operation), -1))
         self.nbytes.append(float(math.prod([dim.size for dim in dims]) * dtype.size))
         self.alike.append(self._kinds.setdefault((dtype, tuple(dims)), len(self._kinds)))
-        self.maker.append(self._maker.get(tensor))
+        self.maker.append(self._maker.get(self._flow.origin(tensor) if added else tensor))
         return number
 
 
@@ -117,12 +121,14 @@ class TurningLoop(NamedTuple):
     Attributes:
       step: its own; -1 where it does not run.
       members: the steps in it, its own among them.
-      handed_on: what goes round in it, and what it adds up, each as the tensor that it lies in.
+      handed_on: what goes round in it, as the tensor that it lies in.
+      added_up: (what an iteration adds, as the tensor that it lies in; the sum).
     """
 
     step: int
     members: list[int]
     handed_on: list[int]
+    added_up: list[tuple[int, int]]
 
 
 class Steps:
@@ -175,7 +181,7 @@ class Steps:
         self._over_shared: list[tuple[int, int, int, int]] = []
         self._waiting: set[int] = set()
         self._of_waiting: set[int] = set()
-        self.tensors, self.count = Tensors(running, facts, layers), len(running)
+        self.tensors, self.count = Tensors(running, facts, flow, layers), len(running)
         self.assigned: list[tuple[mtf.Operation, int, int]] = []
         self.early: list[Early] = []
         self.over: list[Over] = []
@@ -212,14 +218,18 @@ class Steps:
         maker = self.tensors.maker[tensor]
         return maker is not None and self._phases[maker.index] == BACKWARD
 
+    def _sources(self, fact: OperationFacts) -> Sequence[mtf.Tensor]:
+        """What it reads, as the tensors that are there."""
+        return tuple(map(self._flow.made, fact.reads)) if self._flow.sums else fact.sources
+
     def _step(self, step: int, fact: OperationFacts) -> Sequence[int]:
         """Reads an operation; returns those of its outputs that take memory."""
         phase, first, first_read = self._phases[fact.index], len(self._names), len(self._reads)
-        sources = [] if fact.operation in self._flow.parts else [self._lies_in(tensor) for tensor in fact.sources]
+        sources = [] if fact.operation in self._flow.parts else list(map(self._lies_in, self._sources(fact)))
         if sources:
             self._read(step, fact, sources)
         makes = self._makes(fact)
-        self.assigned += [(variable, step, self._lies_in(self._flow.origin(value))) for variable, value in fact.assigns]
+        self.assigned += [(variable, step, self._lies_in(self._flow.made(value))) for variable, value in fact.assigns]
         if phase == UPDATE:
             waiting = [source for source in sources if source in self._made and self._is_gradient(source)]
             self._waiting.update(waiting)
@@ -237,7 +247,7 @@ class Steps:
     def _read(self, step: int, fact: OperationFacts, sources: Sequence[int]) -> None:
         layer, leaves = self._layers.get(id(fact.operation), -1), 0
         updated = {id(value): variable for variable, value in fact.assigns}
-        for source, origin, tensor in zip(sources, fact.sources, fact.reads, strict=True):
+        for source, origin, tensor in zip(sources, self._sources(fact), fact.reads, strict=True):
             if fact.loops:
                 maker = self.tensors.maker[source]
                 left = tuple([loop for loop in fact.loops if maker is None or loop not in maker.loops])
@@ -253,12 +263,13 @@ class Steps:
         outputs = operation.outputs
         if fact.rule.is_variable:  # read as it lies, or converted to another type
             outputs = [tensor for tensor in outputs if tensor.dtype.size != operation.slice_dtype.size]
-        elif fact.rule.is_constant or operation in self._flow.parts or (
-                not fact.reads and fact.rule.leader(operation) is not operation):
+        elif operation in self._flow.parts:
+            outputs = [tensor for tensor in outputs if tensor in self._flow.sums]
+        elif fact.rule.is_constant or (not fact.reads and fact.rule.leader(operation) is not operation):
             outputs = []
-        elif fact.kind == "none" and fact.sources:
+        elif fact.kind == "none" and (sources := self._sources(fact)):
             for number, tensor in enumerate(outputs):
-                source = fact.sources[min(number, len(fact.sources) - 1)]
+                source = sources[min(number, len(sources) - 1)]
                 self._views[self.tensors.of(tensor)] = self._lies_in(source)
                 if fact.rule.is_same:
                     self._same[self.tensors.of(tensor)] = self.same(self.tensors.of(source))
@@ -303,9 +314,12 @@ class Steps:
     def _turning_loops(self, running: Sequence[OperationFacts]) -> dict[mtf.Operation, TurningLoop]:
         found = {}
         for loop, parts in self._flow.parts.items():
-            handed_on = [*(variable.next for variable in parts.variables), *(inner for inner, _ in parts.accumulators)]
-            found[loop] = TurningLoop(self.tensors.step_of.get(loop, -1), [],
-                                      [self._lies_in(self._flow.origin(tensor)) for tensor in handed_on])
+            step = self.tensors.step_of.get(loop, -1)
+            handed_on = [self._lies_in(self._flow.made(variable.next)) for variable in parts.variables]
+            added_up = [(self._lies_in(self._flow.made(inside)), self.tensors.of(output))
+                        for inside, output in parts.accumulators] if step >= 0 else []
+            self._waiting.update(inside for inside, total in added_up if total in self._waiting)
+            found[loop] = TurningLoop(step, [], handed_on, added_up)
         for step, fact in enumerate(running):
             if fact.loops or fact.operation in found:
                 for loop in (*fact.loops, *([fact.operation] if fact.operation in found else [])):

@@ -35,11 +35,13 @@ class Flow:
     Attributes:
       loops_of: operation -> the loops that it is in, outermost first.
       parts: loop -> its variables and accumulators.
+      sums: what comes out of a loop that adds it up -> what every iteration adds.
     """
 
     def __init__(self, graph: mtf.Graph) -> None:
         self.loops_of: dict[mtf.Operation, Loops] = dict(_with_loops(graph.operations))
         self.parts: dict[mtf.Operation, LoopParts] = {}
+        self.sums: dict[mtf.Tensor, mtf.Tensor] = {}
         self._seen: set[mtf.Tensor] = set()  # anew in every iteration
         self._before: dict[mtf.Tensor, mtf.Tensor] = {}  # made in this step, in the order of the graph
         self._after: dict[mtf.Tensor, mtf.Tensor] = {}  # made by the iteration before
@@ -54,12 +56,18 @@ class Flow:
                 for seen in variable.seen:
                     self._before[seen], self._after[seen] = variable.start, variable.next
             for inside, output in parts.accumulators:
-                self._before[output] = self._after[output] = inside
+                self.sums[output] = self._before[output] = self._after[output] = inside
         self._owners: dict[mtf.Tensor, mtf.Tensor] = {}
 
     def origin(self, tensor: mtf.Tensor) -> mtf.Tensor:
         """The tensor that an operation before has made, of which this one is a later name or value."""
         while tensor in self._before:
+            tensor = self._before[tensor]
+        return tensor
+
+    def made(self, tensor: mtf.Tensor) -> mtf.Tensor:
+        """The tensor that takes memory under this name: the origin, but of what a loop adds up, the sum."""
+        while tensor in self._before and tensor not in self.sums:
             tensor = self._before[tensor]
         return tensor
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 from nets import Builder, build, dim, microbatches
 from prices import price_strategy
 
 from pase_mtf.compat import mtf, tf
+from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.find import find_layout
@@ -185,3 +187,47 @@ def test_the_batch_divides_the_work_of_a_loop():
                     for rules in ({}, {"batch": "all"}))
     assert split["forward"] < 0.5 * whole["forward"]
     assert split["all-reduce backward"] > 0.0 == whole["all-reduce backward"]
+
+
+def _trained_in_microbatches():
+    """The graph, the operations that make gradients of its weights, and those that stand for the sums of these."""
+    with tf.Graph().as_default():
+        net = microbatches(Builder(tf.float32), 2, errors=False)
+        mtf.optimize.SgdOptimizer(0.1).apply_grads(net.gradients, net.graph.trainable_variables)
+        graph = export_graph(net.graph)
+    backward = [operation for layer in graph.layers for operation in layer.operations if operation.phase == "backward"]
+    sums = [operation for operation in backward if operation.type == "WhileLoopOperation" and operation.reduced]
+    gradients = [operation for operation in backward if any(held.waits_until >= 0 for held in operation.held)
+                 and operation not in sums]
+    assert len(gradients) == len(sums) == 3
+    return graph, gradients, sums
+
+
+def test_what_an_iteration_adds_is_there_until_that_has_ended():
+    """All of it, for additions may be left until then; and no longer."""
+    _, gradients, _ = _trained_in_microbatches()
+    for order in range(2):
+        ends = {operation.held[order].end for operation in gradients}
+        assert len(ends) == 1
+        assert max(operation.held[order].waits_until for operation in gradients) <= min(ends)
+
+
+def test_the_sums_of_a_loop_are_there_while_it_turns_and_wait_for_other_devices_after_it():
+    graph, gradients, sums = _trained_in_microbatches()
+    assert [len(operation.held) for operation in sums] == [2, 2, 2]
+    for order in range(2):
+        for total in (operation.held[order] for operation in sums):
+            assert total.begin < min(operation.held[order].begin for operation in gradients)
+            assert total.waits_until > max(operation.held[order].end for operation in gradients)
+    # On devices of their own, what arrives for the largest counts, when what the last iteration added has gone.
+    split = configurations_of_layout(graph, [("all", 4)], {"batch": "all"})
+    moment = sums[0].held[0].waits_until
+    largest = max(4 * math.prod(operation.outputs[0].shape) for operation in sums)
+
+    def bytes_at(graph):
+        return sum(float(MemoryModel(graph).layer(number, [one], moment)[0]) for number, one in enumerate(split))
+
+    summed_before = dataclasses.replace(graph, layers=tuple(dataclasses.replace(layer, operations=tuple(
+        dataclasses.replace(operation, reduced=()) if operation in sums else operation
+        for operation in layer.operations)) for layer in graph.layers))
+    assert bytes_at(graph) >= bytes_at(summed_before) + largest
