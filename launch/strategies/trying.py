@@ -33,7 +33,7 @@ by in the median (docs/benchmarks/accuracy.md, docs/benchmarks/cluster.md)."""
 _TURNS = 4
 _SHARE = 0.2
 """Of --measure_seconds: no further turn is begun after it."""
-_AT_ONCE = 1.2
+_CLEARLY = 1.2
 """Times the fastest: what is slower drops out after one turn. What is nearer has another one, however little its steps
 differ within a turn: a moment in which the machine is slower looks like a slower arm."""
 _FEWEST = 3
@@ -161,7 +161,7 @@ def try_steps(arms: Sequence[Trainable], batches: Sequence[Batch], seconds: floa
             count = int(max(_FEWEST, min(len(batches), fitting)))
         else:
             timings = _timings(walls)
-            limit = min(timing.upper for timing in timings.values()) * (_AT_ONCE if turn == 1 else 1.0)
+            limit = min(timing.upper for timing in timings.values()) * (_CLEARLY if turn == 1 else 1.0)
             left = [arm for arm in left if timings[arm.name].lower <= limit]
     return _timings(walls)
 

@@ -170,7 +170,7 @@ def pull_steps(steps: Steps, begin: int, kind: int, given: np.ndarray, listed: n
         highest = max(highest, given[c])
     end = begin + len(given) * len(taken)
     along, across = len(listed) * len(taken), len(wanted) * min(len(given), _SIDE_BY_SIDE * len(listed))
-    turn = rows == (along < across)
+    turn = along < across if rows else across < along
     if turn and steps.vain[kind] >= 0.0:
         steps.vain[kind] += abs(across - along)
         if len(steps.turned) and steps.vain[kind] > _TURNING * (end - begin):
