@@ -79,12 +79,23 @@ def operation_threads(devices: int) -> int:
     return max(1, int(cores() // devices))
 
 
+_VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sve": "SVE"}
+"""Instructions for vectors by the kernel's word for them, the widest of a processor first."""
+
+
 def processor_name() -> str:
-    """What the system calls its processor, as in "Xeon Gold 6130"."""
+    """What the system calls its processor, and its widest vectors, as in "Xeon Gold 6130 with AVX-512".
+
+    The name alone may not tell processors apart: on a virtual machine it can be that of a whole family, "AMD EPYC",
+    and TensorFlow chooses its kernels by the vectors.
+    """
+    said: dict[str, str] = {}
     for line in _read(_PROC / "cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        field, _, value = line.partition(":")
+        said.setdefault(field.strip().lower(), value.strip())
+    can = f"{said.get('flags', '')} {said.get('features', '')}".split()
+    name = said.get("model name") or platform.processor() or platform.machine()
+    return next((f"{name} with {vectors}" for flag, vectors in _VECTORS.items() if flag in can), name)
 
 
 def describe_host() -> str:

@@ -57,6 +57,19 @@ def test_cores(kernel, files, expected):
     assert cores() == expected
 
 
+@pytest.mark.parametrize(("lines", "expected"), [
+    ("model name\t: Abacus 7\nflags\t\t: fpu avx avx2 fma avx512f avx512bw\n", "Abacus 7 with AVX-512"),
+    ("model name\t: Abacus 7\nflags\t\t: fpu avx avx2 fma\n", "Abacus 7 with AVX2"),
+    ("model name\t: Abacus 7\nflags\t\t: fpu sse4_2\n", "Abacus 7"),
+    ("Features\t: fp asimd sve\nCPU part\t: 0xd40\n", "loom with SVE"),  # ARM's kernel tells no name
+    ("processor\t: 0\n", "loom"),
+])
+def test_processors_of_one_name_are_told_apart_by_their_vectors(kernel, monkeypatch, lines, expected):
+    monkeypatch.setattr(runtime.platform, "processor", lambda: "loom")
+    kernel({"proc/cpuinfo": f"{lines}\n{lines}"})
+    assert runtime.processor_name() == expected
+
+
 def test_the_host_is_described_with_the_cores_of_its_quota(kernel):
     assert describe_host() == "Abacus 7 (16 cores)"
     kernel({"cgroup/cpu.max": "200000 100000"})
