@@ -10,6 +10,7 @@ fullest device. Writes docs/benchmarks/memory.json and memory.md.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import statistics
@@ -42,7 +43,7 @@ from pase_mtf.strategy.experts import data_parallel, expert, zero
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["STEPS", "Measured", "document", "main", "measure", "strategies"]
+__all__ = ["STEPS", "Measured", "Way", "document", "main", "measure", "strategies"]
 
 STEPS = 3
 """Traced steps of every strategy."""
@@ -50,6 +51,8 @@ _DEVICES = (4,)
 _FRACTIONS = 4
 _SECONDS = 2.0
 """Of the search of a point."""
+_PIECES = 4
+"""Into so many microbatches a batch is cut."""
 _BY_HAND = {"data_parallel": data_parallel, "expert": expert}
 
 
@@ -58,15 +61,31 @@ def _machine(name: str) -> Machine:
     return dataclasses.replace(Machine.load(name), shared_cores=True)
 
 
-def _program(model: str, recompute: Sequence[str] = ()) -> Program:
-    config = models.load_config(model, "tiny")
-    return build_program(models.get(model), config, config.batch, config.optimizer, config.learning_rate, 0,
-                         recompute=recompute)
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a model's step is computed.
+
+    Attributes:
+      recompute: the blocks that are computed again in the backward pass.
+      microbatches: in how many pieces the batch is computed, one after the other.
+    """
+
+    recompute: tuple[str, ...] = ()
+    microbatches: int = 1
+
+    def program(self, model: str) -> Program:
+        """The training step of a model's smallest preset, in the current tf.Graph."""
+        config = models.load_config(model, "tiny")
+        return build_program(models.get(model), config, config.batch, config.optimizer, config.learning_rate, 0,
+                             self.microbatches, self.recompute)
+
+    def exported(self, model: str, sharded_updates: bool = False) -> ComputationGraph:
+        """The step as the search takes it."""
+        with tf.Graph().as_default():
+            return export_graph(self.program(model).graph, name=model, sharded_updates=sharded_updates)
 
 
-def _exported(model: str, sharded_updates: bool = False, recompute: Sequence[str] = ()) -> ComputationGraph:
-    with tf.Graph().as_default():
-        return export_graph(_program(model, recompute).graph, name=model, sharded_updates=sharded_updates)
+_PLAIN = Way()
 
 
 def strategies(model: str, devices: int, machine: Machine, seeds: Sequence[int]) -> dict[str, Strategy]:
@@ -81,7 +100,7 @@ def strategies(model: str, devices: int, machine: Machine, seeds: Sequence[int])
     Returns:
       Name -> strategy. Without those by hand that need a batch that splits over so many devices.
     """
-    graph, found = _exported(model), {}
+    graph, found = _PLAIN.exported(model), {}
     found["search"] = find_strategy(graph, devices, machine)
     drawn: dict[str, tuple[Configuration, ...]] = {
         f"random {seed}": random_configurations(graph, devices, seed, seed) for seed in seeds}
@@ -92,7 +111,7 @@ def strategies(model: str, devices: int, machine: Machine, seeds: Sequence[int])
             continue
     found |= {name: evaluate_strategy(graph, chosen, devices, machine) for name, chosen in drawn.items()}
     if "data_parallel" in drawn:
-        sharded = _exported(model, sharded_updates=True)
+        sharded = _PLAIN.exported(model, sharded_updates=True)
         found["zero"] = evaluate_strategy(sharded, zero(sharded, devices), devices, machine)
     return found
 
@@ -111,18 +130,18 @@ class Measured(NamedTuple):
     seconds: float
 
 
-def measure(model: str, strategy: Strategy, recompute: Sequence[str] = ()) -> Measured:
+def measure(model: str, strategy: Strategy, way: Way = _PLAIN) -> Measured:
     """Trains a strategy on virtual devices.
 
     Args:
       model: that it is for.
       strategy: of its smallest preset.
-      recompute: the blocks that are computed again in the backward pass.
+      way: how its step is computed.
     """
     devices, config = Devices.first(strategy.devices, "cpu"), models.load_config(model, "tiny")
     examples = synthetic_source(models.get(model).data_kind, config, 0).load(np.arange(config.batch))
     with tf.Graph().as_default() as made:
-        program = _program(model, recompute)
+        program = way.program(model)
         lowering = lower(program.graph, strategy, list(devices.names))
         loss = lowering.export_to_tf_tensor(program.loss)
         with tf.control_dependencies([loss, *map(lowering.lowered_operation, program.updates)]):
@@ -151,32 +170,40 @@ def _row(model: str, devices: int, machine: Machine, seeds: Sequence[int], point
     chosen_by = strategies(model, devices, machine, seeds)
     known: dict[tuple[Configuration, ...], dict[str, float]] = {}
 
-    def measured(strategy: Strategy, recompute: Sequence[str] = ()) -> dict[str, float]:
-        found = measure(model, strategy, recompute)
+    def measured(strategy: Strategy, way: Way = _PLAIN) -> dict[str, float]:
+        found = measure(model, strategy, way)
         return {"predicted": strategy.memory_bytes, "measured": found.nbytes, "least": found.least,
                 "predicted_seconds": strategy.seconds, "measured_seconds": found.seconds}
 
     arms = {name: measured(strategy) for name, strategy in chosen_by.items()}
-    graph, best, frontier = _exported(model), chosen_by["search"], []
+    graph, best, frontier = _PLAIN.exported(model), chosen_by["search"], []
     known[best.configurations] = arms["search"]
     for point in best.memory_frontier(points) if points else ():
         chosen = find_strategy(graph, devices, machine, memory_limit=point.memory_limit, time_limit=_SECONDS)
         if chosen.configurations not in known:
             known[chosen.configurations] = measured(chosen)
         frontier.append({"limit": point.memory_limit, **known[chosen.configurations]})
-    return {"model": model, "devices": devices, "arms": arms, "frontier": frontier,
-            "again": _recomputed(model, devices, machine, arms, measured)}
+    kept: dict[str, Any] = {"model": model, "devices": devices, "arms": arms, "frontier": frontier}
+    for name, way in _WAYS.items():
+        if way.microbatches == 1 or not models.get(model).batch_statistics:
+            kept[name] = _instead(model, devices, machine, way, arms, measured)
+    return kept
 
 
-def _recomputed(model: str, devices: int, machine: Machine, arms: Mapping[str, dict[str, float]],
-                measured: Callable[[Strategy, Sequence[str]], dict[str, float]]) -> dict[str, list[dict[str, float]]]:
-    """The fastest strategy without a limit, and data parallelism: with every block kept, and with all computed
-    again."""
-    graph = _exported(model, recompute=(ALL,))
-    found = {"search": [arms["search"], measured(find_strategy(graph, devices, machine), (ALL,))]}
+_WAYS = {"again": Way(recompute=(ALL,)), "pieces": Way(microbatches=_PIECES)}
+"""What saves memory by the way in which a step is computed, by its place in a row."""
+
+
+def _instead(model: str, devices: int, machine: Machine, way: Way, arms: Mapping[str, dict[str, float]],
+             measured: Callable[[Strategy, Way], dict[str, float]]) -> dict[str, list[dict[str, float]]]:
+    """The fastest strategy without a limit, and data parallelism: as they are, and with the step computed in this
+    way."""
+    graph = way.exported(model)
+    found = {"search": [arms["search"], measured(find_strategy(graph, devices, machine), way)]}
     if "data_parallel" in arms:
-        by_hand = evaluate_strategy(graph, data_parallel(graph, devices), devices, machine)
-        found["data_parallel"] = [arms["data_parallel"], measured(by_hand, (ALL,))]
+        with contextlib.suppress(InfeasibleError):  # a microbatch need not split over so many devices
+            by_hand = evaluate_strategy(graph, data_parallel(graph, devices), devices, machine)
+            found["data_parallel"] = [arms["data_parallel"], measured(by_hand, way)]
     return found
 
 
@@ -214,6 +241,12 @@ def document(results: Mapping[str, Any]) -> str:
         "The fastest strategy without a limit on memory, and data parallelism: with all activations kept -> with every "
         "block of the model computed again in the backward pass (`--recompute=all`). Times as above.",
         _pairs({(row["model"], row["devices"], name): pair for row in rows for name, pair in row["again"].items()}),
+        "## Microbatches",
+        f"The same two: the batch at once -> in {_PIECES} pieces, whose gradients are added up "
+        f"(`--microbatches={_PIECES}`). What is added up lies there for the whole step: where weights take more than "
+        "activations, this costs memory. Models that normalise over the batch have no such pieces. Times as above.",
+        _pairs({(row["model"], row["devices"], name): pair for row in rows
+                for name, pair in row.get("pieces", {}).items()}),
         "## Updates in parts",
         "Data parallelism in which every device updates all weights -> `zero`: every device updates a part of them, "
         "and keeps the optimizer's slots of that part (`--sharded_updates`). What is saved is as large as the slots; a "
@@ -231,7 +264,8 @@ def _others(rows: Sequence[Mapping[str, Any]]) -> str:
     others: list[tuple[str, Mapping[str, float]]] = []  # who it is, what was measured
     for row in rows:
         for name, entry in [*((f"within {point['limit'] / 1e6:.2f} MB", point) for point in row["frontier"]),
-                            *((f"{name}, computed again", pair[1]) for name, pair in row["again"].items())]:
+                            *((f"{name}, computed again", pair[1]) for name, pair in row["again"].items()),
+                            *((f"{name}, microbatches", pair[1]) for name, pair in row.get("pieces", {}).items())]:
             entry = {key: entry[key] for key in ("predicted", "measured")}
             if not any(entry.items() <= other.items() for other in (*known, *(other for _, other in others))):
                 others.append((f"{row['model']}, {row['devices']} devices, {name}", entry))

@@ -21,7 +21,7 @@ from pase_mtf.launch.arms.masters import PassingMasters, few_at_a_time, load_val
 from pase_mtf.launch.arms.memory import peak_bytes_per_device, short_device, variable_bytes_per_device
 from pase_mtf.launch.arms.program import Program
 from pase_mtf.launch.arms.recipe import Recipe, making_of, recipe_of
-from pase_mtf.launch.arms.replicas import Sketch, differ, sketch, sketches_differ
+from pase_mtf.launch.arms.replicas import Sketch, differ, sketch, sketched, sketches_differ
 from pase_mtf.launch.arms.traced import Work, fallen_to_cpu, timeline_of, traced_slices
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo, FileEntry, entry_of, restore
 from pase_mtf.launch.checkpoints.shards import ShardWriter, data_file, merge_shards, shard_prefix
@@ -111,6 +111,10 @@ class Arm:
             self._saver = tf.train.Saver(tf.global_variables(), max_to_keep=1)
             self._replicas = {variable.name: replicas for variable, laid_out in lowering.variables.items()
                             if (replicas := _replicas(variable, laid_out))}
+            self._sketched = not board and len(devices.tasks) > 1  # one client need not fetch what others hold
+            if self._sketched:
+                self._replicas = {name: [[sketched(held) for held in group] for group in replicas]
+                                  for name, replicas in self._replicas.items()}
             self._shards = self._own_shards(lowering) if board and isinstance(lowering, PlanLowering) else None
             initialize = tf.global_variables_initializer()
             self._held = variable_bytes_per_device(self._graph, [self._train])
@@ -213,8 +217,8 @@ class Arm:
     def differing_replicas(self) -> str | None:
         """The name of a variable of which not all devices that hold the same part hold the same; None: there is none.
 
-        Equal up to rounding: what devices sum by themselves, each may sum in another order. Of devices of several ranks
-        not the values are compared but what `replicas.sketch` makes of them.
+        Equal up to rounding: what devices sum by themselves, each may sum in another order. Of devices of several
+        processes not the values are compared but sketches of them (`replicas`).
         """
         self._tell("differing_replicas")
         sizes = {name: sum(len(group) * group[0].shape.num_elements() for group in replicas)
@@ -225,7 +229,8 @@ class Arm:
             own = {name: [[held for held in group if isinstance(held, tf.Tensor)] for group in self._replicas[name]]
                    for name in names}
             found = self._run(own)
-            differing = differing or next((name for name in names if any(map(differ, found[name]))), None)
+            differs = sketches_differ if self._sketched else differ
+            differing = differing or next((name for name in names if any(map(differs, found[name]))), None)
             if self._board:
                 sketches += [[sketch(value) for value in group[:1]] for name in names for group in found[name]]
         if not self._board:

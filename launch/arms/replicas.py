@@ -8,10 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-__all__ = ["Sketch", "differ", "sketch", "sketches_differ"]
+from pase_mtf.compat import tf
+
+__all__ = ["Sketch", "differ", "sketch", "sketched", "sketches_differ"]
 
 Sketch: TypeAlias = list[float]
-"""A few numbers that tell two arrays apart: how far rounding may move the others, and these, sums over random signs."""
+"""Numbers that tell two arrays apart: how far rounding may move the others, and these, sums with random weights."""
 
 _ROUNDINGS = 1e3
 """So many times the rounding of the largest element may be between two replicas."""
@@ -36,16 +38,44 @@ def _allowed(one: np.ndarray) -> float:
 def sketch(value: np.ndarray) -> Sketch:
     """What a process tells others of an array, so that they can compare theirs without having it.
 
-    Sums over random signs, the same on all of them: of n elements that are off by d, a sum is off by d times the root
-    of n, as likely as not; and so are sums of n roundings.
+    Sums with random weights, the same for all who have so many elements: of n elements that are off by d, a sum is off
+    by d times the root of n, as likely as not; and so are sums of n roundings. The array is folded, and the weights are
+    products of one for the row and one for the column: few are drawn.
     """
-    flat = np.asarray(value, np.float64).ravel()
-    generator = np.random.default_rng(flat.size)
-    sums = [float(np.where(generator.random(flat.size, np.float32) < 0.5, -flat, flat).sum()) for _ in range(_SUMS)]
-    return [_allowed(value) * math.sqrt(flat.size), *sums]
+    rows, columns = _fold(value.size)
+    generator = np.random.default_rng(value.size)
+    of_rows, of_columns = (generator.standard_normal((_SUMS, number)) for number in (rows, columns))
+    sums = (of_rows @ np.asarray(value, np.float64).reshape(rows, columns) * of_columns).sum(1)
+    return [_allowed(value) * math.sqrt(value.size), *sums.tolist()]
 
 
-def sketches_differ(sketches: Sequence[Sketch]) -> bool:
+def sketched(value: tf.Tensor) -> tf.Tensor:
+    """The sketch of an array, made on the device that holds it, so that nothing else travels to the client; with other
+    weights than those of `sketch`.
+
+    Args:
+      value: of a shape that is known.
+    """
+    elements = value.shape.num_elements()
+    rows, columns = _fold(elements)
+    exact = value.dtype if value.dtype == tf.float64 else tf.float32
+    allowed = _ROUNDINGS * float(np.finfo(value.dtype.as_numpy_dtype).eps) * math.sqrt(elements)
+    with tf.device(value.device):
+        of_rows, of_columns = (tf.raw_ops.StatelessRandomNormal(shape=[_SUMS, number], seed=[elements, seed],
+                                                                dtype=exact)
+                               for seed, number in enumerate((rows, columns)))
+        folded = tf.reshape(tf.cast(value, exact), [rows, columns])
+        sums = tf.reduce_sum(tf.matmul(of_rows, folded) * of_columns, 1)
+        return tf.concat([[allowed * tf.reduce_max(tf.abs(folded))], sums], 0)
+
+
+def _fold(elements: int) -> tuple[int, int]:
+    """Rows and columns, no more than rows, of so many elements."""
+    columns = next((number for number in range(math.isqrt(elements), 0, -1) if elements % number == 0), 1)
+    return elements // columns, columns
+
+
+def sketches_differ(sketches: Sequence[Sketch | np.ndarray]) -> bool:
     """Whether one of the arrays that these were made of differs from the first, in many elements or by much."""
     if not sketches:
         return False

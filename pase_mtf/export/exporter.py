@@ -137,8 +137,11 @@ class _Exporter:
                     for read in {tensor, self._flow.owner(tensor)} & readers.keys():
                         readers[read].add((group, fact.loops))
         return frozenset(tensor for tensor, found in readers.items() if len(found) == 1 and all(
-            group != self._group_of[id(tensor.operation)] and around == loops[id(tensor.operation)]
-            for group, around in found))
+            group != self._maker(tensor) and around == loops[id(tensor.operation)] for group, around in found))
+
+    def _maker(self, tensor: mtf.Tensor) -> int:
+        """The layer that makes a tensor, or what a loop hands on or adds up under that name."""
+        return self._group_of[id(self._flow.owner(tensor).operation)]
 
     def _split_names(self, group: int, names: Iterable[str]) -> tuple[str, ...]:
         """Those of the names that the layer can split, by the names that it gives them."""
@@ -214,7 +217,9 @@ class _Exporter:
             if key not in self._content:
                 self._content[key] = self._read_content(group, fact, fact.reads)
             content = self._content[key]
-        sums = tuple([self._sums.due.get(tensor, ()) for tensor in fact.outputs])
+        # What a loop adds up is in the layer that makes it (_accumulated).
+        loop = fact.operation in self._flow.parts
+        sums = () if loop else tuple([self._sums.due.get(tensor, ()) for tensor in fact.outputs])
         nodes = (fact.like or fact).nodes if runs else Nodes()
         return LayerOperation(
             index=fact.index, name=fact.name, type=type(fact.operation).__name__, phase=self._phases[fact.index],
@@ -222,10 +227,9 @@ class _Exporter:
             inputs=content.inputs, outputs=content.outputs, reduced=sums[0] if len(set(sums)) == 1 else (),
             partial_sums=sums if len(set(sums)) > 1 else (), shift=content.shift, role=content.role,
             nodes=nodes.count, traffic=nodes.traffic, broadcast_runs=nodes.broadcast_runs, trips=fact.trips,
-            held=self._lifetimes.of_outputs(fact.operation)
-            if not fact.assigns and fact.operation not in self._flow.parts else (),
-            pending_outputs=tuple([number for number, tensor in enumerate(fact.outputs)
-                                   if tensor in self._pending_on_edges]),
+            held=self._lifetimes.of_outputs(fact.operation) if not fact.assigns and not loop else (),
+            pending_outputs=() if loop else tuple([number for number, tensor in enumerate(fact.outputs)
+                                                   if tensor in self._pending_on_edges]),
             looked_up=self._looked_up(fact.outputs[0]) if fact.outputs else ())
 
     def _looked_up(self, output: mtf.Tensor) -> LookedUp | tuple[()]:
@@ -259,7 +263,8 @@ class _Exporter:
                 each = [adding]
                 if sums:
                     each.append(dataclasses.replace(
-                        adding, kind="none", flops=0.0, inputs=(operand,), reduced=sums, trips=fact.trips))
+                        adding, kind="none", flops=0.0, inputs=(operand,), reduced=sums, trips=fact.trips,
+                        pending_outputs=(0,) if output in self._pending_on_edges else ()))
                 each[-1] = dataclasses.replace(each[-1], held=self._lifetimes.of_sum(output))
                 found.setdefault(group, []).extend(each)
         return found

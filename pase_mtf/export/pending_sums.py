@@ -78,7 +78,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
             rows.passed_by(fact)
     for output, inside in accumulated.items():
         if inside in pending:
-            due[output] = pending[inside]
+            due[output] = pending[output] = pending[inside]
             if consumers[inside] == 1:
                 del due[inside]
     return PendingSums(due, frozenset(

@@ -52,6 +52,17 @@ def _looped(mesh):
     mtf.reduce_mean(mtf.einsum([z, last], [BATCH, OUT])) + mtf.reduce_mean(state)
 
 
+def _accumulated(mesh):
+    """A loop adds up what another layer reads after it."""
+    x = mtf.import_tf_tensor(mesh, tf.zeros([16, 16]), mtf.Shape([BATCH, INPUTS]))
+    y = mtf.import_tf_tensor(mesh, tf.zeros([16, 16]), mtf.Shape([BATCH, HIDDEN]))
+    last = mtf.get_variable(mesh, "last", mtf.Shape([HIDDEN, OUT]))
+    _, total = mtf.while_loop(
+        lambda count: mtf.less(count, 5), lambda count: (count + 1, mtf.einsum([x, y], [INPUTS, HIDDEN])),
+        [mtf.constant(mesh, 0, mtf.Shape([]), tf.int32)], has_accumulators=True)
+    mtf.reduce_mean(mtf.einsum([total, last], [INPUTS, OUT]))
+
+
 def _exported(program):
     with tf.Graph().as_default():
         graph = mtf.Graph()
@@ -59,7 +70,7 @@ def _exported(program):
         return export_graph(graph)
 
 
-@pytest.mark.parametrize("program", [_clipped, _grouped, _looped])
+@pytest.mark.parametrize("program", [_clipped, _grouped, _looped, _accumulated])
 def test_one_edge_takes_each(program):
     graph = _exported(program)
     left = Counter((number, dims) for number, layer in enumerate(graph.layers) for operation in layer.operations
@@ -72,6 +83,11 @@ def test_one_edge_takes_each(program):
 def test_what_is_read_at_home_or_twice_is_summed_there():
     for program, tensors in ((_clipped, {"reduce:0", "reduce_1:0"}), (_looped, {"einsum:0"})):
         assert not tensors & {edge.tensor for edge in _exported(program).edges if edge.pending}
+
+
+def test_what_a_loop_adds_up_is_summed_on_the_way():
+    edge = _exported(_accumulated).edges[0]
+    assert (edge.tensor, edge.pending, edge.trips) == ("output:1", ("batch",), 1)
 
 
 @pytest.mark.parametrize("pending", [[], ["nope"], [""], ["batch", "out"]])

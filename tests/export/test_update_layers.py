@@ -98,11 +98,13 @@ def test_shards_take_less_and_the_search_finds_them(machine):
     assert found.seconds <= min(best.seconds, sharded.seconds) * (1 + 1e-12)
 
 
-def test_it_moves_no_more_than_an_all_reduce():
-    """Without latencies: a reduce-scatter and an all-gather are the two halves of one."""
+@pytest.mark.parametrize("name", ["mlp", "microbatches"])
+def test_it_moves_no_more_than_an_all_reduce(name):
+    """Without latencies: a reduce-scatter and an all-gather are the two halves of one. What microbatches add up is
+    summed once, after all of them."""
     links = tuple(dataclasses.replace(link, latency=0.0) for link in harness.MACHINE.links[:1])
     machine = dataclasses.replace(harness.MACHINE, links=(dataclasses.replace(links[0], devices=64),))
-    plain, graph = _exported(optimizer="sgd")
+    plain, graph = _exported(name, "sgd")
     whole, sharded = (price_strategy(exported, machine, _DEVICES, by_hand(exported, _DEVICES)).parts
                       for exported, by_hand in ((plain, data_parallel), (graph, zero)))
 

@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 
-from benchmarks.memory import measure, strategies
+from benchmarks.memory import Way, measure, strategies
 from pase_mtf import models
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import data_parallel
+from pase_mtf.strategy.find import find_strategy
+from pase_mtf.strategy.strategy import evaluate_strategy
 
 
 @pytest.mark.slow
@@ -21,3 +24,16 @@ def test_it_is_about_what_tensorflow_holds(model):
         found = measure(model, strategy)
         assert found.nbytes <= 1.25 * strategy.memory_bytes, name
         assert strategy.memory_bytes <= 1.5 * found.nbytes, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["transformer", "rnnlm"])
+def test_sums_over_microbatches_are_in_it(model):
+    machine = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
+    way = Way(microbatches=4)
+    graph = way.exported(model)
+    for strategy in (find_strategy(graph, 4, machine),
+                     evaluate_strategy(graph, data_parallel(graph, 4), 4, machine)):
+        found = measure(model, strategy, way)
+        assert found.nbytes <= 1.1 * strategy.memory_bytes
+        assert strategy.memory_bytes <= 1.6 * found.nbytes
