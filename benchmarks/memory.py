@@ -38,12 +38,12 @@ from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.lowering import lower
 from pase_mtf.machine.machine import Machine
 from pase_mtf.models.blocks import ALL
-from pase_mtf.runtime import Devices, session_config
+from pase_mtf.runtime import Devices, session_config, unfolding_threads
 from pase_mtf.strategy.experts import data_parallel, expert, zero
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["STEPS", "Measured", "Way", "document", "main", "measure", "strategies"]
+__all__ = ["STEPS", "Measured", "Way", "document", "main", "measure", "on_this_host", "strategies"]
 
 STEPS = 3
 """Traced steps of every strategy."""
@@ -56,9 +56,10 @@ _PIECES = 4
 _BY_HAND = {"data_parallel": data_parallel, "expert": expert}
 
 
-def _machine(name: str) -> Machine:
-    """The machine that a name stands for, its devices in one process: they share their memory."""
-    return dataclasses.replace(Machine.load(name), shared_cores=True)
+def on_this_host(name: str, devices: int) -> Machine:
+    """The machine that a name stands for, its devices in one process: they share their memory, and what kernels of this
+    processor take is taken."""
+    return dataclasses.replace(Machine.load(name), shared_cores=True, unfolding_threads=unfolding_threads(devices))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,9 +295,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--random", default="1", help="seeds of random strategies (default: %(default)s)")
     parser.add_argument("--points", type=int, default=_FRACTIONS, help="of the frontier (default: %(default)s)")
     flags = parser.parse_args(arguments)
-    machine = _machine(flags.machine)
-    results = ModelRows(pathlib.Path(flags.output) / "memory", machine.name, document)
+    results = ModelRows(pathlib.Path(flags.output) / "memory", flags.machine, document)
     for devices in map(int, flags.devices.split(",")):
+        machine = on_this_host(flags.machine, devices)
         for model in tqdm(flags.models.split(","), unit="model", desc=f"{devices} devices"):
             results.rows[model, devices] = _row(model, devices, machine, [
                 int(seed) for seed in flags.random.split(",") if seed], flags.points)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pase_mtf.compat import tf
 
 __all__ = ["JOB", "Devices", "available_bytes", "choose_devices", "cores", "describe_host", "gpu_bytes",
-           "gpu_names", "operation_threads", "processor_name", "session_config"]
+           "gpu_names", "operation_threads", "processor_name", "session_config", "unfolding_threads", "uses_onednn"]
 
 JOB = "worker"
 """What TensorFlow calls the processes of a run over several of them; each is a task of this job."""
@@ -79,6 +79,8 @@ def operation_threads(devices: int) -> int:
     return max(1, int(cores() // devices))
 
 
+_ONEDNN = frozenset({"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"})
+"""What a processor has for which TensorFlow takes oneDNN's kernels by itself (IsMklEnabled of its util/port.cc)."""
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sve": "SVE"}
 """Instructions for vectors by the kernel's word for them, the widest of a processor first."""
 
@@ -89,13 +91,35 @@ def processor_name() -> str:
     The name alone may not tell processors apart: on a virtual machine it can be that of a whole family, "AMD EPYC",
     and TensorFlow chooses its kernels by the vectors.
     """
+    name = _cpuinfo().get("model name") or platform.processor() or platform.machine()
+    return next((f"{name} with {vectors}" for flag, vectors in _VECTORS.items() if flag in _features()), name)
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What the kernel says of the first processor."""
     said: dict[str, str] = {}
     for line in _read(_PROC / "cpuinfo").splitlines():
         field, _, value = line.partition(":")
         said.setdefault(field.strip().lower(), value.strip())
-    can = f"{said.get('flags', '')} {said.get('features', '')}".split()
-    name = said.get("model name") or platform.processor() or platform.machine()
-    return next((f"{name} with {vectors}" for flag, vectors in _VECTORS.items() if flag in can), name)
+    return said
+
+
+def _features() -> list[str]:
+    said = _cpuinfo()
+    return f"{said.get('flags', '')} {said.get('features', '')}".split()
+
+
+def uses_onednn() -> bool:
+    """Whether TensorFlow takes oneDNN's kernels on this processor, as told by TF_ENABLE_ONEDNN_OPTS or by itself."""
+    told = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").strip().lower()
+    if told in ("0", "false", "1", "true"):
+        return told in ("1", "true")
+    return not _ONEDNN.isdisjoint(_features())
+
+
+def unfolding_threads(devices: int) -> int:
+    """`Machine.unfolding_threads` of virtual devices of this processor."""
+    return 0 if uses_onednn() else operation_threads(devices)
 
 
 def describe_host() -> str:

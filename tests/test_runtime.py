@@ -70,6 +70,23 @@ def test_processors_of_one_name_are_told_apart_by_their_vectors(kernel, monkeypa
     assert runtime.processor_name() == expected
 
 
+@pytest.mark.parametrize(("flags", "told", "expected"), [
+    ("avx avx2 fma", None, False), ("avx2 avx512f avx512_vnni", None, True), ("avx2 avx512f", None, False),
+    ("avx2", "1", True), ("avx2 avx512_vnni", "0", False), ("avx2 avx512_vnni", "maybe", True)])
+def test_whose_kernels_tensorflow_takes(kernel, monkeypatch, flags, told, expected):
+    kernel({"proc/cpuinfo": f"model name\t: Abacus 7\nflags\t\t: {flags}\n"})
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", told)
+    assert runtime.uses_onednn() is expected
+    assert runtime.unfolding_threads(16) == (0 if expected else 1)
+
+
+def test_tensorflow_says_the_same_of_this_processor():
+    from tensorflow.python.util import _pywrap_util_port
+    assert runtime.uses_onednn() == _pywrap_util_port.IsMklEnabled()
+
+
 def test_the_host_is_described_with_the_cores_of_its_quota(kernel):
     assert describe_host() == "Abacus 7 (16 cores)"
     kernel({"cgroup/cpu.max": "200000 100000"})

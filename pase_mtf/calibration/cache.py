@@ -18,7 +18,7 @@ import platformdirs
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.machine.kernel_times import Circumstances
 from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import Devices, cores, gpu_names, operation_threads, processor_name
+from pase_mtf.runtime import Devices, cores, gpu_names, operation_threads, processor_name, uses_onednn
 
 __all__ = ["BACKENDS", "KERNEL_VERSION", "PROCESSES", "VERSION", "cache_path", "check_request", "fingerprint",
            "fingerprint_of_kernels", "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes", "read_cached",
@@ -91,7 +91,7 @@ def fingerprint_of_kernels(devices: int, kind: str = "cpu") -> Circumstances:
     """What the time of a kernel depends on besides itself: the machine, how many share its cores, and whose code it is:
     builds of one version of TensorFlow, with oneDNN or without it, have kernels of their own."""
     found = {**fingerprint(devices, kind), "version": KERNEL_VERSION, "build": tensorflow_build(),
-            "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1").strip().lower() not in ("0", "false"),
+            "onednn": uses_onednn(),
             "gpus": gpu_names()[:devices] if kind == "gpu" else []}  # of every kind: a schema asks for it
     return cast(Circumstances, found)
 

@@ -22,7 +22,7 @@ from pase_mtf.compat import tf
 from pase_mtf.errors import PaseError, UsageError
 from pase_mtf.machine.kernels import Block, Kernel, Timing, sum_kernel
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
-from pase_mtf.runtime import Devices, gpu_bytes
+from pase_mtf.runtime import Devices, gpu_bytes, unfolding_threads
 
 __all__ = ["calibrate", "calibrate_processes", "machine_of_samples", "samples"]
 
@@ -185,7 +185,8 @@ def calibrate(devices: int = 8, kind: str = "cpu", *, progress: bool = True) -> 
               f"TensorFlow {where['tensorflow']}")
     memory = memory_bytes() / devices if shared else gpu_bytes(Devices.first(devices, kind))
     machine = machine_of_samples(named, timings, devices, shared, memory)
-    return dataclasses.replace(machine, source=source, measured={"on": where, "kernels": _seconds(timings)})
+    return dataclasses.replace(machine, source=source, unfolding_threads=unfolding_threads(devices) if shared else 0,
+                               measured={"on": where, "kernels": _seconds(timings)})
 
 
 def _seconds(timings: Mapping[Kernel, Timing]) -> dict[str, float]:
@@ -227,4 +228,5 @@ def calibrate_processes(devices: Devices, *, progress: bool = True) -> Machine:
                   f"a link of {joined} devices: {link.bandwidth / 1e6:.3g} MB/s each, {1e3 * link.latency:.2g} ms a "
                   "message" for (_, joined), link in zip(levels, links, strict=True)))
     return dataclasses.replace(machine, links=(*(machine.links if each > 1 else ()), *links), source=source,
+                               unfolding_threads=0 if gpus else unfolding_threads(devices.on_one_host),
                                measured={"on": where, "kernels": _seconds(timings)})

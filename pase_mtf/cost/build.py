@@ -92,7 +92,7 @@ class PricedNetwork:
     @functools.cached_property
     def memory_model(self) -> MemoryModel:
         """What devices hold, moment by moment."""
-        return MemoryModel(self.graph, self.machine.shared_cores)
+        return MemoryModel(self.graph, self.machine.shared_cores, self.machine.unfolding_threads)
 
     @functools.cached_property
     def memory(self) -> tuple[np.ndarray, ...]:

@@ -16,12 +16,12 @@ from pase_mtf.cost.tables import ConfigurationTable, dim_positions, positions_of
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 from pase_mtf.graph.configurations import Configuration
 
-__all__ = ["BUFFERS", "MEMORY_PARTS", "AllItems", "LayerItems", "Shares"]
+__all__ = ["ACTIVATIONS", "BUFFERS", "MEMORY_PARTS", "AllItems", "LayerItems", "Shares"]
 
 MEMORY_PARTS = ("weights", "optimizer slots", "gradients", "activations", "communication buffers")
-"""What the bytes are for. Gradients: of weights, and what updates make of them. Activations: all else that layers make.
-Communication buffers: copies of tensors that are moved, and what arrives for sums."""
-_WEIGHTS, _SLOTS, _GRADIENTS, _ACTIVATIONS, BUFFERS = range(len(MEMORY_PARTS))  # by number
+"""What the bytes are for. Gradients: of weights, and what updates make of them. Activations: all else that layers make,
+and what is unfolded of it. Communication buffers: copies of tensors that are moved, and what arrives for sums."""
+_WEIGHTS, _SLOTS, _GRADIENTS, ACTIVATIONS, BUFFERS = range(len(MEMORY_PARTS))  # by number
 
 
 class _Item(NamedTuple):
@@ -89,7 +89,11 @@ class Shares:
 
 
 class LayerItems:
-    """What a layer holds, as arrays; its dims are those at the columns of its `ConfigurationTable`."""
+    """What a layer holds, as arrays; its dims are those at the columns of its `ConfigurationTable`.
+
+    Attributes:
+      position: column of every dim name of the layer there.
+    """
 
     def __init__(self, layer: Layer, last: int, shared: bool, known: dict[Hashable, Shares]) -> None:
         """Reads a layer.
@@ -101,7 +105,7 @@ class LayerItems:
           known: shares that layers have in common; it is added to.
         """
         self._shared = shared
-        self._position, width = dim_positions(layer), len(layer.dims)
+        self.position, width = dim_positions(layer), len(layer.dims)
         self._patterns: dict[tuple[int, ...], int] = {(): 0}
         self._known: dict[tuple[str, ...], int] = {}  # dims -> the pattern
         columns = dict(zip(_Item._fields, zip(*self._items(layer, last), strict=True), strict=False))
@@ -111,13 +115,13 @@ class LayerItems:
         self.arrives, self.of_sum = (np.array(columns.get(name, ()), bool) for name in ("arrives", "of_sum"))
         self.nbytes = np.array(columns.get("nbytes", ()), np.float64)
         self._is_update = layer.kind == "update"
-        key = tuple(self._position.items()), width, tuple(self._patterns)
+        key = tuple(self.position.items()), width, tuple(self._patterns)
         if key not in known:
-            known[key] = Shares(self._position, width, tuple(self._patterns))
+            known[key] = Shares(self.position, width, tuple(self._patterns))
         self.shares = known[key]
 
     def _columns(self, dims: Sequence[str]) -> tuple[int, ...]:
-        return tuple(sorted({column for column in positions_of(dims, self._position) if column >= 0}))
+        return tuple(sorted({column for column in positions_of(dims, self.position) if column >= 0}))
 
     def _pattern(self, dims: tuple[str, ...]) -> int:
         pattern = self._known.get(dims)
@@ -138,7 +142,7 @@ class LayerItems:
                 operand = operation.inputs[-1 - held.output] if held.output < 0 else operation.outputs[held.output]
                 dims = partial.get(held.output)
                 parts_of = -1 if dims is None else self._pattern(dims)
-                part = _GRADIENTS if held.waits_until >= 0 or operation.phase == "update" else _ACTIVATIONS
+                part = _GRADIENTS if held.waits_until >= 0 or operation.phase == "update" else ACTIVATIONS
                 of_sum = operation.phase == "update" and held.waits_until >= 0
                 yield _Item(part, held.times * size(operand), self._pattern(operand.dims), held.begin, held.end,
                             parts_of, max(held.waits_until, held.end), of_sum=of_sum, own_until=held.own_until)

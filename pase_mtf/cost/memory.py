@@ -19,6 +19,7 @@ the strategy.
 - Where devices share a host, one makes sums and copies for several; the last of these writes what it makes of it in its
   place. What that is lasts, on the device that made the sum or the copy, beside what this device makes of it itself.
   The sum lies in the place of one of its parts: nothing arrives.
+- Images that a kernel unfolds, where the machine's do (`cost.unfolded`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pase_mtf.cost.copies import Moved, moved, until_taken, whole_bytes
-from pase_mtf.cost.held import BUFFERS, MEMORY_PARTS, AllItems, LayerItems, Shares
+from pase_mtf.cost.held import ACTIVATIONS, BUFFERS, MEMORY_PARTS, AllItems, LayerItems, Shares
+from pase_mtf.cost.unfolded import Unfolded
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
 
@@ -53,12 +55,13 @@ class MemoryModel:
       moments: how many there are.
     """
 
-    def __init__(self, graph: ComputationGraph, shared: bool = False) -> None:
+    def __init__(self, graph: ComputationGraph, shared: bool = False, unfolding_threads: int = 0) -> None:
         """Looks at the graph.
 
         Args:
           graph: of the model.
           shared: whether the devices are processors of one host: then one of them makes a sum or a copy for all.
+          unfolding_threads: of the machine.
         """
         held = [held for layer in graph.layers for operation in layer.operations for held in operation.held]
         self._shared = shared
@@ -68,6 +71,8 @@ class MemoryModel:
         known: dict[Hashable, Shares] = {}
         self._layers = [LayerItems(layer, last, shared, known) for layer in graph.layers]
         self._items = AllItems.of(self._layers)
+        self._unfolded = {number: found for number, found in enumerate(map(
+            Unfolded, graph.layers, self._layers, [unfolding_threads] * len(graph.layers))) if found.there}
         self._graph, self._moved = graph, [edge for edge in graph.edges if edge.held]
         self._updates = [(edge.target, edge.source) for edge in graph.edges
                          if edge.pending and graph.layers[edge.target].kind == "update"]
@@ -117,6 +122,8 @@ class MemoryModel:
         reads, summed = self._read_at(moment)
         if number == summed:
             total = total + items.arriving_at(moment, configurations)
+        if number in self._unfolded:
+            total = total + self._unfolded[number].at(moment, configurations)
         for edge in reads.get(number, ()):
             needed = items.shares_of(edge.target_dims, configurations)
             total = total + whole_bytes(edge) * needed
@@ -169,11 +176,14 @@ class MemoryModel:
         self._until_read(by_edge, end)
         made = self._made_of_sums(after, nbytes)
         arriving = self._arriving(np.flatnonzero(waits & items.arrives), nbytes, made, awaiting)
-        copies = [*self._copies(configurations, by_edge, awaiting), *arriving]
+        unfolded = [_Copy(nbytes, when, when) for number, found in self._unfolded.items()
+                    for nbytes, when in found.under(configurations[number])]
+        copies = [*unfolded, *self._copies(configurations, by_edge, awaiting), *arriving]
         sizes, begin, end = (np.concatenate([of_items, of_copies]) for of_items, of_copies in zip(
             (nbytes, begin, end), np.array(copies, np.float64).reshape(-1, 3).T, strict=True))
         begin, end = begin.astype(np.int64), end.astype(np.int64)
-        part = np.concatenate([items.part, np.full(len(copies), BUFFERS)])
+        part = np.concatenate([items.part, np.repeat(
+            [ACTIVATIONS, BUFFERS], [len(unfolded), len(copies) - len(unfolded)])])
         there = begin <= end
         change = (np.bincount(begin[there], sizes[there], self.moments + 1)
                   - np.bincount(end[there] + 1, sizes[there], self.moments + 1))
@@ -251,15 +261,15 @@ class MemoryModel:
 
 
 def strategy_memory(graph: ComputationGraph, configurations: Sequence[Configuration], shared: bool = False,
-                    ) -> dict[str, float]:
+                    unfolding_threads: int = 0) -> dict[str, float]:
     """Bytes on the fullest device under a strategy, at the moment at which it holds most.
 
     Args:
       graph: of the model.
       configurations: one per layer.
-      shared: of `MemoryModel`.
+      shared, unfolding_threads: of `MemoryModel`.
 
     Returns:
       Part -> bytes, for all `MEMORY_PARTS`.
     """
-    return MemoryModel(graph, shared).peak(configurations)[0]
+    return MemoryModel(graph, shared, unfolding_threads).peak(configurations)[0]

@@ -36,5 +36,7 @@ def roofline_machine(times: KernelTimes, devices: int, memory_bytes: float, sour
     # What is looked up or sliced is copied once; a reduction does as much arithmetic as it reads elements.
     rates |= {"reduction": rates["pointwise"], "gather": rate, "batched matmul": rates["matmul"]}
     bandwidth = _best(copying, flops=False)
+    unfolds = times.on.get("kind") == "cpu" and not times.on.get("onednn", True)
     return Machine(name=LOCAL, rates=rates, memory_bandwidth=bandwidth, memory_bytes=memory_bytes, overhead=least,
-                   links=(Link(max(devices, 1), bandwidth, 1e-9),), shared_cores=True, source=source)
+                   links=(Link(max(devices, 1), bandwidth, 1e-9),), shared_cores=True, source=source,
+                   unfolding_threads=times.on["threads"] if unfolds else 0)

@@ -116,7 +116,7 @@ class LayoutCosts:
         self._layers = {group: self._alike(numbers) for group, numbers in self.groups.items()}
         self._kinds = {group: self._layer_kinds(group) for group in self.groups}
         self._seconds: dict[tuple[Group, Configuration], np.ndarray] = {}
-        self._memory = MemoryModel(graph, machine.shared_cores)
+        self._memory = MemoryModel(graph, machine.shared_cores, machine.unfolding_threads)
         self._reshard_seconds: dict[Hashable, float] = {}
         self._priced = Reshardings(machine, stock=True)
 

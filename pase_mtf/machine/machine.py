@@ -49,6 +49,8 @@ class Machine:
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per replica, a tensor is sent from device to
         device by reference, and what is summed, sliced or concatenated is so once for all devices that need it.
+      unfolding_threads: how many threads compute one gradient of a convolution where they unfold its images for it:
+        TensorFlow's own kernels for processors, where it does not take oneDNN's (`cost.unfolded`). 0: nothing is.
       efficiency: (FLOP of one product or convolution on a device, what fraction of its rate it reaches), FLOP rising;
         straight lines between them. Small products do not fill a large device. Empty: all reach their rate.
       source: where the numbers come from, for people.
@@ -62,6 +64,7 @@ class Machine:
     overhead: float
     links: tuple[Link, ...]
     shared_cores: bool = False
+    unfolding_threads: int = 0
     efficiency: tuple[tuple[float, float], ...] = ()
     source: str = ""
     measured: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -123,6 +126,8 @@ def _wrong_type(machine: Machine) -> str:
             return f"{name} is {shortened(getattr(machine, name))}, not text"
     if not isinstance(machine.shared_cores, (bool, np.bool_)):
         return f"shared_cores is {shortened(machine.shared_cores)}, not true or false"
+    if type(machine.unfolding_threads) is not int or machine.unfolding_threads < 0:
+        return f"unfolding_threads is {shortened(machine.unfolding_threads)}, not 0 or more"
     for name in ("rates", "measured"):
         if not isinstance(getattr(machine, name), dict):
             return f"{name} is {shortened(getattr(machine, name))}, not a dictionary"

@@ -105,7 +105,8 @@ class _Search:
         self._stages, self._limit = stages, memory_limit
         self.blocks = {count: find_blocks(of_microbatch(graph, count), _work(graph, machine), blocks)
                        for count, graph in sorted(graphs.items())}
-        self._memory = {count: StageMemory(graph, count, shared=machine.shared_cores)
+        self._memory = {count: StageMemory(graph, count, shared=machine.shared_cores,
+                                           unfolding_threads=machine.unfolding_threads)
                         for count, graph in graphs.items()}
 
     def best(self, prices: Mapping[int, StagePrices], seconds: float) -> tuple[Simulated, PipelineReport]:
@@ -245,7 +246,8 @@ def evaluate_pipeline(graph: ComputationGraph, stages: tuple[Laid, ...], microba
     if kernels is not None:
         told["kernels"] = kernels.report(microbatches, stages)
     return _pipeline(graph, stages, microbatches, schedule, machine, devices, step, told,
-                     StageMemory(graph, microbatches, shared=machine.shared_cores))
+                     StageMemory(graph, microbatches, shared=machine.shared_cores,
+                                 unfolding_threads=machine.unfolding_threads))
 
 
 def _in_stages(graph: ComputationGraph, stages: Sequence[Laid], microbatches: int) -> ComputationGraph:

@@ -70,15 +70,17 @@ class _Run(NamedTuple):
 class StageMemory:
     """The stages of one graph, as memory models."""
 
-    def __init__(self, graph: ComputationGraph, microbatches: int, *, shared: bool) -> None:
+    def __init__(self, graph: ComputationGraph, microbatches: int, *, shared: bool, unfolding_threads: int = 0) -> None:
         """Looks at the graph.
 
         Args:
           graph: of one microbatch.
           microbatches: K.
           shared: whether the devices are processors of one host.
+          unfolding_threads: of the machine.
         """
         self._graph, self._count, self._shared = graph, microbatches, shared
+        self._threads = unfolding_threads
         held = [entry for layer in graph.layers for operation in layer.operations for entry in operation.held]
         self._moments = 1 + max([0, *(max(*entry[1:3], *entry[4:]) for entry in held),
                                  *(max(copy[:3]) for edge in graph.edges for copy in edge.held)])
@@ -106,7 +108,8 @@ class StageMemory:
         edges = [dataclasses.replace(edge, held=tuple(self._copies(edge, runs)))
                  for edge in part_of_graph(self._graph, first, stop).edges]
         edges += self._crossing(first, stop, runs, ahead=int(flying < self._count))
-        return MemoryModel(dataclasses.replace(self._graph, layers=layers, edges=tuple(edges)), self._shared)
+        return MemoryModel(dataclasses.replace(self._graph, layers=layers, edges=tuple(edges)), self._shared,
+                           self._threads)
 
     def _order(self, begin: int) -> _Order:
         return next(order for order in self._orders if begin <= order.last)

@@ -316,7 +316,7 @@ def test_what_kernel_times_depend_on(cache_dir, monkeypatch, name, value):
 
 
 def test_kernel_times_depend_on_the_code_of_kernels_and_on_gpus(cache_dir, monkeypatch):
-    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
     before = kernels_path(4)
     assert fingerprint_of_kernels(4)["onednn"]
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")

@@ -1,12 +1,9 @@
 """What a device is predicted to hold, beside what TensorFlow's allocator says of traced steps."""
 
-import dataclasses
-
 import pytest
 
-from benchmarks.memory import Way, measure, strategies
+from benchmarks.memory import Way, measure, on_this_host, strategies
 from pase_mtf import models
-from pase_mtf.machine.machine import Machine
 from pase_mtf.strategy.experts import data_parallel
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import evaluate_strategy
@@ -17,7 +14,7 @@ from pase_mtf.strategy.strategy import evaluate_strategy
 def test_it_is_about_what_tensorflow_holds(model):
     """TensorFlow runs what is ready in an order of its own, and a device holds what was made once for several: peaks of
     the same step differ by up to a quarter (docs/benchmarks/memory.md)."""
-    machine = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
+    machine = on_this_host("1080ti", 4)
     for name, strategy in strategies(model, 4, machine, []).items():
         if name == "data_parallel":  # as "zero" is, but for the updates
             continue
@@ -29,7 +26,7 @@ def test_it_is_about_what_tensorflow_holds(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["transformer", "rnnlm"])
 def test_sums_over_microbatches_are_in_it(model):
-    machine = dataclasses.replace(Machine.load("1080ti"), shared_cores=True)
+    machine = on_this_host("1080ti", 4)
     way = Way(microbatches=4)
     graph = way.exported(model)
     for strategy in (find_strategy(graph, 4, machine),
