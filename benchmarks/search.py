@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import platform
 import subprocess
@@ -32,6 +31,7 @@ from benchmarks.search_plot import plot_mcmc, plot_memory, plot_times
 from benchmarks.search_sections import METHODS, SECTIONS, Options, warm_up
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
+from pase_mtf.runtime import describe_host
 
 __all__ = ["facts", "load", "main", "save"]
 
@@ -68,12 +68,6 @@ def save(results: Results, path: pathlib.Path) -> None:
 
 def facts() -> dict[str, str]:
     """The machine and the versions of what runs on it."""
-    processor = platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            processor = next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
     versions = [f"Python {platform.python_version()}"]
     for package in ("numpy", "numba", "scipy", "pytoulbar2"):
         try:
@@ -81,7 +75,7 @@ def facts() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions.append(f"{package} not installed")
     run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
-    return {"machine": f"{processor}, {os.cpu_count()} cores", "versions": ", ".join(versions),
+    return {"machine": describe_host(), "versions": ", ".join(versions),
             "commit": run.stdout.strip() or "unknown"}
 
 
