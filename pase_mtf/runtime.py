@@ -91,22 +91,18 @@ def processor_name() -> str:
     The name alone may not tell processors apart: on a virtual machine it can be that of a whole family, "AMD EPYC",
     and TensorFlow chooses its kernels by the vectors.
     """
-    name = _cpuinfo().get("model name") or platform.processor() or platform.machine()
-    return next((f"{name} with {vectors}" for flag, vectors in _VECTORS.items() if flag in _features()), name)
+    name, features = _processor()
+    name = name or platform.processor() or platform.machine()
+    return next((f"{name} with {vectors}" for flag, vectors in _VECTORS.items() if flag in features), name)
 
 
-def _cpuinfo() -> dict[str, str]:
-    """What the kernel says of the first processor."""
+def _processor() -> tuple[str, frozenset[str]]:
+    """The name of the first processor, empty where there is none, and the kernel's words for what it can."""
     said: dict[str, str] = {}
     for line in _read(_PROC / "cpuinfo").splitlines():
         field, _, value = line.partition(":")
         said.setdefault(field.strip().lower(), value.strip())
-    return said
-
-
-def _features() -> list[str]:
-    said = _cpuinfo()
-    return f"{said.get('flags', '')} {said.get('features', '')}".split()
+    return said.get("model name", ""), frozenset(f"{said.get('flags', '')} {said.get('features', '')}".split())
 
 
 def uses_onednn() -> bool:
@@ -114,7 +110,7 @@ def uses_onednn() -> bool:
     told = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").strip().lower()
     if told in ("0", "false", "1", "true"):
         return told in ("1", "true")
-    return not _ONEDNN.isdisjoint(_features())
+    return not _ONEDNN.isdisjoint(_processor()[1])
 
 
 def unfolding_threads(devices: int) -> int:

@@ -71,8 +71,9 @@ class MemoryModel:
         known: dict[Hashable, Shares] = {}
         self._layers = [LayerItems(layer, last, shared, known) for layer in graph.layers]
         self._items = AllItems.of(self._layers)
-        self._unfolded = {number: found for number, found in enumerate(map(
-            Unfolded, graph.layers, self._layers, [unfolding_threads] * len(graph.layers))) if found.there}
+        unfolded = [Unfolded(layer, items, unfolding_threads)
+                    for layer, items in zip(graph.layers, self._layers, strict=True)]
+        self._unfolded = {number: found for number, found in enumerate(unfolded) if found.there}
         self._graph, self._moved = graph, [edge for edge in graph.edges if edge.held]
         self._updates = [(edge.target, edge.source) for edge in graph.edges
                          if edge.pending and graph.layers[edge.target].kind == "update"]

@@ -37,7 +37,7 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
 
     Mesh-TF's sums are pending until somebody needs them: an addition of sums over the same dims adds first and reduces
     once. The all-reduce is charged to the last tensor of such a chain. What a loop accumulates is pending until the
-    loop has ended, even if the loop itself needs the sum of every iteration, too.
+    loop has ended, even if the loop itself needs the sum of every iteration, too, and may leave the layer so.
 
     Args:
       facts: of the operations that are run.

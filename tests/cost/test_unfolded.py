@@ -54,7 +54,7 @@ def _of(images, side, channels, taps, made, threads):
 
 
 def test_kernels_take_what_they_say_they_do():
-    """Under the clock of no processor: oneDNN's kernels are turned off wherever this runs."""
+    """Those of oneDNN are turned off, whatever processor this runs on."""
     done = subprocess.run([sys.executable, "-c", _TRACED], input=json.dumps(_CONVOLUTIONS), text=True,
                           capture_output=True, check=True, env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"})
     traced = json.loads(done.stdout.splitlines()[-1])
@@ -100,7 +100,7 @@ def test_they_are_in_the_memory_of_a_step():
     assert found[0].memory_bytes <= found[1].memory_bytes
 
 
-def test_a_machine_of_any_number_of_threads_is_refused(tmp_path):
+def test_a_machine_keeps_its_threads_and_refuses_fewer_than_none(tmp_path):
     machine = dataclasses.replace(Machine.load("1080ti"), unfolding_threads=2)
     machine.save(tmp_path / "machine.json")
     assert Machine.load(tmp_path / "machine.json") == machine
