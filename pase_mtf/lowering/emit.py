@@ -17,6 +17,7 @@ import numpy as np
 
 from pase_mtf.compat import tf
 from pase_mtf.lowering.exchange import Copies, Exchange
+from pase_mtf.lowering.fast_nodes import Copier, emit
 
 __all__ = ["Emitter", "Scope", "on", "scopes"]
 
@@ -80,6 +81,8 @@ class Emitter:
         self.exchange = Copies()
         self.first_own = self.devices[0] if self.devices else ""
         self._constants: dict[Hashable, tf.Tensor] = {}
+        self._constant_of: dict[int, tuple[Any, ...]] = {}
+        self._copier = Copier(lambda x: self._constant_of.get(id(x)), lambda device, key: self.constant(device, *key))
         self._turn = itertools.count()
         self._extended: dict[str, Emitter] = {}
 
@@ -108,6 +111,16 @@ class Emitter:
             with on(device):
                 results.append(fn(device, *(column[position] for column in columns)))
         return results
+
+    def of_slices(self, devices: Sequence[str], fn: Callable, columns: Sequence[Sequence[object]]) -> list[Any]:
+        """As `per_device`, for a function that makes the same nodes of what is alike on several devices: it is called
+        for one of them, and copied for the others."""
+        def call(device: str, row: Sequence[object]) -> Any:
+            with on(device):
+                return fn(device, *row)
+
+        return self._copier.per_device(devices, call, [
+            tuple(column[position] for column in columns) for position in range(len(devices))])
 
     def run_on(self, device: str, fn: Callable, *xs: object) -> Any:
         """The result of fn(...) on one device."""
@@ -174,13 +187,14 @@ class Emitter:
             with free, on(device):
                 found = tf.constant(np.asarray(value, dtype.as_numpy_dtype), dtype, shape)
             self._constants[key] = found
+            self._constant_of[id(found)] = (value, dtype, shape and tuple(shape))
         return found
 
     def slice(self, device: str, x: tf.Tensor, begin: Sequence[int], size: Sequence[int]) -> tf.Tensor:
         """A region of x."""
         begin, size = self.constant(device, tuple(begin)), self.constant(device, tuple(size))
         with on(device):
-            return tf.raw_ops.Slice(input=x, begin=begin, size=size)
+            return emit("Slice", input=x, begin=begin, size=size)
 
     def split(self, device: str, x: tf.Tensor, parts: int, axis: int) -> list[tf.Tensor]:
         """Equal parts of x along an axis."""
@@ -194,7 +208,7 @@ class Emitter:
         """Equal parts of x along an axis, in one node."""
         axis = self.constant(device, axis)
         with on(device):
-            return list(tf.raw_ops.Split(axis=axis, value=x, num_split=parts))
+            return emit("Split", axis=axis, value=x, num_split=parts)
 
     def _split_is_fine(self, x: tf.Tensor, parts: int, axis: int) -> bool:
         """Whether a part is many short rows of x, which a processor's Split copies one by one, at some 5 ns each."""
@@ -218,7 +232,7 @@ class Emitter:
             return self.split(device, x, len(sizes), axis)
         sizes_, axis = self.constant(device, tuple(sizes)), self.constant(device, axis)
         with on(device):
-            return list(tf.raw_ops.SplitV(value=x, size_splits=sizes_, axis=axis, num_split=len(sizes)))
+            return emit("SplitV", value=x, size_splits=sizes_, axis=axis, num_split=len(sizes))
 
     def concat(self, device: str, xs: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
         """The tensors one after the other along an axis."""
@@ -226,7 +240,7 @@ class Emitter:
             return xs[0]
         axis = self.constant(device, axis)
         with on(device):
-            return tf.raw_ops.ConcatV2(values=list(xs), axis=axis)
+            return emit("ConcatV2", values=list(xs), axis=axis)
 
     def reshape(self, device: str, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         """x in another shape; x itself where it has that shape."""
@@ -234,7 +248,7 @@ class Emitter:
             return x
         shape = self.constant(device, tuple(shape))
         with on(device):
-            return tf.raw_ops.Reshape(tensor=x, shape=shape)
+            return emit("Reshape", tensor=x, shape=shape)
 
     def transpose(self, device: str, x: tf.Tensor, perm: Sequence[int]) -> tf.Tensor:
         """x with its dims in another order; x itself where it is the same order."""
@@ -242,7 +256,7 @@ class Emitter:
             return x
         perm = self.constant(device, tuple(perm))
         with on(device):
-            return tf.raw_ops.Transpose(x=x, perm=perm)
+            return emit("Transpose", x=x, perm=perm)
 
     def broadcast(self, device: str, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         """x repeated to a shape (by NumPy's rules)."""
@@ -250,7 +264,7 @@ class Emitter:
             return x
         shape = self.constant(device, tuple(shape))
         with on(device):
-            return tf.raw_ops.BroadcastTo(input=x, shape=shape)
+            return emit("BroadcastTo", input=x, shape=shape)
 
     def combine(self, device: str, xs: Sequence[tf.Tensor], kind: str) -> tf.Tensor:
         """The elementwise "SUM", "MAX" or "MIN" of tensors of one shape."""
@@ -258,14 +272,14 @@ class Emitter:
             return xs[0]
         with on(device):
             if kind == "SUM":
-                return tf.raw_ops.AddN(inputs=list(xs))
-            binary = {"MAX": tf.raw_ops.Maximum, "MIN": tf.raw_ops.Minimum}[kind]
+                return emit("AddN", inputs=list(xs))
+            binary = {"MAX": "Maximum", "MIN": "Minimum"}[kind]
             if len(xs) <= 3:
                 result = xs[0]
                 for x in xs[1:]:
-                    result = binary(x=result, y=x)
+                    result = emit(binary, x=result, y=x)
                 return result
-            stacked = tf.raw_ops.Pack(values=list(xs), axis=0)
+            stacked = emit("Pack", values=list(xs), axis=0)
         return self.reduce(device, stacked, [0], kind)
 
     def reduce(self, device: str, x: tf.Tensor, axes: Sequence[int], kind: str) -> tf.Tensor:
@@ -274,4 +288,4 @@ class Emitter:
             return x
         axes = self.constant(device, tuple(axes))
         with on(device):
-            return {"SUM": tf.raw_ops.Sum, "MAX": tf.raw_ops.Max, "MIN": tf.raw_ops.Min}[kind](input=x, axis=axes)
+            return emit({"SUM": "Sum", "MAX": "Max", "MIN": "Min"}[kind], input=x, axis=axes, keep_dims=False)

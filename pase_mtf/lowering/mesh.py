@@ -116,7 +116,7 @@ class DeviceMeshImpl(placement_mesh_impl.PlacementMeshImpl):
 
     def per_device(self, fn: Callable, *columns: Sequence[object]) -> _Output:
         """Calls fn(device, ...) once per processor, on its device, with its row of the columns."""
-        results = self.emitter.per_device(self.devices, fn, columns)
+        results = self.emitter.of_slices(self.devices, fn, columns)
         if isinstance(results[0], tuple):
             return tuple(self.LaidOutTensor(list(column)) for column in zip(*results, strict=True))
         return self.LaidOutTensor(results)

@@ -156,6 +156,10 @@ class RankEmitter(Emitter):
             results.append(tuple(tensors) if isinstance(like, tuple) else tensors[0])
         return results
 
+    def of_slices(self, devices: Sequence[str], fn: Callable, columns: Sequence[Sequence[object]]) -> list[Any]:
+        """As `per_device`: a process has few devices."""
+        return self.per_device(devices, fn, columns)
+
     def _bring(self, device: str, x: object) -> object:
         if isinstance(x, (tuple, list)):
             return type(x)(self._bring(device, entry) for entry in x)
