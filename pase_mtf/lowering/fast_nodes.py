@@ -56,7 +56,7 @@ _known: dict[Hashable, _Known] = {}
 
 
 def emit(kind: str, **arguments: Any) -> Any:
-    """What tf.raw_ops makes under that name of these arguments: a tensor, or a list of them.
+    """What tf.raw_ops makes under that name of these arguments: a tensor, a list of them, or an operation without any.
 
     Args:
       kind: the type of the node, such as "Slice".
@@ -67,23 +67,26 @@ def emit(kind: str, **arguments: Any) -> Any:
     known = _known.get(key)
     if known is None:
         results = getattr(tf.raw_ops, kind)(**arguments)
-        operation = (results[0] if isinstance(results, list) else results).op
+        first = results[0] if isinstance(results, list) else results
+        operation = first if isinstance(first, tf.Operation) else first.op
         definition, attributes = operation.op_def, operation.node_def.attr
         _known[key] = _Known({attribute.name: attributes[attribute.name] for attribute in definition.attr}, definition)
         return results
     inputs: list[tf.Tensor] = []
     for x in arguments.values():
         inputs += x if isinstance(x, list) else [x] if isinstance(x, tf.Tensor) else []
-    outputs = _new(tf.get_default_graph(), kind, inputs, kind, known.attributes, known.op_def)
+    operation = _new(tf.get_default_graph(), kind, inputs, kind, known.attributes, known.op_def)
+    if not operation.outputs:
+        return operation
     (made,) = known.op_def.output_arg
-    return outputs if made.number_attr else outputs[0]
+    return operation.outputs if made.number_attr else operation.outputs[0]
 
 
 def _new(graph: tf.Graph, kind: str, inputs: list[tf.Tensor], name: str, attributes: Mapping[str, Any], op_def: Any,
-         ) -> list[tf.Tensor]:
-    """The outputs of a new node."""
+         ) -> tf.Operation:
+    """A new node."""
     # Not graph.create_op, which first looks into how its caller spelt the arguments: half of the time.
-    return graph._create_op_internal(kind, inputs, name=name, attrs=attributes, op_def=op_def).outputs
+    return graph._create_op_internal(kind, inputs, name=name, attrs=attributes, op_def=op_def)
 
 
 class Copier:
@@ -192,7 +195,7 @@ class Copier:
         with graph.device(device):
             for node in made.nodes:
                 outputs.append(_new(graph, node.type, [tensor(source) for source in node.inputs], node.name,
-                                    node.attributes, node.op_def))
+                                    node.attributes, node.op_def).outputs)
             results = tuple(tensor(source) for source in made.results)
         return results if made.is_tuple else results[0]
 

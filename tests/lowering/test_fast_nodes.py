@@ -93,6 +93,19 @@ def test_a_node_is_what_raw_ops_makes(graph, kind, arguments, dtype):
             np.testing.assert_array_equal(x, y)
 
 
+def test_variables_are_read_and_assigned_as_by_raw_ops(graph):
+    variable = tf.get_variable("x", [2], tf.float64, use_resource=True)
+    value = tf.constant([1., 2.], tf.float64)
+    for kind, arguments in (("AssignVariableOp", {"value": value}), ("AssignAddVariableOp", {"value": value}),
+                            ("ReadVariableOp", {"dtype": tf.float64})):
+        wanted = getattr(tf.raw_ops, kind)(resource=variable.handle, **arguments)
+        for _ in range(2):
+            found = emit(kind, resource=variable.handle, **arguments)
+            assert type(found) is type(wanted)
+            one, other = ((x if isinstance(x, tf.Operation) else x.op) for x in (found, wanted))
+            assert _definition(one) == _definition(other)
+
+
 # What is copied
 
 def test_a_function_is_called_once_for_what_is_alike(graph):
