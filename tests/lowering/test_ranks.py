@@ -172,7 +172,9 @@ def _moved(ranks, source, target, shape, sums=()):
     (lambda p: (((p // 2, 2), (1, 1)), ((1, 1), (1, 1))), "CollectiveGatherV2"),
     (lambda p: (((p // 2, 1), (2, p // 2)), ((1, 1), (2, p // 2))), "CollectiveGatherV2"),
     (lambda p: (((1, 1), (1, 1)), ((p, 1), (1, 1)), ((p, 1),)), "CollectiveAllToAllV2")])
-def test_a_move_takes_as_many_nodes_however_many_ranks_there_are(case, collective):
+def test_a_move_takes_as_many_nodes_however_many_ranks_there_are(case, collective, monkeypatch):
+    # A key that is by chance the size of a group is one constant with it.
+    monkeypatch.setattr(collectives, "_KEYS", itertools.count(1000))
     found = []
     for ranks in (8, 16, 32):
         source, target, *sums = case(ranks)
