@@ -18,6 +18,7 @@ _Source: TypeAlias = "tuple[str, Any]"
 """Where a tensor comes from: ("row", its place among the function's arguments), ("constant", what makes it anew), or
 ("node", (which of the copied nodes, which of its outputs))."""
 
+_FEW = 64  # elements of a constant, which are read and compared
 _PLAIN = (bool, int, float, str, bytes, type(None), tf.DType)
 # They belong to the loop they are in, or stand for what another graph holds.
 _BOUND = {"Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge", "RefMerge", "NextIteration",
@@ -37,10 +38,11 @@ class _Node:
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """What a function made on one device: nodes in their order, and where its results come from."""
+    """What a function made on one device: nodes in their order, where its results come from, their static shapes."""
 
     nodes: tuple[_Node, ...]
     results: tuple[_Source, ...]
+    shapes: tuple[tf.TensorShape, ...]
     is_tuple: bool
 
 
@@ -149,7 +151,8 @@ class Copier:
             nodes.append(_Node(operation.type, operation.name[len(scope) + 1 if scope else 0:], attributes,
                                operation.op_def, tuple(sources[id(x)] for x in operation.inputs)))
             sources.update((id(x), ("node", (number, index))) for index, x in enumerate(operation.outputs))
-        return _Made(tuple(nodes), tuple(sources[id(x)] for x in found), isinstance(results, tuple))
+        return _Made(tuple(nodes), tuple(sources[id(x)] for x in found), tuple(x.shape for x in found),
+                     isinstance(results, tuple))
 
     def _operations(self, graph: tf.Graph, before: int, tensors: Sequence[tf.Tensor], sources: dict[int, _Source],
                     ) -> tuple[list[tf.Operation] | None, int]:
@@ -197,6 +200,9 @@ class Copier:
                 outputs.append(_new(graph, node.type, [tensor(source) for source in node.inputs], node.name,
                                     node.attributes, node.op_def).outputs)
             results = tuple(tensor(source) for source in made.results)
+        for x, shape in zip(results, made.shapes, strict=True):
+            if not x.shape.is_fully_defined():
+                x.set_shape(shape)  # as a function may have done that knows more than the node
         return results if made.is_tuple else results[0]
 
 
@@ -211,15 +217,19 @@ def _leaves(row: Sequence[object]) -> Iterator[object]:
 
 def _kind(row: Sequence[object]) -> Hashable | None:
     """What has to be alike for a function to make the same nodes: types and static shapes of tensors, which of them are
-    the same, the values of others. None where it is unknown."""
+    the same, the values of constants and of what is no tensor. None where it is unknown."""
     places: dict[int, int] = {}
 
     def of(x: object) -> Hashable:
         if isinstance(x, (tuple, list)):
             return (type(x), *map(of, x))
         if isinstance(x, tf.Tensor):
-            rank = x.shape.rank
-            return x.dtype, rank if rank is None else tuple(x.shape.as_list()), places.setdefault(id(x), len(places))
+            shape, constant = x.shape, None
+            if x.op.type == "Const":  # functions ask for a constant's value, if only for a shape
+                is_small = shape.num_elements() <= _FEW and x.dtype != tf.string
+                constant = tf.get_static_value(x).tobytes() if is_small else id(x)
+            return (x.dtype, None if shape.rank is None else tuple(shape.as_list()),
+                    places.setdefault(id(x), len(places)), constant)
         if isinstance(x, _PLAIN):
             return type(x), x
         raise TypeError

@@ -35,7 +35,7 @@ def _inputs(count=4, shape=(2, 3), dtype=tf.float32):
     inputs = []
     for number in range(count):
         with tf.device(_DEVICES[number]):
-            inputs.append(tf.constant(np.full(shape, number + 1.0), dtype))
+            inputs.append(tf.identity(tf.constant(np.full(shape, number + 1.0), dtype)))
     return inputs
 
 
@@ -190,6 +190,33 @@ def test_what_was_made_for_one_device_is_not_taken_for_another(graph):
     own = dict(zip(_DEVICES, [x * 10 for x in xs], strict=True))
     made = Emitter(_DEVICES).of_slices(_DEVICES, lambda device, x: x + own[device], [xs])
     assert [value[0, 0] for value in _run(made)] == [11, 22, 33, 44]
+
+
+def test_what_is_asked_of_a_constant_is_asked_of_each(graph):
+    fn = _Counted(lambda _, x, parts: x[int(tf.get_static_value(parts)):])
+    parts = [tf.constant(number) for number in (0, 1, 1, 0)]
+    made = Emitter(_DEVICES).of_slices(_DEVICES, fn, [_inputs(), parts])
+    assert [x.shape.as_list()[0] for x in made] == [2, 1, 1, 2]
+    assert fn.calls == 2
+    many = [tf.constant(np.arange(100)) for _ in _DEVICES]
+    fn = _Counted(lambda _, x: x + 1)
+    Emitter(_DEVICES).of_slices(_DEVICES, fn, [many])
+    assert fn.calls == 4
+    fn.calls = 0
+    Emitter(_DEVICES).of_slices(_DEVICES, fn, [many[:1] * 4])
+    assert fn.calls == 1
+
+
+def test_a_copy_has_the_shape_that_the_function_knew(graph):
+    def known(_, x):
+        result = tf.boolean_mask(x, x[:, 0] > 0)
+        result.set_shape([2, 3])
+        return result
+
+    fn = _Counted(known)
+    made = Emitter(_DEVICES).of_slices(_DEVICES, fn, [_inputs()])
+    assert [x.shape.as_list() for x in made] == [[2, 3]] * 4
+    assert fn.calls == 1
 
 
 def test_gradients_are_those_of_every_copy(graph):
