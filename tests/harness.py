@@ -191,8 +191,7 @@ def train(program: Any, lowering: mtf.Lowering, batches: Iterable[Batch], *,
     """
     wanted = [lowering.export_to_tf_tensor(tensor) for tensor in (program.loss, *outputs)]
     update = tf.group([lowering.lowered_operation(operation) for operation in program.updates])
-    if not isinstance(lowering, PlanLowering):
-        _read_before_updating([*(tensor.op for tensor in wanted), update])
+    read_before_updating(lowering, [*(tensor.op for tensor in wanted), update])
     fill, collect = lowering.copy_masters_to_slices(), lowering.copy_slices_to_masters()
     masters = {variable.name: variable.get_master() for variable in program.graph.all_variables}
     global_step = getattr(program, "global_step", None)
@@ -221,8 +220,10 @@ def _initialize(run: tf.Session, graph: mtf.Graph, values: Mapping[str, np.ndarr
     run.run(list(set_by), {initializer.inputs[1]: value for initializer, value in set_by.items()})
 
 
-def _read_before_updating(fetches: Iterable[tf.Operation]) -> None:
+def read_before_updating(lowering: mtf.Lowering, fetches: Iterable[tf.Operation]) -> None:
     """Orders what stock Mesh-TF leaves open: it reads a variable at every use, before or after its update."""
+    if isinstance(lowering, PlanLowering):
+        return
     readers, updates = collections.defaultdict(list), []
     for operation in _closure(fetches, lambda operation: (
             *(tensor.op for tensor in operation.inputs), *operation.control_inputs)):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import device_names, session
+from harness import device_names, read_before_updating, session
 from nets import build
 
 import pase_mtf
@@ -35,6 +35,7 @@ def model_fn(mesh_shape="a:2;b:2", layout="batch:a", lower=None, devices=None):
 
 def losses(made, steps=3):
     lowering, loss, update = made
+    read_before_updating(lowering, [loss.op, update])
     fill = lowering.copy_masters_to_slices()
     with session(4) as run:
         run.run(tf.global_variables_initializer())

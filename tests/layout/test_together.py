@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import MACHINE, device_names, session
+from harness import MACHINE, device_names, read_before_updating, session
 
 from benchmarks import programs
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
@@ -67,6 +67,7 @@ def _losses(lower):
         lowering = lower(program)
         loss = lowering.export_to_tf_tensor(program.loss)
         updates = [lowering.lowered_operation(operation) for operation in program.updates]
+        read_before_updating(lowering, [loss.op, *updates])
         fill = lowering.copy_masters_to_slices()
         batch = next(program.batches())
         with session(8) as run:
