@@ -140,6 +140,7 @@ class Copier:
         if operations is None or graph.version - before != len(operations) + constants:
             return None
         scope, waits = graph.get_name_scope(), graph._current_control_dependencies()
+        scope = scope and f"{scope}/"
         place = tf.DeviceSpec.from_string(device).to_string() if device else ""
         nodes = []
         for number, operation in enumerate(sorted(operations, key=lambda operation: operation._id)):
@@ -148,8 +149,8 @@ class Copier:
                     or not waits.issuperset(operation.control_inputs)
                     or tf.DeviceSpec.from_string(operation.device).to_string() != place):
                 return None
-            nodes.append(_Node(operation.type, operation.name[len(scope) + 1 if scope else 0:], attributes,
-                               operation.op_def, tuple(sources[id(x)] for x in operation.inputs)))
+            nodes.append(_Node(operation.type, operation.name.removeprefix(scope), attributes, operation.op_def,
+                               tuple(sources[id(x)] for x in operation.inputs)))
             sources.update((id(x), ("node", (number, index))) for index, x in enumerate(operation.outputs))
         return _Made(tuple(nodes), tuple(sources[id(x)] for x in found), tuple(x.shape for x in found),
                      isinstance(results, tuple))

@@ -238,6 +238,19 @@ def test_copies_wait_for_what_the_original_waits_for(graph):
     assert [x.op.inputs[0].op.control_inputs for x in made] == [[first]] * 4
 
 
+def test_names_from_outside_of_the_scope(graph):
+    def elsewhere(_, x):
+        with tf.name_scope("there/"):
+            return x * 2
+
+    fn = _Counted(elsewhere)
+    with tf.name_scope("here_and_now"):
+        made = Emitter(_DEVICES).of_slices(_DEVICES, fn, [_inputs()])
+    assert fn.calls == 1
+    assert [value[0, 0] for value in _run(made)] == [2, 4, 6, 8]
+    assert len({x.op.name for x in made}) == 4
+
+
 def test_within_a_loop(graph):
     xs, fn = _inputs(), _Counted(lambda _, x: x * 2 + 1)
     emitter = Emitter(_DEVICES)
