@@ -17,7 +17,7 @@ import numpy as np
 
 from pase_mtf.compat import tf
 from pase_mtf.lowering.exchange import Copies, Exchange
-from pase_mtf.lowering.fast_nodes import Copier, emit
+from pase_mtf.lowering.fast_nodes import Copier, make_node
 
 __all__ = ["Emitter", "Scope", "on", "scopes"]
 
@@ -194,7 +194,7 @@ class Emitter:
         """A region of x."""
         begin, size = self.constant(device, tuple(begin)), self.constant(device, tuple(size))
         with on(device):
-            return emit("Slice", input=x, begin=begin, size=size)
+            return make_node("Slice", input=x, begin=begin, size=size)
 
     def split(self, device: str, x: tf.Tensor, parts: int, axis: int) -> list[tf.Tensor]:
         """Equal parts of x along an axis."""
@@ -208,7 +208,7 @@ class Emitter:
         """Equal parts of x along an axis, in one node."""
         axis = self.constant(device, axis)
         with on(device):
-            return emit("Split", axis=axis, value=x, num_split=parts)
+            return make_node("Split", axis=axis, value=x, num_split=parts)
 
     def _split_is_fine(self, x: tf.Tensor, parts: int, axis: int) -> bool:
         """Whether a part is many short rows of x, which a processor's Split copies one by one, at some 5 ns each."""
@@ -232,7 +232,7 @@ class Emitter:
             return self.split(device, x, len(sizes), axis)
         sizes_, axis = self.constant(device, tuple(sizes)), self.constant(device, axis)
         with on(device):
-            return emit("SplitV", value=x, size_splits=sizes_, axis=axis, num_split=len(sizes))
+            return make_node("SplitV", value=x, size_splits=sizes_, axis=axis, num_split=len(sizes))
 
     def concat(self, device: str, xs: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
         """The tensors one after the other along an axis."""
@@ -240,7 +240,7 @@ class Emitter:
             return xs[0]
         axis = self.constant(device, axis)
         with on(device):
-            return emit("ConcatV2", values=list(xs), axis=axis)
+            return make_node("ConcatV2", values=list(xs), axis=axis)
 
     def reshape(self, device: str, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         """x in another shape; x itself where it has that shape."""
@@ -248,7 +248,7 @@ class Emitter:
             return x
         shape = self.constant(device, tuple(shape))
         with on(device):
-            return emit("Reshape", tensor=x, shape=shape)
+            return make_node("Reshape", tensor=x, shape=shape)
 
     def transpose(self, device: str, x: tf.Tensor, perm: Sequence[int]) -> tf.Tensor:
         """x with its dims in another order; x itself where it is the same order."""
@@ -256,7 +256,7 @@ class Emitter:
             return x
         perm = self.constant(device, tuple(perm))
         with on(device):
-            return emit("Transpose", x=x, perm=perm)
+            return make_node("Transpose", x=x, perm=perm)
 
     def broadcast(self, device: str, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         """x repeated to a shape (by NumPy's rules)."""
@@ -264,7 +264,7 @@ class Emitter:
             return x
         shape = self.constant(device, tuple(shape))
         with on(device):
-            return emit("BroadcastTo", input=x, shape=shape)
+            return make_node("BroadcastTo", input=x, shape=shape)
 
     def combine(self, device: str, xs: Sequence[tf.Tensor], kind: str) -> tf.Tensor:
         """The elementwise "SUM", "MAX" or "MIN" of tensors of one shape."""
@@ -272,14 +272,14 @@ class Emitter:
             return xs[0]
         with on(device):
             if kind == "SUM":
-                return emit("AddN", inputs=list(xs))
+                return make_node("AddN", inputs=list(xs))
             binary = {"MAX": "Maximum", "MIN": "Minimum"}[kind]
             if len(xs) <= 3:
                 result = xs[0]
                 for x in xs[1:]:
-                    result = emit(binary, x=result, y=x)
+                    result = make_node(binary, x=result, y=x)
                 return result
-            stacked = emit("Pack", values=list(xs), axis=0)
+            stacked = make_node("Pack", values=list(xs), axis=0)
         return self.reduce(device, stacked, [0], kind)
 
     def reduce(self, device: str, x: tf.Tensor, axes: Sequence[int], kind: str) -> tf.Tensor:
@@ -288,4 +288,4 @@ class Emitter:
             return x
         axes = self.constant(device, tuple(axes))
         with on(device):
-            return emit({"SUM": "Sum", "MAX": "Max", "MIN": "Min"}[kind], input=x, axis=axes, keep_dims=False)
+            return make_node({"SUM": "Sum", "MAX": "Max", "MIN": "Min"}[kind], input=x, axis=axes, keep_dims=False)

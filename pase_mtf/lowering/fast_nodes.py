@@ -1,18 +1,21 @@
 """TensorFlow nodes without what TensorFlow's Python does before it has one: types, attributes, decorators, constants.
 
-That is most of the time of a lowering. Here it is done once for all nodes that are alike: `emit` makes one node by what
-it was found to need the first time, and `Copier` copies all that a function of slices made on one device to others.
+That is most of the time of a lowering. Here it is done once for all nodes that are alike: `make_node` makes one node by
+what it was found to need the first time, and `Copier` copies all that a function of slices made on one device to
+others.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from pase_mtf.compat import tf
 
-__all__ = ["Copier", "emit"]
+__all__ = ["Copier", "flat", "make_node"]
 
 _Source: TypeAlias = "tuple[str, Any]"
 """Where a tensor comes from: ("row", its place among the function's arguments), ("constant", what makes it anew), or
@@ -57,7 +60,7 @@ class _Known:
 _known: dict[Hashable, _Known] = {}
 
 
-def emit(kind: str, **arguments: Any) -> Any:
+def make_node(kind: str, **arguments: Any) -> Any:
     """What tf.raw_ops makes under that name of these arguments: a tensor, a list of them, or an operation without any.
 
     Args:
@@ -113,20 +116,30 @@ class Copier:
 
     def per_device(self, devices: Sequence[str], call: Callable[[str, Sequence[object]], Any],
                    rows: Sequence[Sequence[object]]) -> list[Any]:
-        """The results of call(device, row) for every device, a tensor or a tuple of them."""
+        """The results of a function on every device.
+
+        Args:
+          devices: their names.
+          call: a function of a device and its row to a tensor or a tuple of them, which it makes on that device.
+          rows: per device what the function is given: tensors, tuples or lists of them, and other values.
+
+        Returns:
+          call(device, row) for every device.
+        """
         graph = tf.get_default_graph()
         kinds = [_kind(row) for row in rows]
+        counts = collections.Counter(kinds)
         made: dict[Hashable, _Made | None] = {}
         results = []
-        for position, (device, row, kind) in enumerate(zip(devices, rows, kinds, strict=True)):
+        for device, row, kind in zip(devices, rows, kinds, strict=True):
             known = made.get(kind)
             if known is not None:
-                results.append(self._copy(graph, known, device, list(_leaves(row))))
+                results.append(self._copy(graph, known, device, list(flat(row))))
                 continue
             before = graph.version
             results.append(call(device, row))
-            if kind is not None and kind not in made and kind in kinds[position + 1:]:
-                made[kind] = self._made(graph, before, device, list(_leaves(row)), results[-1])
+            if kind is not None and kind not in made and counts[kind] > 1:
+                made[kind] = self._made(graph, before, device, list(flat(row)), results[-1])
         return results
 
     def _made(self, graph: tf.Graph, before: int, device: str, row: Sequence[object], results: Any) -> _Made | None:
@@ -139,8 +152,7 @@ class Copier:
         operations, constants = self._operations(graph, before, [x for x in found if id(x) not in sources], sources)
         if operations is None or graph.version - before != len(operations) + constants:
             return None
-        scope, waits = graph.get_name_scope(), graph._current_control_dependencies()
-        scope = scope and f"{scope}/"
+        scope, waits = f"{graph.get_name_scope()}/", graph._current_control_dependencies()
         place = tf.DeviceSpec.from_string(device).to_string() if device else ""
         nodes = []
         for number, operation in enumerate(sorted(operations, key=lambda operation: operation._id)):
@@ -207,13 +219,12 @@ class Copier:
         return results if made.is_tuple else results[0]
 
 
-def _leaves(row: Sequence[object]) -> Iterator[object]:
+def flat(xs: object) -> Iterator[object]:
     """What a function is given, out of tuples and lists."""
-    for x in row:
-        if isinstance(x, (tuple, list)):
-            yield from _leaves(x)
-        else:
-            yield x
+    if isinstance(xs, (tuple, list)):
+        yield from itertools.chain.from_iterable(map(flat, xs))
+    else:
+        yield xs
 
 
 def _kind(row: Sequence[object]) -> Hashable | None:

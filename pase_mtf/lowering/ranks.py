@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ from pase_mtf.compat import func_graph, tf
 from pase_mtf.errors import MismatchError, UsageError
 from pase_mtf.lowering.collectives import Collectives, process_of
 from pase_mtf.lowering.emit import Emitter, on, scopes
+from pase_mtf.lowering.fast_nodes import flat
 from pase_mtf.lowering.ledger import AnyTensor, Ledger, StandIn
 
 __all__ = ["Agreement", "Rank", "RankEmitter", "run_options"]
@@ -148,7 +148,7 @@ class RankEmitter(Emitter):
         like = next(iter(made.values())) if made else self._traced(fn, devices[0], rows[0])
         results = []
         for position, (device, row) in enumerate(zip(devices, rows, strict=True)):
-            needs = self.ledger.needs(_flat(row))
+            needs = self.ledger.needs(flat(row))
             mine = made.get(position)
             tensors = [self.ledger.enter(
                 StandIn(x.shape, x.dtype, device) if mine is None else _each(mine)[number], device, needs)
@@ -459,13 +459,6 @@ class Agreement:
 
 def _each(result: _Result) -> Sequence[AnyTensor]:
     return result if isinstance(result, tuple) else (result,)
-
-
-def _flat(xs: object) -> Iterator[object]:
-    if isinstance(xs, (tuple, list)):
-        yield from itertools.chain.from_iterable(map(_flat, xs))
-    else:
-        yield xs
 
 
 def _placeholders(x: object) -> object:

@@ -9,7 +9,7 @@ from typing import Protocol
 from pase_mtf.compat import mtf, resource_variable_ops, tf
 from pase_mtf.graph.partition import Partition, whole
 from pase_mtf.lowering.emit import Emitter, Scope, on, scopes
-from pase_mtf.lowering.fast_nodes import emit
+from pase_mtf.lowering.fast_nodes import make_node
 from pase_mtf.lowering.reshard import move
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
@@ -264,7 +264,7 @@ def _slice_variable(name: str, shape: Sequence[int], dtype: tf.DType, device: st
 def _value(variable: tf.Variable) -> tf.Tensor:
     """A read of a variable of its own (a fresh node)."""
     if hasattr(variable, "handle"):
-        read = emit("ReadVariableOp", resource=variable.handle, dtype=variable.dtype.base_dtype)
+        read = make_node("ReadVariableOp", resource=variable.handle, dtype=variable.dtype.base_dtype)
         read.set_shape(variable.shape)
         return read
     return tf.identity(variable)
@@ -280,4 +280,4 @@ def _assign(variable: mtf.Variable, target: tf.Variable, value: tf.Tensor, assig
     }.get(assign_fn)
     if lean is None or not hasattr(target, "handle"):
         return assign_fn(variable, target, value)
-    return emit(lean, resource=target.handle, value=tf.cast(value, variable.slice_dtype))
+    return make_node(lean, resource=target.handle, value=tf.cast(value, variable.slice_dtype))

@@ -9,7 +9,7 @@ import pytest
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.lowering.emit import Emitter
-from pase_mtf.lowering.fast_nodes import emit
+from pase_mtf.lowering.fast_nodes import make_node
 
 _DEVICES = harness.device_names(4)
 
@@ -82,7 +82,8 @@ def test_a_node_is_what_raw_ops_makes(graph, kind, arguments, dtype):
 
     arguments = {name: given(name, x) for name, x in arguments.items()}
     wanted = getattr(tf.raw_ops, kind)(**arguments)
-    for found in (emit(kind, **arguments), emit(kind, **arguments)):  # the second is made by what the first needed
+    # The second is made by what the first needed.
+    for found in (make_node(kind, **arguments), make_node(kind, **arguments)):
         assert isinstance(found, list) == isinstance(wanted, list)
         one, other = ((found, wanted) if isinstance(found, list) else ([found], [wanted]))
         assert _definition(one[0].op) == _definition(other[0].op)
@@ -100,7 +101,7 @@ def test_variables_are_read_and_assigned_as_by_raw_ops(graph):
                             ("ReadVariableOp", {"dtype": tf.float64})):
         wanted = getattr(tf.raw_ops, kind)(resource=variable.handle, **arguments)
         for _ in range(2):
-            found = emit(kind, resource=variable.handle, **arguments)
+            found = make_node(kind, resource=variable.handle, **arguments)
             assert type(found) is type(wanted)
             one, other = ((x if isinstance(x, tf.Operation) else x.op) for x in (found, wanted))
             assert _definition(one) == _definition(other)
@@ -284,5 +285,7 @@ def test_a_model_has_the_nodes_that_it_has_when_every_function_is_called(name, m
 
     short = nodes()
     monkeypatch.setattr(Emitter, "of_slices", Emitter.per_device)
-    monkeypatch.setattr("pase_mtf.lowering.emit.emit", lambda kind, **arguments: getattr(tf.raw_ops, kind)(**arguments))
+    for user in ("emit", "variables"):
+        monkeypatch.setattr(f"pase_mtf.lowering.{user}.make_node",
+                            lambda kind, **arguments: getattr(tf.raw_ops, kind)(**arguments))
     assert short == nodes()
