@@ -42,6 +42,17 @@ def test_importing_says_nothing():
     assert (result.returncode, result.stdout, result.stderr) == (0, "Graph Session\n", "")
 
 
+def test_keras_and_matplotlib_are_imported_when_they_are_asked_for():
+    """TensorFlow imports them by itself, which takes a second in every process of a run."""
+    result = _run("-c", "import sys\n"
+                        "from pase_mtf.compat import tf\n"
+                        "assert not {'keras', 'matplotlib'} & set(sys.modules)\n"
+                        "import tensorflow\n"
+                        "print(tf.keras.layers.Dense.__name__, tensorflow.keras.layers.Dense.__name__)\n"
+                        "assert 'keras' in sys.modules")
+    assert (result.returncode, result.stdout) == (0, "Dense Dense\n"), result.stderr
+
+
 _PATH_FILE = "pase_mtf-mesh-tensorflow.pth"
 # As in an environment where the package is not installed but on the path: without what the path file registered.
 _NOT_INSTALLED = "import sys; sys.meta_path = [it for it in sys.meta_path if type(it).__name__ != 'PaseMtfFinder']\n"
