@@ -117,14 +117,12 @@ def _element_costs(common, block, wanted, domains, per_tensor, per_message):
     needed = common.sum(axis=0)[wanted], (common > 0).sum(axis=0)[wanted]
     moved, messages, crossed = np.zeros(len(wanted)), np.zeros(len(wanted)), (0, 0)
     for domain, tensor, message in [*zip(domains, per_tensor, per_message, strict=True)][::-1]:
-        different = np.unique(np.stack([np.arange(len(block)) // domain, block], axis=1), axis=0)
-        begin = np.flatnonzero(np.diff(different[:, 0], prepend=-1))
-        held = np.zeros((max(len(block), len(wanted)) // domain + 1, common.shape[1]))
-        held_blocks = held.copy()
-        held[:len(begin)] = np.add.reduceat(common[different[:, 1]], begin, axis=0)
-        held_blocks[:len(begin)] = np.add.reduceat((common > 0)[different[:, 1]].astype(int), begin, axis=0)
-        mine = np.arange(len(wanted)) // domain, wanted
-        missing = needed[0] - held[mine], needed[1] - held_blocks[mine]
+        own = np.zeros(len(wanted) + domain + len(block), bool)  # a block that two near devices hold counts once
+        own[np.unique(np.arange(len(block)) // domain * len(common) + block, return_index=True)[1]] = True
+        near = (np.arange(len(wanted)) // domain * domain)[:, None] + np.arange(domain)
+        shared = own[near] * common[block[np.minimum(near, len(block) - 1)], wanted[:, None]]
+        held, held_blocks = shared.sum(axis=1), (shared > 0).sum(axis=1)
+        missing = needed[0] - held, needed[1] - held_blocks
         moved += (missing[0] - crossed[0]) * tensor / common.sum()
         messages += (missing[1] - crossed[1]) * message
         crossed = missing
