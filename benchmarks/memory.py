@@ -131,13 +131,14 @@ class Measured(NamedTuple):
     seconds: float
 
 
-def measure(model: str, strategy: Strategy, way: Way = _PLAIN) -> Measured:
+def measure(model: str, strategy: Strategy, way: Way = _PLAIN, *, steps: int = STEPS) -> Measured:
     """Trains a strategy on virtual devices.
 
     Args:
       model: that it is for.
       strategy: of its smallest preset.
       way: how its step is computed.
+      steps: as many are traced, and as many are not.
     """
     devices, config = Devices.first(strategy.devices, "cpu"), models.load_config(model, "tiny")
     examples = synthetic_source(models.get(model).data_kind, config, 0).load(np.arange(config.batch))
@@ -153,11 +154,11 @@ def measure(model: str, strategy: Strategy, way: Way = _PLAIN) -> Measured:
         with tf.Session(config=session_config(devices)) as session:
             session.run(initialize)
             session.run(fill)
-            for number in range(1, 2 * STEPS + 2):
+            for number in range(1, 2 * steps + 2):
                 feed = {placeholder: number if name == "step" else examples[name]
                         for name, placeholder in program.placeholders.items()}
                 start = time.perf_counter()
-                if 1 < number <= STEPS + 1:
+                if 1 < number <= steps + 1:
                     metadata = tf.RunMetadata()
                     session.run([loss, step], feed, tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), metadata)
                     peaks.append(max(peak_bytes_per_device(metadata, held).values()))
