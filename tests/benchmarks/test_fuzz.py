@@ -23,7 +23,7 @@ def test_a_few(targets):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", fuzz.TARGETS)
 def test_inputs(targets, name):
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 2 ** 64))
     def refused_or_taken(seed):
         targets[name].refuses(random.Random(seed))
