@@ -10,6 +10,7 @@ import numpy as np
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
 from pase_mtf.search.elimination import Plan, plan_elimination
+from pase_mtf.search.left_over import left_over
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.packed import Packed, Potentials, lift, reduce
 from pase_mtf.search.part import Part
@@ -22,6 +23,10 @@ __all__ = ["certify", "potentials_of"]
 # The checker is a simple program: leave it little to do, half of what it is willing to.
 _MOST_SUMS = 1 << 21
 _MOST_PASSES = 60
+# The checker may have so many times as much to do as reduced costs of a pass say, which the potentials that the pass
+# ends with need not show; where that is not little, it is counted.
+_DOUBT = 64
+_ROUNDS = 3
 _PASSES_AT_ONCE = 4
 
 
@@ -96,14 +101,20 @@ def potentials_of(packed: Packed, messages: Potentials) -> tuple[Potential, ...]
                  for e, (source, target) in enumerate(packed.pairs))
 
 
-def _sums(plan: Plan, domains: np.ndarray, pairs: np.ndarray) -> float:
-    """What the checker counts of an elimination: a sum per table that it adds up."""
+def _planned(domains: np.ndarray, ends: np.ndarray) -> tuple[Plan, float]:
+    """The elimination of what a proof leaves open, and what the checker counts of it: a sum per table that it adds up;
+    inf where that is too much."""
+    pairs = ends[:, (domains > 1)[ends].all(axis=0)].T
+    plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=_MOST_SUMS)
+    if not plan.complete:
+        return plan, math.inf
     rank = {v: step for step, v in enumerate(plan.order)}
     tables = [1] * len(domains)  # a vertex's own costs, and whatever nothing that it holds is eliminated before
     for scope in [*pairs.tolist(), *filter(None, plan.scopes)]:
         tables[min(scope, key=rank.__getitem__)] += 1
-    return sum(tables[v] * math.prod(int(domains[u]) for u in (v, *scope))
+    sums = sum(tables[v] * math.prod(int(domains[u]) for u in (v, *scope))
                for v, scope in zip(plan.order, plan.scopes, strict=True) if domains[v] > 1)
+    return plan, sums if sums <= _MOST_SUMS else math.inf
 
 
 def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float, slack: float, budget: Budget,
@@ -127,20 +138,23 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
         # By the reduced costs of the last pass, not by what could be pruned at any time: the checker sees the
         # potentials as they are in the end.
         domains = count_below(p, state, cost - slack - bound)
-        pairs = p.ends[:, (domains > 1)[p.ends].all(axis=0)].T
-        plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=_MOST_SUMS)
-        done = cost - bound <= slack / 2 or (plan.complete and _sums(plan, domains, pairs) <= _MOST_SUMS)
+        plan, sums = _planned(domains, p.ends)
+        alone = cost - bound <= slack / 2
+        if not alone and _MOST_SUMS / _DOUBT < sums < math.inf:
+            domains = left_over(p, state.potentials, cost - slack, _ROUNDS)
+            plan, sums = _planned(domains, p.ends)
+        done = alone or sums < math.inf
         stalled = bound - previous < 0.02 * (cost - bound)
         # One exact pass often spares the checker all rounds but the first, each of which costs as much; where layers
         # repeat, the checker has less to look at than such a pass.
-        enough = done and (part.steps is EXACTLY or rounding > 0.0 or cost - bound <= slack / 2)
+        enough = done and (part.steps is EXACTLY or rounding > 0.0 or alone)
         if enough or passes >= _MOST_PASSES or (stalled and part.steps is EXACTLY):
             break
         if stalled or done:
             part.steps, at_once = EXACTLY, 1 if done else _PASSES_AT_ONCE
     messages = lift(packed, active, messages, reduction._replace(messages=state.potentials))
     if done:
-        return Certificate(potentials_of(packed, messages), alone=cost - bound <= slack / 2)
+        return Certificate(potentials_of(packed, messages), alone=alone)
     v = plan.widest(domains)
     rank = np.argsort(state.costs(p)[p.first[v]:p.first[v + 1]], kind="stable")
     chosen = p.original[p.first[v] + rank[:max(1, min(int(domains[v]), len(rank)) // 2)]]

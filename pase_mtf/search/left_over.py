@@ -1,0 +1,99 @@
+"""Which configurations potentials leave to whoever looks at nothing else, such as the checker of certificates.
+
+A configuration is left out if the bound exceeds a limit with what its vertex costs with it, and with every edge there
+and the vertex beyond. That is not what a pass counts: its reduced costs are those at the moment of a visit, and the
+potentials go on changing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pase_mtf.search.compiled import compiled
+from pase_mtf.search.packed import Packed, Potentials
+from pase_mtf.search.pulls import pull
+
+__all__ = ["left_over"]
+
+# Beyond a limit by less than this part of it, a configuration is kept: sums are rounded.
+_ROUNDING = 1e-12
+
+
+@compiled
+def _at_vertices(p: Packed, messages: np.ndarray, messages_at: np.ndarray, active: np.ndarray
+                 ) -> tuple[float, np.ndarray]:  # pragma: no cover (compiled)
+    """What the cheapest active configurations of all vertices cost, and how much more every configuration does."""
+    theta, total = p.unary.copy(), p.constant
+    for e in range(len(p.matrix)):
+        for side in range(2):
+            v, at, begin = p.ends[side, e], messages_at[side, e], p.classes_at[side, e]
+            for k in range(p.first[v + 1] - p.first[v]):
+                theta[p.first[v] + k] += messages[at + p.classes[begin + k]]
+    for v in range(len(p.first) - 1):
+        least = np.inf
+        for k in range(p.first[v], p.first[v + 1]):
+            if active[k]:
+                least = min(least, theta[k])
+        total += least
+        theta[p.first[v]:p.first[v + 1]] -= least
+    return total, theta
+
+
+@compiled
+def _leave_out(p: Packed, messages: np.ndarray, messages_at: np.ndarray, limit: float, active: np.ndarray
+               ) -> bool:  # pragma: no cover (compiled)
+    """Clears what is left out by what is active. Returns whether anything was."""
+    bound, theta = _at_vertices(p, messages, messages_at, active)
+    above, widest = theta.copy(), 1
+    for e in range(len(p.matrix)):
+        widest = max(widest, p.extents[0, e], p.extents[1, e])
+    given, taken = np.empty(widest), np.empty(widest)
+    for e in range(len(p.matrix)):
+        rows, columns = p.extents[0, e], p.extents[1, e]
+        edge, least = p.values[p.matrix[e]:p.matrix[e] + rows * columns], np.inf
+        # The edge alone; then both ends, with the vertex beyond.
+        for turn in range(3):
+            side, beyond = max(turn - 1, 0), min(turn, 1)
+            other = 1 - side
+            u, v = p.ends[other, e], p.ends[side, e]
+            own, theirs = messages_at[side, e], messages_at[other, e]
+            have, get = given[:p.extents[other, e]], taken[:p.extents[side, e]]
+            have[:] = -np.inf
+            for k in range(p.first[u + 1] - p.first[u]):
+                if active[p.first[u] + k]:
+                    c = p.classes[p.classes_at[other, e] + k]
+                    have[c] = max(have[c], messages[theirs + c] - beyond * theta[p.first[u] + k])
+            pull(edge, have, get, side == 0)
+            for k in range(p.first[v + 1] - p.first[v]):
+                c = p.classes[p.classes_at[side, e] + k]
+                cost = get[c] - messages[own + c]
+                if beyond:
+                    above[p.first[v] + k] += cost - least
+                elif active[p.first[v] + k]:
+                    least = min(least, cost)
+        bound += least
+    most, some = limit - bound + _ROUNDING * max(abs(limit), abs(bound)), False
+    for k in range(len(active)):
+        if active[k] and above[k] > most:
+            active[k], some = False, True
+    return some
+
+
+def left_over(p: Packed, potentials: Potentials, limit: float, rounds: int) -> np.ndarray:
+    """How many configurations of every vertex potentials alone leave.
+
+    Args:
+      p: the network.
+      potentials: of it.
+      limit: what costs more is left out.
+      rounds: how often to look again at what is left; one takes about as long as a pass in double precision.
+
+    Returns:
+      int64 [vertices].
+    """
+    active = np.ones(len(p.unary), bool)
+    while rounds and _leave_out(p, potentials.values, potentials.at, limit, active):
+        rounds -= 1
+        if not np.logical_or.reduceat(active, p.first[:-1]).all():
+            break
+    return np.add.reduceat(active, p.first[:-1], dtype=np.int64)
