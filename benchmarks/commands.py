@@ -35,19 +35,23 @@ def told_in_one_line(*others: type[Exception]) -> Callable[[Callable[_Arguments,
 
 
 def kept_when_interrupted(main: Callable[_Arguments, int]) -> Callable[_Arguments, int]:
-    """Decorates a command that keeps its rows as they come: Ctrl-C and SIGTERM end it in a line, with exit code 130,
-    once all that it has started is gone."""
-    def interrupted(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
+    """Decorates a command that keeps its rows as they come: Ctrl-C and SIGTERM end it in a line, with exit code 130 or
+    143, once all that it has started is gone."""
     @functools.wraps(main)
     def command(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> int:
+        received: int = signal.SIGINT
+
+        def interrupted(number: int, frame: FrameType | None) -> None:
+            nonlocal received
+            received = number
+            raise KeyboardInterrupt
+
         before = signal.signal(signal.SIGTERM, interrupted)
         try:
             return main(*arguments, **named)
         except KeyboardInterrupt:
             print("interrupted: hosts and processes are gone, rows that were done are kept", file=sys.stderr)
-            return 130
+            return 128 + received
         finally:
             signal.signal(signal.SIGTERM, before)
     return command

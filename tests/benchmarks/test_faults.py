@@ -46,18 +46,19 @@ def test_a_benchmark_that_was_stopped_goes_on(monkeypatch, tmp_path, capsys):
     assert "--only=kil -9" in capsys.readouterr().err
 
 
-def test_sigterm_takes_down_what_was_started(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_takes_down_what_was_started(monkeypatch, tmp_path, capsys, number, code):
     gone = []
 
     def tried():
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             time.sleep(60)
         finally:
             gone.append("hosts")
     monkeypatch.setattr(faults, "_faults", lambda runs, tries: [Fault("kill -9", tried)])
     before = signal.getsignal(signal.SIGTERM)
-    assert faults.main([f"--output={tmp_path / 'faults.md'}"]) == 130
+    assert faults.main([f"--output={tmp_path / 'faults.md'}"]) == code
     assert gone == ["hosts"]
     assert signal.getsignal(signal.SIGTERM) == before
     assert "rows that were done are kept" in capsys.readouterr().err
