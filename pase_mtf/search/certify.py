@@ -141,7 +141,7 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
         plan, sums = _planned(domains, p.ends)
         alone = cost - bound <= slack / 2
         if not alone and _MOST_SUMS / _DOUBT < sums < math.inf:
-            domains = left_over(p, state.potentials, cost - slack, _ROUNDS)
+            domains = left_over(p, state.potentials, cost - slack, _ROUNDS, budget)
             plan, sums = _planned(domains, p.ends)
         done = alone or sums < math.inf
         stalled = bound - previous < 0.02 * (cost - bound)

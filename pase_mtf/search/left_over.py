@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pase_mtf.search.compiled import compiled
+from pase_mtf.search.budget import Budget
+from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.packed import Packed, Potentials
 from pase_mtf.search.pulls import pull
 
@@ -40,15 +41,17 @@ def _at_vertices(p: Packed, messages: np.ndarray, messages_at: np.ndarray, activ
 
 
 @compiled
-def _leave_out(p: Packed, messages: np.ndarray, messages_at: np.ndarray, limit: float, active: np.ndarray
+def _leave_out(p: Packed, messages: np.ndarray, messages_at: np.ndarray, limit: float, active: np.ndarray, end: float
                ) -> bool:  # pragma: no cover (compiled)
-    """Clears what is left out by what is active. Returns whether anything was."""
+    """Clears what is left out by what is active. Returns whether anything was: nothing once the clock shows `end`."""
     bound, theta = _at_vertices(p, messages, messages_at, active)
     above, widest = theta.copy(), 1
     for e in range(len(p.matrix)):
         widest = max(widest, p.extents[0, e], p.extents[1, e])
     given, taken = np.empty(widest), np.empty(widest)
     for e in range(len(p.matrix)):
+        if end < np.inf and seconds_now() > end:
+            return False
         rows, columns = p.extents[0, e], p.extents[1, e]
         edge, least = p.values[p.matrix[e]:p.matrix[e] + rows * columns], np.inf
         # The edge alone; then both ends, with the vertex beyond.
@@ -79,7 +82,7 @@ def _leave_out(p: Packed, messages: np.ndarray, messages_at: np.ndarray, limit: 
     return some
 
 
-def left_over(p: Packed, potentials: Potentials, limit: float, rounds: int) -> np.ndarray:
+def left_over(p: Packed, potentials: Potentials, limit: float, rounds: int, budget: Budget | None = None) -> np.ndarray:
     """How many configurations of every vertex potentials alone leave.
 
     Args:
@@ -87,13 +90,19 @@ def left_over(p: Packed, potentials: Potentials, limit: float, rounds: int) -> n
       potentials: of it.
       limit: what costs more is left out.
       rounds: how often to look again at what is left; one takes about as long as a pass in double precision.
+      budget: time that it may take; no limit if not given.
 
     Returns:
       int64 [vertices].
+
+    Raises:
+      TimeoutError: the time is over.
     """
-    active = np.ones(len(p.unary), bool)
-    while rounds and _leave_out(p, potentials.values, potentials.at, limit, active):
+    budget = budget or Budget()
+    active, end = np.ones(len(p.unary), bool), seconds_now() + budget.seconds
+    while rounds and _leave_out(p, potentials.values, potentials.at, limit, active, end):
         rounds -= 1
         if not np.logical_or.reduceat(active, p.first[:-1]).all():
             break
+    budget.check_time()
     return np.add.reduceat(active, p.first[:-1], dtype=np.int64)

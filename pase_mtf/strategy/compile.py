@@ -19,7 +19,9 @@ from pase_mtf.cost.build import build_network
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import check_certificate, solve
+from pase_mtf.search.left_over import left_over
 from pase_mtf.search.network import CostNetwork, NetworkEdge
+from pase_mtf.search.packed import Potentials, pack
 from pase_mtf.simulator.mcmc import search_simulated
 from pase_mtf.strategy.find import find_strategy
 
@@ -96,6 +98,8 @@ def compile_kernels() -> None:
         if solution.certificate is not None:
             check_certificate(network, solution)
     solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
+    packed = pack(_hard().normalized())  # of what only large networks leave too much
+    left_over(packed, Potentials.none(packed), math.inf, 1)
     solve(_large())
     solve(_wide())
 

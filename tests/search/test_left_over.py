@@ -9,6 +9,7 @@ from random_networks import random_network
 from benchmarks.search_random import random_network as benchmark_network
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search import certificate, certify, check_certificate, solve
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.left_over import left_over
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.packed import Potentials, pack, reduce
@@ -49,6 +50,13 @@ def test_nothing_is_left_out_that_is_in_an_assignment_below_the_limit():
         assert (left <= left_over(p, potentials, limit, 1)).all()
         some += (left < p.domains).any()
     assert some > 20
+
+
+def test_it_ends_with_the_time():
+    packed = pack(random_network(5, 120).normalized())
+    assert left_over(packed, Potentials.none(packed), np.inf, 3, Budget.of(60.0)).tolist() == packed.domains.tolist()
+    with pytest.raises(TimeoutError):
+        left_over(packed, Potentials.none(packed), np.inf, 3, Budget(deadline=0.0))
 
 
 @pytest.mark.parametrize("seed", [10, 3])
