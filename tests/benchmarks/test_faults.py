@@ -58,7 +58,11 @@ def test_a_signal_takes_down_what_was_started(monkeypatch, tmp_path, capsys, num
             gone.append("hosts")
     monkeypatch.setattr(faults, "_faults", lambda runs, tries: [Fault("kill -9", tried)])
     before = signal.getsignal(signal.SIGTERM)
-    assert faults.main([f"--output={tmp_path / 'faults.md'}"]) == code
+    interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers do not heed them
+    try:
+        assert faults.main([f"--output={tmp_path / 'faults.md'}"]) == code
+    finally:
+        signal.signal(signal.SIGINT, interrupts)
     assert gone == ["hosts"]
     assert signal.getsignal(signal.SIGTERM) == before
     assert "rows that were done are kept" in capsys.readouterr().err
