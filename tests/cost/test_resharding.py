@@ -139,7 +139,8 @@ def _agrees_on_pairs(devices, sources, targets):
     prices = (([1, 8], [1.0, 9.0], [0.01, 0.02]), ([1, 6, 24], [1.0, 2.0, 5.0], [0.3, 0.3, 0.7]),
               ([1, 4], [3.0, 1.0], [0.1, 0.2]))
     paths = [CriticalPaths(*map(np.array, price)) for price in prices]
-    half = [Sharded(*(array[::2] for array in end)) for end in arrays]  # the others are priced when these are known
+    # The others are priced when these are known. Copied: for arrays with gaps kernels would be compiled anew.
+    half = [Sharded(*(array[::2].copy() for array in end)) for end in arrays]
     matrices = []
     for path in paths:
         path.costs(*half, 1.0)
