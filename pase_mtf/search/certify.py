@@ -24,7 +24,7 @@ __all__ = ["certify", "potentials_of"]
 _MOST_SUMS = 1 << 21
 _MOST_PASSES = 60
 # The checker may have so many times as much to do as reduced costs of a pass say, which the potentials that the pass
-# ends with need not show; where that is not little, it is counted.
+# ends with need not show; where that is not little, it is counted, in so many rounds of leaving configurations out.
 _DOUBT = 64
 _ROUNDS = 3
 _PASSES_AT_ONCE = 4

@@ -23,7 +23,8 @@ _ROUNDING = 1e-12
 @compiled
 def _at_vertices(p: Packed, messages: np.ndarray, messages_at: np.ndarray, active: np.ndarray
                  ) -> tuple[float, np.ndarray]:  # pragma: no cover (compiled)
-    """What the cheapest active configurations of all vertices cost, and how much more every configuration does."""
+    """What the cheapest active configurations of all vertices cost together, and float64 [configurations], what
+    each costs above its vertex's cheapest."""
     theta, total = p.unary.copy(), p.constant
     for e in range(len(p.matrix)):
         for side in range(2):
@@ -88,7 +89,7 @@ def left_over(p: Packed, potentials: Potentials, limit: float, rounds: int, budg
     Args:
       p: the network.
       potentials: of it.
-      limit: what costs more is left out.
+      limit: a cost; what is only in assignments that cost more is left out, as far as the potentials show it.
       rounds: how often to look again at what is left; one takes about as long as a pass in double precision.
       budget: time that it may take; no limit if not given.
 
