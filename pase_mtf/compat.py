@@ -44,8 +44,8 @@ def _without_banner():
 with _without_banner():
     from pase_mtf._tensorflow import tf
 
-__all__ = ["func_graph", "graph_of_nodes", "mtf", "op_def_registry", "placement_mesh_impl", "resource_variable_ops",
-           "tf", "variable_scope"]
+__all__ = ["func_graph", "graph_of_nodes", "mtf", "op_def_registry", "placement_mesh_impl",
+           "pywrap_tf_session", "resource_variable_ops", "tf", "tf_stack", "variable_scope"]
 
 tf.logging.set_verbosity(tf.logging.ERROR)
 
@@ -60,6 +60,7 @@ from tensorflow.python.ops import (  # noqa: E402  # private to TensorFlow, so t
     resource_variable_ops,
     variable_scope,
 )
+from tensorflow.python.util import tf_stack  # noqa: E402  # private to TensorFlow, so it may move
 
 
 class _BareGraph(tf.Graph):

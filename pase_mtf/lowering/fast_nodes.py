@@ -10,10 +10,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from pase_mtf.compat import tf
+from pase_mtf.lowering.new_node import Maker, Pattern
 
 __all__ = ["Copier", "flat", "make_node"]
 
@@ -30,12 +31,10 @@ _BOUND = {"Enter", "RefEnter", "Exit", "RefExit", "Switch", "RefSwitch", "Merge"
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """A node to be copied: its type, the name it asks for, its attributes, and where its inputs come from."""
+    """A node to be copied: what it is, the name it asks for, and where its inputs come from."""
 
-    type: str
+    pattern: Pattern
     name: str
-    attributes: Mapping[str, Any]
-    op_def: Any
     inputs: tuple[_Source, ...]
 
 
@@ -49,15 +48,7 @@ class _Made:
     is_tuple: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    """What a node of some arguments needs: its attributes and its definition."""
-
-    attributes: Mapping[str, Any]
-    op_def: Any
-
-
-_known: dict[Hashable, _Known] = {}
+_known: dict[Hashable, Pattern] = {}
 
 
 def make_node(kind: str, **arguments: Any) -> Any:
@@ -73,25 +64,17 @@ def make_node(kind: str, **arguments: Any) -> Any:
     if known is None:
         results = getattr(tf.raw_ops, kind)(**arguments)
         first = results[0] if isinstance(results, list) else results
-        operation = first if isinstance(first, tf.Operation) else first.op
-        definition, attributes = operation.op_def, operation.node_def.attr
-        _known[key] = _Known({attribute.name: attributes[attribute.name] for attribute in definition.attr}, definition)
+        _known[key] = Pattern.of(first if isinstance(first, tf.Operation) else first.op)
         return results
     inputs: list[tf.Tensor] = []
     for x in arguments.values():
         inputs += x if isinstance(x, list) else [x] if isinstance(x, tf.Tensor) else []
-    operation = _new(tf.get_default_graph(), kind, inputs, kind, known.attributes, known.op_def)
+    with Maker(tf.get_default_graph()) as maker:
+        operation = maker.make(known, kind, inputs)
     if not operation.outputs:
         return operation
     (made,) = known.op_def.output_arg
     return operation.outputs if made.number_attr else operation.outputs[0]
-
-
-def _new(graph: tf.Graph, kind: str, inputs: list[tf.Tensor], name: str, attributes: Mapping[str, Any], op_def: Any,
-         ) -> tf.Operation:
-    """A new node."""
-    # Not graph.create_op, which first looks into how its caller spelt the arguments: half of the time.
-    return graph._create_op_internal(kind, inputs, name=name, attrs=attributes, op_def=op_def)
 
 
 class Copier:
@@ -112,7 +95,6 @@ class Copier:
           constant: that on another device.
         """
         self._constant_of, self._constant = constant_of, constant
-        self._stateful: dict[str, bool] = {}
 
     def per_device(self, devices: Sequence[str], call: Callable[[str, Sequence[object]], Any],
                    rows: Sequence[Sequence[object]]) -> list[Any]:
@@ -156,12 +138,13 @@ class Copier:
         place = tf.DeviceSpec.from_string(device).to_string() if device else ""
         nodes = []
         for number, operation in enumerate(sorted(operations, key=lambda operation: operation._id)):
-            attributes = dict(operation.node_def.attr)
-            if (operation.type in _BOUND or self._is_stateful(operation) or any(name[0] == "_" for name in attributes)
+            pattern = Pattern.of(operation)
+            if (operation.type in _BOUND or pattern.op_def.is_stateful
+                    or any(name[0] == "_" for name in operation.node_def.attr)
                     or not waits.issuperset(operation.control_inputs)
                     or tf.DeviceSpec.from_string(operation.device).to_string() != place):
                 return None
-            nodes.append(_Node(operation.type, operation.name.removeprefix(scope), attributes, operation.op_def,
+            nodes.append(_Node(pattern, operation.name.removeprefix(scope),
                                tuple(sources[id(x)] for x in operation.inputs)))
             sources.update((id(x), ("node", (number, index))) for index, x in enumerate(operation.outputs))
         return _Made(tuple(nodes), tuple(sources[id(x)] for x in found), tuple(x.shape for x in found),
@@ -192,11 +175,6 @@ class Copier:
             open_.extend(operation.inputs)
         return list(operations.values()), constants
 
-    def _is_stateful(self, operation: tf.Operation) -> bool:
-        if operation.type not in self._stateful:
-            self._stateful[operation.type] = operation.op_def.is_stateful
-        return self._stateful[operation.type]
-
     def _copy(self, graph: tf.Graph, made: _Made, device: str, row: Sequence[object]) -> Any:
         outputs: list[Sequence[tf.Tensor]] = []
 
@@ -208,10 +186,9 @@ class Copier:
                 return self._constant(device, which)
             return outputs[which[0]][which[1]]
 
-        with graph.device(device):
+        with graph.device(device), Maker(graph) as maker:
             for node in made.nodes:
-                outputs.append(_new(graph, node.type, [tensor(source) for source in node.inputs], node.name,
-                                    node.attributes, node.op_def).outputs)
+                outputs.append(maker.make(node.pattern, node.name, [tensor(source) for source in node.inputs]).outputs)
             results = tuple(tensor(source) for source in made.results)
         for x, shape in zip(results, made.shapes, strict=True):
             if not x.shape.is_fully_defined():

@@ -10,6 +10,7 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.fast_nodes import make_node
+from pase_mtf.lowering.new_node import Maker, Pattern
 
 _DEVICES = harness.device_names(4)
 
@@ -105,6 +106,67 @@ def test_variables_are_read_and_assigned_as_by_raw_ops(graph):
             assert type(found) is type(wanted)
             one, other = ((x if isinstance(x, tf.Operation) else x.op) for x in (found, wanted))
             assert _definition(one) == _definition(other)
+
+
+@pytest.mark.parametrize("asked", [
+    lambda graph, x: tf.device("/device:CPU:1"),
+    lambda graph, x: tf.device(lambda node: "/device:CPU:2" if node.type == "Tanh" else ""),
+    lambda graph, x: tf.control_dependencies([tf.no_op()]),
+    lambda graph, x: tf.colocate_with(x),
+    lambda graph, x: graph._attr_scope({"_mine": tf.AttrValue(i=3)}),
+    lambda graph, x: graph._kernel_label_map({"Tanh": "mine"}),
+    lambda graph, x: graph.gradient_override_map({"Tanh": "Identity"}),
+    lambda graph, x: tf.name_scope("mine"),
+], ids=["device", "device by node", "wait", "colocate", "attribute", "kernel", "gradient", "name"])
+def test_what_a_program_asks_of_nodes_is_asked_of_these(graph, asked):
+    with tf.device("/job:localhost"):
+        (x,) = _inputs(1)
+    make_node("Tanh", x=tf.identity(x))
+    made = []
+    with tf.device("/job:localhost"), asked(graph, x):
+        pattern = Pattern.of(tf.raw_ops.Tanh(x=x).op)
+        wanted = tf.raw_ops.Tanh(x=x).op
+        with Maker(graph) as maker:
+            made += [make_node("Tanh", x=x).op, *(maker.make(pattern, "Tanh", [x]) for _ in range(3))]
+    for operation in made:
+        assert _definition(operation) == _definition(wanted)
+        assert operation.device == wanted.device
+        assert operation.control_inputs == wanted.control_inputs
+        assert operation.name.rpartition("/")[0] == wanted.name.rpartition("/")[0]
+        assert operation.colocation_groups() == ([f"loc:@{operation.name}".encode()] if "_class" not in
+                                                 wanted.node_def.attr else wanted.colocation_groups())
+        assert tf.gradients(operation.outputs[0], x)[0].op.type == tf.gradients(wanted.outputs[0], x)[0].op.type
+
+
+def test_what_waits_for_a_node_of_this_kind_waits_once(graph):
+    """Of a node and one that it takes, made within one wait, only the first waits, as TensorFlow has it."""
+    (x,) = _inputs(1)
+    pattern = Pattern.of(tf.raw_ops.Tanh(x=x).op)
+    with tf.control_dependencies([tf.no_op()]), Maker(graph) as maker:
+        first = maker.make(pattern, "Tanh", [x])
+        second = maker.make(pattern, "Tanh", first.outputs)
+    assert len(first.control_inputs) == 1
+    assert second.control_inputs == []
+
+
+def test_a_node_knows_where_it_was_made(graph):
+    (x,) = _inputs(1)
+    make_node("Log", x=x)
+    made = make_node("Log", x=x)
+    assert any("test_a_node_knows_where_it_was_made" in frame.name for frame in made.op.traceback)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"test_fast_nodes\.py"):
+        _run(make_node("CheckNumerics", tensor=make_node("CheckNumerics", tensor=tf.log(-x), message="no"),
+                       message="no"))
+
+
+def test_inputs_that_do_not_fit_are_refused(graph):
+    (x,) = _inputs(1)
+    pattern = Pattern.of(tf.raw_ops.MatMul(a=x, b=x, transpose_b=True).op)
+    with Maker(graph) as maker, pytest.raises(ValueError, match="must be equal"):
+        maker.make(pattern, "MatMul", [x, tf.identity(tf.zeros((4, 5)))])
+    graph.finalize()
+    with pytest.raises(RuntimeError, match="finalized"), Maker(graph) as maker:
+        maker.make(pattern, "MatMul", [x, x])
 
 
 # What is copied
