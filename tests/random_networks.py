@@ -79,3 +79,17 @@ def random_network(seed, most_assignments=20000):
         edges.append(NetworkEdge(source, target, matrix, rng.integers(0, height, sizes[source]),
                                  rng.integers(0, width, sizes[target])))
     return CostNetwork(vectors, edges)
+
+
+def splits(proof):
+    """How often a certificate splits a domain."""
+    return (proof.layer >= 0) + sum(map(splits, proof.proofs))
+
+
+def frustrated(seed, layers=7, configurations=6):
+    """Dense and random: the bound of the potentials alone stays below the optimum."""
+    rng = np.random.default_rng(seed)
+    ends = np.arange(configurations)
+    return CostNetwork([rng.random(configurations) for _ in range(layers)],
+                       [NetworkEdge(i, j, rng.random((configurations, configurations)), ends, ends)
+                        for i in range(layers) for j in range(i + 1, layers)])

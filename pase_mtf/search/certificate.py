@@ -43,19 +43,25 @@ from pase_mtf.search.registry import Solution
 
 __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
 
-# What the checker is willing to do by itself: sums of table entries, and rounds of leaving configurations out.
+# What the checker is willing to do by itself: sums of table entries for a proof, and for all of the larger ones
+# together; entries of a table; rounds of leaving configurations out.
 _MOST_SUMS = 1 << 22
+_MOST_LARGE_SUMS = 1 << 31
+_MOST_ENTRIES = 1 << 24
 _MOST_ROUNDS = 30
 # Configurations per layer from where on it may minimise over the remainder without leaving out all it can; or else once
 # the remainder is so many times smaller than what the next round would read.
 _FEW = 3
 _SMALLER = 16
-# Pairs of equal costs that are looked at side by side.
+# Pairs of equal costs that are looked at side by side, and sums that are formed at once.
 _AT_ONCE = 64
+_SUMS_AT_ONCE = 1 << 19
 # Of the sum of the absolute values of a solution's parts: what a bound may fall short of its cost.
 _TOLERANCE = 1e-12
 # Integers that add up to less are told apart exactly.
 _MOST_WHOLE = 2e12
+_Tables = list[tuple[tuple[int, ...], np.ndarray]]
+"""Tables, each with the layers of its axes."""
 _TOO_LITTLE = "certificate: proves too little; what it leaves open is too large to search"
 
 
@@ -141,7 +147,7 @@ def _at_pairs(network: CheckedNetwork, alike: list[int], given: np.ndarray, near
 
 
 def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: list[float]
-            ) -> list[tuple[tuple[int, ...], np.ndarray]]:
+            ) -> _Tables:
     """What active configurations cost above the bound: a table per layer and pair, each with the layers of its axes.
     Layers with one configuration have no axis.
 
@@ -151,7 +157,7 @@ def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, redu
     flat = network.flat
     chosen = [begin + np.flatnonzero(active[begin:end])
               for begin, end in zip(flat.first[:-1].tolist(), flat.first[1:].tolist(), strict=True)]
-    tables: list[tuple[tuple[int, ...], np.ndarray]] = [((v,), reduced[own]) for v, own in enumerate(chosen)]
+    tables: _Tables = [((v,), reduced[own]) for v, own in enumerate(chosen)]
     halves = _halves_of(flat, given)
     for e, ends in enumerate(zip(*flat.ends.tolist(), strict=True)):
         rows, columns = (flat.groups[chosen[v] - flat.first[v] + flat.groups_at[side, e]].astype(np.int64)
@@ -164,13 +170,28 @@ def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, redu
     return [(tuple(v for v in own if len(chosen[v]) > 1), table.squeeze()) for own, table in tables]
 
 
-def _least_sum(tables: list[tuple[tuple[int, ...], np.ndarray]]) -> float:
-    """The least sum of an entry of each table, by eliminating one layer after another (nothing clever).
+def _joined(v: int, parts: _Tables, some: slice) -> tuple[tuple[int, ...], np.ndarray]:
+    """The sums of tables that all have a layer v, for some of its configurations: first the small ones, so that few
+    sums are as large as the result. Its axes come in order, v's first."""
+    names: tuple[int, ...] = (v,)
+    joined = np.zeros(1)
+    for own, table in parts:
+        union = (v, *sorted({*names, *own} - {v}))
+        taken = table.transpose([own.index(w) for w in union if w in own])[some]
+        joined = (joined[tuple(slice(None) if w in names else None for w in union)]
+                  + taken[tuple(slice(None) if w in own else None for w in union)])
+        names = union
+    return names, joined
+
+
+def _least_sum(tables: _Tables, most: int) -> tuple[float, int]:
+    """The least sum of an entry of each table, by eliminating one layer after another (nothing clever), and how many
+    sums that took.
 
     Raises:
-      CertificateError: that would take too many sums.
+      CertificateError: that would take more than `most`.
     """
-    at: dict[int, list[tuple[tuple[int, ...], np.ndarray]]] = {}
+    at: dict[int, _Tables] = {}
     size: dict[int, int] = {}
     for entry in tables:
         size.update(zip(entry[0], entry[1].shape, strict=True))
@@ -186,25 +207,29 @@ def _least_sum(tables: list[tuple[tuple[int, ...], np.ndarray]]) -> float:
         product, v = heapq.heappop(queue)
         if v not in scope or product != math.prod(size[w] for w in scope[v]):
             continue  # eliminated already, or there is a later entry
-        sums += product * len(at[v])
-        if sums > _MOST_SUMS:
+        parts = sorted(at[v], key=lambda entry: (entry[1].size, entry[0]))
+        union: set[int] = set()
+        for own, _ in parts:
+            union.update(own)
+            sums += math.prod(size[w] for w in union)
+        if sums > most or product > size[v] * _MOST_ENTRIES:
             raise CertificateError(_TOO_LITTLE)
-        names = [*sorted(scope[v] - {v}), v]
-        joined = np.zeros([size[w] for w in names])
-        for own, table in at[v]:
-            order = sorted(range(len(own)), key=lambda axis: names.index(own[axis]))
-            joined += table.transpose(order).reshape([size[w] if w in own else 1 for w in names])
+        step = max(1, _SUMS_AT_ONCE * size[v] // product)
+        names, joined = _joined(v, parts, slice(0, step))
+        least = joined.min(axis=0)
+        for begin in range(step, size[v], step):
+            least = np.minimum(least, _joined(v, parts, slice(begin, begin + step))[1].min(axis=0))
+        for own, table in parts:
             for w in own:
                 at[w] = [entry for entry in at[w] if entry[1] is not table]
-        rest = tuple(names[:-1]), joined.min(axis=-1)
-        if not rest[0]:
-            total += float(rest[1])
-        for w in rest[0]:
-            at[w].append(rest)
+        if not names[1:]:
+            total += float(least)
+        for w in names[1:]:
+            at[w].append((names[1:], least))
             scope[w] = (scope[w] | scope[v]) - {v}
             heapq.heappush(queue, (math.prod(size[u] for u in scope[w]), w))
         del scope[v]
-    return _surely(total, additions)
+    return _surely(total, additions), sums
 
 
 def _small(network: CheckedNetwork, active: np.ndarray) -> bool:
@@ -216,8 +241,9 @@ def _small(network: CheckedNetwork, active: np.ndarray) -> bool:
                 or _SMALLER * counts[flat.ends].prod(axis=0).sum() <= entries)
 
 
-def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray, limit: float) -> None:
+def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray, limit: float, most: int) -> int:
     """Verifies that no assignment of active configurations costs less than the limit, by a certificate's potentials.
+    Returns how many sums of what these leave open it took; `most` at most, where that is a large number.
 
     Raises:
       CertificateError: the potentials do not show it.
@@ -233,25 +259,27 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
         between = _at_pairs(network, alike, given, near, beyond, least_only)
         bound = math.nextafter(math.fsum([*least.tolist(), *between]), -math.inf)
         if bound >= limit:
-            return
+            return 0
         missing = math.nextafter(limit - bound, math.inf)
         active = active.copy()
         excluded = exclude(flat, reduced, beyond, missing * (1 + (2 * len(between) + 16) * 2.0 ** -51), active)
         if not np.logical_or.reduceat(active, flat.first[:-1]).all():
-            return  # every assignment has a configuration that is excluded
+            return 0  # every assignment has a configuration that is excluded
         last = not (excluded or least_only) or rounds == _MOST_ROUNDS
         if not last and not _small(network, active):
             continue
         try:
-            above = _least_sum(_tables(network, given, active, reduced, between))
+            above, sums = _least_sum(_tables(network, given, active, reduced, between),
+                                     max(_MOST_SUMS, most) if last else _MOST_SUMS)
         except CertificateError:
             if last:
                 raise
             continue
         if above >= missing:
-            return
+            return sums
         if last:
-            raise CertificateError("certificate: does not exclude that a cheaper assignment exists")
+            break
+    raise CertificateError("certificate: does not exclude that a cheaper assignment exists")
 
 
 def _halves(certificate: Certificate, first: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -320,6 +348,7 @@ def _check(network: CostNetwork, solution: Solution) -> float:
     prepared = checked(network)
     active = prepared.flat.unary < HUGE
     seen: set[int] = set()
+    large = _MOST_LARGE_SUMS
     todo = [(solution.certificate, active)]
     while todo:
         certificate, active = todo.pop()
@@ -327,7 +356,8 @@ def _check(network: CostNetwork, solution: Solution) -> float:
             raise CertificateError("certificate: something else in place of a proof, or one twice; it is damaged")
         seen.add(id(certificate))
         if certificate.layer < 0:
-            _prove(prepared, certificate, active, limit)
+            sums = _prove(prepared, certificate, active, limit, large)
+            large -= sums if sums > _MOST_SUMS else 0
             continue
         if type(certificate.proofs) not in (tuple, list) or len(certificate.proofs) != 2:
             raise CertificateError(f"certificate: no two proofs for a split of layer {shortened(certificate.layer)}; "

@@ -20,8 +20,13 @@ from pase_mtf.search.pulls import EXACTLY, Steps
 
 __all__ = ["certify", "potentials_of"]
 
-# The checker is a simple program: leave it little to do, half of what it is willing to.
+# The checker is a simple program: leave it little to do, half of what it is willing to, in a proof and in all of the
+# larger ones together, and tables of half as many entries.
 _MOST_SUMS = 1 << 21
+_MOST_LARGE_SUMS = 1 << 30
+_MOST_ENTRIES = 1 << 23
+# How many sums take as long as a split does, here and for the checker, per entry of the network's matrices.
+_SUMS_OF_A_SPLIT = 256
 _MOST_PASSES = 60
 # The checker may have so many times as much to do as reduced costs of a pass say, which the potentials that the pass
 # ends with need not show; where that is not little, it is counted, in so many rounds of leaving configurations out.
@@ -38,12 +43,52 @@ class _Split(NamedTuple):
       part: its configurations in the first part.
       parts: bool [configurations], what is active in either part.
       messages: those that were reached before it.
+      sums: what the checker would have to do without it; inf if too much.
     """
 
     vertex: int
     part: tuple[int, ...]
     parts: tuple[np.ndarray, np.ndarray]
     messages: Potentials
+    sums: float
+
+
+class _Node:
+    """A part of the network: proven by itself, or by the proofs of the two parts that it is split into.
+
+    Attributes:
+      active: bool [configurations], what is active in it.
+      messages: those to begin with.
+      above: the part that it is a part of, if any.
+      proof: its proof by itself, if there is one.
+      split: how it is split, if it is.
+      below: its parts.
+      splits: of it and of all below it, how many there have been.
+    """
+
+    def __init__(self, active: np.ndarray, messages: Potentials, above: _Node | None) -> None:
+        self.active, self.messages, self.above = active, messages, above
+        self.proof: Certificate | None = None
+        self.split: _Split | None = None
+        self.below: list[_Node] = []
+        self.splits = 0
+
+    def nodes_above(self) -> list[_Node]:
+        """Those that it is a part of, the whole network first, and itself."""
+        found: list[_Node] = []
+        node: _Node | None = self
+        while node is not None:
+            found.append(node)
+            node = node.above
+        return found[::-1]
+
+    def do_without(self, packed: Packed) -> float:
+        """Proves it by itself, instead of by parts. Returns how many sums the checker forms for it."""
+        assert self.split is not None
+        sums = self.split.sums
+        self.proof = Certificate(potentials_of(packed, self.split.messages), alone=False)
+        self.split, self.below = None, []
+        return sums
 
 
 def certify(packed: Packed, cost: float, slack: float, budget: Budget, steps: Steps | None = None
@@ -57,35 +102,51 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget, steps: St
       budget: time and memory that it may take; None comes back where they are not enough.
       steps: its matrices in steps, if they are counted already.
     """
-    # Splits and proofs by number; the two parts of a split come after it, and are put together from the last on.
-    found: list[Certificate | _Split] = []
-    parts: list[tuple[int, int]] = []
-    todo = [(np.ones(len(packed.unary), bool), Potentials.none(packed), -1)]
+    root = _Node(np.ones(len(packed.unary), bool), Potentials.none(packed), None)
+    todo, large = [root], float(_MOST_LARGE_SUMS)
+    a_split = _SUMS_OF_A_SPLIT * len(packed.values) + _MOST_SUMS
     room = budget.memory - packed.bytes - (steps.bytes if steps else 0)
     while todo:
-        active, messages, above = todo.pop()
+        node = todo.pop()
         try:
-            step = _prove(packed, active, messages, cost, slack, Budget(budget.deadline, room), steps)
+            step = _prove(packed, node.active, node.messages, cost, slack, Budget(budget.deadline, room), steps)
         except (TimeoutError, MemoryError):
             return None
         # What a proof holds, or a split that waits.
         room -= 16 * packed.potentials + (2 * len(packed.unary) if isinstance(step, _Split) else 0)
         if room < 0:
             return None
-        if above >= 0:
-            parts.append((above, len(found)))
-        if isinstance(step, _Split):
-            todo += [(half, step.messages, len(found)) for half in reversed(step.parts)]
-        found.append(step)
-    proofs: dict[int, Certificate] = {}
-    below: dict[int, list[int]] = {}
-    for above, number in parts:
-        below.setdefault(above, []).append(number)
-    for number in range(len(found) - 1, -1, -1):
-        step = found[number]
-        proofs[number] = step if isinstance(step, Certificate) else Certificate(
-            (), step.vertex, step.part, tuple(proofs.pop(part) for part in below[number]))
-    return proofs[0]
+        if isinstance(step, Certificate):
+            node.proof = step
+            continue
+        node.split, node.below = step, [_Node(half, step.messages, node) for half in step.parts]
+        todo += node.below[::-1]
+        over = node.nodes_above()
+        for above in over:
+            above.splits += 1
+        # Where splits have cost as much as doing without them: there may be as many again.
+        costly = next((above for above in over
+                       if above.split and above.split.sums <= min(large, above.splits * a_split)), None)
+        if costly is not None:
+            large -= costly.do_without(packed)
+            todo = [other for other in todo if costly not in other.nodes_above()]
+    return _put_together(root)
+
+
+def _put_together(root: _Node) -> Certificate:
+    """The proof of the whole, of those of its parts; they may be parts of parts to any depth."""
+    order, todo = [], [root]
+    while todo:
+        order.append(todo.pop())
+        todo += order[-1].below
+    proofs: dict[_Node, Certificate] = {}
+    for node in reversed(order):
+        parts = tuple(proofs.pop(part) for part in node.below)
+        if node.split:
+            proofs[node] = Certificate((), node.split.vertex, node.split.part, parts)
+        elif node.proof:
+            proofs[node] = node.proof
+    return proofs[root]
 
 
 def potentials_of(packed: Packed, messages: Potentials) -> tuple[Potential, ...]:
@@ -101,20 +162,31 @@ def potentials_of(packed: Packed, messages: Potentials) -> tuple[Potential, ...]
                  for e, (source, target) in enumerate(packed.pairs))
 
 
-def _planned(domains: np.ndarray, ends: np.ndarray) -> tuple[Plan, float]:
-    """The elimination of what a proof leaves open, and what the checker counts of it: a sum per table that it adds up;
-    inf where that is too much."""
-    pairs = ends[:, (domains > 1)[ends].all(axis=0)].T
-    plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=_MOST_SUMS)
-    if not plan.complete:
+def _planned(domains: np.ndarray, ends: np.ndarray, most: int) -> tuple[Plan, float]:
+    """The elimination of what a proof leaves open, and how many sums of tables the checker forms for it; inf where that
+    is too much."""
+    is_open = domains > 1
+    pairs = ends[:, is_open[ends].all(axis=0)].T
+    plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=most)
+    if not plan.complete or plan.largest > _MOST_ENTRIES:
         return plan, math.inf
-    rank = {v: step for step, v in enumerate(plan.order)}
-    tables = [1] * len(domains)  # a vertex's own costs, and whatever nothing that it holds is eliminated before
-    for scope in [*pairs.tolist(), *filter(None, plan.scopes)]:
-        tables[min(scope, key=rank.__getitem__)] += 1
-    sums = sum(tables[v] * math.prod(int(domains[u]) for u in (v, *scope))
-               for v, scope in zip(plan.order, plan.scopes, strict=True) if domains[v] > 1)
-    return plan, sums if sums <= _MOST_SUMS else math.inf
+    sizes = domains.tolist()
+    at: list[list[tuple[int, ...]]] = [[(v,)] for v in range(len(domains))]
+    for source, target in ends.T.tolist():  # whose other end has one configuration left is of the own end alone
+        scope = tuple(sorted(v for v in (source, target) if sizes[v] > 1))
+        for v in scope:
+            at[v].append(scope)
+    sums = 0
+    for v, rest in zip(plan.order, plan.scopes, strict=True):
+        if sizes[v] > 1:
+            parts = sorted((math.prod(sizes[w] for w in scope), scope) for scope in at[v])
+            union: set[int] = set()
+            for _, scope in parts:
+                union.update(scope)
+                sums += math.prod(sizes[w] for w in union)
+            for w in rest:
+                at[w] = [scope for scope in at[w] if v not in scope] + [rest]
+    return plan, sums if sums <= most else math.inf
 
 
 def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float, slack: float, budget: Budget,
@@ -138,11 +210,11 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
         # By the reduced costs of the last pass, not by what could be pruned at any time: the checker sees the
         # potentials as they are in the end.
         domains = count_below(p, state, cost - slack - bound)
-        plan, sums = _planned(domains, p.ends)
+        plan, sums = _planned(domains, p.ends, _MOST_SUMS)
         alone = cost - bound <= slack / 2
         if not alone and _MOST_SUMS / _DOUBT < sums < math.inf:
             domains = left_over(p, state.potentials, cost - slack, _ROUNDS, budget)
-            plan, sums = _planned(domains, p.ends)
+            plan, sums = _planned(domains, p.ends, _MOST_SUMS)
         done = alone or sums < math.inf
         stalled = bound - previous < 0.02 * (cost - bound)
         # One exact pass often spares the checker all rounds but the first, each of which costs as much; where layers
@@ -155,6 +227,9 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
     messages = lift(packed, active, messages, reduction._replace(messages=state.potentials))
     if done:
         return Certificate(potentials_of(packed, messages), alone=alone)
+    if _planned(domains, p.ends, _MOST_LARGE_SUMS)[1] < math.inf:
+        domains = left_over(p, state.potentials, cost - slack, _ROUNDS, budget)
+        plan, sums = _planned(domains, p.ends, _MOST_LARGE_SUMS)
     v = plan.widest(domains)
     rank = np.argsort(state.costs(p)[p.first[v]:p.first[v + 1]], kind="stable")
     chosen = p.original[p.first[v] + rank[:max(1, min(int(domains[v]), len(rank)) // 2)]]
@@ -163,4 +238,4 @@ def _prove(packed: Packed, active: np.ndarray, messages: Potentials, cost: float
     halves = active.copy(), active.copy()
     for half, mask in zip(halves, (inside, ~inside), strict=True):
         half[packed.first[v]:packed.first[v + 1]] &= mask
-    return _Split(v, tuple(chosen.tolist()), halves, messages)
+    return _Split(v, tuple(chosen.tolist()), halves, messages, sums)

@@ -231,6 +231,7 @@ def test_nothing_calls_itself(monkeypatch):
 def test_certificates_of_any_depth(monkeypatch):
     """The making of a certificate that splits often needs no more of Python's stack than one that never does."""
     monkeypatch.setattr(certify, "_MOST_SUMS", 0)
+    monkeypatch.setattr(certify, "_MOST_LARGE_SUMS", 0)
     monkeypatch.setattr(certify, "_MOST_PASSES", 1)
     network = dense(3, 8, 6)
     solution = solve(network, certificate=False)

@@ -64,5 +64,7 @@ def test_what_is_left_is_what_the_checker_finds(seed, monkeypatch):
     """A prover that believed the reduced costs of its last pass made certificates that left too much open."""
     monkeypatch.setattr(certify, "_MOST_SUMS", 1 << 6)
     monkeypatch.setattr(certificate, "_MOST_SUMS", 1 << 7)
+    for module in (certificate, certify):
+        monkeypatch.setattr(module, "_MOST_LARGE_SUMS", 0)
     network = benchmark_network("grid", "noise", 9, 5, seed)
     check_certificate(network, solve(network))

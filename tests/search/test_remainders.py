@@ -1,0 +1,100 @@
+"""What certificates leave open, and the checker eliminates: little in every part, or much where splits cost as much."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from random_networks import frustrated, splits
+
+from pase_mtf.search import certificate, certify, check_certificate, solve
+from pase_mtf.search.certificate import CertificateError
+
+
+def _tables(seed):
+    """Tables over random layers of one to five configurations, and how many each layer has."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 6, rng.integers(2, 7))
+    ends = np.array(sorted(rng.permutation(list(itertools.combinations(range(len(sizes)), 2)))[
+        :rng.integers(1, 2 * len(sizes))].tolist())).T
+    tables = [((v,), rng.random(size)) for v, size in enumerate(sizes)]
+    tables += [((u, v), rng.random((sizes[u], sizes[v]))) for u, v in ends.T.tolist()]
+    return sizes, ends, [(tuple(v for v in own if sizes[v] > 1), table.squeeze()) for own, table in tables]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 19])
+@pytest.mark.parametrize("seed", range(25))
+def test_the_least_sum_is_that_of_all_and_takes_what_the_prover_counts(seed, at_once, monkeypatch):
+    monkeypatch.setattr(certificate, "_SUMS_AT_ONCE", at_once)
+    sizes, ends, tables = _tables(seed)
+    wanted = min(sum(table[tuple(choice[v] for v in own)] for own, table in tables)
+                 for choice in itertools.product(*map(range, sizes)))
+    least, sums = certificate._least_sum(tables, 1 << 22)
+    assert wanted * (1 - 1e-12) <= least <= wanted
+    assert sums == certify._planned(sizes, ends, 1 << 22)[1]
+    if sums:
+        with pytest.raises(CertificateError, match="too little"):
+            certificate._least_sum(tables, sums - 1)
+        assert certify._planned(sizes, ends, sums - 1)[1] == math.inf
+
+
+def test_no_table_is_larger_than_it_may_be(monkeypatch):
+    tables = [((u, v), np.ones((9, 9))) for u, v in itertools.combinations(range(5), 2)]
+    for most in (9 ** 4, 9 ** 4 - 1):
+        monkeypatch.setattr(certificate, "_MOST_ENTRIES", most)
+        if most == 9 ** 4:
+            assert certificate._least_sum(tables, 1 << 30)[0] == pytest.approx(10.0)
+        else:
+            with pytest.raises(CertificateError, match="too large"):
+                certificate._least_sum(tables, 1 << 30)
+
+
+def _little(monkeypatch, **limits):
+    """A prover and a checker that do next to nothing of a part by themselves."""
+    monkeypatch.setattr(certificate, "_MOST_SUMS", 100)
+    monkeypatch.setattr(certify, "_MOST_SUMS", 50)
+    for name, amount in limits.items():
+        monkeypatch.setattr(certify, name, amount)
+
+
+def _proven(seed):
+    network = frustrated(seed)
+    solution = solve(network)
+    check_certificate(network, solution)
+    return splits(solution.certificate)
+
+
+def test_splits_that_cost_as_much_are_done_without(monkeypatch):
+    """The dearer a split, the fewer there are; what is proven stays the same."""
+    found = []
+    for cost in (0, 1, 1 << 20):
+        with monkeypatch.context() as patch:
+            _little(patch, _SUMS_OF_A_SPLIT=cost)
+            found.append([_proven(seed) for seed in range(12)])
+    assert sum(found[0]) > sum(found[1]) > sum(found[2])
+    assert all(np.greater_equal(found[0], found[1]))
+    assert any(found[1])  # parts of which some are eliminated at once
+
+
+def test_all_large_remainders_together_are_limited(monkeypatch):
+    """Half of what the checker is willing to do is enough for two proofs, and not for three."""
+    _little(monkeypatch, _SUMS_OF_A_SPLIT=1)
+    network, solution = next((network, solution) for network, solution in (
+        (network, solve(network)) for network in map(frustrated, range(12))) if splits(solution.certificate))
+    taken, prove = [], certificate._prove
+    monkeypatch.setattr(certificate, "_prove", lambda *arguments: taken.append(prove(*arguments)) or taken[-1])
+    check_certificate(network, solution)
+    large = sum(sums for sums in taken if sums > 100)
+    assert large
+    monkeypatch.setattr(certificate, "_MOST_LARGE_SUMS", large)
+    check_certificate(network, solution)
+    monkeypatch.setattr(certificate, "_MOST_LARGE_SUMS", large - 1)
+    with pytest.raises(CertificateError, match="too large to search"):
+        check_certificate(network, solution)
+
+
+def test_the_prover_keeps_to_the_limit_of_all(monkeypatch):
+    """Where no more than nothing may be left, domains are split until little is."""
+    _little(monkeypatch, _SUMS_OF_A_SPLIT=1 << 20, _MOST_LARGE_SUMS=400)
+    monkeypatch.setattr(certificate, "_MOST_LARGE_SUMS", 800)
+    assert sum(_proven(seed) for seed in range(12)) > 5
