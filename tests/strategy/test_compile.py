@@ -79,8 +79,20 @@ print(json.dumps([before, kernels()]))
     assert {name: types for name, (types, _) in after.items()} == {name: types for name, (types, _) in before.items()}
 
 
-# Compiled with checks of every index, an access beyond an array is an IndexError; without, a crash later, or garbage.
+@pytest.mark.slow
+def test_nothing_is_compiled_after_it():
+    """One process compiles and keeps it (or finds that done), the next finds everything there."""
+    done = subprocess.run([sys.executable, "-m", "pase_mtf.strategy.compile"], capture_output=True, text=True,
+                          check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = json.loads(run(KERNELS + SEARCHES + "print(json.dumps(kernels()))"))
+    assert sum(bool(types) for types, _ in found.values()) > 10
+    assert {name: misses for name, (_, misses) in found.items() if misses} == {}
+
+
+# Beyond an array compiled code crashes, later, or reads garbage; the Python that it was raises IndexError.
 CHECKED = """
+import interpreted
 import numpy as np
 from pase_mtf.search.pass_state import active_domains
 try:
@@ -88,22 +100,21 @@ try:
 except IndexError:
     print("checked")
 """
-FUZZ = ("tests/search/test_exact.py", "tests/search/test_depth_first.py", "tests/search/test_pulls.py",
-        "tests/search/test_steps.py", "tests/cost/test_resharding.py")
+# What takes next to nothing without compiled code either.
+SMALL = (*(f"tests/search/test_exact.py::{test}" for test in ("test_known_optima", "test_against_brute_force")),
+         *(f"tests/search/test_depth_first.py::{test}" for test in ("test_against_brute_force", "test_limits")),
+         *(f"tests/search/test_pulls.py::{test}" for test in (
+             "test_sharing_changes_nothing[1-0.03125-True-2]", "test_the_optimum_of_what_repeats[0-float]",
+             "test_kinds", "test_grain")),
+         "tests/search/test_steps.py::test_against_brute_force", "tests/search/test_left_over.py",
+         "tests/search/test_memory.py", "tests/cost/test_resharding.py")
 
 
 @pytest.mark.slow
-@pytest.mark.first
-def test_nothing_is_compiled_after_it_and_every_index_is_within_bounds(tmp_path):
-    """In a new environment: one process compiles and keeps it, the next finds everything there."""
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"}
-    done = subprocess.run([sys.executable, "-m", "pase_mtf.strategy.compile"], capture_output=True, text=True,
-                          check=False, cwd=ROOT, env={**os.environ, **environment})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    found = json.loads(run(KERNELS + SEARCHES + "print(json.dumps(kernels()))", **environment))
-    assert sum(bool(types) for types, _ in found.values()) > 10
-    assert {name: misses for name, (_, misses) in found.items() if misses} == {}
+def test_every_index_is_within_bounds():
+    environment = {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
     assert run(CHECKED, **environment) == "checked\n"
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", *FUZZ],
-                          capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **environment})
+    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "interpreted",
+                           "-m", "not slow", "-k", "not 1000", *SMALL], capture_output=True, text=True,
+                          check=False, cwd=ROOT, env={**os.environ, **environment})
     assert done.returncode == 0, done.stdout
