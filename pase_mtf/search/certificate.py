@@ -37,6 +37,7 @@ from pase_mtf.search.checked_bounds import (
     reparametrised,
 )
 from pase_mtf.search.checked_network import CertificateError, CheckedNetwork, checked
+from pase_mtf.search.checked_search import EXHAUSTED, remainder_of, search
 from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.proof import Certificate, Potential
 from pase_mtf.search.registry import Solution
@@ -44,10 +45,10 @@ from pase_mtf.search.registry import Solution
 __all__ = ["Certificate", "CertificateError", "Potential", "check_certificate"]
 
 # What the checker is willing to do by itself: sums of table entries for a proof, and for all of the larger ones
-# together; entries of a table; rounds of leaving configurations out.
+# together; entries of tables that it holds at a time beside the network's; rounds of leaving configurations out.
 _MOST_SUMS = 1 << 22
 _MOST_LARGE_SUMS = 1 << 31
-_MOST_ENTRIES = 1 << 24
+_MOST_ENTRIES = 1 << 25
 _MOST_ROUNDS = 30
 # Configurations per layer from where on it may minimise over the remainder without leaving out all it can; or else once
 # the remainder is so many times smaller than what the next round would read.
@@ -62,6 +63,7 @@ _TOLERANCE = 1e-12
 _MOST_WHOLE = 2e12
 _Tables = list[tuple[tuple[int, ...], np.ndarray]]
 """Tables, each with the layers of its axes."""
+_CHEAPER = "certificate: does not exclude that a cheaper assignment exists"
 _TOO_LITTLE = "certificate: proves too little; what it leaves open is too large to search"
 
 
@@ -201,7 +203,8 @@ def _least_sum(tables: _Tables, most: int) -> tuple[float, int]:
         for v in own:
             scope[v].update(own)
             at.setdefault(v, []).append((own, table))
-    sums, queue = 0, [(math.prod(size[w] for w in scope[v]), v) for v in size]
+    sums, held, made = 0, 0, set[int]()
+    queue = [(math.prod(size[w] for w in scope[v]), v) for v in size]
     heapq.heapify(queue)
     while queue:
         product, v = heapq.heappop(queue)
@@ -212,7 +215,8 @@ def _least_sum(tables: _Tables, most: int) -> tuple[float, int]:
         for own, _ in parts:
             union.update(own)
             sums += math.prod(size[w] for w in union)
-        if sums > most or product > size[v] * _MOST_ENTRIES:
+        held += product // size[v] - sum(table.size for _, table in parts if id(table) in made)
+        if sums > most or held > _MOST_ENTRIES:
             raise CertificateError(_TOO_LITTLE)
         step = max(1, _SUMS_AT_ONCE * size[v] // product)
         names, joined = _joined(v, parts, slice(0, step))
@@ -222,6 +226,7 @@ def _least_sum(tables: _Tables, most: int) -> tuple[float, int]:
         for own, table in parts:
             for w in own:
                 at[w] = [entry for entry in at[w] if entry[1] is not table]
+        made.add(id(least))
         if not names[1:]:
             total += float(least)
         for w in names[1:]:
@@ -230,6 +235,23 @@ def _least_sum(tables: _Tables, most: int) -> tuple[float, int]:
             heapq.heappush(queue, (math.prod(size[u] for u in scope[w]), w))
         del scope[v]
     return _surely(total, additions), sums
+
+
+def _searched(tables: _Tables, missing: float, most: int) -> int:
+    """Verifies that no sum of an entry of each table is below what is missing, by a search; returns what it took.
+
+    Raises:
+      CertificateError: one may be, or it would take more than `most`.
+    """
+    limit = math.nextafter(missing - _surely(math.fsum(float(table) for own, table in tables if not own), len(tables)),
+                           math.inf) * (1 + (4 * len(tables) + 64) * 2.0 ** -51)
+    if limit <= 0.0:
+        return 0
+    remainder = remainder_of([(own, table) for own, table in tables if own])
+    ended, looked = (None, 0) if remainder is None else search(remainder, limit, most)
+    if ended != EXHAUSTED:
+        raise CertificateError(_TOO_LITTLE if looked > most or remainder is None else _CHEAPER)
+    return looked
 
 
 def _small(network: CheckedNetwork, active: np.ndarray) -> bool:
@@ -243,7 +265,7 @@ def _small(network: CheckedNetwork, active: np.ndarray) -> bool:
 
 def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray, limit: float, most: int) -> int:
     """Verifies that no assignment of active configurations costs less than the limit, by a certificate's potentials.
-    Returns how many sums of what these leave open it took; `most` at most, where that is a large number.
+    Returns how many sums it took to minimise over what these leave open: `_MOST_SUMS` at most, or `most`.
 
     Raises:
       CertificateError: the potentials do not show it.
@@ -269,8 +291,10 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
         if not last and not _small(network, active):
             continue
         try:
-            above, sums = _least_sum(_tables(network, given, active, reduced, between),
-                                     max(_MOST_SUMS, most) if last else _MOST_SUMS)
+            tables, large = _tables(network, given, active, reduced, between), max(_MOST_SUMS, most)
+            if last and certificate.searched is True:
+                return _searched(tables, missing, large)
+            above, sums = _least_sum(tables, large if last else _MOST_SUMS)
         except CertificateError:
             if last:
                 raise
@@ -279,7 +303,7 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
             return sums
         if last:
             break
-    raise CertificateError("certificate: does not exclude that a cheaper assignment exists")
+    raise CertificateError(_CHEAPER)
 
 
 def _halves(certificate: Certificate, first: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.search.budget import Budget
+from pase_mtf.search.checked_search import EXHAUSTED, remainder_of, search
 from pase_mtf.search.elimination import Plan, plan_elimination
-from pase_mtf.search.left_over import left_over
+from pase_mtf.search.left_over import flags_left_over, left_over
 from pase_mtf.search.messages import message_passes
 from pase_mtf.search.packed import Packed, Potentials, lift, reduce
 from pase_mtf.search.part import Part
@@ -21,12 +23,16 @@ from pase_mtf.search.pulls import EXACTLY, Steps
 __all__ = ["certify", "potentials_of"]
 
 # The checker is a simple program: leave it little to do, half of what it is willing to, in a proof and in all of the
-# larger ones together, and tables of half as many entries.
+# larger ones together, and half of the entries that it is willing to hold in all tables together.
 _MOST_SUMS = 1 << 21
 _MOST_LARGE_SUMS = 1 << 30
-_MOST_ENTRIES = 1 << 23
+_MOST_ENTRIES = 1 << 24
+# Entries of the tables of what is searched.
+_MOST_TABLES = 1 << 21
 # How many sums take as long as a split does, here and for the checker, per entry of the network's matrices.
 _SUMS_OF_A_SPLIT = 256
+# After how many splits of a part it is tried to search it instead.
+_TRIED = frozenset(4 ** power for power in range(1, 16))
 _MOST_PASSES = 60
 # The checker may have so many times as much to do as reduced costs of a pass say, which the potentials that the pass
 # ends with need not show; where that is not little, it is counted, in so many rounds of leaving configurations out.
@@ -64,6 +70,7 @@ class _Node:
       split: how it is split, if it is.
       below: its parts.
       splits: of it and of all below it, how many there have been.
+      tried: for how long it was tried to search it instead, in sums.
     """
 
     def __init__(self, active: np.ndarray, messages: Potentials, above: _Node | None) -> None:
@@ -71,7 +78,7 @@ class _Node:
         self.proof: Certificate | None = None
         self.split: _Split | None = None
         self.below: list[_Node] = []
-        self.splits = 0
+        self.splits, self.tried = 0, 0.0
 
     def nodes_above(self) -> list[_Node]:
         """Those that it is a part of, the whole network first, and itself."""
@@ -82,12 +89,32 @@ class _Node:
             node = node.above
         return found[::-1]
 
-    def do_without(self, packed: Packed) -> float:
-        """Proves it by itself, instead of by parts. Returns how many sums the checker forms for it."""
-        assert self.split is not None
-        sums = self.split.sums
-        self.proof = Certificate(potentials_of(packed, self.split.messages), alone=False)
-        self.split, self.below = None, []
+    def do_without(self, packed: Packed, limit: float, a_split: float, large: float, patience: float) -> float:
+        """Proves it by itself, instead of by parts, where its splits have cost as much: there may be as many again.
+
+        Args:
+          packed: the network.
+          limit: what no assignment costs less than.
+          a_split: how many sums take as long as a split does.
+          large: how many sums the checker may be left.
+          patience: for how long searching may be tried.
+
+        Returns:
+          how many sums the checker forms for it; inf if it is proven by parts still.
+        """
+        if self.split is None:
+            return math.inf
+        sums, searched = self.split.sums, False
+        if sums > min(large, self.splits * a_split):
+            # What a search takes is not known before: it is tried from time to time, for as long as that is little.
+            sums, searched = math.inf, True
+            most = min(large, self.splits * a_split / 4)
+            if self.splits in _TRIED and most <= patience:
+                self.tried += most
+                sums = _looked(packed, self.active, self.split.messages, limit, most)
+        if sums < math.inf:
+            self.proof = Certificate(potentials_of(packed, self.split.messages), alone=False, searched=searched)
+            self.split, self.below = None, []
         return sums
 
 
@@ -103,7 +130,7 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget, steps: St
       steps: its matrices in steps, if they are counted already.
     """
     root = _Node(np.ones(len(packed.unary), bool), Potentials.none(packed), None)
-    todo, large = [root], float(_MOST_LARGE_SUMS)
+    todo, large, tried = [root], float(_MOST_LARGE_SUMS), 0.0
     a_split = _SUMS_OF_A_SPLIT * len(packed.values) + _MOST_SUMS
     room = budget.memory - packed.bytes - (steps.bytes if steps else 0)
     while todo:
@@ -124,13 +151,50 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget, steps: St
         over = node.nodes_above()
         for above in over:
             above.splits += 1
-        # Where splits have cost as much as doing without them: there may be as many again.
-        costly = next((above for above in over
-                       if above.split and above.split.sums <= min(large, above.splits * a_split)), None)
-        if costly is not None:
-            large -= costly.do_without(packed)
-            todo = [other for other in todo if costly not in other.nodes_above()]
+        for above in over:
+            before = above.tried
+            sums = above.do_without(packed, cost - slack, a_split, large, root.splits * a_split - tried)
+            tried += above.tried - before
+            if sums < math.inf:
+                large -= sums
+                todo = [other for other in todo if above not in other.nodes_above()]
+                break
     return _put_together(root)
+
+
+def _looked(packed: Packed, active: np.ndarray, messages: Potentials, limit: float, most: float) -> float:
+    """How long the checker takes to search what potentials leave open, in sums; inf if more than `most`."""
+    active = flags_left_over(packed, messages, limit, _ROUNDS, active)
+    chosen = [begin + np.flatnonzero(active[begin:end]) for begin, end in itertools.pairwise(packed.first.tolist())]
+    counts = np.array([len(own) for own in chosen])
+    if not counts.all():
+        return 0.0
+    if counts[packed.ends].prod(axis=0).sum() > _MOST_TABLES:
+        return math.inf
+    theta, missing, domains = packed.unary.copy(), limit - packed.constant, packed.domains
+    tables: list[tuple[tuple[int, ...], np.ndarray]] = []
+    for e, (u, v) in enumerate(packed.ends.T.tolist()):
+        given, classes = [], []
+        for side, end in enumerate((u, v)):
+            place, begin = messages.at[side, e], packed.classes_at[side, e]
+            own = packed.classes[begin:begin + domains[end]]
+            theta[packed.first[end]:packed.first[end + 1]] += messages.values[place + own]
+            classes.append(own[chosen[end] - packed.first[end]])
+            given.append(messages.values[place + classes[side]])
+        width = packed.extents[1, e]
+        table = (packed.values[packed.matrix[e] + classes[0].astype(np.int64)[:, None] * width + classes[1][None, :]]
+                 - given[0][:, None] - given[1][None, :])
+        missing -= table.min()
+        tables.append(((u, v), table - table.min()))
+    for v, own in enumerate(chosen):
+        missing -= theta[own].min()
+        tables.append(((v,), theta[own] - theta[own].min()))
+    remainder = remainder_of([(tuple(v for v in own if counts[v] > 1), table.squeeze()) for own, table in tables
+                              if (counts[list(own)] > 1).any()])
+    if remainder is None or missing <= 0.0:
+        return math.inf if missing > 0.0 else 0.0
+    ended, looked = search(remainder, missing, int(most))
+    return float(looked) if ended == EXHAUSTED else math.inf
 
 
 def _put_together(root: _Node) -> Certificate:
@@ -167,8 +231,8 @@ def _planned(domains: np.ndarray, ends: np.ndarray, most: int) -> tuple[Plan, fl
     is too much."""
     is_open = domains > 1
     pairs = ends[:, is_open[ends].all(axis=0)].T
-    plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=most)
-    if not plan.complete or plan.largest > _MOST_ENTRIES:
+    plan = plan_elimination(np.maximum(domains, 1), pairs, most_operations=most, most_entries=_MOST_ENTRIES)
+    if not plan.complete:
         return plan, math.inf
     sizes = domains.tolist()
     at: list[list[tuple[int, ...]]] = [[(v,)] for v in range(len(domains))]

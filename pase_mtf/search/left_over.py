@@ -14,7 +14,7 @@ from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.packed import Packed, Potentials
 from pase_mtf.search.pulls import pull
 
-__all__ = ["left_over"]
+__all__ = ["flags_left_over", "left_over"]
 
 # Beyond a limit by less than this part of it, a configuration is kept: sums are rounded.
 _ROUNDING = 1e-12
@@ -83,27 +83,39 @@ def _leave_out(p: Packed, messages: np.ndarray, messages_at: np.ndarray, limit: 
     return some
 
 
-def left_over(p: Packed, potentials: Potentials, limit: float, rounds: int, budget: Budget | None = None) -> np.ndarray:
-    """How many configurations of every vertex potentials alone leave.
+def flags_left_over(p: Packed, potentials: Potentials, limit: float, rounds: int, active: np.ndarray | None = None,
+                    budget: Budget | None = None) -> np.ndarray:
+    """Which configurations potentials alone leave.
 
     Args:
       p: the network.
       potentials: of it.
       limit: a cost; what is only in assignments that cost more is left out, as far as the potentials show it.
       rounds: how often to look again at what is left; one takes about as long as a pass in double precision.
+      active: bool [configurations], those to begin with; all if not given.
       budget: time that it may take; no limit if not given.
 
     Returns:
-      int64 [vertices].
+      bool [configurations].
 
     Raises:
       TimeoutError: the time is over.
     """
     budget = budget or Budget()
-    active, end = np.ones(len(p.unary), bool), seconds_now() + budget.seconds
-    while rounds and _leave_out(p, potentials.values, potentials.at, limit, active, end):
+    left, end = np.ones(len(p.unary), bool) if active is None else active.copy(), seconds_now() + budget.seconds
+    while rounds and _leave_out(p, potentials.values, potentials.at, limit, left, end):
         rounds -= 1
-        if not np.logical_or.reduceat(active, p.first[:-1]).all():
+        if not np.logical_or.reduceat(left, p.first[:-1]).all():
             break
     budget.check_time()
-    return np.add.reduceat(active, p.first[:-1], dtype=np.int64)
+    return left
+
+
+def left_over(p: Packed, potentials: Potentials, limit: float, rounds: int, budget: Budget | None = None) -> np.ndarray:
+    """How many configurations of every vertex potentials alone leave; see flags_left_over.
+
+    Returns:
+      int64 [vertices].
+    """
+    left = flags_left_over(p, potentials, limit, rounds, None, budget)
+    return np.add.reduceat(left, p.first[:-1], dtype=np.int64)

@@ -35,6 +35,7 @@ class Certificate:
       potentials: of every pair of layers that edges join.
       alone: whether their bound is said to be proof enough. The checker then looks at neighbours only if it is not:
         that costs twice as much. What is said decides on nothing else.
+      searched: whether what they leave open is said to be searched sooner than eliminated, as `alone` is said.
       layer: the layer whose domain is split; -1 where potentials prove the bound.
       part: the configurations of that layer in the first part.
       proofs: for the assignments with that layer inside and outside of `part`.
@@ -45,3 +46,4 @@ class Certificate:
     part: tuple[int, ...] = ()
     proofs: tuple[Certificate, ...] = ()
     alone: bool = True
+    searched: bool = False

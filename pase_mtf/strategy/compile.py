@@ -19,6 +19,7 @@ from pase_mtf.cost.build import build_network
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import check_certificate, solve
+from pase_mtf.search.checked_search import remainder_of, search
 from pase_mtf.search.left_over import left_over
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import Potentials, pack
@@ -100,6 +101,9 @@ def compile_kernels() -> None:
     solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
     packed = pack(_hard().normalized())  # of what only large networks leave too much
     left_over(packed, Potentials.none(packed), math.inf, 1)
+    remainder = remainder_of([((0,), np.ones(2)), ((0, 1), np.ones((2, 2)))])
+    assert remainder is not None
+    search(remainder, 1.0, 9)
     solve(_large())
     solve(_wide())
 

@@ -1,5 +1,6 @@
 """What certificates leave open, and the checker eliminates: little in every part, or much where splits cost as much."""
 
+import dataclasses
 import itertools
 import math
 
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 from random_networks import frustrated, splits
 
-from pase_mtf.search import certificate, certify, check_certificate, solve
-from pase_mtf.search.certificate import CertificateError
+from pase_mtf.search import CertificateError, certificate, certify, check_certificate, checked_search, solve
+from pase_mtf.search.checked_search import EXHAUSTED, remainder_of, search
+from pase_mtf.search.elimination import plan_elimination
 
 
 def _tables(seed):
@@ -47,6 +49,61 @@ def test_no_table_is_larger_than_it_may_be(monkeypatch):
         else:
             with pytest.raises(CertificateError, match="too large"):
                 certificate._least_sum(tables, 1 << 30)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_search_ends_where_nothing_is_cheaper(seed):
+    """Costs that are sums of halves, so that nothing is rounded: it is exhausted up to the optimum, and no further."""
+    sizes, _, tables = _tables(seed)
+    tables = [(own, np.floor(8 * table) / 2) for own, table in tables]
+    wanted = min(sum(table[tuple(choice[v] for v in own)] for own, table in tables)
+                 for choice in itertools.product(*map(range, sizes)))
+    scalars = sum(float(table) for own, table in tables if not own)
+    remainder = remainder_of([(own, table) for own, table in tables if own])
+    for limit, exhausted in ((wanted - scalars, True), (wanted - scalars + 0.5, False), (wanted - scalars - 0.5, True)):
+        ended, looked = search(remainder, limit, 1 << 30)
+        assert (ended == EXHAUSTED) == exhausted
+        if looked:
+            assert search(remainder, limit, looked - 1)[0] not in (EXHAUSTED, ended)
+
+
+def test_what_is_too_much_to_lay_out_is_not_searched(monkeypatch):
+    tables = [((u, v), np.ones((9, 9))) for u, v in itertools.combinations(range(5), 2)]
+    assert remainder_of(tables) is not None
+    monkeypatch.setattr(checked_search, "_MOST_HELD", 2 * 81 * len(tables) - 1)
+    assert remainder_of(tables) is None
+    with pytest.raises(CertificateError, match="too large to search"):
+        certificate._searched(tables, 1.0, 1 << 30)
+
+
+def test_a_search_verifies_up_to_the_least_sum_and_no_further():
+    tables = _tables(3)[2]
+    least = certificate._least_sum(tables, 1 << 22)[0]
+    assert certificate._searched(tables, least * (1 - 1e-12), 1 << 30) >= 0
+    for missing in (least * (1 + 1e-9), 2 * least, 1e300):
+        with pytest.raises(CertificateError, match="does not exclude"):
+            certificate._searched(tables, missing, 1 << 30)
+
+
+def test_parts_that_are_searched_instead(monkeypatch):
+    """With the cost of splits such that eliminating never pays, some parts are searched, and checked so."""
+    def searched(proof):
+        return proof.searched + sum(map(searched, proof.proofs))
+    _little(monkeypatch, _SUMS_OF_A_SPLIT=1 << 10, _planned=lambda domains, ends, most: (
+        plan_elimination(np.maximum(domains, 1), ends.T), math.inf))
+    found = 0
+    for seed in range(12):
+        network = frustrated(seed)
+        solution = solve(network)
+        check_certificate(network, solution)
+        found += searched(solution.certificate)
+        with pytest.raises(CertificateError):
+            check_certificate(network, dataclasses.replace(solution, assignment=_another(solution.assignment)))
+    assert found
+
+
+def _another(assignment):
+    return ((assignment[0] + 1) % 6, *assignment[1:])
 
 
 def _little(monkeypatch, **limits):
