@@ -38,18 +38,16 @@ help:
 launch: $(COMPILED)
 	@$(BIN)/python -m pase_mtf.launch --model=transformer --mesh=8 $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest --maxprocesses=4 --dist=worksteal --numprocesses
-# Slow tests wait for processes that they start: half as many workers again as processors keep these busy.
-MORE = $(shell $(BIN)/python -c 'import os; print((3 * (os.cpu_count() or 1) + 1) // 2)')
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 test: lint $(COMPILED)
-	@$(PYTEST)=auto -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 # What `make test` leaves out; pytest comes last, so that its summary is the last line.
 test-all: test
 	@if command -v bazel >/dev/null; then $(MAKE) --no-print-directory bazel ARGS=; \
 	  else echo "Bazel is not installed: its targets are skipped"; fi
-	@$(PYTEST)=$(MORE) -m slow $(ARGS)
+	@$(PYTEST) -m slow $(ARGS)
 
 lint: $(ENVIRONMENT)
 	@$(BIN)/ruff check --quiet .
