@@ -7,7 +7,6 @@ one place, all of this is known.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
@@ -20,14 +19,21 @@ __all__ = ["Maker", "Pattern"]
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """What is alike of nodes: their type, their attributes as TensorFlow keeps them, how their inputs are grouped."""
+    """What is alike of nodes.
+
+    Attributes:
+      type: such as "MatMul".
+      attributes: AttrValue by name, those of the definition.
+      op_def: the definition of the type.
+      serialized: the attributes as TensorFlow's C interface takes them.
+      lists: per input of the definition, of how many tensors it is a list, or None where it is one tensor.
+    """
 
     type: str
     attributes: Mapping[str, Any]
     op_def: Any
     serialized: tuple[tuple[str, bytes], ...]
     lists: tuple[int | None, ...]
-    """Per input of the definition, of how many tensors it is a list, or None where it is one tensor."""
 
     @classmethod
     def of(cls, operation: tf.Operation) -> Pattern:
@@ -52,6 +58,7 @@ class Maker:
     """
 
     def __init__(self, graph: tf.Graph) -> None:
+        """Takes the graph, as it is asked for nodes now."""
         self._graph = graph
         self._is_plain = (
             type(graph) is tf.Graph and graph._get_control_flow_context() is None and not graph._attr_scope_map
@@ -60,16 +67,16 @@ class Maker:
         # Whether a device is asked for that does not depend on the node.
         self._one_device = all(asked.fast_string_merge for asked in graph._device_function_stack.peek_objs())
         self._first: tf.Operation | None = None
-        self._lock = contextlib.ExitStack()
+        self._lock = graph._mutation_lock()
         self._stack: Any = None
 
     def __enter__(self) -> Maker:
-        self._lock.enter_context(self._graph._mutation_lock())
+        self._lock.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: types.TracebackType | None) -> None:
-        self._lock.close()
+        self._lock.__exit__(kind, error, traceback)
 
     def make(self, pattern: Pattern, name: str, inputs: Sequence[tf.Tensor]) -> tf.Operation:
         """A new node.

@@ -203,7 +203,7 @@ def _least_sum(tables: _Tables, most: int) -> tuple[float, int]:
         for v in own:
             scope[v].update(own)
             at.setdefault(v, []).append((own, table))
-    sums, held, made = 0, 0, set[int]()
+    sums, held, made = 0, 0, set[int]()  # `made`: which tables are not of the network, by identity
     queue = [(math.prod(size[w] for w in scope[v]), v) for v in size]
     heapq.heapify(queue)
     while queue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import NamedTuple
@@ -29,8 +30,10 @@ _MOST_LARGE_SUMS = 1 << 30
 _MOST_ENTRIES = 1 << 24
 # Entries of the tables of what is searched.
 _MOST_TABLES = 1 << 21
-# How many sums take as long as a split does, here and for the checker, per entry of the network's matrices.
+# How many sums take as long as a split does, here and for the checker, per entry of the network's matrices; and how
+# many a slow processor forms in a second.
 _SUMS_OF_A_SPLIT = 256
+_SUMS_PER_SECOND = 4e8
 # After how many splits of a part it is tried to search it instead.
 _TRIED = frozenset(4 ** power for power in range(1, 16))
 _MOST_PASSES = 60
@@ -59,6 +62,19 @@ class _Split(NamedTuple):
     sums: float
 
 
+@dataclasses.dataclass
+class _Allowance:
+    """What may still be done without splits, in sums.
+
+    Attributes:
+      large: that the checker may be left.
+      tries: that searches may be tried for; all splits together cost as much.
+    """
+
+    large: float
+    tries: float = 0.0
+
+
 class _Node:
     """A part of the network: proven by itself, or by the proofs of the two parts that it is split into.
 
@@ -70,7 +86,6 @@ class _Node:
       split: how it is split, if it is.
       below: its parts.
       splits: of it and of all below it, how many there have been.
-      tried: for how long it was tried to search it instead, in sums.
     """
 
     def __init__(self, active: np.ndarray, messages: Potentials, above: _Node | None) -> None:
@@ -78,7 +93,7 @@ class _Node:
         self.proof: Certificate | None = None
         self.split: _Split | None = None
         self.below: list[_Node] = []
-        self.splits, self.tried = 0, 0.0
+        self.splits = 0
 
     def nodes_above(self) -> list[_Node]:
         """Those that it is a part of, the whole network first, and itself."""
@@ -89,33 +104,37 @@ class _Node:
             node = node.above
         return found[::-1]
 
-    def do_without(self, packed: Packed, limit: float, a_split: float, large: float, patience: float) -> float:
+    def do_without(self, packed: Packed, limit: float, a_split: float, allowance: _Allowance, budget: Budget) -> bool:
         """Proves it by itself, instead of by parts, where its splits have cost as much: there may be as many again.
 
         Args:
           packed: the network.
           limit: what no assignment costs less than.
           a_split: how many sums take as long as a split does.
-          large: how many sums the checker may be left.
-          patience: for how long searching may be tried.
+          allowance: of what is left in all; taken from.
+          budget: time and memory.
 
         Returns:
-          how many sums the checker forms for it; inf if it is proven by parts still.
+          whether it is proven so.
+
+        Raises:
+          TimeoutError: the time is over.
         """
-        if self.split is None:
-            return math.inf
-        sums, searched = self.split.sums, False
-        if sums > min(large, self.splits * a_split):
+        assert self.split is not None
+        paid = min(allowance.large, self.splits * a_split)
+        sums, searched = self.split.sums, self.split.sums > paid
+        if searched:
             # What a search takes is not known before: it is tried from time to time, for as long as that is little.
-            sums, searched = math.inf, True
-            most = min(large, self.splits * a_split / 4)
-            if self.splits in _TRIED and most <= patience:
-                self.tried += most
-                sums = _looked(packed, self.active, self.split.messages, limit, most)
-        if sums < math.inf:
-            self.proof = Certificate(potentials_of(packed, self.split.messages), alone=False, searched=searched)
-            self.split, self.below = None, []
-        return sums
+            if self.splits not in _TRIED or paid / 4 > allowance.tries:
+                return False
+            allowance.tries -= paid / 4
+            sums = _looked(packed, self.active, self.split.messages, limit, paid / 4, budget)
+        if sums == math.inf:
+            return False
+        allowance.large -= sums
+        self.proof = Certificate(potentials_of(packed, self.split.messages), alone=False, searched=searched)
+        self.split, self.below = None, []
+        return True
 
 
 def certify(packed: Packed, cost: float, slack: float, budget: Budget, steps: Steps | None = None
@@ -130,46 +149,60 @@ def certify(packed: Packed, cost: float, slack: float, budget: Budget, steps: St
       steps: its matrices in steps, if they are counted already.
     """
     root = _Node(np.ones(len(packed.unary), bool), Potentials.none(packed), None)
-    todo, large, tried = [root], float(_MOST_LARGE_SUMS), 0.0
+    todo, allowance = [root], _Allowance(_MOST_LARGE_SUMS)
     a_split = _SUMS_OF_A_SPLIT * len(packed.values) + _MOST_SUMS
     room = budget.memory - packed.bytes - (steps.bytes if steps else 0)
     while todo:
         node = todo.pop()
         try:
             step = _prove(packed, node.active, node.messages, cost, slack, Budget(budget.deadline, room), steps)
+            # What a proof holds, or a split that waits.
+            room -= 16 * packed.potentials + (2 * len(packed.unary) if isinstance(step, _Split) else 0)
+            if room < 0:
+                return None
+            if isinstance(step, Certificate):
+                node.proof = step
+                continue
+            node.split, node.below = step, [_Node(half, step.messages, node) for half in step.parts]
+            todo += node.below[::-1]
+            allowance.tries += a_split
+            over = node.nodes_above()
+            for above in over:
+                above.splits += 1
+            for above in over:
+                if above.do_without(packed, cost - slack, a_split, allowance, Budget(budget.deadline, room)):
+                    todo = [other for other in todo if above not in other.nodes_above()]
+                    break
         except (TimeoutError, MemoryError):
             return None
-        # What a proof holds, or a split that waits.
-        room -= 16 * packed.potentials + (2 * len(packed.unary) if isinstance(step, _Split) else 0)
-        if room < 0:
-            return None
-        if isinstance(step, Certificate):
-            node.proof = step
-            continue
-        node.split, node.below = step, [_Node(half, step.messages, node) for half in step.parts]
-        todo += node.below[::-1]
-        over = node.nodes_above()
-        for above in over:
-            above.splits += 1
-        for above in over:
-            before = above.tried
-            sums = above.do_without(packed, cost - slack, a_split, large, root.splits * a_split - tried)
-            tried += above.tried - before
-            if sums < math.inf:
-                large -= sums
-                todo = [other for other in todo if above not in other.nodes_above()]
-                break
     return _put_together(root)
 
 
-def _looked(packed: Packed, active: np.ndarray, messages: Potentials, limit: float, most: float) -> float:
-    """How long the checker takes to search what potentials leave open, in sums; inf if more than `most`."""
-    active = flags_left_over(packed, messages, limit, _ROUNDS, active)
+def _looked(packed: Packed, active: np.ndarray, messages: Potentials, limit: float, most: float, budget: Budget
+            ) -> float:
+    """How long the checker takes to search what potentials leave open of the active configurations, in sums.
+
+    Args:
+      packed: the network.
+      active: bool [configurations].
+      messages: the potentials.
+      limit: what no assignment costs less than.
+      most: how many sums it may take.
+      budget: time and memory that may be taken here.
+
+    Returns:
+      the sums; inf if they are more than `most`, or more than the budget allows to find out.
+
+    Raises:
+      TimeoutError: the time is over.
+    """
+    active = flags_left_over(packed, messages, limit, _ROUNDS, active, budget)
     chosen = [begin + np.flatnonzero(active[begin:end]) for begin, end in itertools.pairwise(packed.first.tolist())]
     counts = np.array([len(own) for own in chosen])
     if not counts.all():
         return 0.0
-    if counts[packed.ends].prod(axis=0).sum() > _MOST_TABLES:
+    entries = counts[packed.ends].prod(axis=0).sum()  # each in a table, in both directions, and in what makes them
+    if entries > _MOST_TABLES or 48 * entries + 9 * (len(counts) + 1) * counts.sum() > budget.memory:
         return math.inf
     theta, missing, domains = packed.unary.copy(), limit - packed.constant, packed.domains
     tables: list[tuple[tuple[int, ...], np.ndarray]] = []
@@ -193,7 +226,7 @@ def _looked(packed: Packed, active: np.ndarray, messages: Potentials, limit: flo
                               if (counts[list(own)] > 1).any()])
     if remainder is None or missing <= 0.0:
         return math.inf if missing > 0.0 else 0.0
-    ended, looked = search(remainder, missing, int(most))
+    ended, looked = search(remainder, missing, int(min(most, _SUMS_PER_SECOND * budget.seconds)))
     return float(looked) if ended == EXHAUSTED else math.inf
 
 

@@ -47,7 +47,7 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
       time_limit, gap: stop early, with an assignment and a proven bound.
       progress: called after every few passes.
       certificate: attach the proof; where the bound of the first passes is not proof enough, that takes about as long
-        as the search itself on networks of models, and longer on random ones (docs/benchmarks/solvers.md).
+        as the search itself on networks of models, and up to a hundred times as long on random ones.
         Only an optimal solution has one, where time and memory are left for it, and none under a memory limit.
       memory, memory_limit, initial: consider only assignments that need at most so many bytes per device, beginning
         with this one; see memory.minimise_within.

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from random_networks import frustrated, random_network, splits
+from random_networks import frustrated, random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search import CertificateError, certificate, certify, check_certificate, solve
+from pase_mtf.search import CertificateError, certificate, check_certificate, solve
 from pase_mtf.search.checked_bounds import HUGE
 from pase_mtf.search.checked_network import checked
 from pase_mtf.search.network import CostNetwork, NetworkEdge
@@ -39,25 +39,6 @@ def test_random_networks(step):
         check_certificate(network, solution)
         checked += 1
     assert checked > 0.9 * 3000 / step
-
-
-def test_cut_domains(monkeypatch):
-    """With a checker and a prover that may eliminate next to nothing, domains have to be split."""
-    monkeypatch.setattr(certificate, "_MOST_SUMS", 100)
-    monkeypatch.setattr(certify, "_MOST_SUMS", 50)
-    for module in (certificate, certify):
-        monkeypatch.setattr(module, "_MOST_LARGE_SUMS", 0)
-    found = 0
-    for seed in range(12):
-        network = frustrated(seed)
-        solution = solve(network)
-        check_certificate(network, solution)
-        found += splits(solution.certificate)
-        if solution.certificate.layer >= 0:  # a proof of one part only is no proof
-            halved = dataclasses.replace(solution.certificate, proofs=solution.certificate.proofs[:1])
-            with pytest.raises(CertificateError):
-                check_certificate(network, dataclasses.replace(solution, certificate=halved))
-    assert found > 5
 
 
 def weaken(proof, rng):

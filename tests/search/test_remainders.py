@@ -92,18 +92,12 @@ def test_parts_that_are_searched_instead(monkeypatch):
     _little(monkeypatch, _SUMS_OF_A_SPLIT=1 << 10, _planned=lambda domains, ends, most: (
         plan_elimination(np.maximum(domains, 1), ends.T), math.inf))
     found = 0
-    for seed in range(12):
-        network = frustrated(seed)
-        solution = solve(network)
-        check_certificate(network, solution)
+    for network, solution in _proven():
         found += searched(solution.certificate)
-        with pytest.raises(CertificateError):
-            check_certificate(network, dataclasses.replace(solution, assignment=_another(solution.assignment)))
+        other = ((solution.assignment[0] + 1) % 6, *solution.assignment[1:])
+        with pytest.raises(CertificateError, match=r"does not exclude|proves too little"):
+            check_certificate(network, dataclasses.replace(solution, assignment=other, cost=network.cost(other)))
     assert found
-
-
-def _another(assignment):
-    return ((assignment[0] + 1) % 6, *assignment[1:])
 
 
 def _little(monkeypatch, **limits):
@@ -114,11 +108,27 @@ def _little(monkeypatch, **limits):
         monkeypatch.setattr(certify, name, amount)
 
 
-def _proven(seed):
-    network = frustrated(seed)
-    solution = solve(network)
-    check_certificate(network, solution)
-    return splits(solution.certificate)
+def _proven():
+    """Networks that potentials alone do not prove, with solutions whose certificates were checked."""
+    for seed in range(12):
+        network = frustrated(seed)
+        solution = solve(network)
+        check_certificate(network, solution)
+        yield network, solution
+
+
+def test_cut_domains(monkeypatch):
+    """With a checker and a prover that may eliminate next to nothing, domains have to be split."""
+    _little(monkeypatch, _MOST_LARGE_SUMS=0)
+    monkeypatch.setattr(certificate, "_MOST_LARGE_SUMS", 0)
+    found = 0
+    for network, solution in _proven():
+        found += splits(solution.certificate)
+        if solution.certificate.layer >= 0:  # a proof of one part only is no proof
+            halved = dataclasses.replace(solution.certificate, proofs=solution.certificate.proofs[:1])
+            with pytest.raises(CertificateError):
+                check_certificate(network, dataclasses.replace(solution, certificate=halved))
+    assert found > 5
 
 
 def test_splits_that_cost_as_much_are_done_without(monkeypatch):
@@ -127,17 +137,16 @@ def test_splits_that_cost_as_much_are_done_without(monkeypatch):
     for cost in (0, 1, 1 << 20):
         with monkeypatch.context() as patch:
             _little(patch, _SUMS_OF_A_SPLIT=cost)
-            found.append([_proven(seed) for seed in range(12)])
+            found.append([splits(solution.certificate) for _, solution in _proven()])
     assert sum(found[0]) > sum(found[1]) > sum(found[2])
     assert all(np.greater_equal(found[0], found[1]))
     assert any(found[1])  # parts of which some are eliminated at once
 
 
 def test_all_large_remainders_together_are_limited(monkeypatch):
-    """Half of what the checker is willing to do is enough for two proofs, and not for three."""
+    """What takes one sum more than the checker is willing to form in all is refused."""
     _little(monkeypatch, _SUMS_OF_A_SPLIT=1)
-    network, solution = next((network, solution) for network, solution in (
-        (network, solve(network)) for network in map(frustrated, range(12))) if splits(solution.certificate))
+    network, solution = next(found for found in _proven() if splits(found[1].certificate))
     taken, prove = [], certificate._prove
     monkeypatch.setattr(certificate, "_prove", lambda *arguments: taken.append(prove(*arguments)) or taken[-1])
     check_certificate(network, solution)
@@ -151,7 +160,7 @@ def test_all_large_remainders_together_are_limited(monkeypatch):
 
 
 def test_the_prover_keeps_to_the_limit_of_all(monkeypatch):
-    """Where no more than nothing may be left, domains are split until little is."""
+    """Where little may be left in all, domains are split until no more is."""
     _little(monkeypatch, _SUMS_OF_A_SPLIT=1 << 20, _MOST_LARGE_SUMS=400)
     monkeypatch.setattr(certificate, "_MOST_LARGE_SUMS", 800)
-    assert sum(_proven(seed) for seed in range(12)) > 5
+    assert sum(splits(solution.certificate) for _, solution in _proven()) > 5
