@@ -9,8 +9,10 @@ import pytest
 from random_networks import frustrated, splits
 
 from pase_mtf.search import CertificateError, certificate, certify, check_certificate, checked_search, solve
+from pase_mtf.search.budget import Budget
 from pase_mtf.search.checked_search import EXHAUSTED, remainder_of, search
 from pase_mtf.search.elimination import plan_elimination
+from pase_mtf.search.packed import Potentials, pack
 
 
 def _tables(seed):
@@ -141,6 +143,17 @@ def test_splits_that_cost_as_much_are_done_without(monkeypatch):
     assert sum(found[0]) > sum(found[1]) > sum(found[2])
     assert all(np.greater_equal(found[0], found[1]))
     assert any(found[1])  # parts of which some are eliminated at once
+
+
+def test_searches_keep_to_time_and_memory():
+    network = frustrated(0)
+    packed = pack(network.normalized())
+    active, none = np.ones(len(packed.unary), bool), Potentials.none(packed)
+    limit = 0.999 * solve(network, certificate=False).cost
+    assert certify._looked(packed, active, none, limit, 1e9, Budget()) < math.inf
+    assert certify._looked(packed, active, none, limit, 1e9, Budget(memory=1000)) == math.inf
+    with pytest.raises(TimeoutError):
+        certify._looked(packed, active, none, limit, 1e9, Budget(deadline=0.0))
 
 
 def test_all_large_remainders_together_are_limited(monkeypatch):
