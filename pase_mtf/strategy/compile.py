@@ -9,9 +9,15 @@ searches of networks from elsewhere do (with forbidden pairs, or so large that f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,6 +33,9 @@ from pase_mtf.simulator.mcmc import search_simulated
 from pase_mtf.strategy.find import find_strategy
 
 __all__ = ["compile_kernels", "main", "small_graph"]
+
+_SEARCHES = "searches"
+"""The argument of the process that is started beside."""
 
 
 def small_graph() -> ComputationGraph:
@@ -81,35 +90,68 @@ def _wide() -> CostNetwork:
         NetworkEdge(i, j, rng.random((600, 600)), every, every) for i, j in itertools.combinations(range(4), 2)])
 
 
-def compile_kernels() -> None:
-    """Calls every compiled kernel with the types that a first search calls it with."""
+def _compile_costs() -> None:
+    """Calls what networks of costs need, and of the searches what sends no messages."""
     graph, machine = small_graph(), Machine.load("1080ti")
-    shared = dataclasses.replace(machine, shared_cores=True)
-    for linked, devices in itertools.product((machine, shared), (4, 6)):
-        found = find_strategy(graph, devices=devices, machine=linked, certificate=True)
-        find_strategy(graph, devices=devices, machine=linked, memory_limit=found.memory_bytes)
-        find_strategy(graph, devices=devices, machine=linked, simulate=2)
-    search_simulated(build_network(graph, machine, 4), [0] * len(graph.layers), proposals=9)
-    for method in ("pase", "mcmc", "k_best"):
-        find_strategy(graph, devices=4, machine=machine, method=method)
-    assert solve(_hard()).statistics["descents"]
-    network = _forbidding()
-    for method in ("exact", "pase", "mcmc", "k_best"):
-        solution = solve(network, method)
-        if solution.certificate is not None:
-            check_certificate(network, solution)
-    solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
+    for linked, devices in itertools.product((machine, dataclasses.replace(machine, shared_cores=True)), (4, 6)):
+        network = build_network(graph, linked, devices)
+    search_simulated(network, [0] * len(graph.layers), proposals=9)
+    for method in ("mcmc", "pase", "k_best"):
+        solve(_forbidding(), method)
     packed = pack(_hard().normalized())  # of what only large networks leave too much
     left_over(packed, Potentials.none(packed), math.inf, 1)
     remainder = remainder_of([((0,), np.ones(2)), ((0, 1), np.ones((2, 2)))])
     assert remainder is not None
     search(remainder, 1.0, 9)
+
+
+def _compile_searches() -> None:
+    """Calls what exact searches need; a third of all compiling is for their messages."""
+    assert solve(_hard()).statistics["descents"]
     solve(_large())
     solve(_wide())
+    network = _forbidding()
+    check_certificate(network, solve(network))
+    solve(network, memory=[np.array([1.0, 2.0, 3.0])] * 3, memory_limit=4.0)
+
+
+def compile_kernels() -> None:
+    """Calls every compiled kernel with the types that a first search calls it with."""
+    _compile_costs()
+    _compile_searches()
+    graph, machine = small_graph(), Machine.load("1080ti")
+    for linked in (machine, dataclasses.replace(machine, shared_cores=True)):
+        found = find_strategy(graph, devices=4, machine=linked, certificate=True)
+        find_strategy(graph, devices=4, machine=linked, memory_limit=found.memory_bytes)
+        find_strategy(graph, devices=4, machine=linked, simulate=2)
+    for method in ("pase", "mcmc", "k_best"):
+        find_strategy(graph, devices=4, machine=machine, method=method)
+
+
+@contextlib.contextmanager
+def _beside() -> Iterator[None]:
+    """Compiles searches in another process meanwhile. What that comes to does not matter: it only saves time."""
+    other = subprocess.Popen([sys.executable, "-m", "pase_mtf.strategy.compile", _SEARCHES], stdin=subprocess.PIPE,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    with other:
+        yield
+        other.wait()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it does, however that ends."""
+    sys.stdin.read()
+    os._exit(1)
 
 
 def main() -> int:
-    """Compiles everything. Returns the exit code, 0."""
+    """Compiles everything, in two processes as far as that goes. Returns the exit code, 0."""
+    if sys.argv[1:] == [_SEARCHES]:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        _compile_searches()
+        return 0
+    with _beside():
+        _compile_costs()
     compile_kernels()
     return 0
 

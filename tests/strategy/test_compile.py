@@ -1,10 +1,12 @@
 """python -m pase_mtf.strategy.compile: after it, a first search compiles nothing."""
 
+import contextlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -88,6 +90,29 @@ def test_nothing_is_compiled_after_it():
     found = json.loads(run(KERNELS + SEARCHES + "print(json.dumps(kernels()))"))
     assert sum(bool(types) for types, _ in found.values()) > 10
     assert {name: misses for name, (_, misses) in found.items() if misses} == {}
+
+
+def test_what_compiles_beside_ends_with_it(tmp_path):
+    """However it ends; there is nothing yet, so that either would compile for long."""
+    def running():
+        found = []
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if str(tmp_path).encode() in (process / "environ").read_bytes():
+                    found.append(int(process.name))
+        return found
+
+    def wait_for(number):
+        end = time.monotonic() + 60.0
+        while len(running()) != number:
+            assert time.monotonic() < end, running()
+            time.sleep(0.05)
+
+    with subprocess.Popen([sys.executable, "-m", "pase_mtf.strategy.compile"], cwd=ROOT,
+                          env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}) as started:
+        wait_for(2)
+        started.kill()
+    wait_for(0)
 
 
 # Beyond an array compiled code crashes, later, or reads garbage; the Python that it was raises IndexError.
