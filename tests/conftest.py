@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -31,6 +32,8 @@ _COLLECTOR = gc.get_threshold()
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes the cache of this run."""
     gc.unfreeze()
+    if "quick_nodes" in sys.modules:
+        sys.modules["quick_nodes"].install(False)
     gc.set_threshold(*_COLLECTOR)
     if not _IS_WORKER:
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
@@ -43,6 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Modules and what they define stay: the garbage collector need not look at them again and again."""
+    if "tensorflow" in sys.modules:
+        import quick_nodes
+        quick_nodes.install(True)
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -83,7 +83,8 @@ class Maker:
 
         Args:
           pattern: what it is.
-          name: what it asks to be called, within the scope of the program.
+          name: what it asks to be called, within the scope of the program; with a "/" at its end, a scope of its own
+            that is there already.
           inputs: all tensors that it takes, one after the other.
 
         Raises:
@@ -95,8 +96,9 @@ class Maker:
             return graph._create_op_internal(pattern.type, list(inputs), name=name, attrs=pattern.attributes,
                                              op_def=pattern.op_def)
         graph._check_not_finalized()
+        own = name[:-1] if name.endswith("/") else graph.unique_name(name)
         try:
-            made = self._add(pattern, graph.unique_name(name), [x._as_tf_output() for x in inputs],
+            made = self._add(pattern, own, [x._as_tf_output() for x in inputs],
                              graph._control_dependencies_for_inputs(operations))
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(error.message) from None  # as TensorFlow does

@@ -33,7 +33,19 @@ def same(one, other, tolerance):
 
 
 def layouts(legality, sizes, most=30):
-    """Every dim on every axis, every pair of dims that are legal by themselves, and some of the larger legal ones."""
+    """Every dim on every axis, every pair of dims that are legal by themselves, and some of the larger legal ones.
+
+    The axes are of one size: of two layouts of several dims that differ by their exchange, one is looked at.
+    """
+    seen = set()
+    for layout in _layouts(legality, sizes, most):
+        one, other = (frozenset((name, abs(axis - last)) for name, axis in layout.items()) for last in (0, 1))
+        if len(layout) < 2 or other not in seen:
+            seen.add(one)
+            yield layout
+
+
+def _layouts(legality, sizes, most):
     names = [name for name in legality.sizes if not name.startswith("_")]
     axes = range(len(sizes))
     single = [(name, axis) for name in names for axis in axes]

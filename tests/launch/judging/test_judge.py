@@ -100,7 +100,7 @@ def test_a_wrong_strategy_is_caught_in_every_model(tmp_path, monkeypatch, model,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "optimizer"), [
-    *((model, "sgd") for model in ("alexnet", "inception_v3", "rnnlm")), ("transformer", "adam"),
+    ("alexnet", "sgd"), ("rnnlm", "sgd"), ("transformer", "adam"),
     ("transformer", "adafactor")])
 def test_a_right_strategy_is_right_in_float64(tmp_path, model, optimizer):
     case = _Case(model, tmp_path, f"--optimizer={optimizer}")
