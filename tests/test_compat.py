@@ -37,11 +37,13 @@ def test_mesh_tensorflow_passes_its_own_tests(module, passing):
     assert ran - len(skipped) >= passing
 
 
+@pytest.mark.slow
 def test_importing_says_nothing():
     result = _run("-c", "from pase_mtf.compat import mtf, tf; print(mtf.Graph.__name__, tf.Session.__name__)")
     assert (result.returncode, result.stdout, result.stderr) == (0, "Graph Session\n", "")
 
 
+@pytest.mark.slow
 def test_keras_and_matplotlib_are_imported_when_they_are_asked_for():
     """TensorFlow imports them by itself, which takes a second in every process of a run."""
     result = _run("-c", "import sys\n"

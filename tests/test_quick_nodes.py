@@ -56,7 +56,8 @@ def _lowered(name, preset, rule, optimizer):
 
 @pytest.mark.parametrize(("name", "optimizer"), harness.some_slow(
     [("alexnet", "adam")], [("transformer", "adafactor"), ("resnet101", "sgd"), ("biglstm", "sgd")]))
-@pytest.mark.parametrize("rule", [harness.stock("a:2;b:2", "batch:a;vocab:b;fc1:b"), harness.under_strategy("random0")])
+@pytest.mark.parametrize("rule", harness.some_slow([harness.stock("a:2;b:2", "batch:a;vocab:b;fc1:b")],
+                                                   [harness.under_strategy("random0")]))
 def test_models(tmp_path, name, optimizer, rule):
     preset = tmp_path / f"{name}.json"
     preset.write_text(json.dumps({"preset": "tiny", **SIZES[name]}))

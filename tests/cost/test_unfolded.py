@@ -53,6 +53,7 @@ def _of(images, side, channels, taps, made, threads):
     return int(unfolded_bytes(images, side * side, weights, made, 4, threads)[0])
 
 
+@pytest.mark.slow
 def test_kernels_take_what_they_say_they_do():
     """Those of oneDNN are turned off, whatever processor this runs on."""
     done = subprocess.run([sys.executable, "-c", _TRACED], input=json.dumps(_CONVOLUTIONS), text=True,

@@ -95,6 +95,7 @@ def test_a_signal_before_the_imports_are_through(tmp_path, program, number, expe
         expected, "", "interrupted before anything was measured\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "file", "error"), [
     ("search", "network.npz", "error: interrupted; set --time_limit to get the best so far\n"),
     ("layout", "network.py:build", "")])

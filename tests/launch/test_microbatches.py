@@ -21,6 +21,7 @@ def test_a_run_in_microbatches_has_the_losses_of_one_without(launch):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_in_other_microbatches(launch, finished):
     code, folder, _, err = launch(f"--resume={finished}", "--microbatches=2", "--compare=none", "--steps=1")
     assert code == 0, err

@@ -44,6 +44,7 @@ def test_it_trains_beside_the_others(launch):
     assert pipeline.statement in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_it_trains_in_the_order_that_is_asked_for(launch):
     """And goes on in it, though without a pipeline there is none to search."""
     code, folder, _, err = launch("--compare=pipeline", "--schedule=gpipe", "--steps=2")
@@ -177,6 +178,7 @@ def kept(preset, tmp_path_factory):
     return folder / "pipeline.json"
 
 
+@pytest.mark.slow
 def test_one_of_a_file_is_trained_kept_and_resumed(launch, kept):
     before = Pipeline.load(kept)
     code, folder, out, err = launch(f"--strategy={kept}", "--compare=data_parallel", "--machine=h100", "--steps=2")

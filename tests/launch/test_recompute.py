@@ -34,6 +34,7 @@ def test_losses_are_those_without_and_a_run_is_resumed_with_another_choice(launc
     assert json.loads((folder / "config.json").read_text())["options"]["recompute"] == "conv1"
 
 
+@pytest.mark.slow
 def test_auto_computes_again_what_the_limit_asks_for_and_nothing_otherwise(launch):
     need = {}
     for value in ("none", "all"):

@@ -37,6 +37,7 @@ def test_the_arm_needs_the_flag(launch, flag):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_pipeline_shards_updates_within_its_stages(launch):
     """Beside data parallelism that does so without stages; any strategy goes on from its checkpoint."""
     code, folder, _, err = launch("--sharded_updates", "--strategy=pipeline", "--compare=zero", "--mesh=4",

@@ -114,6 +114,7 @@ def test_help_lists_the_flags_and_starts_lightly():
     assert "tensorflow" not in done.stdout.splitlines()[-1].split()
 
 
+@pytest.mark.slow
 def test_tensorflow_says_nothing_where_the_program_imports_it_first(tmp_path):
     first, second = "import mesh_tensorflow as mtf\n", "import tensorflow.compat.v1 as tf\n"
     (tmp_path / "alone.py").write_text(_PROGRAM.replace(first + second, second + first))

@@ -97,6 +97,7 @@ def test_equals_plain_tensorflow(config):
     harness.assert_same(*harness.against_plain("gnmt", config, plain))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", pipelines.rules("exact"))
 def test_trains_under_strategies_as_on_one_device(rule):
     harness.assert_trains_as_one_device("gnmt", SMALL, pipelines.RULES[rule])

@@ -67,9 +67,9 @@ def _trained(name, config, choose, count, optimizer="sgd", *, sharded=False):
 
 
 @pytest.mark.parametrize(("name", "choose", "stages", "devices", "count", "schedule"), harness.some_slow(
-    [("transformer", _found, 2, 4, 2, "1f1b"), ("transformer", _drawn, 2, 4, 4, "gpipe"),
-     ("gnmt", _drawn, 2, 2, 2, "1f1b")],
-    [("transformer", _drawn, 4, 4, 4, "1f1b"),
+    [("transformer", _found, 2, 4, 2, "1f1b")],
+    [("transformer", _drawn, 2, 4, 4, "gpipe"), ("gnmt", _drawn, 2, 2, 2, "1f1b"),
+     ("transformer", _drawn, 4, 4, 4, "1f1b"),
      ("transformer", _drawn, 4, 8, 2, "gpipe"), ("transformer", _found, 4, 8, 4, "1f1b"),
      ("transformer", _found, 2, 4, 4, "gpipe"), ("gnmt", _found, 2, 4, 2, "gpipe"), ("gnmt", _found, 4, 4, 4, "1f1b"),
      ("gnmt", _drawn, 4, 8, 4, "1f1b"), ("alexnet", _drawn, 2, 4, 4, "1f1b"), ("alexnet", _drawn, 1, 4, 2, "1f1b")]))
@@ -84,7 +84,7 @@ def test_trains_as_on_one_device(name, choose, stages, devices, count, schedule,
 
 
 @pytest.mark.parametrize(("name", "stages", "seed", "sharded"), harness.some_slow(
-    [("gnmt", 2, 5, True)], [*(("transformer", 2, seed, False) for seed in range(2, 5)), ("transformer", 2, 3, True),
+    [], [("gnmt", 2, 5, True), *(("transformer", 2, seed, False) for seed in range(2, 5)), ("transformer", 2, 3, True),
                              ("gnmt", 4, 6, True)]))
 def test_cuts_at_random_with_adam(name, stages, seed, sharded, tmp_path):
     """Also with updates that are layers of their own, split as they like, in the stage of the weights."""
@@ -137,7 +137,7 @@ def test_a_device_begins_a_microbatch_when_one_in_flight_is_done(schedule, held,
 
 
 @pytest.mark.parametrize(("ranks", "each", "stages", "seed"), harness.some_slow(
-    [(2, 2, 2, 4)], [(2, 3, 3, 3), (4, 1, 4, 9)]))
+    [], [(2, 2, 2, 4), (2, 3, 3, 3), (4, 1, 4, 9)]))
 def test_ranks_of_a_pipeline_run_all_ends_of_a_transfer_or_none(ranks, each, stages, seed, tmp_path, monkeypatch):
     """Also where the loss alone is fetched: microbatches wait for the way back of others, which sends, too."""
     config = _config("gnmt", tmp_path, batch=24)

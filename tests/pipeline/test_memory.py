@@ -64,8 +64,8 @@ class _Case:
 
 
 @pytest.mark.parametrize(("name", "count", "options", "sharded_updates"), harness.some_slow(
-    [("rnnlm", 4, {}, False), ("gnmt", 4, {}, False)],
-    [("alexnet", 2, {}, False), ("alexnet", 4, {"schedule": "gpipe"}, False),
+    [("rnnlm", 4, {}, False)],
+    [("gnmt", 4, {}, False), ("alexnet", 2, {}, False), ("alexnet", 4, {"schedule": "gpipe"}, False),
      ("gnmt", 4, {"schedule": "gpipe", "stages": 2}, False), ("gnmt", 4, {"stages": 2}, True),
      ("transformer", 4, {"stages": 2}, False), ("transformer", 4, {"stages": 3}, False), ("alexnet", 2, {}, True)]))
 def test_it_is_about_what_tensorflow_holds(name, count, options, sharded_updates):
@@ -78,6 +78,7 @@ def test_it_is_about_what_tensorflow_holds(name, count, options, sharded_updates
         assert stage.memory_bytes >= 0.85 * nbytes
 
 
+@pytest.mark.slow
 def test_a_stage_within_a_limit_holds_no_more_when_it_is_measured():
     case = _Case("gnmt", 4)
     limit = 0.85 * case.found().memory_bytes

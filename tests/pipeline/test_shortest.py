@@ -27,6 +27,7 @@ _DEVICES, _BLOCKS, _COUNTS = 4, 4, (2, 4)
 _SLOW = dataclasses.replace(harness.MACHINE, links=(Link(64, 2e8, 2e-5),))
 _MACHINES = {"links": harness.MACHINE, "slow links": _SLOW,
              "shared cores": dataclasses.replace(harness.MACHINE, shared_cores=True)}
+_QUICK = [("transformer", "links", "1f1b"), ("gnmt", "shared cores", "gpipe")]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +63,8 @@ def _every(blocks):
                                                                       offsets, strict=True)))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("machine", _MACHINES)
-@pytest.mark.parametrize("model", ["transformer", "gnmt"])
+@pytest.mark.parametrize(("model", "machine", "schedule"), harness.some_slow(_QUICK, [
+    case for case in itertools.product(("transformer", "gnmt"), _MACHINES, SCHEDULES) if case not in _QUICK]))
 def test_no_cut_is_shorter_than_its_bounds_and_none_than_what_is_found(graphs, model, machine, schedule):
     steps, gaps, all_cuts = [], [], {}
     for count, graph in graphs[model].items():

@@ -54,8 +54,7 @@ def _is_running(pid):
 @pytest.mark.parametrize(("rank", "number", "what"), [
     (1, signal.SIGKILL, "was killed by SIGKILL"),
     (0, signal.SIGKILL, "was killed by SIGKILL"),
-    (1, signal.SIGSTOP, "was stopped, and not continued"),
-    pytest.param(0, signal.SIGSTOP, "was stopped, and not continued", marks=pytest.mark.slow),
+    *(pytest.param(rank, signal.SIGSTOP, "was stopped, and not continued", marks=pytest.mark.slow) for rank in (0, 1)),
 ])
 def test_a_lost_process_is_found_and_named(start, rank, number, what):
     tasks = start(_WAIT, _WAIT, _WAIT)

@@ -168,7 +168,7 @@ def test_to_compile_is_not_of_the_time_for_looking(monkeypatch):
 
 
 @pytest.mark.parametrize(("model", "mesh", "batch", "recompute"), [
-    ("rnnlm", "4", 12, "auto"), ("alexnet", "12", 24, "none")])
+    pytest.param("rnnlm", "4", 12, "auto", marks=pytest.mark.slow), ("alexnet", "12", 24, "none")])
 def test_more_is_never_faster_without_a_limit(model, mesh, batch, recompute):
     every = _searched(_plan(model, mesh, batch, recompute=recompute))
     for less, more in itertools.permutations(every, 2):

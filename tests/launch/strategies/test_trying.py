@@ -74,7 +74,7 @@ def _losses(folder, arm):
     return [line["loss"] for line in lines if line["arm"] == arm]
 
 
-@pytest.mark.parametrize("prices", ["measured", "roofline"])
+@pytest.mark.parametrize("prices", [pytest.param("measured", marks=pytest.mark.slow), "roofline"])
 def test_the_search_takes_what_is_faster(launch, cache_dir, timed_kernels, monkeypatch, prices):
     """Under every name stands what its strategy says, and all begin as if no step had been tried."""
     monkeypatch.setattr("pase_mtf.calibration.load.load_machine", lambda *_, **__: Machine.load("a100"))
