@@ -35,7 +35,7 @@ _MOST_TABLES = 1 << 21
 _SUMS_OF_A_SPLIT = 256
 _SUMS_PER_SECOND = 4e8
 # After how many splits of a part it is tried to search it instead.
-_TRIED = frozenset(4 ** power for power in range(1, 16))
+_TRIED = frozenset(4 ** power for power in range(16))
 _MOST_PASSES = 60
 # The checker may have so many times as much to do as reduced costs of a pass say, which the potentials that the pass
 # ends with need not show; where that is not little, it is counted, in so many rounds of leaving configurations out.
@@ -125,10 +125,10 @@ class _Node:
         sums, searched = self.split.sums, self.split.sums > paid
         if searched:
             # What a search takes is not known before: it is tried from time to time, for as long as that is little.
-            if self.splits not in _TRIED or paid / 4 > allowance.tries:
+            if self.splits not in _TRIED or paid > allowance.tries:
                 return False
-            allowance.tries -= paid / 4
-            sums = _looked(packed, self.active, self.split.messages, limit, paid / 4, budget)
+            allowance.tries -= paid
+            sums = _looked(packed, self.active, self.split.messages, limit, paid, budget)
         if sums == math.inf:
             return False
         allowance.large -= sums

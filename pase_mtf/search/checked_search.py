@@ -1,8 +1,10 @@
 """A search among what a certificate leaves open: whether an assignment of it costs less than a limit.
 
 It goes depth first. All costs are at least 0: what is decided, and of every other layer the least that one of its
-configurations costs with all that is decided, add up to no more than any assignment with these decisions costs. Where
-that reaches the limit, with a configuration of another layer or without, there is nothing to be found.
+configurations costs with all that is decided, add up to no more than any assignment with these decisions costs. Nor do
+they where every layer hands what its configurations cost on to those before it, in equal shares, with what the two cost
+together: to every configuration the least that there is for it. Where that reaches the limit, with a configuration of
+another layer or without, there is nothing to be found.
 """
 
 from __future__ import annotations
@@ -102,6 +104,50 @@ def _exclude(first: np.ndarray, costs: np.ndarray, active: np.ndarray, decided: 
 
 
 @compiled
+def _hand_on(remainder: Remainder, costs: np.ndarray, active: np.ndarray, decided: np.ndarray, constant: float,
+             limit: float, chosen: int, handed: np.ndarray) -> int:  # pragma: no cover (compiled)
+    """Has the layers hand on what they cost, last the one to decide next, and leaves out of that what costs the limit.
+    Returns how many sums it took."""
+    first, at = remainder.first, remainder.at
+    layers, total, sums = len(first) - 1, constant, 0
+    handed[:] = costs
+    for place in range(layers - 1, -1, -1):  # the one to decide next comes before all others
+        w = chosen if place == 0 else place - 1 if place <= chosen else place
+        if decided[w]:
+            continue
+        takers = 0
+        for before in range(place):
+            p = chosen if before == 0 else before - 1 if before <= chosen else before
+            takers += at[w, p] >= 0 and not decided[p]
+        begin, end = first[w], first[w + 1]
+        if w == chosen:
+            for k in range(begin, end):
+                active[k] &= total + handed[k] < limit
+            return sums
+        if takers == 0:
+            least = np.inf
+            for k in range(begin, end):
+                if active[k]:
+                    least = min(least, handed[k])
+            total += least
+            continue
+        for before in range(place):
+            p = chosen if before == 0 else before - 1 if before <= chosen else before
+            if at[w, p] < 0 or decided[p]:
+                continue
+            for k in range(first[p], first[p + 1]):
+                if not active[k]:
+                    continue
+                row, least = at[p, w] + (k - first[p]) * (end - begin) - begin, np.inf
+                for other in range(begin, end):
+                    if active[other]:
+                        least = min(least, handed[other] / takers + remainder.values[row + other])
+                handed[k] += least
+            sums += (first[p + 1] - first[p]) * (end - begin)
+    return sums
+
+
+@compiled
 def search(remainder: Remainder, limit: float, most: int) -> tuple[int, int]:  # pragma: no cover (compiled)
     """Looks for an assignment whose parts add up to less than a limit, as they are rounded.
 
@@ -111,17 +157,19 @@ def search(remainder: Remainder, limit: float, most: int) -> tuple[int, int]:  #
       most: how long to look, in sums of the checker's eliminations.
 
     Returns:
-      (EXHAUSTED where there is none, how long it took).
+      (EXHAUSTED where there is none, how long it took: at most one decision more).
     """
     first, at = remainder.first, remainder.at
     layers, configurations = len(first) - 1, first[-1]
     costs, active = np.zeros((layers + 1, configurations)), np.ones((layers + 1, configurations), np.bool_)
     decided, constants = np.zeros((layers + 1, layers), np.bool_), np.zeros(layers + 1)
-    layer, least = np.zeros(layers + 1, np.int64), np.zeros(layers)
+    layer, least, handed = np.zeros(layers + 1, np.int64), np.zeros(layers), np.zeros(configurations)
     costs[0] = remainder.own
     depth = looked = 0
     layer[0] = _exclude(first, costs[0], active[0], decided[0], 0.0, limit, least)
-    while depth >= 0:
+    if 0 <= layer[0] < layers:
+        looked += _hand_on(remainder, costs[0], active[0], decided[0], 0.0, limit, layer[0], handed)
+    while depth >= 0 and looked <= most:
         v, k = layer[depth], -1
         if v == layers:
             return _CHEAPER, looked
@@ -133,8 +181,6 @@ def search(remainder: Remainder, limit: float, most: int) -> tuple[int, int]:  #
             depth -= 1
             continue
         looked += _SUMS * configurations
-        if looked > most:
-            return _TOO_MUCH, looked
         active[depth, k] = False  # from here on it has been looked at
         depth += 1
         decided[depth] = decided[depth - 1]
@@ -151,4 +197,7 @@ def search(remainder: Remainder, limit: float, most: int) -> tuple[int, int]:  #
                 for other in range(end - begin):
                     costs[depth, begin + other] += remainder.values[row + other]
         layer[depth] = _exclude(first, costs[depth], active[depth], decided[depth], constants[depth], limit, least)
-    return EXHAUSTED, looked
+        if 0 <= layer[depth] < layers:
+            looked += _hand_on(remainder, costs[depth], active[depth], decided[depth], constants[depth], limit,
+                               layer[depth], handed)
+    return EXHAUSTED if looked <= most else _TOO_MUCH, looked

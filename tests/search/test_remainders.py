@@ -69,6 +69,17 @@ def test_a_search_ends_where_nothing_is_cheaper(seed):
             assert search(remainder, limit, looked - 1)[0] not in (EXHAUSTED, ended)
 
 
+@pytest.mark.parametrize("shape", ["row", "star", "ring"])
+def test_a_search_sees_what_layers_cost_together(shape):
+    """Of layers that cost nothing by themselves: no decision where nothing goes round, and few where it does."""
+    rng, layers = np.random.default_rng(0), 30
+    ends = [(0 if shape == "star" else v, v + 1) for v in range(layers - 1)] + [(0, layers - 1)] * (shape == "ring")
+    tables = [(own, rng.random((4, 4))) for own in ends]
+    least = certificate._least_sum(tables, 1 << 22)[0]
+    a_round = 16 * len(tables) + checked_search._SUMS * 4 * layers
+    assert certificate._searched(tables, least * (1 - 1e-9), (16 if shape == "ring" else 1) * a_round) > 0
+
+
 def test_what_is_too_much_to_lay_out_is_not_searched(monkeypatch):
     tables = [((u, v), np.ones((9, 9))) for u, v in itertools.combinations(range(5), 2)]
     assert remainder_of(tables) is not None
