@@ -37,10 +37,11 @@ _constants: dict[Hashable, Pattern] = {}
 
 
 @functools.cache
-def _inputs(kind: str) -> dict[str, str]:
-    """Argument -> input, of a kind of node, in the order of its definition."""
-    taken = [one.name for one in op_def_registry.get(kind).input_arg]
-    return {argument: name for name in taken for argument in (name, f"{name}_")}  # as Python has keywords of its own
+def _inputs(kind: str) -> dict[str, tuple[str, bool]]:
+    """Argument -> (input, whether it is a list), of a kind of node, in the order of its definition."""
+    taken = [(one.name, bool(one.number_attr or one.type_list_attr)) for one in op_def_registry.get(kind).input_arg]
+    return {argument: (name, is_list) for name, is_list in taken
+            for argument in (name, f"{name}_")}  # as Python has keywords of its own
 
 
 def _is_tensor(x: Any, graph: tf.Graph) -> bool:
@@ -68,10 +69,11 @@ def _key(kind: str, arguments: Mapping[str, Any], graph: tf.Graph) -> Hashable:
                 part = type(value), value
             elif isinstance(value, (list, tuple)) and all(isinstance(x, _PLAIN) for x in value):
                 part = tuple((type(x), x) for x in value)
+        elif inputs[name][1]:
+            if isinstance(value, (list, tuple)) and value and all(_is_tensor(x, graph) for x in value):
+                part = tuple(x.dtype for x in value)
         elif _is_tensor(value, graph):
             part = value.dtype
-        elif isinstance(value, (list, tuple)) and value and all(_is_tensor(x, graph) for x in value):
-            part = tuple(x.dtype for x in value)
         else:
             part = _like(value)
         if part is None:
@@ -97,11 +99,11 @@ def _apply(slow: Callable[..., Any], kind: str, name: str | None = None, **argum
         return structure, is_stateful, operation, outputs
     inputs: list[Any] = []
     constants = []
-    for argument, taken in _inputs(kind).items():
+    for argument, (taken, is_list) in _inputs(kind).items():
         if argument not in arguments:
             continue
         value = arguments[argument]
-        if isinstance(value, (list, tuple)) and isinstance(value[0], tf.Tensor):
+        if is_list:
             inputs += value
             continue
         if not isinstance(value, tf.Tensor):

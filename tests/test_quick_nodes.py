@@ -107,6 +107,11 @@ def _arguments(x):
         tf.reduce_sum(x, axis, keepdims=True)
     for shape in ([4], (4,), [-1, 1], [2, tf.constant(2)], tf.TensorShape([4]), np.asarray([4]), tf.shape(x)):
         tf.reshape(x, shape)
+        tf.reshape(x, [tf.constant(4)])
+        tf.slice(x, [tf.constant(0), tf.constant(1)], [1, 1])
+        tf.slice(tf.reshape(x, [4]), [tf.constant(1)], [2])
+    tf.stack([1.0, 2.0])
+    tf.concat([[1.0], [2.0]], 0)
     tf.concat([x, x], 0)
     tf.concat([x, np.ones((2, 2))], 0)
     tf.stack([x, x])
