@@ -106,34 +106,29 @@ def _exclude(first: np.ndarray, costs: np.ndarray, active: np.ndarray, decided: 
 @compiled
 def _hand_on(remainder: Remainder, costs: np.ndarray, active: np.ndarray, decided: np.ndarray, constant: float,
              limit: float, chosen: int, handed: np.ndarray) -> int:  # pragma: no cover (compiled)
-    """Has the layers hand on what they cost, last the one to decide next, and leaves out of that what costs the limit.
-    Returns how many sums it took."""
+    """Has layers hand on what they cost, in the end to the one to decide next, and leaves out of that what costs the
+    limit. Returns how many sums it took."""
     first, at = remainder.first, remainder.at
-    layers, total, sums = len(first) - 1, constant, 0
+    order, left, total, sums = np.empty(len(decided), np.int64), 1, constant, 0
+    order[0] = chosen
+    for v in range(len(decided)):
+        if not decided[v] and v != chosen:
+            order[left] = v
+            left += 1
     handed[:] = costs
-    for place in range(layers - 1, -1, -1):  # the one to decide next comes before all others
-        w = chosen if place == 0 else place - 1 if place <= chosen else place
-        if decided[w]:
-            continue
-        takers = 0
-        for before in range(place):
-            p = chosen if before == 0 else before - 1 if before <= chosen else before
-            takers += at[w, p] >= 0 and not decided[p]
+    for place in range(left - 1, 0, -1):
+        w, takers, least = order[place], 0, np.inf
         begin, end = first[w], first[w + 1]
-        if w == chosen:
-            for k in range(begin, end):
-                active[k] &= total + handed[k] < limit
-            return sums
+        for p in order[:place]:
+            takers += at[w, p] >= 0
+        for k in range(begin, end):
+            if active[k]:
+                least = min(least, handed[k])
+                handed[k] /= max(takers, 1)
         if takers == 0:
-            least = np.inf
-            for k in range(begin, end):
-                if active[k]:
-                    least = min(least, handed[k])
             total += least
-            continue
-        for before in range(place):
-            p = chosen if before == 0 else before - 1 if before <= chosen else before
-            if at[w, p] < 0 or decided[p]:
+        for p in order[:place]:
+            if at[p, w] < 0:
                 continue
             for k in range(first[p], first[p + 1]):
                 if not active[k]:
@@ -141,9 +136,11 @@ def _hand_on(remainder: Remainder, costs: np.ndarray, active: np.ndarray, decide
                 row, least = at[p, w] + (k - first[p]) * (end - begin) - begin, np.inf
                 for other in range(begin, end):
                     if active[other]:
-                        least = min(least, handed[other] / takers + remainder.values[row + other])
+                        least = min(least, handed[other] + remainder.values[row + other])
                 handed[k] += least
             sums += (first[p + 1] - first[p]) * (end - begin)
+    for k in range(first[chosen], first[chosen + 1]):
+        active[k] &= total + handed[k] < limit
     return sums
 
 

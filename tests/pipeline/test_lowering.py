@@ -83,9 +83,10 @@ def test_trains_as_on_one_device(name, choose, stages, devices, count, schedule,
     harness.assert_same(found.changes, wanted.changes, 1e-6)
 
 
-@pytest.mark.parametrize(("name", "stages", "seed", "sharded"), harness.some_slow(
-    [], [("gnmt", 2, 5, True), *(("transformer", 2, seed, False) for seed in range(2, 5)), ("transformer", 2, 3, True),
-                             ("gnmt", 4, 6, True)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "stages", "seed", "sharded"), [
+    ("gnmt", 2, 5, True), *(("transformer", 2, seed, False) for seed in range(2, 5)), ("transformer", 2, 3, True),
+    ("gnmt", 4, 6, True)])
 def test_cuts_at_random_with_adam(name, stages, seed, sharded, tmp_path):
     """Also with updates that are layers of their own, split as they like, in the stage of the weights."""
     config = _config(name, tmp_path)
@@ -136,8 +137,8 @@ def test_a_device_begins_a_microbatch_when_one_in_flight_is_done(schedule, held,
     assert bool(before & first_back) == held
 
 
-@pytest.mark.parametrize(("ranks", "each", "stages", "seed"), harness.some_slow(
-    [], [(2, 2, 2, 4), (2, 3, 3, 3), (4, 1, 4, 9)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "each", "stages", "seed"), [(2, 2, 2, 4), (2, 3, 3, 3), (4, 1, 4, 9)])
 def test_ranks_of_a_pipeline_run_all_ends_of_a_transfer_or_none(ranks, each, stages, seed, tmp_path, monkeypatch):
     """Also where the loss alone is fetched: microbatches wait for the way back of others, which sends, too."""
     config = _config("gnmt", tmp_path, batch=24)

@@ -100,8 +100,7 @@ def test_a_wrong_strategy_is_caught_in_every_model(tmp_path, monkeypatch, model,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "optimizer"), [
-    ("alexnet", "sgd"), ("rnnlm", "sgd"), ("transformer", "adam"),
-    ("transformer", "adafactor")])
+    ("alexnet", "sgd"), ("rnnlm", "sgd"), ("transformer", "adam"), ("transformer", "adafactor")])
 def test_a_right_strategy_is_right_in_float64(tmp_path, model, optimizer):
     case = _Case(model, tmp_path, f"--optimizer={optimizer}")
     found = settle(case.plan, case.strategies, ["search", "data_parallel", "stock_data_parallel"],
