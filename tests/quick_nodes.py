@@ -52,11 +52,12 @@ def _like(value: Any) -> Hashable:
     """What the type of a constant may depend on; None where it may be of anything."""
     if isinstance(value, np.ndarray):
         return "array", value.dtype.str
-    if isinstance(value, _SCALARS):
-        return type(value)
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], _SCALARS):
-        return ("list", type(value[0])) if all(type(x) is type(value[0]) for x in value) else None
-    return None
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if not values or not isinstance(values[0], _SCALARS) or len(set(map(type, values))) > 1:
+        return None
+    if isinstance(values[0], int) and not all(-2 ** 31 <= x < 2 ** 31 for x in values):
+        return None  # of 64 bits, where an attribute does not say otherwise
+    return type(values[0]), values is value
 
 
 def _key(kind: str, arguments: Mapping[str, Any], graph: tf.Graph) -> Hashable:

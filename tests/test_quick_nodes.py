@@ -110,6 +110,8 @@ def _arguments(x):
         tf.reshape(x, [tf.constant(4)])
         tf.slice(x, [tf.constant(0), tf.constant(1)], [1, 1])
         tf.slice(tf.reshape(x, [4]), [tf.constant(1)], [2])
+    for value in (1, 2 ** 40, [1], [1, 2 ** 40], -2 ** 31):
+        tf.identity(value)
     tf.stack([1.0, 2.0])
     tf.concat([[1.0], [2.0]], 0)
     tf.concat([x, x], 0)

@@ -124,7 +124,7 @@ class _Node:
         paid = min(allowance.large, self.splits * a_split)
         sums, searched = self.split.sums, self.split.sums > paid
         if searched:
-            # What a search takes is not known before: it is tried from time to time, for as long as that is little.
+            # What a search takes is not known before: it is tried from time to time, for as long as splits have taken.
             if self.splits not in _TRIED or paid > allowance.tries:
                 return False
             allowance.tries -= paid
