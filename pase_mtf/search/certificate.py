@@ -14,8 +14,6 @@ decides. What is handed in is checked before it is used, so that damage ends in 
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -28,14 +26,19 @@ from pase_mtf.search.checked_bounds import (
     MOST,
     FlatNetwork,
     add_potentials,
+    alike,
     at_layers,
+    at_small_pairs,
     exclude,
     least_left,
     nothing_read,
+    open_small,
     open_table,
     read,
     reparametrised,
+    take_over,
 )
+from pase_mtf.search.checked_elimination import LayerTables, least_sum
 from pase_mtf.search.checked_network import CertificateError, CheckedNetwork, checked
 from pase_mtf.search.checked_search import EXHAUSTED, remainder_of, search
 from pase_mtf.search.network import CostNetwork
@@ -54,15 +57,12 @@ _MOST_ROUNDS = 30
 # the remainder is so many times smaller than what the next round would read.
 _FEW = 3
 _SMALLER = 16
-# Pairs of equal costs that are looked at side by side, and sums that are formed at once.
+# Pairs of equal costs that are looked at side by side.
 _AT_ONCE = 64
-_SUMS_AT_ONCE = 1 << 19
 # Of the sum of the absolute values of a solution's parts: what a bound may fall short of its cost.
 _TOLERANCE = 1e-12
 # Integers that add up to less are told apart exactly.
 _MOST_WHOLE = 2e12
-_Tables = list[tuple[tuple[int, ...], np.ndarray]]
-"""Tables, each with the layers of its axes."""
 _CHEAPER = "certificate: does not exclude that a cheaper assignment exists"
 _TOO_LITTLE = "certificate: proves too little; what it leaves open is too large to search"
 
@@ -108,146 +108,80 @@ def _given(flat: FlatNetwork, potentials: Sequence[Potential]) -> np.ndarray:
     return given
 
 
-def _halves_of(flat: FlatNetwork, numbers: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per pair the numbers of the groups of its two sides, of those in all slots."""
-    begins, middles = flat.slots.tolist()
-    return [(numbers[begin:middle], numbers[middle:end])
-            for (begin, end), middle in zip(itertools.pairwise(begins), middles, strict=False)]
-
-
-def _alike(network: CheckedNetwork, given: np.ndarray) -> list[int]:
-    """Of every pair the first with equal costs and potentials."""
-    first: dict[tuple[int, bytes, bytes], int] = {}
-    return [first.setdefault((id(table), rows.tobytes(), columns.tobytes()), e)
-            for e, (table, (rows, columns)) in enumerate(zip(network.tables, _halves_of(network.flat, given),
-                                                             strict=True))]
-
-
-def _at_pairs(network: CheckedNetwork, alike: list[int], given: np.ndarray, near: np.ndarray, beyond: np.ndarray,
-              least_only: bool) -> list[float]:
+def _at_pairs(network: CheckedNetwork, given: np.ndarray, near: np.ndarray, beyond: np.ndarray, least_only: bool
+              ) -> np.ndarray:
     """The least that is left on every pair (see `read`): those with equal costs are read together, and of those with
     equal costs, potentials and neighbours (repeated layers) one."""
-    same: dict[int, dict[tuple[int, bytes, bytes], list[int]]] = {}
-    for e, sides in enumerate(_halves_of(network.flat, near >= 0 if least_only else near)):
-        key = alike[e], sides[0].tobytes(), sides[1].tobytes()
-        same.setdefault(id(network.tables[e]), {}).setdefault(key, []).append(e)
-    least, slots, parts = np.empty(len(alike)), network.flat.slots, _halves_of(network.flat, beyond)
-    for groups in same.values():
-        for some in more_itertools.chunked(groups.values(), _AT_ONCE):
-            firsts = [group[0] for group in some]
-            table, own = network.tables[firsts[0]], (slots[:, firsts].T.copy(), given, near, beyond, least_only)
+    flat, small = network.flat, network.small
+    firsts, least = alike(flat, small.kinds, given, near, least_only), np.empty(len(small.kinds))
+    at_small_pairs(flat, small, firsts, given, near, beyond, least_only, least)
+    numbers = np.flatnonzero((firsts == np.arange(len(firsts))) & (small.at[small.kinds] < 0))
+    for kind in np.unique(small.kinds[numbers]).tolist():
+        table = network.tables[kind]
+        for some in more_itertools.chunked(numbers[small.kinds[numbers] == kind].tolist(), _AT_ONCE):
+            own = flat.slots[:, some].T.copy(), given, near, beyond, least_only
             found = nothing_read(table.shape, *own)
             wanted = np.logical_or.reduce(near[own[0][:, :1] + np.arange(table.shape[0])] >= 0)
             for rows, band in table.bands(wanted):
                 read(found, rows, band, *own)
-            for group, lowest in zip(some, least_left(found, table.shape[0], *own), strict=True):
-                least[group] = lowest
-                for e in () if least_only else group[1:]:
-                    for part, other in zip(parts[e], parts[group[0]], strict=True):
-                        part[:] = other
-    return least.tolist()
+            least[some] = least_left(found, table.shape[0], *own)
+    take_over(flat, firsts, beyond, least)
+    return least
 
 
-def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: list[float]
-            ) -> _Tables:
-    """What active configurations cost above the bound: a table per layer and pair, each with the layers of its axes.
-    Layers with one configuration have no axis.
+def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: np.ndarray
+            ) -> LayerTables:
+    """What active configurations cost above the bound: a table per layer and pair, over those of their layers that have
+    more than one configuration.
 
     Raises:
       CertificateError: one is too large.
     """
-    flat = network.flat
-    chosen = [begin + np.flatnonzero(active[begin:end])
-              for begin, end in zip(flat.first[:-1].tolist(), flat.first[1:].tolist(), strict=True)]
-    tables: _Tables = [((v,), reduced[own]) for v, own in enumerate(chosen)]
-    halves = _halves_of(flat, given)
-    for e, ends in enumerate(zip(*flat.ends.tolist(), strict=True)):
-        rows, columns = (flat.groups[chosen[v] - flat.first[v] + flat.groups_at[side, e]].astype(np.int64)
-                         for side, v in enumerate(ends))
-        if len(rows) * len(columns) > _MOST_SUMS:
-            raise CertificateError(_TOO_LITTLE)
-        table = network.tables[e].block(rows, columns)
-        open_table(table, halves[e][0][rows], halves[e][1][columns], least[e])
-        tables.append((ends, table))
-    return [(tuple(v for v in own if len(chosen[v]) > 1), table.squeeze()) for own, table in tables]
+    flat, small, chosen = network.flat, network.small, np.flatnonzero(active)
+    counts = np.add.reduceat(active, flat.first[:-1], dtype=np.int64)
+    first = np.cumsum([0, *counts.tolist()])
+    lengths = counts[flat.ends].prod(axis=0)
+    if (lengths > _MOST_SUMS).any():
+        raise CertificateError(_TOO_LITTLE)
+    at = np.cumsum([0, *counts.tolist(), *lengths.tolist()])
+    values, layers = np.empty(at[-1]), np.arange(len(counts))
+    values[:first[-1]] = reduced[chosen]
+    open_small(flat, small, chosen, first, given, least, at[len(counts):-1], values)
+    for e in np.flatnonzero(small.at[small.kinds] < 0).tolist():
+        rows, columns = (flat.groups[chosen[first[v]:first[v + 1]] - flat.first[v] + flat.groups_at[side, e]]
+                         for side, v in enumerate(flat.ends[:, e].tolist()))
+        table = network.tables[small.kinds[e]].block(rows.astype(np.int64), columns.astype(np.int64))
+        open_table(table, given[flat.slots[0, e] + rows], given[flat.slots[1, e] + columns], least[e])
+        values[at[len(counts) + e]:at[len(counts) + e + 1]] = table.ravel()
+    scopes = np.concatenate([np.stack([layers, np.full(len(layers), -1)], axis=1), flat.ends.T])
+    return LayerTables(counts, np.where(counts[scopes] > 1, scopes, -1), at, values)
 
 
-def _joined(v: int, parts: _Tables, some: slice) -> tuple[tuple[int, ...], np.ndarray]:
-    """The sums of tables that all have a layer v, for some of its configurations: first the small ones, so that few
-    sums are as large as the result. Its axes come in order, v's first."""
-    names: tuple[int, ...] = (v,)
-    joined = np.zeros(1)
-    for own, table in parts:
-        union = (v, *sorted({*names, *own} - {v}))
-        taken = table.transpose([own.index(w) for w in union if w in own])[some]
-        joined = (joined[tuple(slice(None) if w in names else None for w in union)]
-                  + taken[tuple(slice(None) if w in own else None for w in union)])
-        names = union
-    return names, joined
-
-
-def _least_sum(tables: _Tables, most: int) -> tuple[float, int]:
-    """The least sum of an entry of each table, by eliminating one layer after another (nothing clever), and how many
-    sums that took.
+def _least_sum(tables: LayerTables, most: int) -> tuple[float, int]:
+    """At most the least sum of an entry of each table, and how many sums of two entries that took.
 
     Raises:
       CertificateError: that would take more than `most`.
     """
-    at: dict[int, _Tables] = {}
-    size: dict[int, int] = {}
-    for entry in tables:
-        size.update(zip(entry[0], entry[1].shape, strict=True))
-    scope = {v: {v} for v in size}
-    total, additions = math.fsum(float(table) for own, table in tables if not own), 2 * len(tables)
-    for own, table in tables:
-        for v in own:
-            scope[v].update(own)
-            at.setdefault(v, []).append((own, table))
-    sums, held, made = 0, 0, set[int]()  # `made`: which tables are not of the network, by identity
-    queue = [(math.prod(size[w] for w in scope[v]), v) for v in size]
-    heapq.heapify(queue)
-    while queue:
-        product, v = heapq.heappop(queue)
-        if v not in scope or product != math.prod(size[w] for w in scope[v]):
-            continue  # eliminated already, or there is a later entry
-        parts = sorted(at[v], key=lambda entry: (entry[1].size, entry[0]))
-        union: set[int] = set()
-        for own, _ in parts:
-            union.update(own)
-            sums += math.prod(size[w] for w in union)
-        held += product // size[v] - sum(table.size for _, table in parts if id(table) in made)
-        if sums > most or held > _MOST_ENTRIES:
-            raise CertificateError(_TOO_LITTLE)
-        step = max(1, _SUMS_AT_ONCE * size[v] // product)
-        names, joined = _joined(v, parts, slice(0, step))
-        least = joined.min(axis=0)
-        for begin in range(step, size[v], step):
-            least = np.minimum(least, _joined(v, parts, slice(begin, begin + step))[1].min(axis=0))
-        for own, table in parts:
-            for w in own:
-                at[w] = [entry for entry in at[w] if entry[1] is not table]
-        made.add(id(least))
-        if not names[1:]:
-            total += float(least)
-        for w in names[1:]:
-            at[w].append((names[1:], least))
-            scope[w] = (scope[w] | scope[v]) - {v}
-            heapq.heappush(queue, (math.prod(size[u] for u in scope[w]), w))
-        del scope[v]
-    return _surely(total, additions), sums
+    total, sums = least_sum(tables, most, _MOST_ENTRIES)
+    if sums == math.inf:
+        raise CertificateError(_TOO_LITTLE)
+    return _surely(total, 2 * len(tables.scopes)), int(sums)
 
 
-def _searched(tables: _Tables, missing: float, most: int) -> int:
+def _searched(tables: LayerTables, missing: float, most: int) -> int:
     """Verifies that no sum of an entry of each table is below what is missing, by a search; returns what it took.
 
     Raises:
       CertificateError: one may be, or it would take more than `most`.
     """
-    limit = math.nextafter(missing - _surely(math.fsum(float(table) for own, table in tables if not own), len(tables)),
-                           math.inf) * (1 + (4 * len(tables) + 64) * 2.0 ** -51)
+    listed = tables.listed()
+    decided = math.fsum(float(table) for own, table in listed if not own)
+    limit = math.nextafter(missing - _surely(decided, len(listed)), math.inf)
+    limit *= 1 + (4 * len(listed) + 64) * 2.0 ** -51
     if limit <= 0.0:
         return 0
-    remainder = remainder_of([(own, table) for own, table in tables if own])
+    remainder = remainder_of([(own, table) for own, table in listed if own])
     ended, looked = (None, 0) if remainder is None else search(remainder, limit, most)
     if ended != EXHAUSTED:
         raise CertificateError(_TOO_LITTLE if looked > most or remainder is None else _CHEAPER)
@@ -258,7 +192,7 @@ def _small(network: CheckedNetwork, active: np.ndarray) -> bool:
     """Whether to minimise over what is active now, rather than to leave out more of it first."""
     flat = network.flat
     counts = np.add.reduceat(active, flat.first[:-1], dtype=np.float64)
-    entries = sum(table.size for table in {id(table): table for table in network.tables}.values())
+    entries = sum(table.size for table in network.tables)
     return bool(counts.sum() <= _FEW * len(flat.first)
                 or _SMALLER * counts[flat.ends].prod(axis=0).sum() <= entries)
 
@@ -274,12 +208,11 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
     given = _given(flat, certificate.potentials)
     theta = reparametrised(flat, given)
     near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
-    alike = _alike(network, given)
     for rounds in range(1 + _MOST_ROUNDS):
         least = at_layers(flat, theta, active, reduced, near)
         least_only = rounds == 0 and certificate.alone is True
-        between = _at_pairs(network, alike, given, near, beyond, least_only)
-        bound = math.nextafter(math.fsum([*least.tolist(), *between]), -math.inf)
+        between = _at_pairs(network, given, near, beyond, least_only)
+        bound = math.nextafter(math.fsum([*least.tolist(), *between.tolist()]), -math.inf)
         if bound >= limit:
             return 0
         missing = math.nextafter(limit - bound, math.inf)

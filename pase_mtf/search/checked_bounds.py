@@ -12,8 +12,9 @@ import numpy as np
 
 from pase_mtf.search.compiled import compiled
 
-__all__ = ["HUGE", "MOST", "FlatNetwork", "Minima", "add_down", "add_potentials", "add_table", "at_layers", "exclude",
-           "least_left", "nothing_read", "open_table", "read", "reparametrised"]
+__all__ = ["HUGE", "MOST", "FlatNetwork", "Minima", "SmallTables", "add_down", "add_potentials", "add_table",
+           "alike", "at_layers", "at_small_pairs", "exclude", "least_left", "nothing_read", "open_small", "open_table",
+           "read", "reparametrised", "take_over"]
 
 HUGE = 1e300
 """Stands for +inf and whatever else is above it."""
@@ -42,6 +43,20 @@ class FlatNetwork(NamedTuple):
     groups_at: np.ndarray
     slots: np.ndarray
     counts: np.ndarray
+
+
+class SmallTables(NamedTuple):
+    """What pairs cost, of those where that is little to read.
+
+    Attributes:
+      kinds: int64 [pairs], which pairs have equal costs: those of one number.
+      at: int64 [kinds], where the table of a kind begins in `values`; -1 where it is large, and elsewhere.
+      values: float64, row-major.
+    """
+
+    kinds: np.ndarray
+    at: np.ndarray
+    values: np.ndarray
 
 
 @compiled
@@ -303,6 +318,75 @@ def least_left(found: Minima, height: int, slots: np.ndarray, given: np.ndarray,
 
 
 @compiled
+def _equal(one: np.ndarray, other: np.ndarray, signs: bool) -> bool:  # pragma: no cover (compiled)
+    """Whether numbers are equal, or all have equal signs."""
+    equal = True
+    for k in range(len(one)):
+        equal &= one[k] == other[k] or (signs and (one[k] >= 0) == (other[k] >= 0))
+    return equal
+
+
+@compiled
+def alike(flat: FlatNetwork, kinds: np.ndarray, given: np.ndarray, near: np.ndarray, least_only: bool
+          ) -> np.ndarray:  # pragma: no cover (compiled)
+    """int64 [pairs]: the first pair with equal costs, potentials and neighbours (repeated layers), as far as `read`
+    looks at those."""
+    pairs, room = len(kinds), 4
+    while room < 2 * len(kinds):
+        room *= 2
+    found, places = np.empty(pairs, np.int64), np.full(room, -1)
+    for e in range(pairs):
+        code = kinds[e]
+        for side in range(2):
+            for k in range(flat.slots[side, e], flat.slots[side, e] + flat.counts[side, e]):
+                code = (code ^ hash(given[k])) * 0x100000001B3
+                code = (code ^ (near[k] >= 0 if least_only else hash(near[k]))) * 0x100000001B3
+        place = (code ^ (code >> 32)) & (room - 1)
+        while places[place] >= 0:
+            other, same = places[place], kinds[places[place]] == kinds[e]
+            for side in range(2):
+                if same:
+                    one, two, count = flat.slots[side, e], flat.slots[side, other], flat.counts[side, e]
+                    same = (_equal(given[one:one + count], given[two:two + count], False)
+                            and _equal(near[one:one + count], near[two:two + count], least_only))
+            if same:
+                break
+            place = (place + 1) & (room - 1)
+        if places[place] < 0:
+            places[place] = e
+        found[e] = places[place]
+    return found
+
+
+@compiled
+def at_small_pairs(flat: FlatNetwork, small: SmallTables, firsts: np.ndarray, given: np.ndarray, near: np.ndarray,
+                   beyond: np.ndarray, least_only: bool, least: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Fills in the least that is left (see `least_left`) on every pair with a small table that is the first of those
+    alike."""
+    for e in range(len(firsts)):
+        begin = small.at[small.kinds[e]]
+        if firsts[e] != e or begin < 0:
+            continue
+        height, width = flat.counts[0, e], flat.counts[1, e]
+        slots = flat.slots[:, e:e + 1].T.copy()
+        found = nothing_read((height, width), slots, given, near, beyond, least_only)
+        table = small.values[begin:begin + height * width].reshape(height, width)
+        read(found, np.arange(height), table, slots, given, near, beyond, least_only)
+        least[e] = least_left(found, height, slots, given, near, beyond, least_only)[0]
+
+
+@compiled
+def take_over(flat: FlatNetwork, firsts: np.ndarray, beyond: np.ndarray, least: np.ndarray
+              ) -> None:  # pragma: no cover (compiled)
+    """Gives every pair what was found for the first of those alike."""
+    for e in range(len(firsts)):
+        least[e] = least[firsts[e]]
+        for side in range(2):
+            for k in range(flat.counts[side, e]):
+                beyond[flat.slots[side, e] + k] = beyond[flat.slots[side, firsts[e]] + k]
+
+
+@compiled
 def exclude(flat: FlatNetwork, reduced: np.ndarray, beyond: np.ndarray, above: float, active: np.ndarray
              ) -> int:  # pragma: no cover (compiled)
     """Clears the active configurations that raise the bound of layer, pairs and the layers next to it together by at
@@ -322,10 +406,42 @@ def exclude(flat: FlatNetwork, reduced: np.ndarray, beyond: np.ndarray, above: f
 
 
 @compiled
+def _above(cost: float, row: float, column: float, least: float) -> float:  # pragma: no cover (compiled)
+    """By how much an entry of a table, less the potentials of its row and its column, exceeds the least, at least."""
+    return max(0.0, _down(_down(_down(min(cost, HUGE) - row) - column) - least))
+
+
+@compiled
 def open_table(table: np.ndarray, rows: np.ndarray, columns: np.ndarray, least: float
                ) -> None:  # pragma: no cover (compiled)
     """Makes of what some groups of a pair cost, given the potentials of its rows and columns, by how much that exceeds
     the least that is left on the pair, at least."""
     for r in range(len(rows)):
         for c in range(len(columns)):
-            table[r, c] = max(0.0, _down(_down(_down(table[r, c] - rows[r]) - columns[c]) - least))
+            table[r, c] = _above(table[r, c], rows[r], columns[c], least)
+
+
+@compiled
+def open_small(flat: FlatNetwork, small: SmallTables, chosen: np.ndarray, first: np.ndarray, given: np.ndarray,
+               least: np.ndarray, at: np.ndarray, values: np.ndarray) -> None:  # pragma: no cover (compiled)
+    """Fills in what some configurations cost above the least that is left on every pair with a small table.
+
+    Args:
+      flat, small: the network.
+      chosen, first: int64, those configurations, and [layers + 1], where those of a layer begin.
+      given, least: potentials per slot, and what is left per pair.
+      at, values: int64 [pairs], where the table of a pair begins, and float64, filled in.
+    """
+    for e in range(len(least)):
+        begin = small.at[small.kinds[e]]
+        if begin < 0:
+            continue
+        u, v = flat.ends[:, e]
+        width, place = flat.counts[1, e], at[e]
+        for one in chosen[first[u]:first[u + 1]]:
+            r = flat.groups[flat.groups_at[0, e] + one - flat.first[u]]
+            for other in chosen[first[v]:first[v + 1]]:
+                c = flat.groups[flat.groups_at[1, e] + other - flat.first[v]]
+                values[place] = _above(small.values[begin + r * width + c], given[flat.slots[0, e] + r],
+                                       given[flat.slots[1, e] + c], least[e])
+                place += 1

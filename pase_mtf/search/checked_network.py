@@ -9,7 +9,7 @@ import numpy as np
 
 from pase_mtf.errors import PaseError
 from pase_mtf.search.arrays import read_only
-from pase_mtf.search.checked_bounds import HUGE, MOST, FlatNetwork, add_down, add_table
+from pase_mtf.search.checked_bounds import HUGE, MOST, FlatNetwork, SmallTables, add_down, add_table
 from pase_mtf.search.network import CostNetwork
 
 __all__ = ["CertificateError", "CheckedNetwork", "Table", "checked"]
@@ -22,6 +22,10 @@ class CertificateError(PaseError):
 _MOST_ENTRIES = 1 << 28
 # Entries of such a table that are added up, and looked at, before the next ones: they fit a cache.
 _BAND = 1 << 16
+# Entries of a table that is read with others, and of all those together: what it takes to get at it would take longer
+# than to read it.
+_SMALL = 1 << 14
+_MOST_SMALL = 1 << 22
 
 _Edge = tuple[int, int, int, bool]
 """Numbers of a matrix and of the class vectors of side 0 and side 1; and whether side 0 is that of the columns."""
@@ -62,6 +66,11 @@ class Table:
             some = rows[top:top + len(room)]
             yield some, read_only(self._added(room[:len(some)], some, None))
 
+    def whole(self) -> np.ndarray:
+        """float64 [groups of side 0, groups of side 1]: all entries."""
+        return self.parts[0][0] if len(self.parts) == 1 else self._added(
+            np.empty(self.shape), np.arange(self.shape[0]), None)
+
     def block(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """float64 [rows, columns]: the entries of these groups."""
         if len(self.parts) == 1:
@@ -82,11 +91,13 @@ class CheckedNetwork:
 
     Attributes:
       flat: its layers, and how its pairs group their configurations.
-      tables: per pair; pairs of equal costs have the same one.
+      tables: the distinct ones.
+      small: which one every pair has, and those that are small.
     """
 
     flat: FlatNetwork
     tables: list[Table]
+    small: SmallTables
 
 
 class _Sides:
@@ -160,9 +171,10 @@ def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: lis
               pairs: dict[tuple[int, int], list[_Edge]]) -> CheckedNetwork:
     """The network of its pairs, those of the same edges with the same table. Side 0 is that of the rows of the largest
     matrix; those that lie the other way round are turned once."""
-    kinds: dict[tuple[_Edge, ...], tuple[int, int, Table]] = {}
+    kinds: dict[tuple[_Edge, ...], tuple[int, int, int]] = {}
     transposed: dict[int, np.ndarray] = {}
-    columns, tables, entries = [], [], 0
+    tables: list[Table] = []
+    columns, entries = [], 0
     for ends, edges in pairs.items():
         if len(edges) > 1 and max(edges, key=lambda edge: matrices[edge[0]].size)[3]:
             ends, edges = ends[::-1], [(matrix, other, one, not flip) for matrix, one, other, flip in edges]
@@ -171,8 +183,8 @@ def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: lis
             matrix, one, other, _ = edges[0]
             if len(edges) == 1:
                 nothing = np.zeros(0, np.uint64)
-                kinds[kind] = sides.begin(one), sides.begin(other), Table(
-                    matrices[matrix].shape, [(matrices[matrix], nothing, nothing)])
+                tables.append(Table(matrices[matrix].shape, [(matrices[matrix], nothing, nothing)]))
+                kinds[kind] = sides.begin(one), sides.begin(other), len(tables) - 1
             else:
                 (rows_at, rows), (columns_at, across) = (sides.joint(tuple(edge[side] for edge in edges))
                                                          for side in (1, 2))
@@ -182,17 +194,27 @@ def _laid_out(first: np.ndarray, unary: np.ndarray, sides: _Sides, matrices: lis
                 for matrix, *_, flip in edges:
                     if flip and matrix not in transposed:
                         transposed[matrix] = read_only(np.ascontiguousarray(matrices[matrix].T))
-                kinds[kind] = rows_at, columns_at, _table(
-                    [(transposed if edge[3] else matrices)[edge[0]] for edge in edges], rows, across)
-        rows_at, columns_at, table = kinds[kind]
-        columns.append((*ends, rows_at, columns_at, *table.shape))
-        tables.append(table)
-    found = np.array(columns, np.int64).reshape(-1, 6).T.copy()
-    slots = np.cumsum([0, *found[4:].T.ravel().tolist()])
+                tables.append(_table([(transposed if edge[3] else matrices)[edge[0]] for edge in edges], rows, across))
+                kinds[kind] = rows_at, columns_at, len(tables) - 1
+        columns.append((*ends, *kinds[kind][:2], *tables[kinds[kind][2]].shape, kinds[kind][2]))
+    found = np.array(columns, np.int64).reshape(-1, 7).T.copy()
+    slots = np.cumsum([0, *found[4:6].T.ravel().tolist()])
     first = read_only(first)  # it may be that; what is compiled differs
     return CheckedNetwork(FlatNetwork(
         first, unary, found[:2], np.concatenate(sides.groups), found[2:4],
-        np.stack([slots[::2], np.append(slots[1::2], slots[-1])]), found[4:]), tables)
+        np.stack([slots[::2], np.append(slots[1::2], slots[-1])]), found[4:6]), tables, _small(tables, found[6]))
+
+
+def _small(tables: list[Table], kinds: np.ndarray) -> SmallTables:
+    """The entries of the small ones of some tables."""
+    places, parts, end = [], [np.zeros(0)], 0
+    for table in tables:
+        small = table.size <= min(_SMALL, _MOST_SMALL - end)
+        places.append(end if small else -1)
+        if small:
+            parts.append(table.whole().ravel())
+            end += table.size
+    return SmallTables(kinds, np.array(places, np.int64), read_only(np.concatenate(parts)))
 
 
 def _table(matrices: list[np.ndarray], rows: np.ndarray, columns: np.ndarray) -> Table:

@@ -9,8 +9,8 @@ import pytest
 from random_networks import frustrated, random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search import CertificateError, certificate, check_certificate, solve
-from pase_mtf.search.checked_bounds import HUGE
+from pase_mtf.search import CertificateError, certificate, check_certificate, checked_network, solve
+from pase_mtf.search.checked_bounds import HUGE, alike, at_layers, reparametrised
 from pase_mtf.search.checked_network import checked
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 
@@ -121,6 +121,50 @@ def test_parallel_edges_are_summed_from_below(seed):
             continue
         below = sum(map(Fraction, costs)) - Fraction(entry)
         assert 0 <= below <= 1e-14 * sum(map(abs, costs))
+
+
+def _rounds(network, active):
+    """What is left on every pair, by how much groups raise it, and what is open, for two rounds of leaving out."""
+    found = checked(network)
+    flat = found.flat
+    given = np.concatenate([0.1 * (np.arange(count) * 7 % 5 - 2 * (e > 9))
+                            for e, counts in enumerate(flat.counts.T) for count in counts])
+    theta = reparametrised(flat, given)
+    for least_only in (True, False):
+        near, beyond, reduced = np.empty(len(given)), np.zeros(len(given)), np.empty(len(theta))
+        at_layers(flat, theta, active, reduced, near)
+        least = certificate._at_pairs(found, given, near, beyond, least_only)
+        yield least
+        yield beyond
+    tables = certificate._tables(found, given, active, reduced, least)
+    yield tables.values
+    for own, table in tables.listed():
+        assert table.shape == tuple(np.add.reduceat(active, flat.first[:-1], dtype=int)[list(own)])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_small_tables_and_repeated_pairs_are_read_like_any_other(seed, monkeypatch):
+    """All of them together, compiled, as one table after another and every pair by itself."""
+    rng, layers = np.random.default_rng(seed), 12
+    matrices = [rng.integers(0, 9, (4, 5)).astype(float) for _ in range(2)]
+    matrices[0][2, 3] = np.inf
+    ends = [(v, v + 1) for v in range(layers - 1)] + [(0, 2), (1, 3), (3, 1)]
+    edges = [NetworkEdge(u, v, matrices[rng.integers(2)], np.arange(6) % 4, np.arange(6) % 5) for u, v in ends]
+    costs = rng.integers(0, 3, 6).astype(float)
+    network = CostNetwork([costs if rng.random() < 0.7 else 2 * costs for _ in range(layers)], edges)
+    active = np.tile(rng.random(6) < 0.7, layers)
+    active[::6], active[-3:] = True, False
+    together = list(_rounds(network, active))
+    firsts = []
+    monkeypatch.setattr(certificate, "alike", lambda flat, *given: firsts.append(alike(flat, *given)) or np.arange(
+        flat.ends.shape[1]))
+    by_themselves = list(_rounds(network, active))
+    assert any((found < np.arange(len(found))).any() for found in firsts)  # there are some alike
+    for most in ("_SMALL", "_MOST_SMALL"):
+        monkeypatch.setattr(checked_network, most, 20)
+        for one, other, another in zip(together, by_themselves, _rounds(network, active), strict=True):
+            assert np.array_equal(one, other)
+            assert np.array_equal(one, another)
 
 
 def test_what_is_left_is_searched_once_it_is_small(monkeypatch):

@@ -10,6 +10,7 @@ from random_networks import frustrated, splits
 
 from pase_mtf.search import CertificateError, certificate, certify, check_certificate, checked_search, solve
 from pase_mtf.search.budget import Budget
+from pase_mtf.search.checked_elimination import LayerTables
 from pase_mtf.search.checked_search import EXHAUSTED, remainder_of, search
 from pase_mtf.search.elimination import plan_elimination
 from pase_mtf.search.packed import Potentials, pack
@@ -26,19 +27,37 @@ def _tables(seed):
     return sizes, ends, [(tuple(v for v in own if sizes[v] > 1), table.squeeze()) for own, table in tables]
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 1 << 19])
-@pytest.mark.parametrize("seed", range(25))
-def test_the_least_sum_is_that_of_all_and_takes_what_the_prover_counts(seed, at_once, monkeypatch):
-    monkeypatch.setattr(certificate, "_SUMS_AT_ONCE", at_once)
+def _least_sum(tables, most):
+    return certificate._least_sum(_laid_out(tables), most)
+
+
+def _searched(tables, missing, most):
+    return certificate._searched(_laid_out(tables), missing, most)
+
+
+def _laid_out(tables):
+    sizes = np.ones(1 + max((v for own, _ in tables for v in own), default=0), np.int64)
+    for own, table in tables:
+        sizes[list(own)] = table.shape
+    return LayerTables(sizes, np.array([[*own, -1, -1][:2] for own, _ in tables]),
+                       np.cumsum([0, *(table.size for _, table in tables)]),
+                       np.concatenate([table.ravel() for _, table in tables]))
+
+
+@pytest.mark.parametrize("seed", range(75))
+def test_the_least_sum_is_that_of_all_and_takes_what_the_prover_counts(seed):
     sizes, ends, tables = _tables(seed)
+    for (own, table), (given, wanted) in zip(_laid_out(tables).listed(), tables, strict=True):
+        assert own == given
+        assert np.array_equal(table, wanted)
     wanted = min(sum(table[tuple(choice[v] for v in own)] for own, table in tables)
                  for choice in itertools.product(*map(range, sizes)))
-    least, sums = certificate._least_sum(tables, 1 << 22)
+    least, sums = _least_sum(tables, 1 << 22)
     assert wanted * (1 - 1e-12) <= least <= wanted
     assert sums == certify._planned(sizes, ends, 1 << 22)[1]
     if sums:
         with pytest.raises(CertificateError, match="too little"):
-            certificate._least_sum(tables, sums - 1)
+            _least_sum(tables, sums - 1)
         assert certify._planned(sizes, ends, sums - 1)[1] == math.inf
 
 
@@ -47,10 +66,10 @@ def test_no_table_is_larger_than_it_may_be(monkeypatch):
     for most in (9 ** 4, 9 ** 4 - 1):
         monkeypatch.setattr(certificate, "_MOST_ENTRIES", most)
         if most == 9 ** 4:
-            assert certificate._least_sum(tables, 1 << 30)[0] == pytest.approx(10.0)
+            assert _least_sum(tables, 1 << 30)[0] == pytest.approx(10.0)
         else:
             with pytest.raises(CertificateError, match="too large"):
-                certificate._least_sum(tables, 1 << 30)
+                _least_sum(tables, 1 << 30)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -75,9 +94,9 @@ def test_a_search_sees_what_layers_cost_together(shape):
     rng, layers = np.random.default_rng(0), 30
     ends = [(0 if shape == "star" else v, v + 1) for v in range(layers - 1)] + [(0, layers - 1)] * (shape == "ring")
     tables = [(own, rng.random((4, 4))) for own in ends]
-    least = certificate._least_sum(tables, 1 << 22)[0]
+    least = _least_sum(tables, 1 << 22)[0]
     a_round = 16 * len(tables) + checked_search._SUMS * 4 * layers
-    assert certificate._searched(tables, least * (1 - 1e-9), (16 if shape == "ring" else 1) * a_round) > 0
+    assert _searched(tables, least * (1 - 1e-9), (16 if shape == "ring" else 1) * a_round) > 0
 
 
 def test_what_is_too_much_to_lay_out_is_not_searched(monkeypatch):
@@ -86,16 +105,16 @@ def test_what_is_too_much_to_lay_out_is_not_searched(monkeypatch):
     monkeypatch.setattr(checked_search, "_MOST_HELD", 2 * 81 * len(tables) - 1)
     assert remainder_of(tables) is None
     with pytest.raises(CertificateError, match="too large to search"):
-        certificate._searched(tables, 1.0, 1 << 30)
+        _searched(tables, 1.0, 1 << 30)
 
 
 def test_a_search_verifies_up_to_the_least_sum_and_no_further():
     tables = _tables(3)[2]
-    least = certificate._least_sum(tables, 1 << 22)[0]
-    assert certificate._searched(tables, least * (1 - 1e-12), 1 << 30) >= 0
+    least = _least_sum(tables, 1 << 22)[0]
+    assert _searched(tables, least * (1 - 1e-12), 1 << 30) >= 0
     for missing in (least * (1 + 1e-9), 2 * least, 1e300):
         with pytest.raises(CertificateError, match="does not exclude"):
-            certificate._searched(tables, missing, 1 << 30)
+            _searched(tables, missing, 1 << 30)
 
 
 def test_parts_that_are_searched_instead(monkeypatch):
