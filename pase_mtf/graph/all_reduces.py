@@ -15,7 +15,7 @@ all, sum one each, and exchange the sums. Every device adds its piece to what th
 # Below this size an all-reduce is dominated by the number of messages. Elements and not bytes, so that a program sends
 # the same messages in float64, by which its float32 is judged.
 _SMALL = 1 << 14
-_PIECE = 1 << 12
+_PIECE = 1 << 11
 """Elements of a piece that is worth a hop of its own."""
 
 
