@@ -36,7 +36,7 @@ def test_trains_as_on_one_device(name, optimizer, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "optimizer", "kind"), [
-    *(("transformer", "adafactor", kind) for kind in ("exact", "random0", "random3")),
+    *(("transformer", "adafactor", kind) for kind in ("exact", "random0")),
     *(("alexnet", optimizer, kind) for optimizer in ("sgd", "adam")
       for kind in ("data_parallel", "expert", "exact", "random0", "random3"))])
 def test_trains_on_eight_devices_as_on_one(name, optimizer, kind):

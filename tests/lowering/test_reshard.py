@@ -16,6 +16,7 @@ from pase_mtf.lowering.emit import Emitter
 from pase_mtf.lowering.reshard import all_reduce, move, reduce_and_move
 
 _DEVICES = device_names(8)
+_MORE_DEVICES = device_names(12)  # where pieces that all exchange with all are too small for a ring
 
 
 def _place(values, partition, emitter):
@@ -96,16 +97,17 @@ def test_many_partitions(cases, shared, data):
 @pytest.mark.parametrize("shared", [True, False])
 def test_all_reduce(shared):
     """All kinds, sizes and groups in one graph: a session each would take longer than what it runs."""
-    cases = list(itertools.product(("SUM", "MAX", "MIN"), [(3,), (128, 160), (1, 20000), (1001, 33)], (2, 3, 8)))
+    cases = list(itertools.product(("SUM", "MAX", "MIN"), [(3,), (128, 160), (1, 20000), (1001, 33)], (2, 3, 8, 12)))
     rng = np.random.default_rng(0)
     with tf.Graph().as_default():
         results, expected = [], []
         for kind, shape, size in cases:
             values = rng.normal(size=(size, *shape)).astype(np.float32)
-            results.append(all_reduce([tf.constant(value) for value in values], [tuple(range(size))], _DEVICES[:size],
-                                      Emitter(_DEVICES[:size], shared), kind))
+            devices = _MORE_DEVICES[:size]
+            results.append(all_reduce([tf.constant(value) for value in values], [tuple(range(size))], devices,
+                                      Emitter(devices, shared), kind))
             expected.append({"SUM": np.sum, "MAX": np.max, "MIN": np.min}[kind](values, axis=0))
-        with session() as run:
+        with session(len(_MORE_DEVICES)) as run:
             found = run.run(results)
     for case, got, want in zip(cases, found, expected, strict=True):
         for one in got:
@@ -135,26 +137,27 @@ def test_a_large_sum_goes_round_a_ring(group):
 
 
 @pytest.mark.parametrize(("elements", "size", "way"), [
-    (64, 2, PAIR), (1 << 20, 2, PAIR), (64, 3, HUB), (16380, 4, HUB), (16384, 8, PIECES), (16384, 4, RING),
-    (1 << 20, 8, RING)])
+    (64, 2, PAIR), (1 << 20, 2, PAIR), (64, 3, HUB), (16380, 4, HUB), (16384, 12, PIECES),
+    (16384, 4, RING), (16384, 8, RING), (1 << 20, 8, RING)])
 def test_it_takes_as_many_messages_as_it_is_priced_at(elements, size, way):
     """One after the other; where all exchange pieces with all, those that a device is sent."""
+    devices = _MORE_DEVICES[:size]
     assert way_of(elements, size) == way
     with tf.Graph().as_default():
         xs = []
-        for device in _DEVICES[:size]:
+        for device in devices:
             with tf.device(device):
                 xs.append(tf.placeholder(tf.float32, (elements,)))
-        sums = all_reduce(xs, [tuple(range(size))], _DEVICES[:size], Emitter(_DEVICES[:size], False))
+        sums = all_reduce(xs, [tuple(range(size))], devices, Emitter(devices, False))
         hops, sent = {}, set()
         for node in tf.get_default_graph().get_operations():  # each stands behind what it reads
             across = {tensor for tensor in node.inputs if tensor.device != node.device}
             sent |= {(tensor.name, node.device) for tensor in across}
             hops[node] = max((hops[tensor.op] + (tensor in across) for tensor in node.inputs), default=0)
     # The sum of a hub is read where it is.
-    longest = max(hops[total.op] + (total.device != device) for total, device in zip(sums, _DEVICES, strict=False))
+    longest = max(hops[total.op] + (total.device != device) for total, device in zip(sums, devices, strict=True))
     to_each = collections.Counter(device for _, device in sent)
-    assert messages_of(way, size) == (to_each[_DEVICES[0]] if way == PIECES else longest)
+    assert messages_of(way, size) == (to_each[devices[0]] if way == PIECES else longest)
 
 
 def _kinds(build):

@@ -65,9 +65,8 @@ class _Case:
 
 @pytest.mark.parametrize(("name", "count", "options", "sharded_updates"), harness.some_slow(
     [("rnnlm", 4, {}, False)],
-    [("gnmt", 4, {}, False), ("alexnet", 2, {}, False), ("alexnet", 4, {"schedule": "gpipe"}, False),
-     ("gnmt", 4, {"schedule": "gpipe", "stages": 2}, False), ("gnmt", 4, {"stages": 2}, True),
-     ("transformer", 4, {"stages": 2}, False), ("transformer", 4, {"stages": 3}, False), ("alexnet", 2, {}, True)]))
+    [("alexnet", 4, {"schedule": "gpipe"}, False), ("gnmt", 4, {"stages": 2}, True),
+     ("transformer", 4, {"stages": 3}, False)]))
 def test_it_is_about_what_tensorflow_holds(name, count, options, sharded_updates):
     case = _Case(name, count, sharded_updates=sharded_updates)
     found = case.found(**options)
