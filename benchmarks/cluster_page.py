@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matplotlib import rc_context
@@ -125,11 +125,15 @@ def _main_table(rows: Sequence[Row]) -> str:
     return markdown.table(head, body, left=(0, 1))
 
 
+def _with_ranks(rows: Sequence[Row]) -> Iterator[tuple[Row, Row | None]]:
+    """Every row, and that with a graph per rank over the same links, if there is one."""
+    of_ranks = {(*row.key[:3], row.link["flops"]): row for row in rows if row.clients == "ranks"}
+    return ((row, of_ranks.get((*row.key[:3], row.link["flops"]))) for row in rows)
+
+
 def _ranks_table(rows: Sequence[Row]) -> str:
-    by_key = {row.key: row for row in rows}
     body = []
-    for row in rows:
-        other = by_key.get((*row.key[:3], "ranks"))
+    for row, other in _with_ranks(rows):
         if row.clients != "one" or other is None:
             continue
         for arm in ("data_parallel", "search"):
@@ -199,10 +203,9 @@ hosts looks up 0.13 MB.
 
 def _beside_plain(rows: Sequence[Row]) -> str:
     """What our data parallelism takes beside tf.distribute's, where rows of tables travel."""
-    by_key, told = {row.key: row for row in rows}, []
-    for row in rows:
+    told = []
+    for row, ranks in _with_ranks(rows):
         plain = row.milliseconds(_PLAIN)
-        ranks = by_key.get((*row.key[:3], "ranks"))
         if row.model != "transformer" or not plain:
             continue
         for client, one in (("one client", row), ("a graph per rank", ranks)):

@@ -74,6 +74,8 @@ def test_page(tmp_path):
     words = [dataclasses.replace(_row(clients), model="transformer", plain=plain)
              for clients, plain in (("one", [300.0]), ("ranks", None))]
     assert "takes 1.33 times with one client (4 hosts, 2080ti), 1.33 times with a graph per rank" in document(words)
+    elsewhere = dataclasses.replace(words[1], link={**words[1].link, "flops": 2e10})  # links that are held otherwise
+    assert "with a graph per rank" not in document([words[0], elsewhere])
     assert "<svg" in (tmp_path / "cluster.svg").read_text(encoding="utf-8")
 
 
