@@ -101,10 +101,10 @@ def _eliminated(layer: int, scopes: list[np.ndarray], values: list[np.ndarray], 
     number, names, length = len(scopes), rest[:0], 1
     shapes, by_sum, by_table = [rest] * number, [rest] * number, [rest] * number
     for k in range(number):
-        joined = np.array([w for w in rest if (names == w).any() or (scopes[k] == w).any()])
+        joined = np.array([w for w in rest if (names == w).any() or (scopes[k] == w).any()], np.int64)
         shapes[k] = sizes[joined]
-        by_sum[k] = np.array([_strides(names, sizes, w) for w in joined])
-        by_table[k] = np.array([_strides(scopes[k], sizes, w) for w in joined])
+        by_sum[k] = np.array([_strides(names, sizes, w) for w in joined], np.int64)
+        by_table[k] = np.array([_strides(scopes[k], sizes, w) for w in joined], np.int64)
         names = joined
     for w in rest:
         length *= sizes[w]
