@@ -129,19 +129,19 @@ def _at_pairs(network: CheckedNetwork, given: np.ndarray, near: np.ndarray, beyo
     return least
 
 
-def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: np.ndarray
-            ) -> LayerTables:
+def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, reduced: np.ndarray, least: np.ndarray,
+            most: int) -> LayerTables:
     """What active configurations cost above the bound: a table per layer and pair, over those of their layers that have
     more than one configuration.
 
     Raises:
-      CertificateError: one is too large.
+      CertificateError: one is too large, or minimising over all would take more than `most` sums.
     """
     flat, small, chosen = network.flat, network.small, np.flatnonzero(active)
     counts = np.add.reduceat(active, flat.first[:-1], dtype=np.int64)
     first = np.cumsum([0, *counts.tolist()])
     lengths = counts[flat.ends].prod(axis=0)
-    if (lengths > _MOST_SUMS).any():
+    if (lengths > _MOST_SUMS).any() or lengths.sum() > most + len(lengths):  # what has one entry takes no sum
         raise CertificateError(_TOO_LITTLE)
     at = np.cumsum([0, *counts.tolist(), *lengths.tolist()])
     values, layers = np.empty(at[-1]), np.arange(len(counts))
@@ -224,7 +224,8 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
         if not last and not _small(network, active):
             continue
         try:
-            tables, large = _tables(network, given, active, reduced, between), max(_MOST_SUMS, most)
+            large = max(_MOST_SUMS, most)
+            tables = _tables(network, given, active, reduced, between, large if last else _MOST_SUMS)
             if last and certificate.searched is True:
                 return _searched(tables, missing, large)
             above, sums = _least_sum(tables, large if last else _MOST_SUMS)
@@ -344,3 +345,5 @@ def check_certificate(network: CostNetwork, solution: Solution) -> float:
         return _check(network, solution)
     except AttributeError as error:
         raise CertificateError(f"{error}; the solution or its certificate is damaged") from error
+    except MemoryError as error:
+        raise CertificateError(_TOO_LITTLE) from error

@@ -195,6 +195,8 @@ def least_sum(tables: LayerTables, most: float, most_entries: float
             return 0.0, math.inf
         rest = np.sort(np.array(others, np.int64))
         least = _eliminated(v, [scopes[k] for k in parts], [values[k] for k in parts], sizes, rest)
+        for k in parts:
+            values[k] = tables.values[:0]
         if len(rest) == 0:
             total += least[0]
         for w in rest:

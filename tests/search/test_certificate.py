@@ -136,7 +136,7 @@ def _rounds(network, active):
         least = certificate._at_pairs(found, given, near, beyond, least_only)
         yield least
         yield beyond
-    tables = certificate._tables(found, given, active, reduced, least)
+    tables = certificate._tables(found, given, active, reduced, least, 1 << 22)
     yield tables.values
     for own, table in tables.listed():
         assert table.shape == tuple(np.add.reduceat(active, flat.first[:-1], dtype=int)[list(own)])
