@@ -170,7 +170,7 @@ def _kinds(build):
 def _placeholders(partition, shape):
     tensors = []
     for number in partition.devices:
-        with tf.device(_DEVICES[number]):
+        with tf.device(_MORE_DEVICES[number]):
             tensors.append(tf.placeholder(tf.float32, partition.block_shape(shape)))
     return tensors
 
@@ -209,9 +209,11 @@ def test_nodes_of_the_collectives():
     assert _kinds(reduction)[0] == ["AddN"] * 56 + ["ConcatV2"] * 8 + ["Identity"] * 56 + ["Split"] * 8
 
     def reduction_of_few():
-        all_reduce(_placeholders(replicated, (128, 128)), [tuple(range(8))], _DEVICES, Emitter(_DEVICES, False))
+        devices = tuple(range(len(_MORE_DEVICES)))
+        all_reduce(_placeholders(Partition(devices, ((1, 1), (1, 1))), (128, 128)), [devices], _MORE_DEVICES,
+                   Emitter(_MORE_DEVICES, False))
 
-    assert _kinds(reduction_of_few)[0] == ["AddN"] * 8 + ["ConcatV2"] * 8 + ["Split"] * 8
+    assert _kinds(reduction_of_few)[0] == ["AddN"] * 12 + ["ConcatV2"] * 12 + ["Split"] * 12
 
     def reduce_scatter():
         assert reduce_and_move(_placeholders(replicated, shape), replicated, [(8, 1)], rows, shape,

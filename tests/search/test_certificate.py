@@ -167,6 +167,28 @@ def test_small_tables_and_repeated_pairs_are_read_like_any_other(seed, monkeypat
             assert np.array_equal(one, another)
 
 
+def test_more_than_may_be_added_up_is_refused_before_there_is_room(monkeypatch):
+    network = CostNetwork([np.zeros(9)] * 5, [NetworkEdge(v, v + 1, np.zeros((9, 9)), np.arange(9), np.arange(9))
+                                              for v in range(4)])
+    found, every = checked(network), np.ones(45, bool)
+    given, least = np.zeros(found.flat.slots[-1, -1]), np.zeros(4)
+    assert certificate._tables(found, given, every, np.zeros(45), least, 4 * 81).at[-1] == 45 + 4 * 81
+    monkeypatch.setattr(np, "empty", None)
+    with pytest.raises(CertificateError, match="too large to search"):
+        certificate._tables(found, given, every, np.zeros(45), least, 4 * 81 - 5)
+
+
+def test_what_there_is_no_room_for_is_no_proof(monkeypatch):
+    def no_room(*given):
+        raise MemoryError
+    network = frustrated(0)
+    solution = solve(network)
+    check_certificate(network, solution)
+    monkeypatch.setattr(certificate, "at_layers", no_room)
+    with pytest.raises(CertificateError, match="too large to search"):
+        check_certificate(network, solution)
+
+
 def test_what_is_left_is_searched_once_it_is_small(monkeypatch):
     """Not after all that can be left out has been: rounds that leave out little read as much as the first."""
     rounds, exclude = [0], certificate.exclude
