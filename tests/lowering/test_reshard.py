@@ -210,7 +210,7 @@ def test_nodes_of_the_collectives():
 
     def reduction_of_few():
         devices = tuple(range(len(_MORE_DEVICES)))
-        all_reduce(_placeholders(Partition(devices, ((1, 1), (1, 1))), (128, 128)), [devices], _MORE_DEVICES,
+        all_reduce(_placeholders(Partition(devices, ((1, 1), (1, 1))), (128, 144)), [devices], _MORE_DEVICES,
                    Emitter(_MORE_DEVICES, False))
 
     assert _kinds(reduction_of_few)[0] == ["AddN"] * 12 + ["ConcatV2"] * 12 + ["Split"] * 12
