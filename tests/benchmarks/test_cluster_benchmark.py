@@ -165,16 +165,15 @@ def test_hosts_of_a_process_that_was_killed_are_removed_by_the_next():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", distribute.MODELS)
-def test_plain_models_are_ours(model, capsys):
-    """As many parameters as ours; a loss that falls; the replicas of one process."""
-    config = models.load_config(model, "tiny")
-    said = subprocess.run(distribute.command(model, "mirrored", 2, config.batch, 3, 1), capture_output=True, text=True,
-                          check=True, timeout=300)
+def test_a_plain_model_is_ours(capsys):
+    """As many parameters as ours (a row is refused otherwise); a loss that falls; the replicas of one process."""
+    config = models.load_config("alexnet", "tiny")
+    said = subprocess.run(distribute.command("alexnet", "mirrored", 2, config.batch, 3, 1), capture_output=True,
+                          text=True, check=True, timeout=300)
     found = distribute.steps_of(said.stdout)
     assert (found["replicas"], len(found["seconds"]), len(found["losses"])) == (2, 3, 4)
     assert found["losses"][-1] < found["losses"][0]
-    assert found["parameters"] == {"alexnet": 28_711_626, "transformer": 2_491_904}[model]
+    assert found["parameters"] == 28_711_626
 
 
 def test_a_process_that_has_printed_no_times():
