@@ -60,7 +60,7 @@ def _comes_before(one: np.ndarray, other: np.ndarray, sizes: np.ndarray) -> bool
 
 
 @compiled
-def _strides(scope: np.ndarray, sizes: np.ndarray, layer: int) -> int:  # pragma: no cover (compiled)
+def _stride(scope: np.ndarray, sizes: np.ndarray, layer: int) -> int:  # pragma: no cover (compiled)
     """By how much the place of an entry grows with the configuration of a layer; 0 where that is not of the table."""
     stride, found = 1, 0
     for k in range(len(scope) - 1, -1, -1):
@@ -103,8 +103,8 @@ def _eliminated(layer: int, scopes: list[np.ndarray], values: list[np.ndarray], 
     for k in range(number):
         joined = np.array([w for w in rest if (names == w).any() or (scopes[k] == w).any()], np.int64)
         shapes[k] = sizes[joined]
-        by_sum[k] = np.array([_strides(names, sizes, w) for w in joined], np.int64)
-        by_table[k] = np.array([_strides(scopes[k], sizes, w) for w in joined], np.int64)
+        by_sum[k] = np.array([_stride(names, sizes, w) for w in joined], np.int64)
+        by_table[k] = np.array([_stride(scopes[k], sizes, w) for w in joined], np.int64)
         names = joined
     for w in rest:
         length *= sizes[w]
@@ -116,11 +116,27 @@ def _eliminated(layer: int, scopes: list[np.ndarray], values: list[np.ndarray], 
             for extent in shapes[k]:
                 length *= extent
             out = np.empty(length)
-            _add(out, shapes[k], total, by_sum[k], values[k], by_table[k], choice * _strides(scopes[k], sizes, layer))
+            _add(out, shapes[k], total, by_sum[k], values[k], by_table[k], choice * _stride(scopes[k], sizes, layer))
             total = out
         for k in range(len(least)):
             least[k] = min(least[k], total[k])
     return least
+
+
+@compiled
+def _price(link: int, following: list[int], table_of: list[int], alive: list[bool], scopes: list[np.ndarray],
+           sizes: np.ndarray, mark: np.ndarray, stamp: int) -> float:  # pragma: no cover (compiled)
+    """How many entries the sum of the tables of a chain has, of those that are left: `link` is its first place in
+    `following` and `table_of`. Layers are told apart by a stamp in `mark` that was not there before."""
+    entries = 1.0
+    while link >= 0:
+        if alive[table_of[link]]:
+            for w in scopes[table_of[link]]:
+                if mark[w] != stamp:
+                    mark[w] = stamp
+                    entries *= sizes[w]
+        link = following[link]
+    return entries
 
 
 @compiled
@@ -153,14 +169,8 @@ def least_sum(tables: LayerTables, most: float, most_entries: float
     again, price = [v for v in range(layers) if head[v] >= 0], np.zeros(layers)
     while True:
         for v in again:
-            stamp, price[v], link = stamp + 1, 1.0, head[v]
-            while link >= 0:
-                if alive[table_of[link]]:
-                    for w in scopes[table_of[link]]:
-                        if mark[w] != stamp:
-                            mark[w] = stamp
-                            price[v] *= sizes[w]
-                link = following[link]
+            stamp += 1
+            price[v] = _price(head[v], following, table_of, alive, scopes, sizes, mark, stamp)
             heapq.heappush(queue, (price[v], v))
         while queue and queue[0][0] != price[queue[0][1]]:
             heapq.heappop(queue)  # eliminated already, or there is a later entry
