@@ -40,6 +40,9 @@ launch: $(COMPILED)
 
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
+# Tests start hundreds of processes: without bytecode each of them would compile the whole package anew, for some seconds.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test: lint $(COMPILED)
 	@$(PYTEST) -m "not slow" $(ARGS)
 
@@ -75,10 +78,12 @@ $(ENVIRONMENT): setup.py
 	  echo "removing the other build of TensorFlow"; \
 	  rm -f .venv/.installed-*; $(BIN)/python -m pip uninstall -qq --yes tensorflow tensorflow-cpu; fi
 	@echo "installing pase_mtf with TensorFlow for $(TENSORFLOW) into .venv (a few minutes, once)"
-	@$(BIN)/python -m pip install -qq -e '.[$(TENSORFLOW),launch,benchmark,test,lint]'
+	@$(BIN)/python -m pip install -qq --no-compile -e '.[$(TENSORFLOW),launch,benchmark,test,lint]'
 # TensorFlow Probability, for one of Mesh-TF's own tests, imports tf-keras. Its dependency is the package `tensorflow`,
 # which would overwrite the files of `tensorflow-cpu`; TensorFlow is there already, so it goes in by itself.
-	@$(BIN)/python -m pip install -qq --no-deps 'tf-keras>=2.21,<2.22'
+	@$(BIN)/python -m pip install -qq --no-compile --no-deps 'tf-keras>=2.21,<2.22'
+# pip would compile ten thousand files one after another; some, of other Pythons, never compile.
+	@$(BIN)/python -m compileall -qq -j 0 "$(CURDIR)/.venv/lib" >/dev/null 2>&1 || true
 	@touch $@
 
 $(COMPILED): $(ENVIRONMENT) $(KERNELS)
