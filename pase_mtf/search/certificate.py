@@ -157,7 +157,7 @@ def _tables(network: CheckedNetwork, given: np.ndarray, active: np.ndarray, redu
     return LayerTables(counts, np.where(counts[scopes] > 1, scopes, -1), at, values)
 
 
-def _least_sum(tables: LayerTables, most: int) -> tuple[float, int]:
+def _surely_least_sum(tables: LayerTables, most: int) -> tuple[float, int]:
     """At most the least sum of an entry of each table, and how many sums of two entries that took.
 
     Raises:
@@ -228,7 +228,7 @@ def _prove(network: CheckedNetwork, certificate: Certificate, active: np.ndarray
             tables = _tables(network, given, active, reduced, between, large if last else _MOST_SUMS)
             if last and certificate.searched is True:
                 return _searched(tables, missing, large)
-            above, sums = _least_sum(tables, large if last else _MOST_SUMS)
+            above, sums = _surely_least_sum(tables, large if last else _MOST_SUMS)
         except CertificateError:
             if last:
                 raise
