@@ -76,7 +76,9 @@ def timed_kernels(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     asked: list[object] = []
 
     class Timer:
-        def __init__(self, devices, kind, expected=None, tiny=None):
+        disturbed = 0
+
+        def __init__(self, devices, kind, expected=None, tiny=None, best=None):
             self.failed = {}
 
         def time(self, kernels, seconds=float("inf"), progress=None):

@@ -12,7 +12,7 @@ class PretendedMeter:
     traffic."""
 
     devices, notes = 4, ()
-    memory_per_device, spent = 1e12, 0.0
+    memory_per_device, spent, disturbed = 1e12, 0.0, 0
 
     def __init__(self, limit=math.inf):
         self.times = KernelTimes({"cores": 2, "processor": "none", "devices": self.devices, "kind": "cpu",

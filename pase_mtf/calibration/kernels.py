@@ -19,12 +19,12 @@ the caches.
 
 Whoever else uses the host makes everything slower for a while, never faster. So all kernels of a session are looked at
 several times over, and the best of these counts; and two kernels that stand in every session tell when it was disturbed
-for longer: then all of it is timed again.
+for longer: then all of it is timed again. Where that lasts, for minutes, the times of large kernels are divided by how
+much longer than at best the one of the two took that is bound by the same.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import statistics
@@ -34,12 +34,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from more_itertools import constrained_batches
 
+from pase_mtf.calibration.nodes import Nodes
 from pase_mtf.compat import graph_of_nodes, tf
-from pase_mtf.lowering.nodes import node_of
 from pase_mtf.machine.kernels import SENT, TINY, Block, Kernel, Timing
 from pase_mtf.runtime import Devices, available_bytes, cores, session_config
 
-__all__ = ["KernelTimer", "KernelWatch", "Nodes", "plain_config"]
+__all__ = ["KernelTimer", "KernelWatch", "plain_config"]
 
 _SPREAD = 0.05
 _PASSES = 3
@@ -54,15 +54,16 @@ _BATCH = 24  # kernels: TensorFlow looks through a whole graph at the first run 
 _BATCH_BYTES = 1 << 30
 _LEAST_SECONDS = 5e-7  # of a kernel that cannot be told from none
 _DISTURBED = 1.25  # times as long as a probe took at best
+_KEPT_BYTES = 1 << 18  # what moves no more stays in a core's own cache, where others make nothing slower
 _TRIES = 2  # of what was disturbed
 _SESSIONS = 5  # that tell what it takes to dispatch a node from thread to thread, where no table does
 _WAITING = 4 / 3  # of shared cores: how much longer a run may take than the work of the cores
 
 _PROBES = (
-    Kernel("Einsum", (Block("float32", (256, 256)),) * 2, (Block("float32", (256, 256)),),
+    Kernel("Einsum", (Block("float32", (256, 512)), Block("float32", (512, 512))), (Block("float32", (256, 512)),),
            (("equation", "ab,bc->ac"),)),
     Kernel("Mul", (Block("float32", (1 << 20,)),) * 2, (Block("float32", (1 << 20,)),)))
-"""One that is bound by arithmetic, and one by memory."""
+"""One that is bound by arithmetic, and one by memory; both are among the reference kernels, which every table holds."""
 _IDLE = Kernel("NoOp", (), ())
 _IN_A_ROW, _BESIDE = Kernel("InARow", (), ()), Kernel("Beside", (), ())
 _MAKING = "Making"
@@ -79,10 +80,12 @@ class KernelTimer:
 
     Attributes:
       failed: kernels that cannot be timed here, and why.
+      disturbed: of how many kernels the times were divided, as all was slower for as long as they were timed.
     """
 
     def __init__(self, devices: int, kind: str = "cpu", expected: Callable[[Kernel], float] | None = None,
-                 over: Devices | None = None, tiny: float | None = None) -> None:
+                 over: Devices | None = None, tiny: float | None = None, best: Mapping[Kernel, float] | None = None,
+                 ) -> None:
         """Measures nothing yet.
 
         Args:
@@ -93,11 +96,13 @@ class KernelTimer:
             what a kernel takes one of them while all are busy, whoever shares whose cores.
           tiny: seconds of `TINY` in the table that what is found belongs to: as long as it took to hand that from
             thread to thread it is taken to take now, for it differs from hour to hour by more than kernels do.
+          best: seconds that kernels took in that table; the probes among them tell whether all is slower now.
         """
-        self._expected, self._tiny = expected, tiny
+        self._expected, self._tiny, self._best = expected, tiny, best or {}
         self._devices = over or Devices.first(devices, kind)
         self._shared = kind == "cpu" and over is None
         self.failed: dict[Kernel, str] = {}
+        self.disturbed = 0
 
     def time(self, kernels: Sequence[Kernel], seconds: float = np.inf,
              progress: Callable[[int], object] = lambda count: None) -> Iterator[dict[Kernel, Timing]]:
@@ -122,27 +127,33 @@ class KernelTimer:
             progress(len(batch))
 
     def _undisturbed(self, batch: Sequence[Kernel]) -> dict[Kernel, Timing]:
-        """The times of a batch: the best of a few, where the probes among it took longer than they had before."""
-        found = dict[Kernel, Timing]()
+        """The times of a batch: the best of a few, where the probes among it took longer than they had before; and
+        where they went on to, what the kernels would have taken then."""
+        found = dict[Kernel, tuple[float, float, Timing]]()  # of the least disturbed try: divided by what, seconds
         bench = _Bench(self._devices, self._shared, self.failed, self._expected, self._tiny)
         for _ in range(_TRIES):
             timings = bench.measure([*_PROBES, *(kernel for kernel in batch if kernel not in _PROBES)])
+            slower = self._slower(timings)
             for kernel, timing in timings.items():
-                if kernel not in found or timing.seconds < found[kernel].seconds:
-                    found[kernel] = timing
-            if not self._disturbed(timings):
+                by = _divisor(kernel, slower)
+                new = by, timing.seconds / by, timing
+                if kernel not in found or new[:2] < found[kernel][:2]:
+                    found[kernel] = new
+            if max(slower.values(), default=1.0) <= _DISTURBED:
                 break
-        return {kernel: found[kernel] for kernel in batch if kernel in found}
+        own = {kernel: found[kernel] for kernel in batch if kernel in found}
+        self.disturbed += sum(by > 1.0 for by, *_ in own.values())
+        return {kernel: dataclasses.replace(timing, seconds=seconds) for kernel, (_, seconds, timing) in own.items()}
 
-    def _disturbed(self, timings: Mapping[Kernel, Timing]) -> bool:
-        """Whether a probe took clearly longer than at best in this process."""
-        slower = 1.0
+    def _slower(self, timings: Mapping[Kernel, Timing]) -> dict[Kernel, float]:
+        """How many times as long the probes took as at best, in this process and in the table."""
+        found = {}
         for probe in _PROBES:
             if probe in timings:
                 key, seconds = (self._devices, probe), timings[probe].seconds
                 best = _undisturbed_seconds[key] = min(seconds, _undisturbed_seconds.get(key, seconds))
-                slower = max(slower, seconds / best)
-        return slower > _DISTURBED
+                found[probe] = seconds / min(best, self._best.get(probe, seconds))
+        return found
 
     def _batches(self, kernels: Iterable[Kernel]) -> Iterator[Sequence[Kernel]]:
         most = min(_BATCH_BYTES, (available_bytes() or 4 * _BATCH_BYTES) // 4)
@@ -158,6 +169,14 @@ class KernelTimer:
     def _held_bytes(self, kernel: Kernel) -> int:
         """What the tensors of a kernel take, on all devices."""
         return kernel.nbytes * self._devices.count
+
+
+def _divisor(kernel: Kernel, slower: Mapping[Kernel, float]) -> float:
+    """By what to divide the time of a kernel, given how many times as long as at best the probes took."""
+    if kernel.nbytes < _KEPT_BYTES or kernel in _PROBES:
+        return 1.0
+    by = slower.get(_PROBES[kernel.family == "pointwise"], 1.0)
+    return by if by > _DISTURBED else 1.0
 
 
 class KernelWatch:
@@ -183,177 +202,6 @@ class KernelWatch:
     def close(self) -> None:
         """Ends the session."""
         self._open.close()
-
-
-class Nodes:
-    """The nodes of some kernels, and of what they read.
-
-    Attributes:
-      definition: all of them.
-      fills: those that give the variables their values.
-    """
-
-    def __init__(self, devices: Devices) -> None:
-        """None yet, for devices of one process or of several."""
-        self.definition = tf.GraphDef(versions={"producer": tf.version.GRAPH_DEF_VERSION})
-        self.fills: list[str] = []
-        self._devices, self._client = devices.names, devices.client
-        self._group = devices.count // max(1, len(devices.tasks))  # what is apart stays within a process
-        self._handles: dict[tuple[str, Block, int], str] = {}
-        self._reads: dict[tuple[str, Block, int], str] = {}
-        self._constants: dict[tuple[str, Block], str] = {}
-
-    def _add(self, operation: str, inputs: Sequence[str], device: str, **attributes: tf.AttrValue) -> str:
-        name = f"n{len(self.definition.node)}"
-        self.definition.node.add(name=name, op=operation, input=inputs, device=device, attr=attributes)
-        return name
-
-    def group(self, names: Sequence[str], device: str = "") -> str:
-        """A node that waits for others."""
-        return self._add("NoOp", [f"^{name}" for name in names], device or self._client)
-
-    def sent(self, name: str, device: str) -> str:
-        """What a node makes, on another device."""
-        return self._add("Identity", [name], device, T=tf.AttrValue(type=tf.float32.as_datatype_enum))
-
-    def _away(self, number: int, places: int) -> str:
-        """The device so many places after that of a number, within its process."""
-        first = number - number % self._group
-        return self._devices[first + (number - first + places) % self._group]
-
-    def idle(self) -> str:
-        """What every run does besides: reading a variable on every device."""
-        block = Block("float32", (1,))
-        return self.group([self.group([self.read(device, block, 0)], device) for device in self._devices])
-
-    def kernel(self, kernel: Kernel, repeats: int, beside: bool = False, fresh: bool = False) -> str:
-        """A kernel so many times on every device; a node that waits for all of them.
-
-        Args:
-          kernel: which.
-          repeats: how often.
-          beside: all of them are ready at once, and what waits for all waits for each; else those of a device follow
-            each other, and it waits for one of every device.
-          fresh: each reads tensors that were made for it, where they lie; else all read the same.
-
-        Raises:
-          ValueError: TensorFlow has no such node.
-        """
-        ends, every = collections.defaultdict[str, list[str]](list), list[str]()
-        for number, device in enumerate(self._devices):
-            inputs, before = self._inputs(kernel, number), list[str]()
-            rounds = self._made(kernel, number, inputs, repeats) if fresh else [inputs] * repeats
-            for read in rounds:
-                name = f"n{len(self.definition.node)}"
-                self.definition.node.append(node_of(kernel, name, [*read, *(f"^{node}" for node in before)], device))
-                for reader in self._readers(kernel, number):
-                    dtype = tf.AttrValue(type=tf.as_dtype(kernel.outputs[0].dtype).as_datatype_enum)
-                    ends[reader].append(self._add("Identity", [name], reader, T=dtype))
-                if beside:
-                    every.append(name)
-                else:
-                    before = [name]
-            ends[device] += before
-        return self.group(every) if beside else self._all_of(ends)
-
-    def making(self, kernel: Kernel, repeats: int) -> str:
-        """What `kernel` does for fresh tensors, without the kernel."""
-        made = collections.defaultdict[tuple[int, str], list[tuple[str, str]]](list)  # of a round, on a device
-        for number in range(len(self._devices)):
-            for turn, names in enumerate(self._made(kernel, number, self._inputs(kernel, number), repeats)):
-                for place, (name, block) in enumerate(zip(names, kernel.inputs, strict=True)):
-                    if _is_made(block):
-                        made[turn, self._lies_on(kernel, number, place)].append((name, block.dtype))
-        rounds = {key: self.group([name for name, _ in tensors], key[1]) for key, tensors in made.items()}
-        ends = collections.defaultdict[str, list[str]](list)
-        for (turn, device), tensors in made.items():
-            # Held until all of the next round are made, as by the kernels: what is freed at once is made in place, and
-            # of many large ones a few would go round in the caches.
-            after = rounds[min(turn + 1, repeats - 1), device]
-            ends[device] += [self._add("Identity", [name, f"^{after}"], device,
-                                       T=tf.AttrValue(type=tf.as_dtype(dtype).as_datatype_enum))
-                             for name, dtype in tensors]
-        return self._all_of(ends)
-
-    def _all_of(self, ends: Mapping[str, Sequence[str]]) -> str:
-        """A node that waits for nodes of many devices: each device sends one message, whatever waits there."""
-        return self.group([self.group(names, device) for device, names in ends.items()])
-
-    def _made(self, kernel: Kernel, number: int, inputs: Sequence[str], repeats: int) -> list[list[str]]:
-        """Inputs of a kernel on the device of a number, made so many times; each time after the last."""
-        rounds, made = list[list[str]](), list(inputs)
-        for turn in range(repeats):
-            made = [self._add("Snapshot", [name, *([f"^{before}"] if turn else [])],
-                              self._lies_on(kernel, number, place),
-                              T=tf.AttrValue(type=tf.as_dtype(block.dtype).as_datatype_enum))
-                    if _is_made(block) else name
-                    for place, (name, before, block) in enumerate(zip(inputs, made, kernel.inputs, strict=True))]
-            rounds.append(made)
-        return rounds
-
-    def _lies_on(self, kernel: Kernel, number: int, place: int) -> str:
-        """The device of an input of a kernel on the device of a number; of several that lie apart, the first is its."""
-        return self._away(number, (place or len(kernel.inputs) == 1) * kernel.apart)
-
-    def _readers(self, kernel: Kernel, number: int) -> list[str]:
-        """The other devices that read what a kernel makes: all whose parts a sum is of."""
-        if kernel.operation != "AddN" or not kernel.apart:
-            return []
-        return [self._away(number, member) for member in range(1, len(kernel.inputs))]
-
-    def _inputs(self, kernel: Kernel, number: int) -> list[str]:
-        """Tensors for a kernel on the device of a number."""
-        names = []
-        for place, block in enumerate(kernel.inputs):
-            device = self._lies_on(kernel, number, place)
-            if block.value is not None:
-                names.append(self._constant(self._devices[number], block))
-            elif block.dtype == "resource":
-                dtype = next((other.dtype for other in kernel.inputs if other.dtype != "resource"), "float32")
-                # Nobody else reads what is assigned to: it would be copied first.
-                names.append(self._handle(device, Block(dtype, block.shape), -1))
-            elif not tf.as_dtype(block.dtype).is_floating and block.elements <= 1 << 12:
-                names.append(self._constant(device, block._replace(value=(0,) * block.elements)))
-            else:
-                names.append(self.read(device, block, place))
-        return names
-
-    def _constant(self, device: str, block: Block) -> str:
-        if (device, block) not in self._constants:
-            dtype = tf.as_dtype(block.dtype)
-            value = tf.make_tensor_proto(np.reshape(np.array(block.value, dtype.as_numpy_dtype), block.shape), dtype)
-            self._constants[device, block] = self._add(
-                "Const", (), device, dtype=tf.AttrValue(type=dtype.as_datatype_enum), value=tf.AttrValue(tensor=value))
-        return self._constants[device, block]
-
-    def read(self, device: str, block: Block, place: int) -> str:
-        """What a variable holds, which several kernels may read."""
-        key = device, block, place
-        if key not in self._reads:
-            dtype = tf.AttrValue(type=tf.as_dtype(block.dtype).as_datatype_enum)
-            self._reads[key] = self._add("ReadVariableOp", [self._handle(device, block, place)], device, dtype=dtype)
-        return self._reads[key]
-
-    def _handle(self, device: str, block: Block, place: int) -> str:
-        """The handle of a variable on a device, filled with one number, 0 of integers."""
-        key = device, block, place
-        if key not in self._handles:
-            dtype = tf.as_dtype(block.dtype)
-            kind, shape = tf.AttrValue(type=dtype.as_datatype_enum), tf.TensorShape(block.shape).as_proto()
-            self._handles[key] = self._add("VarHandleOp", (), device, dtype=kind, shape=tf.AttrValue(shape=shape),
-                                           shared_name=tf.AttrValue(s=f"tensor{len(self._handles)}".encode()))
-            number = np.full((), 0.75 if dtype.is_floating else 0).astype(dtype.as_numpy_dtype)
-            scalar = self._add("Const", (), device, dtype=kind,
-                               value=tf.AttrValue(tensor=tf.make_tensor_proto(number, dtype)))
-            sizes = self._constant(device, Block("int32", (len(block.shape),), block.shape))
-            value = self._add("Fill", [sizes, scalar], device, T=kind)
-            self.fills.append(self._add("AssignVariableOp", [self._handles[key], value], device, dtype=kind))
-        return self._handles[key]
-
-
-def _is_made(block: Block) -> bool:
-    """Whether an input of a kernel is computed, and neither a constant nor a variable."""
-    return block.value is None and block.dtype != "resource"
 
 
 def plain_config(devices: Devices) -> tf.ConfigProto:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from pase_mtf.calibration.kernels import Nodes, plain_config
+from pase_mtf.calibration.kernels import plain_config
+from pase_mtf.calibration.nodes import Nodes
 from pase_mtf.compat import graph_of_nodes, tf
 from pase_mtf.machine.kernels import Block
 from pase_mtf.machine.link import Link

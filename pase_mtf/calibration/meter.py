@@ -70,6 +70,7 @@ class KernelMeter:
       path: of the file that keeps them.
       spent: seconds that measuring took.
       measured: how many kernels were measured here.
+      disturbed: how many of them while others slowed the machine, which is taken off.
       notes: what people should know of the numbers, a sentence each.
       failed: kernels that cannot be timed, and why.
     """
@@ -91,7 +92,7 @@ class KernelMeter:
         self.times.on.update(fingerprint_of_kernels(devices, kind))
         self.devices, self.kind = devices, kind
         self.spent, self.measured = 0.0, 0
-        self._again, self._drift = again, 1.0
+        self._again, self._drift, self.disturbed = again, 1.0, 0
         self.notes: list[str] = []
         self.failed: dict[Kernel, str] = {}
         if self.times.damaged:
@@ -189,13 +190,15 @@ class KernelMeter:
         begin, found = time.perf_counter(), dict[Kernel, Timing]()
         expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
         tiny = self.times.get(TINY)
-        timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None)
+        best = {} if kernels is REFERENCES else self.telling  # those tell how fast the machine is: as they are now
+        timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
         with measuring_alone(lambda: print("kernels are timed by another run, which is waited for", file=sys.stderr)):
             for batch in timer.time(kernels, seconds, progress):
                 found.update(batch)
                 if kernels is not REFERENCES:
                     self._keep(batch)
         self.failed.update(timer.failed)
+        self.disturbed += timer.disturbed
         self.measured += len(found)
         self.spent += time.perf_counter() - begin
         return found

@@ -21,11 +21,13 @@ class SavedKernels:
       times: all that the file tells.
       devices: how many.
       spent: seconds that measuring took: none.
+      disturbed: how many kernels were timed while others slowed the machine: none.
       notes: what people should know of the numbers, a sentence each.
       failed: kernels that cannot be timed here, and why: none was tried.
     """
 
     spent = 0.0
+    disturbed = 0
 
     def __init__(self, path: str | os.PathLike[str], devices: int) -> None:
         """Reads the file.

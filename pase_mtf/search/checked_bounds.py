@@ -178,7 +178,7 @@ def _under(least: float) -> float:  # pragma: no cover (compiled)
 
 
 @compiled(fastmath={"nnan", "nsz"})
-def _least_of_pair(one: np.ndarray, other: np.ndarray, line: np.ndarray) -> float:  # pragma: no cover (compiled)
+def _least_of_two(one: np.ndarray, other: np.ndarray, line: np.ndarray) -> float:  # pragma: no cover (compiled)
     """The least sum of an entry of each of two vectors, at the same place. A single running minimum would be a chain:
     the four quarters of the vectors (they may overlap) come down to one, in `line`, and halves of that to one, again
     and again, which a processor does several at a time."""
@@ -293,7 +293,8 @@ def read(found: Minima, rows: np.ndarray, band: np.ndarray, slots: np.ndarray, g
                         _lower(costs, taken, own, alone, found.raised[k, left:right])
                 for r in chosen[:0 if least_only else count]:
                     slot = slots[k, 0] + rows[r]
-                    beyond[slot] = min(beyond[slot], _least_of_pair(band[r, left:right], found.ahead[k, left:right], line))
+                    least = _least_of_two(band[r, left:right], found.ahead[k, left:right], line)
+                    beyond[slot] = min(beyond[slot], least)
 
 
 @compiled

@@ -45,4 +45,9 @@ def measure(meter: KernelMeter | SavedKernels, missing: list[Kernel], end: float
         done += count
         progress(f"{title}: {done} of {len(missing)} kernels are measured, {len(missing) - done} are left")
 
-    return meter.measure(missing, end - time.perf_counter(), told)
+    before = meter.disturbed
+    measured = meter.measure(missing, end - time.perf_counter(), told)
+    if meter.disturbed > before:
+        progress(f"others slow this machine: {meter.disturbed - before} of {measured} kernels were timed meanwhile; by "
+                 "how much is told by two that are timed beside them, and taken off")
+    return measured

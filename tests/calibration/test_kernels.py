@@ -60,6 +60,37 @@ def test_what_is_too_large_or_too_late_is_not_timed():
     assert list(timer.time([_ADD], seconds=0.0)) == []
 
 
+_PRODUCT, _MEMORY = timing._PROBES
+_LARGE = Kernel("AddV2", (_floats(1 << 18),) * 2, (_floats(1 << 18),))
+
+
+@pytest.mark.parametrize(("tries", "found", "disturbed"), [
+    ([(1.0, 1.0)], [8.0, 8.0, 8.0], 0),  # thousandths of a second
+    ([(1.2, 1.2)], [8.0, 8.0, 8.0], 0),  # within what differs from session to session
+    ([(1.0, 2.0), (1.0, 1.0)], [8.0, 8.0, 8.0], 0),  # a moment
+    ([(1.0, 2.0), (1.0, 2.0)], [4.0, 8.0, 8.0], 1),  # memory is slow, arithmetic is not; nor is what a cache holds
+    ([(4.0, 2.0), (4.0, 2.0)], [4.0, 2.0, 8.0], 2),
+    ([(1.0, 4.0), (1.0, 2.0)], [4.0, 8.0, 8.0], 1)])  # the less disturbed counts
+def test_what_others_slow_for_long_is_taken_off(monkeypatch, tries, found, disturbed):
+    monkeypatch.setattr(timing, "_dispatches", {Devices.first(2, "cpu"): [0.0] * timing._SESSIONS})
+    monkeypatch.setattr(timing, "_undisturbed_seconds", {})
+    large_product = Kernel("Einsum", (_floats(512, 512),) * 2, (_floats(512, 512),), (("equation", "ab,bc->ac"),))
+    kernels, left = [_LARGE, large_product, _ADD], iter(tries)
+
+    def measure(bench, batch):
+        assert set(batch) == {*kernels, *timing._PROBES}
+        product, memory = next(left)
+        return {_PRODUCT: Timing(product * 1e-3), _MEMORY: Timing(memory * 1e-3),
+                **dict.fromkeys(kernels, Timing(8e-3))}
+
+    monkeypatch.setattr(timing._Bench, "measure", measure)
+    timer = KernelTimer(2, best=dict.fromkeys(timing._PROBES, 1e-3))
+    (batch,) = timer.time(kernels)
+    assert [1e3 * batch[kernel].seconds for kernel in kernels] == pytest.approx(found)
+    assert timer.disturbed == disturbed
+    assert list(left) == []
+
+
 def test_a_kernel_goes_from_thread_to_thread(monkeypatch):
     monkeypatch.setattr(timing, "_dispatches", {})
     bench, gpus = (timing._Bench(Devices.first(2, kind), kind == "cpu", {}) for kind in ("cpu", "gpu"))
@@ -142,7 +173,9 @@ def test_a_meter_of_gpus_tells_how_fast_they_are(cache_dir, timed, monkeypatch):
     told = []
 
     class Timer:
-        def __init__(self, devices, kind, expected=None, tiny=None):
+        disturbed = 0
+
+        def __init__(self, devices, kind, expected=None, tiny=None, best=None):
             told.append(expected and expected(_ADD))
             self.failed = {}
 
@@ -163,9 +196,10 @@ def timed(monkeypatch):
     seconds, asked = dict.fromkeys(REFERENCES, 1e-3), []
 
     class Timer:
-        def __init__(self, devices, kind, expected=None, tiny=None):
-            Timer.tiny = tiny
+        def __init__(self, devices, kind, expected=None, tiny=None, best=None):
+            Timer.tiny, Timer.best = tiny, best
             self.failed = {_NONE: "there is none"}
+            self.disturbed = 0
 
         def time(self, kernels, limit=math.inf, progress=None):
             asked.extend(kernels)
@@ -199,7 +233,9 @@ def test_kernels_are_measured_once_and_kept(cache_dir, timed):
     assert first.path == kernels_path(4)
     first.start()
     assert timing.KernelTimer.tiny is None
+    assert timing.KernelTimer.best == {}  # what tells how fast the machine is now
     assert first.measure([*_KERNELS, _NONE]) == len(_KERNELS)
+    assert set(timing._PROBES) <= set(timing.KernelTimer.best) <= set(REFERENCES)
     assert timing.KernelTimer.tiny == 1e-3  # all of a table is handed from thread to thread as fast
     assert first.missing([*_KERNELS, _NONE]) == []
     asked.clear()

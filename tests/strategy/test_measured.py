@@ -12,6 +12,7 @@ from pase_mtf.graph.configurations import enumerate_configurations
 from pase_mtf.machine.kernels import Block, Kernel
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.measured import MeasuredPrices
+from pase_mtf.strategy.measuring import measure
 
 _DEVICES = PretendedMeter.devices
 
@@ -195,3 +196,18 @@ def test_data_parallelism_where_it_is_as_good(graph, everything):
     assert found.configurations == data_parallel(graph, _DEVICES)
     assert found.search["simpler"] == "data_parallel"
     assert found.seconds == pytest.approx(seconds[found.configurations])
+
+
+@pytest.mark.parametrize("disturbed", [0, 2])
+def test_what_was_timed_while_others_slowed_the_machine_is_said(disturbed):
+    told, meter = [], PretendedMeter()
+    kernels = [Kernel("Sub", (Block("float32", (size,)),) * 2, (Block("float32", (size,)),)) for size in (2, 3, 5)]
+
+    class Slowed(PretendedMeter):
+        def measure(self, *arguments):
+            self.disturbed += disturbed
+            return super().measure(*arguments)
+
+    meter.__class__ = Slowed
+    assert measure(meter, kernels, math.inf, "round 1", told.append) == 3
+    assert ("2 of 3 kernels were timed meanwhile" in told[-1]) == (disturbed > 0)
