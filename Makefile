@@ -43,7 +43,9 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=wo
 # Tests start hundreds of processes: without bytecode each of them would compile the whole package anew, for some seconds.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 
-test: lint $(COMPILED)
+# Half of the time that kernels take to be compiled needs one core: lint has the other.
+test: $(ENVIRONMENT)
+	@$(MAKE) --no-print-directory -j2 lint $(COMPILED)
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 # What `make test` leaves out; pytest comes last, so that its summary is the last line.
