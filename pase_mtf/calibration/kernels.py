@@ -96,7 +96,8 @@ class KernelTimer:
             what a kernel takes one of them while all are busy, whoever shares whose cores.
           tiny: seconds of `TINY` in the table that what is found belongs to: as long as it took to hand that from
             thread to thread it is taken to take now, for it differs from hour to hour by more than kernels do.
-          best: seconds that kernels took in that table; the probes among them tell whether all is slower now.
+          best: seconds that kernels took in that table; the probes among them tell whether all is slower now. Without
+            any, nothing is divided.
         """
         self._expected, self._tiny, self._best = expected, tiny, best or {}
         self._devices = over or Devices.first(devices, kind)
@@ -135,7 +136,7 @@ class KernelTimer:
             timings = bench.measure([*_PROBES, *(kernel for kernel in batch if kernel not in _PROBES)])
             slower = self._slower(timings)
             for kernel, timing in timings.items():
-                by = _divisor(kernel, slower)
+                by = _divisor(kernel, slower) if self._best else 1.0
                 new = by, timing.seconds / by, timing
                 if kernel not in found or new[:2] < found[kernel][:2]:
                     found[kernel] = new

@@ -89,6 +89,9 @@ def test_what_others_slow_for_long_is_taken_off(monkeypatch, tries, found, distu
     assert [1e3 * batch[kernel].seconds for kernel in kernels] == pytest.approx(found)
     assert timer.disturbed == disturbed
     assert list(left) == []
+    left = iter(tries * 2)  # what tells how fast the machine is now stays as it is
+    (batch,) = KernelTimer(2).time(kernels)
+    assert [1e3 * batch[kernel].seconds for kernel in kernels] == pytest.approx([8.0] * 3)
 
 
 def test_a_kernel_goes_from_thread_to_thread(monkeypatch):
