@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.launching import ROOT, commit
 from benchmarks.markdown import table
 from pase_mtf.calibration.cache import fingerprint_of_kernels
-from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.cost.roofline import roofline_machine
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.step_times import StepTimes

@@ -35,8 +35,9 @@ import numpy as np
 from more_itertools import constrained_batches
 
 from pase_mtf.calibration.nodes import Nodes
+from pase_mtf.calibration.references import PROBES
 from pase_mtf.compat import graph_of_nodes, tf
-from pase_mtf.machine.kernels import SENT, TINY, Block, Kernel, Timing
+from pase_mtf.machine.kernels import SENT, TINY, Kernel, Timing
 from pase_mtf.runtime import Devices, available_bytes, cores, session_config
 
 __all__ = ["KernelTimer", "KernelWatch", "plain_config"]
@@ -59,11 +60,6 @@ _TRIES = 2  # of what was disturbed
 _SESSIONS = 5  # that tell what it takes to dispatch a node from thread to thread, where no table does
 _WAITING = 4 / 3  # of shared cores: how much longer a run may take than the work of the cores
 
-_PROBES = (
-    Kernel("Einsum", (Block("float32", (256, 512)), Block("float32", (512, 512))), (Block("float32", (256, 512)),),
-           (("equation", "ab,bc->ac"),)),
-    Kernel("Mul", (Block("float32", (1 << 20,)),) * 2, (Block("float32", (1 << 20,)),)))
-"""One that is bound by arithmetic, and one by memory; both are among the reference kernels, which every table holds."""
 _IDLE = Kernel("NoOp", (), ())
 _IN_A_ROW, _BESIDE = Kernel("InARow", (), ()), Kernel("Beside", (), ())
 _MAKING = "Making"
@@ -133,7 +129,7 @@ class KernelTimer:
         found = dict[Kernel, tuple[float, float, Timing]]()  # of the least disturbed try: divided by what, seconds
         bench = _Bench(self._devices, self._shared, self.failed, self._expected, self._tiny)
         for _ in range(_TRIES):
-            timings = bench.measure([*_PROBES, *(kernel for kernel in batch if kernel not in _PROBES)])
+            timings = bench.measure([*PROBES, *(kernel for kernel in batch if kernel not in PROBES)])
             slower = self._slower(timings)
             for kernel, timing in timings.items():
                 by = _divisor(kernel, slower) if self._best else 1.0
@@ -149,7 +145,7 @@ class KernelTimer:
     def _slower(self, timings: Mapping[Kernel, Timing]) -> dict[Kernel, float]:
         """How many times as long the probes took as at best, in this process and in the table."""
         found = {}
-        for probe in _PROBES:
+        for probe in PROBES:
             if probe in timings:
                 key, seconds = (self._devices, probe), timings[probe].seconds
                 best = _undisturbed_seconds[key] = min(seconds, _undisturbed_seconds.get(key, seconds))
@@ -174,9 +170,9 @@ class KernelTimer:
 
 def _divisor(kernel: Kernel, slower: Mapping[Kernel, float]) -> float:
     """By what to divide the time of a kernel, given how many times as long as at best the probes took."""
-    if kernel.nbytes < _KEPT_BYTES or kernel in _PROBES:
+    if kernel.nbytes < _KEPT_BYTES or kernel in PROBES:
         return 1.0
-    by = slower.get(_PROBES[kernel.family == "pointwise"], 1.0)
+    by = slower.get(PROBES[kernel.family == "pointwise"], 1.0)
     return by if by > _DISTURBED else 1.0
 
 

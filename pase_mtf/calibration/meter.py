@@ -20,13 +20,14 @@ from pase_mtf.calibration.cache import (
     measuring_alone,
     memory_bytes,
 )
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
-from pase_mtf.machine.kernels import TINY, Block, Kernel, Timing, sum_kernel
+from pase_mtf.machine.kernels import TINY, Kernel, Timing
 from pase_mtf.runtime import cores
 
-__all__ = ["REFERENCES", "KernelMeter"]
+__all__ = ["KernelMeter"]
 
 _DRIFT = 0.15
 _AGREEING = 1.5  # between the quartiles of what reference kernels take, against what was kept
@@ -34,32 +35,6 @@ _TELLING = 2e-5  # seconds: the time of a shorter kernel varies by more than is 
 _BUSY = 0.5  # of the cores, that others keep busy
 _LOOKS = 5  # at kernels that seem to take another time than what is kept
 _PAUSE = 0.4  # seconds between two looks: who shares a machine comes and goes
-
-
-def _floats(*shape: int) -> Block:
-    return Block("float32", shape)
-
-
-def _indices(*values: int) -> Block:
-    return Block("int32", (len(values),), values)
-
-
-_SAME = (("padding", "SAME"), ("strides", (1, 1, 1, 1)))
-REFERENCES = (
-    Kernel("Einsum", (_floats(256, 512), _floats(512, 512)), (_floats(256, 512),), (("equation", "ab,bc->ac"),)),
-    Kernel("Einsum", (_floats(8, 2048), _floats(2048, 1024)), (_floats(8, 1024),), (("equation", "ab,bc->ac"),)),
-    Kernel("Conv2D", (_floats(8, 14, 14, 64), _floats(3, 3, 64, 128)), (_floats(8, 14, 14, 128),), _SAME),
-    Kernel("Conv2DBackpropInput", (_indices(8, 14, 14, 64), _floats(3, 3, 64, 128), _floats(8, 14, 14, 128)),
-           (_floats(8, 14, 14, 64),), _SAME),
-    Kernel("Conv2DBackpropFilter", (_floats(8, 14, 14, 64), _indices(3, 3, 64, 128), _floats(8, 14, 14, 128)),
-           (_floats(3, 3, 64, 128),), _SAME),
-    Kernel("Mul", (_floats(1 << 14), _floats(1 << 14)), (_floats(1 << 14),)),
-    Kernel("Mul", (_floats(1 << 20), _floats(1 << 20)), (_floats(1 << 20),)),
-    TINY,
-    Kernel("Sum", (_floats(256, 1024), _indices(1)), (_floats(256),)),
-    sum_kernel(2, 1 << 16, 4),
-)
-"""Kernels that are timed first on every machine, and again at the start of every run: a few of each kind."""
 
 
 class KernelMeter:

@@ -10,7 +10,8 @@ import sys
 import time
 
 from pase_mtf.calibration.load import GivenMachine, is_kernel_file, is_local
-from pase_mtf.calibration.meter import REFERENCES, KernelMeter
+from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.errors import UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph

@@ -9,7 +9,8 @@ from pase_mtf.calibration import kernels as timing
 from pase_mtf.calibration import meter as metering
 from pase_mtf.calibration.cache import cache_path, fingerprint, fingerprint_of_kernels, kernels_path
 from pase_mtf.calibration.kernels import KernelTimer
-from pase_mtf.calibration.meter import REFERENCES, KernelMeter
+from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.calibration.references import PROBES, REFERENCES
 from pase_mtf.errors import UsageError
 from pase_mtf.machine.kernel_file import append_times, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
@@ -60,7 +61,7 @@ def test_what_is_too_large_or_too_late_is_not_timed():
     assert list(timer.time([_ADD], seconds=0.0)) == []
 
 
-_PRODUCT, _MEMORY = timing._PROBES
+_PRODUCT, _MEMORY = PROBES
 _LARGE = Kernel("AddV2", (_floats(1 << 18),) * 2, (_floats(1 << 18),))
 
 
@@ -78,13 +79,13 @@ def test_what_others_slow_for_long_is_taken_off(monkeypatch, tries, found, distu
     kernels, left = [_LARGE, large_product, _ADD], iter(tries)
 
     def measure(bench, batch):
-        assert set(batch) == {*kernels, *timing._PROBES}
+        assert set(batch) == {*kernels, *PROBES}
         product, memory = next(left)
         return {_PRODUCT: Timing(product * 1e-3), _MEMORY: Timing(memory * 1e-3),
                 **dict.fromkeys(kernels, Timing(8e-3))}
 
     monkeypatch.setattr(timing._Bench, "measure", measure)
-    timer = KernelTimer(2, best=dict.fromkeys(timing._PROBES, 1e-3))
+    timer = KernelTimer(2, best=dict.fromkeys(PROBES, 1e-3))
     (batch,) = timer.time(kernels)
     assert [1e3 * batch[kernel].seconds for kernel in kernels] == pytest.approx(found)
     assert timer.disturbed == disturbed
@@ -238,7 +239,7 @@ def test_kernels_are_measured_once_and_kept(cache_dir, timed):
     assert timing.KernelTimer.tiny is None
     assert timing.KernelTimer.best == {}  # what tells how fast the machine is now
     assert first.measure([*_KERNELS, _NONE]) == len(_KERNELS)
-    assert set(timing._PROBES) <= set(timing.KernelTimer.best) <= set(REFERENCES)
+    assert set(PROBES) <= set(timing.KernelTimer.best) <= set(REFERENCES)
     assert timing.KernelTimer.tiny == 1e-3  # all of a table is handed from thread to thread as fast
     assert first.missing([*_KERNELS, _NONE]) == []
     asked.clear()

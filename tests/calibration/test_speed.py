@@ -8,7 +8,8 @@ import pytest
 from pase_mtf.calibration import kernels as timing
 from pase_mtf.calibration import speed
 from pase_mtf.calibration.kernels import KernelWatch
-from pase_mtf.calibration.meter import REFERENCES, KernelMeter
+from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.calibration.speed import SpeedWatch, speed_note
 from pase_mtf.machine.kernels import Timing
 

@@ -6,7 +6,8 @@ import itertools
 import pytest
 
 from pase_mtf.calibration.cache import kernels_path
-from pase_mtf.calibration.meter import REFERENCES, KernelMeter
+from pase_mtf.calibration.meter import KernelMeter
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.layout.by_kernels import machine_of_kernels

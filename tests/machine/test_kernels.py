@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.machine.kernel_file import append_times, line_of, load_times
 from pase_mtf.machine.kernel_times import KernelTimes

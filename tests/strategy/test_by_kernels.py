@@ -6,7 +6,7 @@ import pytest
 from pase_mtf import export_graph, find_strategy
 from pase_mtf.calibration.cache import fingerprint_of_kernels, kernels_path
 from pase_mtf.calibration.load import load_machine
-from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
 from pase_mtf.machine.kernel_file import load_times

@@ -9,7 +9,7 @@ from small_graphs import perceptron
 
 from pase_mtf.calibration import load
 from pase_mtf.calibration.cache import kernels_path
-from pase_mtf.calibration.meter import REFERENCES
+from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.compat import tf
 from pase_mtf.errors import ClusterError
 from pase_mtf.launch.__main__ import main
