@@ -323,7 +323,7 @@ class Minimiser:
         settling = PassState.start(reduction.network, reduction.messages)
         for _ in range(0, _SETTLING, _BETWEEN_LOOKS):
             found = message_passes(reduction.network, EXACTLY, settling, self.cost, 0.0, self._target(), _BETWEEN_LOOKS,
-                                   self._budget.seconds)
+                                   self._budget.seconds, 0.0, 2)
             self._consider(reduction.network, settling.best, found.cost)
             if found.bound - bound < LITTLE * (self.cost - found.bound) or self._budget.over:
                 break

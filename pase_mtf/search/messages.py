@@ -361,7 +361,7 @@ def _sweep(p: Packed, steps: Steps, state: PassState, scratch: _Scratch, seen: S
 
 @compiled
 def message_passes(p: Packed, steps: Steps, state: PassState, best_cost: float, margin: float, enough: float,
-                   passes: int, seconds: float = np.inf, grain: float = 0.0, sweeps: int = 2
+                   passes: int, seconds: float, grain: float, sweeps: int
                    ) -> PassResult:  # pragma: no cover (compiled)
     """Runs passes there and back.
 
@@ -429,9 +429,9 @@ def reduced_costs(p: Packed, passes: int = 6, budget: Budget | None = None) -> t
     budget = budget or Budget(memory=np.inf)
     network, messages, *_ = reduce(p, np.ones(len(p.unary), bool), budget=budget)
     state = PassState.start(network, messages)
-    first = message_passes(network, EXACTLY, state, np.inf, 0.0, -np.inf, passes, budget.seconds)
+    first = message_passes(network, EXACTLY, state, np.inf, 0.0, -np.inf, passes, budget.seconds, 0.0, 2)
     # The reduced costs of a pass are counted from a bound at least as good as that before it.
-    last = message_passes(network, EXACTLY, state, np.inf, 0.0, -np.inf, 1, budget.seconds)
+    last = message_passes(network, EXACTLY, state, np.inf, 0.0, -np.inf, 1, budget.seconds, 0.0, 2)
     if first.passes + last.passes <= passes:
         raise TimeoutError
     found = np.full(len(p.unary), np.inf)

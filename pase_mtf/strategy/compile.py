@@ -24,7 +24,8 @@ import numpy as np
 from pase_mtf.cost.build import build_network
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand
 from pase_mtf.machine.machine import Machine
-from pase_mtf.search import check_certificate, solve
+from pase_mtf.search import Certificate, check_certificate, solve
+from pase_mtf.search.certify import potentials_of
 from pase_mtf.search.checked_search import remainder_of, search
 from pase_mtf.search.left_over import left_over
 from pase_mtf.search.network import CostNetwork, NetworkEdge
@@ -69,11 +70,17 @@ def _forbidding() -> CostNetwork:
         NetworkEdge(1, 1, equal, ends, ends)])
 
 
+def _dense(layers: int, configurations: int) -> CostNetwork:
+    """Layers that all exchange tensors, of random costs."""
+    rng, every = np.random.default_rng(0), np.arange(configurations)
+    return CostNetwork([rng.random(configurations) for _ in range(layers)], [
+        NetworkEdge(i, j, rng.random((configurations, configurations)), every, every)
+        for i, j in itertools.combinations(range(layers), 2)])
+
+
 def _hard() -> CostNetwork:
     """A small network that takes a search depth first."""
-    rng, every = np.random.default_rng(0), np.arange(6)
-    return CostNetwork([rng.random(6) for _ in range(10)], [
-        NetworkEdge(i, j, rng.random((6, 6)), every, every) for i, j in itertools.combinations(range(10), 2)])
+    return _dense(10, 6)
 
 
 def _large() -> CostNetwork:
@@ -84,17 +91,26 @@ def _large() -> CostNetwork:
 
 
 def _wide() -> CostNetwork:
-    """Four layers that all exchange tensors, of so many configurations that passes are made over a few of them too."""
-    rng, every = np.random.default_rng(0), np.arange(600)
-    return CostNetwork([rng.random(600) for _ in range(4)], [
-        NetworkEdge(i, j, rng.random((600, 600)), every, every) for i, j in itertools.combinations(range(4), 2)])
+    """Of so many configurations that passes are made over a few of them too."""
+    return _dense(4, 600)
+
+
+def _compile_checker() -> None:
+    """Calls what checks certificates, with some that leave everything to it and so take no search."""
+    network = _dense(5, 6)
+    packed = pack(network.normalized())
+    potentials, found = potentials_of(packed, Potentials.none(packed)), solve(network, "pase")
+    for searched in (False, True):
+        check_certificate(network, dataclasses.replace(found, certificate=Certificate(
+            potentials, alone=False, searched=searched)))
 
 
 def _compile_costs() -> None:
-    """Calls what networks of costs need, and of the searches what sends no messages."""
+    """Calls what networks of costs need, and of searches and checks what sends no messages."""
     graph, machine = small_graph(), Machine.load("1080ti")
     for linked, devices in itertools.product((machine, dataclasses.replace(machine, shared_cores=True)), (4, 6)):
         network = build_network(graph, linked, devices)
+    _compile_checker()
     search_simulated(network, [0] * len(graph.layers), proposals=9)
     for method in ("mcmc", "pase", "k_best"):
         solve(_forbidding(), method)

@@ -184,12 +184,12 @@ def test_a_pass_stops_in_the_middle():
     best = solve(network).cost
     p = reduce(pack(network.normalized()), np.ones(sum(network.sizes), bool)).network
     state = PassState.start(p, Potentials.none(p))
-    nothing = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, 5, 0.0)
+    nothing = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, 5, 0.0, 0.0, 2)
     assert nothing.bound == -np.inf
     assert nothing.passes == 0
     assert best <= nothing.cost < np.inf
     assert p.cost(state.best)[0] == pytest.approx(nothing.cost)
-    whole = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, 5, 1e9)
+    whole = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, 5, 1e9, 0.0, 2)
     assert whole.passes == 5
     assert whole.bound <= best
 

@@ -41,7 +41,7 @@ def test_nothing_is_left_out_that_is_in_an_assignment_below_the_limit():
         if not p.vertices:
             continue
         state = PassState.start(p, messages)
-        found = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, seed % 4 + 1, np.inf)  # types that are compiled
+        found = message_passes(p, EXACTLY, state, np.inf, 0.0, -np.inf, seed % 4 + 1, np.inf, 0.0, 2)
         noise = rng.random(p.potentials) * (seed % 3) * 0.1 * found.cost
         potentials = Potentials(state.potentials.laid_out(p) + noise, p.potentials_at)
         limit = found.cost * rng.choice([1.0, 1.1, 1.5])

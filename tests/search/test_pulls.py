@@ -168,7 +168,7 @@ def test_rounded_potentials_never_bound_from_above(rough, step):
         p = pack(network.normalized())
         steps = in_steps(p, step_of(p)) if rough else EXACTLY
         found = message_passes(p, steps, PassState.start(p, Potentials.none(p)), np.inf, 0.0, -np.inf, 3, np.inf,
-                               step)
+                               step, 2)
         assert found.bound <= solve(network, method="pase").cost * (1 + 1e-13), seed
 
 
