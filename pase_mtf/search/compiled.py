@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Collection
@@ -33,19 +35,22 @@ class _SafeCacheFile(IndexDataCacheFile):  # type: ignore[misc]
     Numba writes the index before the code, and numbers the files of code from 1 again when the module has changed: a
     process that is killed in between leaves an index that names old code, and two that compile one function for
     different types at once take the same number. And it looks at the function's own module only, while the code of what
-    it calls in others is part of what is kept.
+    it calls in others is part of what is kept. And what it kept of a function before that changed, or moved to another
+    line, stays for good.
     """
 
     def save(self, key: object, data: object) -> None:
-        """Saves the code under a name of its own, then the index."""
+        """Saves the code under a name of its own, then the index; removes what no index names any more."""
         with FileLock(f"{self._index_path}.lock"):
-            overloads = self._load_index()
-            before = overloads.get(key)
             name = self._data_name_pattern.format(number=uuid.uuid4().int >> 96)
+            overloads = {**self._load_index(), key: name}
             self._save_data(name, data)
-            self._save_index({**overloads, key: name})
-        if before is not None:
-            Path(self._data_path(before)).unlink(missing_ok=True)
+            self._save_index(overloads)
+            kept = {self._index_name, f"{self._index_name}.lock", *overloads.values()}
+            at_any_line = re.sub(r"-\d+(?=\.py\d+\w*\.nbi$)", "-[0-9]*", glob.escape(self._index_name))
+            for path in Path(self._cache_path).glob(at_any_line.removesuffix("nbi") + "*"):
+                if path.name not in kept:
+                    path.unlink(missing_ok=True)
 
 
 def _once_for_all_numbers(dispatcher: Any) -> Any:

@@ -47,6 +47,27 @@ def test_one_that_dies_leaves_no_index_of_old_code(tmp_path, monkeypatch):
     assert cache_file(tmp_path, "two").load("int") is None
 
 
+def test_nothing_old_is_kept(tmp_path):
+    """Of the function when it was another, stood in another line, or was being kept when the process was killed; what
+    is of other functions and other interpreters stays."""
+    def at(name, stamp="one"):
+        return compiled._SafeCacheFile(str(tmp_path), name, stamp)
+    others = ["module.fold-7.py312", "module.fold_up-7.py311", "module.unfold-7.py311", "model.fold-7.py311"]
+    for name in ["module.fold-7.py311", *others]:
+        at(name).save("int", b"old code")
+    (tmp_path / "module.fold-7.py311.12.nbc.tmp.34").touch()
+    new = at("module.fold-9.py311", "two")
+    new.save("int", b"new code")
+    new.save("float", b"code for floats")
+    at("module.fold-9.py311", "three").save("int", b"newest code")
+    assert at("module.fold-9.py311", "three").load("int") == b"newest code"
+    assert [at(name).load("int") for name in others] == [b"old code"] * len(others)
+    left = {path.name.split(".nb")[0].rpartition(".")[0] if path.suffix == ".nbc" else path.name.split(".nb")[0]
+            for path in tmp_path.iterdir()}
+    assert left == {"module.fold-9.py311", *others}
+    assert len(list(tmp_path.glob("*.nbc"))) == 1 + len(others)
+
+
 def test_any_module_that_changed_counts(tmp_path):
     (tmp_path / "inner").mkdir()
     for path, text, changed in ((tmp_path / "a.py", "@compiled", 1), (tmp_path / "inner" / "b.py", "@compiled", 10**9),
