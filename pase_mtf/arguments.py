@@ -7,7 +7,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -47,18 +47,41 @@ def _hints(function: Callable[..., object]) -> dict[str, object]:
     return typing.get_type_hints(function)
 
 
-def _check(function: str, name: str, value: object, hint: object) -> None:
+class _Expected(NamedTuple):
+    """What a type that a function declares comes to.
+
+    Attributes:
+      options: the types of which it is one.
+      classes: those that an object is seen to be an instance of.
+      looked_into: whether it can be something else, too.
+      numbers: whether it can be a number, but no truth value, which Python takes for one.
+    """
+
+    options: tuple[object, ...]
+    classes: tuple[type, ...]
+    looked_into: bool
+    numbers: bool
+
+
+@functools.cache
+def _expected(hint: object) -> _Expected:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    classes = [float | int if option is float else option for option in options
-               if isinstance(option, type) and getattr(option, "_is_runtime_protocol", True)]
-    if isinstance(value, bool) and bool not in options and {int, float} & set(options):
+    seen = [option for option in options if isinstance(option, type) and getattr(option, "_is_runtime_protocol", True)]
+    classes = (object,) if Any in options else (*seen, *([int] if float in seen else []))
+    numbers = bool not in options and not {int, float}.isdisjoint(options)
+    return _Expected(options, classes, len(seen) < len(options), numbers)
+
+
+def _check(function: str, name: str, value: object, hint: object) -> None:
+    options, classes, looked_into, numbers = _expected(hint)
+    if numbers and isinstance(value, bool):
         problem = "is a truth value, not a number"
-    elif Any in options or any(isinstance(value, option) for option in classes):
+    elif isinstance(value, classes):
         return
-    elif len(classes) == len(options):
-        problem = f"is no {' or '.join(_name(option) for option in options)}"
-    else:
+    elif looked_into:
         problem = _problem(value, hint)
+    else:
+        problem = f"is no {' or '.join(_name(option) for option in options)}"
     if problem:
         raise UsageError(f"{function}: {name}={shortened(value)}: {problem}")
 
