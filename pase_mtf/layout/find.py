@@ -140,8 +140,8 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
     best = one.cost("best", found[0].mesh, found[0].rules) if found else None
     data_parallel = one.data_parallel()
     parallel = one.judge("data parallel", *data_parallel) if data_parallel else None
-    # Where time is over before the search has found one, one of these is the answer.
-    whole = None if found or not request.expired() else one.judge(
+    # Where time or patience is over before the search has found one, one of these is the answer.
+    whole = None if found or math.isinf(one.search.bound) else one.judge(
         "whole", request.mesh or MeshShape((("rows", request.devices),)), {})
     for other in (own, parallel, whole):
         if other is not None and request.allows(other) and (

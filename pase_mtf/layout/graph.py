@@ -225,6 +225,9 @@ class GraphSearch:
             return (f"{name}: {self.request.too_large(least)}, the least that any layout needs ({mesh}, "
                     f"{rules_text(rules) or 'no rules'}); take more devices, a smaller batch, or a higher memory limit "
                     "(none lifts it)")
+        if search.rejected and math.isfinite(search.bound):
+            return (f"{name}: none of the {len(search.rejected):,} layouts that were tried lowers, and there are more: "
+                    f"{search.rejected[0][1]}; change the operation or fix dims")
         if search.rejected:
             return f"{name}: no layout lowers: {search.rejected[0][1]}; change the operation or fix other dims"
         for dim, (parts, operation, reason) in legality.shards.items():

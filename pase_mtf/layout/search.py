@@ -110,8 +110,8 @@ class Search:
       meshes, fixed, memory_limit: what they have to satisfy; bytes per device, infinite without a limit.
       verify: lowers a layout, and says what goes wrong.
       budget: time, after which what was found is all there is.
-      bound: where time was over before all layouts were gone through, or none within the memory is proven to be the
-        cheapest: none that is missing costs less, in seconds.
+      bound: where time or patience was over before all layouts were gone through, or none within the memory is proven
+        to be the cheapest: none that is missing costs less, in seconds.
       rejected: layouts that were cheaper but do not lower, and why.
       networks: per mesh shape that was looked into, vertices and configurations of its network.
       lightest: where no layout of a mesh shape was within the limit: the bytes per device that the lightest needs, its
@@ -221,6 +221,7 @@ class Search:
                 if key in done:
                     repeated += 1
                     if repeated > _REPEATED:
+                        self._give_up(candidate.cost)
                         return
                     continue
                 repeated = 0
@@ -255,6 +256,7 @@ class Search:
                     yield from self._assignments_within_memory(network, cost)
                     return
                 if number > _PATIENCE:
+                    self._give_up(cost)
                     return
 
     def _assignments_within_memory(self, network: MeshNetwork, least: float) -> Iterator[dict[str, int] | float]:
@@ -279,9 +281,14 @@ class Search:
             if self._fits(network.mesh, axis_of):
                 heapq.heappush(waiting, (self.costs.total(network.mesh, axis_of), number, axis_of))
             if number > _PATIENCE:
+                self._give_up(bound)
                 break
         while waiting:
             yield heapq.heappop(waiting)[2]
+
+    def _give_up(self, least: float) -> None:
+        """Leaves layouts of a mesh shape unseen, none of which costs less than this (seconds)."""
+        self.bound = min(self.bound, least)
 
     def _fits(self, mesh: MeshShape, axis_of: Mapping[str, int]) -> bool:
         return math.isinf(self.memory_limit) or (

@@ -18,8 +18,9 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.layout import search as search_module
 from pase_mtf.layout.costs import LayoutCosts
 from pase_mtf.layout.find import find_layout
-from pase_mtf.layout.legality import StockLegality
-from pase_mtf.layout.search import Search
+from pase_mtf.layout.graph import GraphSearch
+from pase_mtf.layout.legality import Problem, StockLegality
+from pase_mtf.layout.search import Candidate, Search
 from pase_mtf.layout.space import MeshShape, mesh_shapes, parse_mesh_shape, parse_rules
 from pase_mtf.machine.machine import Link, Machine
 
@@ -259,6 +260,47 @@ def test_what_cannot_be_the_answer_is_not_searched_within_memory(monkeypatch):
     del solved[:]
     assert Search(costs, meshes, {}, limit, lambda *layout: None).next_below(free.cost * (1 - 1e-9)) is None
     assert not solved
+
+
+def _few_together(mesh, rules):
+    """Two dims that fail together, and as the verifier names them three or more none of which fails by itself."""
+    fails = len(rules) > 2 or set(rules) == {"batch", "wide"}
+    return Problem("wide", tuple(rules), "these dims together") if fails else None
+
+
+@pytest.mark.parametrize("share", [None, 0.4])
+@pytest.mark.parametrize(("patience", "most"), [("_PATIENCE", 1), ("_PATIENCE", 7), ("_REPEATED", 0)])
+def test_what_is_given_up_leaves_its_bound(monkeypatch, patience, most, share):
+    graph, loss, _ = perceptron(32)
+    costs, legality = costs_of(graph, FLAT, 8, [loss])
+    mesh = parse_mesh_shape("a:2;b:2;c:2")
+    every = list(all_layouts(legality, [mesh]))
+    needs = [costs.peak_memory(*layout)[0] for layout in every]
+    limit = math.inf if share is None else min(needs) + share * (max(needs) - min(needs))
+    monkeypatch.setattr(search_module, patience, most)
+    search = Search(costs, [mesh], {}, limit, _few_together)
+    found = {candidate.effect for candidate in search}
+    missing = [Candidate(costs.total(*layout), *layout) for layout, nbytes in zip(every, needs, strict=True)
+               if nbytes <= limit and _few_together(*layout) is None]
+    least = min(candidate.cost for candidate in missing if candidate.effect not in found)
+    assert search.bound <= least * (1 + 1e-9)
+
+
+def test_what_is_given_up_is_not_called_impossible(monkeypatch):
+    monkeypatch.setattr(GraphSearch, "_verify", lambda _, *layout: _few_together(*layout))
+
+    def find(**fixed):
+        with tf.Graph().as_default():
+            graph, loss, _ = perceptron()
+            return find_layout(graph, 8, [loss], FLAT, "a:2;b:2;c:2", fixed=fixed)
+    best = find()
+    assert best.search["optimal"]
+    monkeypatch.setattr(search_module, "_PATIENCE", 1)
+    hasty = find()
+    assert not hasty.search["optimal"]
+    assert hasty.seconds / (1 + hasty.search["gap"]) <= best.seconds < hasty.seconds
+    with pytest.raises(InfeasibleError, match="layouts that were tried lowers, and there are more"):
+        find(batch="a", wide="b")
 
 
 def test_what_a_device_holds_is_the_limit_unless_another_is_given():
