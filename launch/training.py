@@ -112,9 +112,9 @@ class History:
         """Whether any arm has done a step."""
         return any(self.records.values())
 
-    def losses(self, arm: str) -> list[float]:
-        """Loss per step."""
-        return [record.loss for record in self.records.get(arm, ())]
+    def losses(self, arm: str, since: int = 0) -> list[float]:
+        """Loss per step, without so many of the first."""
+        return [record.loss for record in self.records.get(arm, [])[since:]]
 
 
 def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, steps: int, first_step: int = 0,

@@ -18,7 +18,7 @@ from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Data
 from pase_mtf.launch.flag_values import parse_arms
-from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, agree, first_difference, largest_update, updates_of
+from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, Comparison, agree, largest_update, updates_of
 from pase_mtf.launch.judging.settling import STEPS, Settled, settle
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.run_folder import load_run_config
@@ -65,14 +65,16 @@ class Judge:
         self._settled = self._looked = False
         rounds = plan.config.dtype == "bfloat16" or (
             plan.devices.kind == "gpu" and tf.config.experimental.tensor_float_32_execution_enabled())
-        self._first, self._update = (FIRST_NARROW, _UPDATE_NARROW) if rounds else (FIRST, _UPDATE)
+        first, self._update = (FIRST_NARROW, _UPDATE_NARROW) if rounds else (FIRST, _UPDATE)
+        self._comparison = Comparison(plan.first_step, first)
 
     def check(self, history: History) -> str | None:
         """To be called after every turn: which arm is wrong, and why; None while none is known to be."""
         if self._settled:
             return None
-        losses = {arm.name: history.losses(arm.name) for arm in self._arms}
-        suspicion = first_difference({**losses, RUN_BEFORE: self._before}, history.first_step, self._first)
+        done = self._comparison.steps
+        losses = {arm.name: history.losses(arm.name, done) for arm in self._arms}
+        suspicion = self._comparison.go_on({**losses, RUN_BEFORE: self._before[done:]})
         if not self._looked:
             suspicion = suspicion or self._first_updates()
             self._looked, self._start = True, {}

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-__all__ = ["FIRST", "FIRST_NARROW", "STRICT_STEPS", "Update", "agree", "first_difference", "largest_update",
-           "relative_tolerance", "slot_of", "updates_of"]
+__all__ = ["FIRST", "FIRST_NARROW", "STRICT_STEPS", "Comparison", "Update", "agree", "first_difference",
+           "largest_update", "relative_tolerance", "slot_of", "updates_of"]
 
 STRICT_STEPS = 6
 """Steps whose rounding can be bounded; after them only what is grossly different is suspicious."""
@@ -47,37 +47,65 @@ def relative_tolerance(steps: int, first: float = FIRST) -> float:
     return min(first * 2.0 ** steps, GROSS) if steps <= STRICT_STEPS else GROSS
 
 
-def first_difference(losses: Mapping[str, Sequence[float]], first_step: int = 0, first: float = FIRST) -> str | None:
-    """Compares every series of losses with the first one, step by step, over the steps that both have.
+class Comparison:
+    """Compares series of losses with the first one, step by step, as they grow.
 
     Differences are measured against the loss or, where that has fallen below it, the loss of the first step: late in a
     training the loss of a single batch may be next to nothing. Where all diverge nothing is compared any more.
 
-    Args:
-      losses: arm -> loss per step; the first arm is the reference.
-      first_step: number of the first of these steps.
-      first: see `relative_tolerance`.
-
-    Returns:
-      Where two first differ by more than is allowed, for people; None where all agree.
+    Attributes:
+      steps: how many have been compared.
     """
-    reference, *others = losses
-    for step, expected in enumerate(losses[reference]):
-        start = abs(losses[reference][0])
-        found = [expected, *(losses[arm][step] for arm in others if step < len(losses[arm]))]
-        if step and not any(abs(loss) <= DIVERGED * start for loss in found):
-            return None
-        for arm in others:
-            loss = losses[arm][step] if step < len(losses[arm]) else expected
-            scales = (start, min(abs(loss), abs(expected)))
-            scale = max([value for value in scales if math.isfinite(value)], default=0.0)
-            allowed = relative_tolerance(step, first) * max(scale, _NOTHING)
-            if not agree(loss, expected, allowed):
-                finite = math.isfinite(loss) and math.isfinite(expected)
-                how = f"difference {abs(loss - expected):.1e}, allowed {allowed:.1e}" if finite else "not finite"
-                return (f"losses differ at step {first_step + step}: {arm} {loss:.7g}, {reference} {expected:.7g} "
-                        f"({how})")
-    return None
+
+    def __init__(self, first_step: int = 0, first: float = FIRST):
+        """Begins.
+
+        Args:
+          first_step: number of the first step.
+          first: see `relative_tolerance`.
+        """
+        self.steps = 0
+        self._first_step, self._first = first_step, first
+        self._start: float | None = None
+        self._diverged = False
+
+    def go_on(self, losses: Mapping[str, Sequence[float]]) -> str | None:
+        """Compares the steps that have come.
+
+        Args:
+          losses: arm -> loss of each step that was not compared yet; the first arm is the reference, others may have
+            fewer.
+
+        Returns:
+          Where two first differ by more than is allowed, for people; None where all agree.
+        """
+        reference, *others = losses
+        for position, expected in enumerate(losses[reference]):
+            if self._diverged:
+                return None
+            if self._start is None:
+                self._start = abs(expected)
+            found = {arm: losses[arm][position] for arm in others if position < len(losses[arm])}
+            start, step = self._start, self.steps
+            self.steps += 1
+            self._diverged = step > 0 and not any(abs(loss) <= DIVERGED * start for loss in (expected, *found.values()))
+            if self._diverged:
+                return None
+            for arm, loss in found.items():
+                scales = (start, min(abs(loss), abs(expected)))
+                scale = max([value for value in scales if math.isfinite(value)], default=0.0)
+                allowed = relative_tolerance(step, self._first) * max(scale, _NOTHING)
+                if not agree(loss, expected, allowed):
+                    finite = math.isfinite(loss) and math.isfinite(expected)
+                    how = f"difference {abs(loss - expected):.1e}, allowed {allowed:.1e}" if finite else "not finite"
+                    return (f"losses differ at step {self._first_step + step}: {arm} {loss:.7g}, {reference} "
+                            f"{expected:.7g} ({how})")
+        return None
+
+
+def first_difference(losses: Mapping[str, Sequence[float]], first_step: int = 0, first: float = FIRST) -> str | None:
+    """Compares series of losses that are known as a whole: see `Comparison`."""
+    return Comparison(first_step, first).go_on(losses)
 
 
 def agree(loss: float, expected: float, allowed: float) -> bool:

@@ -9,6 +9,7 @@ from pase_mtf.launch.judging.losses import (
     FIRST_NARROW,
     GROSS,
     STRICT_STEPS,
+    Comparison,
     Update,
     first_difference,
     largest_update,
@@ -20,6 +21,26 @@ from pase_mtf.launch.judging.settling import Settled
 from pase_mtf.runtime import Devices
 
 EPSILON = float(np.finfo(np.float32).eps)
+
+
+def test_series_that_grow_are_compared_as_whole_ones_are():
+    """Piece by piece, every step once."""
+    for wrong in (None, 3, 9):
+        falling = [1.0 / (step + 1) for step in range(12)]
+        whole = {"a": falling, "b": [*falling], "c": [1.0]}
+        if wrong is not None:
+            whole["b"][wrong] = 0.9
+        grown, said = Comparison(40), []
+        for begin, end in ((0, 1), (1, 5), (5, 5), (5, 12)):
+            said.append(grown.go_on({arm: losses[begin:end] for arm, losses in whole.items()}))
+            if said[-1]:
+                break
+            assert grown.steps == end
+        assert said[-1] == first_difference(whole, first_step=40)
+        assert (wrong is None) == (said[-1] is None)
+    diverging = Comparison()
+    assert diverging.go_on({"a": [9.0, 60.0], "b": [9.0, 70.0]}) is None
+    assert diverging.go_on({"a": [9.0], "b": [1.0]}) is None  # where both have diverged nothing is compared any more
 
 
 def test_rounding_agrees():
@@ -159,9 +180,9 @@ def test_products_in_tf32_are_no_suspicion(monkeypatch, kind, rounded, settles):
     monkeypatch.setattr(judge, "settle", lambda plan, strategies, names, batches, board: asked.append(names) or Settled(
         {}, 1.0, 3))
     plan = SimpleNamespace(devices=Devices(kind, (f"/device:{kind.upper()}:0",), "one"), checkpoint=None,
-                           config=SimpleNamespace(dtype="float32"))
+                           first_step=0, config=SimpleNamespace(dtype="float32"))
     arms = [SimpleNamespace(name=name) for name in ("search", "data_parallel")]
     found = judge.Judge(plan, {}, arms, SimpleNamespace(batches=lambda first: iter(())))
     losses = {"search": [2.0], "data_parallel": [2.002]}
-    assert found.check(SimpleNamespace(losses=losses.__getitem__, first_step=0)) is None
+    assert found.check(SimpleNamespace(losses=lambda arm, since: losses[arm][since:], first_step=0)) is None
     assert bool(asked) == settles
