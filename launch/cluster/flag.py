@@ -120,11 +120,19 @@ def _addresses(parts: list[str], where: str) -> tuple[str, ...]:
     tasks = tuple(part.strip() for part in parts)
     for task in tasks:
         host, _, port = task.rpartition(":")
-        if not re.fullmatch(r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", host) or not re.fullmatch("[0-9]{1,5}", port) or not (
-                1 <= int(port) <= 65535):
+        if not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
             raise UsageError(f"{where}: {shortened(task)} is no host:port; {_FORMS}")
         if tasks.count(task) > 1:
             raise UsageError(f"{where}: {task} stands there twice; give every process an address of its own")
     if len(tasks) > MAX_PROCESSES:
         raise UsageError(f"{where}: {len(tasks)} processes, at most {MAX_PROCESSES} can be driven")
     return tasks
+
+
+def _is_host(text: str) -> bool:
+    """Whether it may be a host's name, or is an address of IPv6 in brackets; whether there is such a host is not known
+    before it is looked for."""
+    try:
+        return bool(re.fullmatch(r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", text) and text.encode("idna"))
+    except UnicodeError:  # an empty part between two dots, or one of more than 63 characters
+        return False

@@ -12,7 +12,7 @@ from typing import Any
 from pase_mtf.errors import ClusterError, shortened
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, end_all, start_worker
-from pase_mtf.launch.cluster.wire import SAYS_EVERY, Connection, control_address, listen
+from pase_mtf.launch.cluster.wire import SAYS_EVERY, Connection, control_address, listen, split_address
 from pase_mtf.launch.interrupts import Interrupts
 
 __all__ = ["JOINS_WITHIN", "RemoteTask", "is_cut_off", "join_run", "meet"]
@@ -110,7 +110,8 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
     came: dict[int, Connection] = {}
     strangers: list[Connection] = []
     end = time.monotonic() + within
-    with listen(control_address(tasks)) as door:
+    from_elsewhere = len({split_address(task)[0] for task in tasks}) > 1
+    with listen(control_address(tasks), from_elsewhere) as door:
         try:
             while len(came) < len(tasks) - 1:
                 if interrupts.asked:

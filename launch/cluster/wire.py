@@ -7,6 +7,7 @@ a run.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import socket
 import sys
@@ -47,24 +48,36 @@ def control_address(tasks: Sequence[str]) -> tuple[str, int]:
     return host.strip("[]"), port
 
 
-def listen(address: tuple[str, int]) -> socket.socket:
+def listen(address: tuple[str, int], from_elsewhere: bool = False) -> socket.socket:
     """A socket that listens at a host's own address; on all interfaces, which a line tells, where the name is that of
-    something before it, as of a service in a cluster of containers.
+    something before it, as of a service in a cluster of containers, or leads back to the host itself, as a host's own
+    name does on Debian (127.0.1.1 in /etc/hosts), while others are to come from elsewhere.
+
+    Args:
+      address: host and port.
+      from_elsewhere: whether some of those who are to come are on other hosts.
 
     Raises:
       UsageError: the port is taken, or the name is not known.
     """
+    host, port = address
     try:
-        family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        try:
-            found = socket.create_server(address, family=family)
-        except OSError:
-            found = socket.create_server(("", address[1]), family=family)
-            print(f"note: {address[0]} is no address of this host: its launcher listens on all interfaces, at port "
-                  f"{address[1]}", file=sys.stderr, flush=True)
+        family, *_, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        reached = str(resolved[0])
+        note = None
+        if from_elsewhere and host not in (reached, "localhost") and ipaddress.ip_address(reached).is_loopback:
+            note = f"{host} is {reached} on this host"
+        else:
+            try:
+                found = socket.create_server((reached, port), family=family)
+            except OSError:
+                note = f"{host} is no address of this host"
+        if note:
+            found = socket.create_server(("", port), family=family)
+            print(f"note: {note}: its launcher listens on all interfaces, at port {port}", file=sys.stderr, flush=True)
     except OSError as error:
-        raise UsageError(f"--cluster: cannot listen at {address[0]}:{address[1]} ({error.strerror}), where the "
-                         "launchers meet: the port above those of the first host; take others") from error
+        raise UsageError(f"--cluster: cannot listen at {host}:{port} ({error.strerror}), where the launchers meet: the "
+                         "port above those of the first host; take others") from error
     found.setblocking(False)
     return found
 

@@ -45,6 +45,8 @@ def test_what_is_understood(text, task, environment, expected):
     ("a:1,b:70000", 0, {}, "'b:70000' is no host:port"),
     ("a:1,b c:7", 0, {}, "'b c:7' is no host:port"),
     ("a:1,", 0, {}, "'' is no host:port"),
+    ("a:1,b..example.com:2", 0, {}, "'b..example.com:2' is no host:port"),
+    (f"a:1,{'b' * 64}:2", 0, {}, "is no host:port"),
     ("slurm", None, {}, "SLURM_STEP_NUM_TASKS is not set; start the command by srun"),
     ("slurm", None, {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "2"}, "task 2 of 2"),
     ("tf_config", None, {}, "TF_CONFIG is not set"),

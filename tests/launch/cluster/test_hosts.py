@@ -280,3 +280,19 @@ def test_a_launcher_that_has_to_listen_everywhere_says_so(capfd):
         assert everywhere.getsockname()[0] == "0.0.0.0"
     assert capfd.readouterr().err == ("note: 192.0.2.1 is no address of this host: its launcher listens on all "
                                       "interfaces, at port 0\n")
+
+
+def test_a_launcher_whose_host_has_a_loopback_address_of_its_own(monkeypatch, capfd):
+    """As /etc/hosts on Debian has it: those of other hosts could not come."""
+    known = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **how: known(
+        "127.0.1.1" if host == "alpha" else host, *rest, **how))
+    with wire.listen(("alpha", 0)) as own:
+        assert own.getsockname()[0] == "127.0.1.1"
+    with wire.listen(("127.0.1.1", 0), from_elsewhere=True) as own:  # what somebody asked for
+        assert own.getsockname()[0] == "127.0.1.1"
+    assert capfd.readouterr().err == ""
+    with wire.listen(("alpha", 0), from_elsewhere=True) as everywhere:
+        assert everywhere.getsockname()[0] == "0.0.0.0"
+    assert capfd.readouterr().err == ("note: alpha is 127.0.1.1 on this host: its launcher listens on all interfaces, "
+                                      "at port 0\n")
