@@ -208,6 +208,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     files.write("summary.json", summary_json(Summary(
         status=status, model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
         mesh=plan.options.mesh, devices=plan.devices.count, first_step=plan.first_step, arms=rows,
+        steps_done=plan.first_step + min(map(len, history.records.values()), default=0),
         left_out=dict(left_out), disagreement=history.disagreement, note=history.note,
         slowness=float(np.median(history.slowness)) if history.slowness else None, search=_search(strategies),
         nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},

@@ -168,8 +168,9 @@ def _taken_up(options: Options) -> tuple[Options, CheckpointInfo | None, bool]:
     if folder is None or not has_checkpoint(folder):
         return options, None, False
     checkpoint = find_checkpoint(folder)
-    left = options.warmup + options.steps - checkpoint.step
-    return options.going_on(folder, left), checkpoint, left <= 0 and is_done(folder)
+    steps = options.warmup + options.steps
+    left = steps - checkpoint.step
+    return options.going_on(folder, left), checkpoint, left <= 0 and is_done(folder, steps)
 
 
 def resolve(options: Options) -> Plan:

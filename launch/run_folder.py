@@ -11,7 +11,7 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
 __all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "MANIFEST", "check_folder_taken_up", "check_new_folder",
-           "checkpoint_steps", "has_checkpoint", "is_done", "load_run_config"]
+           "checkpoint_steps", "has_checkpoint", "is_done", "load_run_config", "names_in"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -22,6 +22,9 @@ AUTO = "auto"
 MANIFEST = "checkpoint.json"
 """What tells of the files of a checkpoint, beside them."""
 
+_PATTERN = "[\\"
+"""What no path of a checkpoint may hold: TensorFlow writes there, and looks for a pattern when it reads."""
+
 _CONFIG = "config.json"
 _BEFORE_THAT = ("metrics.jsonl",)
 """What a run may have made before it wrote its configuration."""
@@ -31,6 +34,9 @@ def check_new_folder(path: str | None) -> None:
     """Raises UsageError where no new folder can be made there; None: outputs/, whose name comes later."""
     if path is not None and not path.strip():
         raise UsageError("--output_dir is empty; name a new folder, or leave the flag out")
+    if path and any(mark in path for mark in _PATTERN):
+        raise UsageError(f"--output_dir={shortened(path, quoted=False)}: TensorFlow takes [ and \\ for a pattern, and "
+                         "would not find its checkpoints again; leave them out")
     if path and ("\0" in path or os.path.lexists(path)):
         raise UsageError(f"--output_dir={shortened(path, quoted=False)}: exists and is never overwritten; name a new "
                          "one")
@@ -64,7 +70,7 @@ def check_folder_taken_up(path: str | None) -> None:
     if not os.path.isdir(path):
         check_new_folder(path)
     elif not os.path.isfile(os.path.join(path, _CONFIG)):
-        foreign = [name for name in os.listdir(path) if name not in _BEFORE_THAT and not name.startswith(f".{_CONFIG}")]
+        foreign = [name for name in names_in(path) if name not in _BEFORE_THAT and not name.startswith(f".{_CONFIG}")]
         if foreign:
             raise UsageError(f"--output_dir={shortened(path, quoted=False)}: holds {shortened(min(foreign))}, and no "
                              "run to go on with; name another")
@@ -72,23 +78,46 @@ def check_folder_taken_up(path: str | None) -> None:
         load_run_config(path)
 
 
+def names_in(folder: str) -> list[str]:
+    """What lies in a folder; nothing where there is none.
+
+    Raises:
+      FormatError: it cannot be looked into, which is no sign that nothing lies there.
+    """
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise FormatError(f"{folder}: cannot be read ({error.strerror}); see to it, or name another folder") from error
+
+
 def checkpoint_steps(folder: str) -> list[int]:
-    """Steps of the checkpoints in a folder of checkpoints, the last one first."""
-    found = (re.fullmatch(r"step-(\d{1,12})", name) for name in os.listdir(folder))
+    """Steps of the checkpoints in a folder of checkpoints, the last one first.
+
+    Raises:
+      FormatError: see `names_in`.
+    """
+    found = (re.fullmatch(r"step-(\d{1,12})", name) for name in names_in(folder))
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 def has_checkpoint(folder: str) -> bool:
-    """Whether an earlier run in this folder has written a checkpoint, damaged or not."""
+    """Whether an earlier run in this folder has written a checkpoint, damaged or not.
+
+    Raises:
+      FormatError: see `names_in`.
+    """
     inside = os.path.join(folder, "checkpoint")
-    return os.path.isdir(inside) and bool(
-        checkpoint_steps(inside) or os.path.exists(os.path.join(inside, MANIFEST)))  # the latter of version 1
+    return bool(checkpoint_steps(inside)) or MANIFEST in names_in(inside)  # the latter of version 1
 
 
-def is_done(folder: str) -> bool:
-    """Whether the last run in a folder has come to its end, and written it down."""
+def is_done(folder: str, steps: int) -> bool:
+    """Whether the last run in a folder has come to its end after so many steps of training, and written it down."""
     try:
         with open(os.path.join(folder, "summary.json"), encoding="utf-8") as file:
-            return bool(json.load(file)["status"] == "done")
+            summary = json.load(file)
+        return bool(summary["status"] == "done" and summary.get("steps_done", steps) >= steps)  # files of earlier
+            # versions do not tell
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

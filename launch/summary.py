@@ -62,6 +62,7 @@ class Summary(TypedDict):
       status: "search only", "done", "interrupted", "diverged" or "losses disagree".
       model, preset, batch, mesh: as the flags say; `devices` is the number of them.
       first_step: 0, or the step of the checkpoint that the run began with.
+      steps_done: steps of training at its end, those before `first_step` too. Files of earlier versions lack it.
       arms: arm -> its numbers, in the order of the table.
       left_out: arm -> why there is none.
       disagreement: which arm computed something else, and how that was seen; None: none.
@@ -86,6 +87,7 @@ class Summary(TypedDict):
     mesh: str
     devices: int
     first_step: int
+    steps_done: NotRequired[int]
     arms: dict[str, ArmRow]
     left_out: dict[str, str]
     disagreement: str | None

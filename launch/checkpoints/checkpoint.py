@@ -24,7 +24,7 @@ from typing_extensions import NotRequired, TypedDict
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.files import check_schema, read_json, remove_partial, write_atomically
 from pase_mtf.launch.console import summarize_error
-from pase_mtf.launch.run_folder import MANIFEST, checkpoint_steps
+from pase_mtf.launch.run_folder import MANIFEST, checkpoint_steps, names_in
 
 __all__ = ["KEPT", "MAX_STEP", "CheckpointInfo", "FileEntry", "entry_of", "find_checkpoint",
            "forget_checkpoints_after", "forget_half_written", "restore", "save_checkpoint"]
@@ -149,7 +149,7 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
       FormatError: there is none, or none that is whole; names the file and what is wrong with it.
     """
     folder = os.path.join(run_folder, "checkpoint")
-    if not os.path.isdir(folder):
+    if not names_in(folder):
         raise FormatError(f"--resume={run_folder}: holds no checkpoint; name the output directory of a run that lived "
                           "to write one (--checkpoint_every)")
     _clean(folder)
@@ -181,7 +181,7 @@ def forget_half_written(run_folder: str) -> None:
 
 def forget_checkpoints_after(folder: str, step: int) -> None:
     """Removes the checkpoints of later steps, where a run goes on in its folder from an earlier one."""
-    for later in checkpoint_steps(folder) if os.path.isdir(folder) else ():
+    for later in checkpoint_steps(folder):
         if later > step:
             _remove(folder, f"step-{later}")
 
@@ -278,7 +278,7 @@ def _remove(folder: str, name: str) -> None:
 
 def _clean(folder: str) -> None:
     """Removes what a killed run left half written; nothing while somebody writes."""
-    if not any(name.startswith((_PARTIAL, _LOCK)) for name in os.listdir(folder)):
+    if not any(name.startswith((_PARTIAL, _LOCK)) for name in names_in(folder)):
         return
     with contextlib.suppress(OSError, filelock.Timeout), _write_lock(folder, wait=False):
         for name in os.listdir(folder):

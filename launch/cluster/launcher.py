@@ -7,6 +7,7 @@ stopped: what finds it has to stand outside.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import sys
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pase_mtf.errors import ClusterError, FormatError
+from pase_mtf.errors import ClusterError
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
 from pase_mtf.launch.cluster.hosts import is_cut_off, meet
 from pase_mtf.launch.cluster.membership import Membership
@@ -130,7 +131,7 @@ def launch(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts) -> int:
 
     Raises:
       ClusterError: a process is missing, or was lost, and no restart is left.
-      FormatError: the run continues another in place, of which no checkpoint is whole any more.
+      FormatError: see `options_after`.
       KeyboardInterrupt: somebody wants it to end before it has begun.
     """
     interrupts.hold()
@@ -189,7 +190,17 @@ def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], inter
     finally:
         for other in others:
             other.end(**told)
+        cut_short = bool(here) and here[0].exit_code is None
         end_all(here)
+        if cut_short:
+            _forget_unbegun(options)
+
+
+def _forget_unbegun(options: ResolvedOptions) -> None:
+    """Takes away the folder of a run that was ended before its first step, as rank 0 does where it ends by itself."""
+    metrics = os.path.join(options.output_dir, "metrics.jsonl")
+    if not options.in_place and os.path.exists(metrics) and not os.path.getsize(metrics):
+        shutil.rmtree(options.output_dir, ignore_errors=True)
 
 
 def _membership(plan: Plan, tasks: tuple[str, ...], rank: int) -> Membership:
@@ -205,16 +216,12 @@ def options_after(plan: Plan) -> ResolvedOptions:
       plan: of the run as it was started.
 
     Raises:
-      FormatError: the run continues another in place, of which no checkpoint is whole any more.
+      FormatError: checkpoints were written, and none is whole any more, or none can be read now: they stay as they are.
     """
     options = plan.options
-    if options.resume == AUTO and not has_checkpoint(options.output_dir):
+    if (options.resume == AUTO or not options.in_place) and not has_checkpoint(options.output_dir):
+        if not options.in_place:
+            shutil.rmtree(options.output_dir, ignore_errors=True)
         return options
-    try:
-        checkpoint = find_checkpoint(options.output_dir)
-    except FormatError:
-        if options.in_place:
-            raise
-        shutil.rmtree(options.output_dir, ignore_errors=True)
-        return options
+    checkpoint = find_checkpoint(options.output_dir)
     return options.going_on(options.output_dir, plan.first_step + options.warmup + options.steps - checkpoint.step)

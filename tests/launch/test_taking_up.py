@@ -10,6 +10,7 @@ import sys
 import pytest
 from cluster_runs import metrics
 
+from pase_mtf.errors import FormatError
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
@@ -100,7 +101,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(preset, crashing,
     assert (tmp_path / "run").exists()  # which was there
 
 
-def test_what_it_cannot_go_on_with(preset, finished, tmp_path, capsys):
+def test_what_it_cannot_go_on_with(preset, finished, tmp_path, capsys, monkeypatch):
     def refused(*command):
         code = main([*command])
         out, err = capsys.readouterr()
@@ -113,6 +114,11 @@ def test_what_it_cannot_go_on_with(preset, finished, tmp_path, capsys):
     (tmp_path / "foreign" / "thesis.tex").write_text("")
     assert "holds 'thesis.tex', and no run to go on with" in refused(*command, f"--output_dir={tmp_path / 'foreign'}")
     assert "is never overwritten" in refused(*command, f"--output_dir={preset}")
+    for name in ("lr[0.1]", "a\\b"):
+        assert "take" in refused(*command, f"--output_dir={tmp_path / name}")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+        assert "cannot be read (Permission denied)" in refused(*command, f"--output_dir={tmp_path / 'foreign'}")
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     assert "--seed=3: the run in" in refused(*command, f"--output_dir={run}", "--seed=3")
@@ -121,6 +127,44 @@ def test_what_it_cannot_go_on_with(preset, finished, tmp_path, capsys):
     held = sorted(run.rglob("*"))
     assert "there is no whole checkpoint" in refused(*command, f"--output_dir={run}")
     assert sorted(run.rglob("*")) == held
+
+
+def test_done_is_what_has_come_as_far_as_asked(preset, crashing, tmp_path, capsys):
+    """A kill after the last checkpoint and before the summary leaves that of the run before."""
+    folder = tmp_path / "run"
+    assert main(_command(preset, folder)) == 0
+    longer = _command(preset, folder, "--checkpoint_every=3", "--steps=14", "--compare=stock_data_parallel")
+    crashing(longer, 14)  # all of the first arm, whose last checkpoint is written; the other has two steps left
+    assert find_checkpoint(str(folder)).step == 15
+    assert json.loads((folder / "summary.json").read_text())["steps_done"] == 7
+    capsys.readouterr()
+    assert main(longer) == 0
+    assert "has done its" not in capsys.readouterr().out
+    assert json.loads((folder / "summary.json").read_text())["steps_done"] >= 15
+    assert main(longer) == 0
+    assert "has done its" in capsys.readouterr().out
+
+
+def test_no_checkpoint_is_lost_to_a_restart(preset, finished, tmp_path, monkeypatch):
+    """Where none is whole, or the folder cannot be read just now, the run ends, and all stays as it is."""
+    run = tmp_path / "run"
+    plan = resolve(parse_command_line([flag for flag in _command(preset, run, "--cluster=local:2")
+                                       if flag != "--resume=auto"]))
+    shutil.copytree(finished, run)
+    held = sorted(run.rglob("*"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+        with pytest.raises(FormatError, match=r"cannot be read \(Stale file handle\)"):
+            options_after(plan)
+    assert sorted(run.rglob("*")) == held
+    for data in run.glob("checkpoint/step-*/model.data*"):
+        data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(FormatError, match="there is no whole checkpoint"):
+        options_after(plan)
+    assert sorted(run.rglob("*")) == held
+    shutil.rmtree(run / "checkpoint")
+    assert options_after(plan) == plan.options  # it begins anew
+    assert not run.exists()
 
 
 def test_the_launcher_of_a_cluster_takes_it_up(preset, finished, tmp_path):

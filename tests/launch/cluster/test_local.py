@@ -143,6 +143,19 @@ def test_when_no_restart_is_left(preset, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ended_before_its_first_step_it_leaves_no_folder(preset, tmp_path, rank):
+    """So that the same command can be given again; rank 0 can take nothing away when it is killed."""
+    run = Run(preset, tmp_path / "run", "--clients=ranks")
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert run.process.poll() is None
+        time.sleep(0.02)
+    os.kill(run.pid(rank), signal.SIGKILL)
+    assert run.end()[0] == 7
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_a_fault_before_the_first_checkpoint(preset, tmp_path):
     run = Run(preset, tmp_path / "run", "--steps=299", "--max_restarts=2")
     run.reach(5)
