@@ -54,7 +54,7 @@ def _resolved(options: Options) -> Plan:
 def _over_processes(options: Options, interrupts: Interrupts) -> int:
     member = member_of(options)
     if member.rank == 0:
-        return launch(_resolved(options), member.tasks, interrupts)
+        return launch(lambda: _resolved(options), member, interrupts)
     interrupts.hold()
     return join_run(member, options.max_restarts, interrupts)
 

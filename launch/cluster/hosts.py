@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from pase_mtf.errors import ClusterError, shortened
@@ -98,8 +99,15 @@ def _passport(membership: Membership) -> dict[str, object]:
             "clients": membership.clients, **versions}
 
 
-def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_WITHIN) -> list[RemoteTask]:
+def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_WITHIN,
+         ready: Future[Any] | None = None) -> list[RemoteTask]:
     """The launcher of rank 0: waits for those of all others, and lets them start.
+
+    Args:
+      membership: of rank 0.
+      interrupts: of this process.
+      within: seconds in which they have to come.
+      ready: what they wait for once they are there, such as a look at all of a checkpoint; its error ends the run.
 
     Raises:
       ClusterError: names who is missing, or was started with something else.
@@ -113,10 +121,14 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
     from_elsewhere = len({split_address(task)[0] for task in tasks}) > 1
     with listen(control_address(tasks), from_elsewhere) as door:
         try:
-            while len(came) < len(tasks) - 1:
+            while len(came) < len(tasks) - 1 or not (ready is None or ready.done()):
                 if interrupts.asked:
                     raise KeyboardInterrupt
-                if time.monotonic() >= end:
+                if ready is not None and ready.done():
+                    ready.result()
+                if len(came) == len(tasks) - 1:
+                    end = time.monotonic() + within
+                elif time.monotonic() >= end:
                     missing = [f"rank {rank} ({task})" for rank, task in enumerate(tasks) if rank and rank not in came]
                     raise ClusterError(f"no launcher of {', '.join(missing)} came within {within:g} s; start the same "
                                        "command there, and see whether it can connect to "
@@ -126,9 +138,12 @@ def meet(membership: Membership, interrupts: Interrupts, within: float = JOINS_W
                 except BlockingIOError:
                     time.sleep(_LOOK_EVERY)
                 _let_in(strangers, came, mine, tasks)
+            if ready is not None:
+                ready.result()
         except BaseException as error:
             for connection in (*came.values(), *strangers):
-                connection.say(end=ClusterError.exit_code, error=str(error) or "rank 0 was interrupted")
+                connection.say(end=getattr(error, "exit_code", ClusterError.exit_code),
+                               error=str(error) or "rank 0 was interrupted")
                 connection.close()
             raise
     for connection in strangers:

@@ -11,13 +11,15 @@ import os
 import shutil
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from concurrent.futures import Future
+from typing import NamedTuple, TypeVar
 
 from pase_mtf.errors import ClusterError
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint, forget_half_written
-from pase_mtf.launch.cluster.hosts import is_cut_off, meet
+from pase_mtf.launch.cluster.hosts import RemoteTask, is_cut_off, meet
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
@@ -27,6 +29,8 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.run_folder import AUTO, has_checkpoint
 
 __all__ = ["Fault", "Outcome", "launch", "local_addresses", "options_after", "watch"]
+
+_T = TypeVar("_T")
 
 _LOOK_EVERY = 0.1
 _TELLS_WITHIN = 3.0
@@ -115,15 +119,15 @@ def local_addresses(count: int) -> tuple[str, ...]:
             one.close()
 
 
-def launch(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts) -> int:
+def launch(resolve: Callable[[], Plan], member: Membership, interrupts: Interrupts) -> int:
     """Runs a plan over processes: rank 0, which is started here, trains, the others serve their devices to it.
 
     After a fault all are ended, and started again from the last checkpoint, up to --max_restarts times.
 
     Args:
-      plan: of the run.
-      tasks: addresses of the processes, by rank, each started by a launcher of its own; empty: all are of this
-        computer, and started here.
+      resolve: finds out the plan of the run; that may take long, where a large checkpoint is to be checked.
+      member: rank 0 of the run: with the addresses of the processes, each started by a launcher of its own; without,
+        all are of this computer, and started here.
       interrupts: of this process, which only passes signals on.
 
     Returns:
@@ -133,23 +137,45 @@ def launch(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts) -> int:
       ClusterError: a process is missing, or was lost, and no restart is left.
       FormatError: see `options_after`.
       KeyboardInterrupt: somebody wants it to end before it has begun.
+      PaseError: what `resolve` raises.
     """
-    interrupts.hold()
+    if member.tasks:  # those who come are to be told how it ends
+        interrupts.hold()
+    others, plan = _met(resolve, member, interrupts)
+    if not member.tasks:
+        interrupts.hold()
     if plan.done:
-        for other in meet(_membership(plan, tasks, 0), interrupts) if tasks else ():
+        for other in others:
             other.end(end=0)
         return 0
-    with contextlib.nullcontext() if tasks else own_network() as network:
-        if not tasks and network is None:
+    with contextlib.nullcontext() if member.tasks else own_network() as network:
+        if not member.tasks and network is None:
             print("note: this system gives the processes no network of their own: TensorFlow's servers can be reached "
                   "on all of its interfaces while the run lasts (docs/cluster.md)", file=sys.stderr, flush=True)
-        return _with_restarts(plan, tasks, interrupts, network)
+        return _with_restarts(plan, member, others, interrupts, network)
 
 
-def _with_restarts(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts, network: Network | None) -> int:
+def _met(find: Callable[[], _T], member: Membership, interrupts: Interrupts) -> tuple[list[RemoteTask], _T]:
+    """The processes of other hosts, whose launchers come and wait meanwhile, and what was found out."""
+    if not member.tasks:
+        return [], find()
+    found: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(find())
+        except BaseException as error:
+            found.set_exception(error)
+    threading.Thread(target=run, daemon=True).start()
+    return meet(member, interrupts, ready=found), found.result()
+
+
+def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], interrupts: Interrupts,
+                   network: Network | None) -> int:
     options, restarts = plan.options, 0
     while True:
-        outcome = _attempt(plan, options, tasks, interrupts, network, last=restarts == plan.options.max_restarts)
+        outcome = _attempt(plan, options, member.tasks, others, interrupts, network,
+                           last=restarts == plan.options.max_restarts)
         if outcome.fault is None or interrupts.exit_code is not None:
             return outcome.exit_code if outcome.fault is None else interrupts.exit_code or outcome.exit_code
         if restarts == options.max_restarts:
@@ -160,17 +186,16 @@ def _with_restarts(plan: Plan, tasks: tuple[str, ...], interrupts: Interrupts, n
                 f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else
                 "; --max_restarts=3 starts again from the last checkpoint"))
         restarts += 1
-        options = options_after(plan)
+        others, options = _met(lambda: options_after(plan), member, interrupts)
         where = f"the checkpoint in {options.resume}" if options.resume not in (None, AUTO) else "the first step"
         print(f"{outcome.fault}; starting again from {where} (restart {restarts} of {options.max_restarts})",
               file=sys.stderr, flush=True)
 
 
-def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], interrupts: Interrupts,
-             network: Network | None, *, last: bool) -> Outcome:
+def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], others: list[RemoteTask],
+             interrupts: Interrupts, network: Network | None, *, last: bool) -> Outcome:
     """Starts all processes, watches them, and ends them; where it is not the last, those of other hosts begin anew."""
     told: dict[str, object] = {"end": ClusterError.exit_code, "error": "rank 0: its launcher has failed"}
-    others = meet(_membership(plan, tasks, 0), interrupts) if tasks else []
     addresses = tasks or local_addresses(len(plan.devices.tasks))
     here: list[TaskProcess] = []
     try:

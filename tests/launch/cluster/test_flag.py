@@ -99,7 +99,7 @@ def test_a_search_alone_starts_no_process(launch, monkeypatch):
 def test_a_search_alone_starts_processes_where_they_are_to_be_measured(launch, monkeypatch):
     started = []
     monkeypatch.setattr("pase_mtf.launch.__main__.launch",
-                        lambda plan, tasks, interrupts: started.append(plan) or 0)
+                        lambda resolve, member, interrupts: started.append(resolve()) or 0)
     code, *_ = launch("--machine=local", "--search_only", "--recalibrate", "--cluster=local:2", "--compare=none")
     assert code == 0
     plan, = started

@@ -5,10 +5,11 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 
-from pase_mtf.errors import ClusterError, UsageError
+from pase_mtf.errors import ClusterError, FormatError, UsageError
 from pase_mtf.launch.cluster import hosts, wire
 from pase_mtf.launch.cluster.hosts import is_cut_off, join_run, meet
 from pase_mtf.launch.cluster.launcher import Fault, Outcome, watch
@@ -72,6 +73,29 @@ def test_a_launcher_that_is_missing_is_named(members):
         meet(members[0], Interrupts(), within=0.3)
     with pytest.raises(ClusterError, match=r"rank 0 \(127.0.0.1:\d+\): its launcher does not answer"):
         join_run(members[1], 0, Interrupts(), within=0.3)
+
+
+def test_they_wait_for_what_takes_longer_than_they_would(members, worker):
+    """As a look at a large checkpoint does: longer than somebody may be missing, and than one may be silent."""
+    started, ready = worker("import sys; sys.stdin.read()"), Future()
+    joining = _Joining(members[1])
+    threading.Timer(wire.SILENT_FOR + 1.0, lambda: ready.set_result("whole")).start()
+    other, = meet(members[0], Interrupts(), within=5.0, ready=ready)
+    assert ready.done()
+    other.end(end=0)
+    joining.join(10)
+    assert (joining.outcome, len(started)) == (0, 1)
+
+
+def test_what_rank_0_finds_wrong_ends_all_at_once(members, worker, capfd):
+    started, ready = worker("import sys; sys.stdin.read()"), Future()
+    joining = _Joining(members[1])
+    threading.Timer(1.0, lambda: ready.set_exception(FormatError("there is no whole checkpoint"))).start()
+    with pytest.raises(FormatError, match="no whole checkpoint"):
+        meet(members[0], Interrupts(), ready=ready)
+    joining.join(10)
+    assert (joining.outcome, started) == (2, [])
+    assert "[rank 1] error: there is no whole checkpoint" in capfd.readouterr().err
 
 
 def test_a_run_from_its_start_to_its_end(members, worker):
