@@ -29,7 +29,7 @@ from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.progress import Progress
 from pase_mtf.layout.rebuild import find_layout_of_program
 from pase_mtf.layout.request import Request, bytes_limit, compared_layouts
-from pase_mtf.layout.space import GivenLayout, GivenShape, MeshShape, mesh_and_devices
+from pase_mtf.layout.space import GivenLayout, GivenShape, mesh_and_devices
 from pase_mtf.machine.machine import LOCAL
 from pase_mtf.strategy.by_kernels import kernel_times
 
@@ -141,9 +141,9 @@ def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, 
     data_parallel = one.data_parallel()
     parallel = one.judge("data parallel", *data_parallel) if data_parallel else None
     # Where time or patience is over before the search has found one, one of these is the answer.
-    whole = None if found or math.isinf(one.search.bound) else one.judge(
-        "whole", request.mesh or MeshShape((("rows", request.devices),)), {})
-    for other in (own, parallel, whole):
+    fixed = None if found or math.isinf(one.search.bound) else one.judge(
+        "fixed", one.meshes[0], {dim: axis for dim, axis in request.fixed.items() if axis is not None})
+    for other in (own, parallel, fixed):
         if other is not None and request.allows(other) and (
                 best is None or other.seconds < best.seconds * (1 - 1e-9)):
             best = dataclasses.replace(other, name="best")

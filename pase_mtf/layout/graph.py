@@ -219,6 +219,8 @@ class GraphSearch:
         if legality.hopeless:
             return (f"{name}: no layout lowers: {legality.hopeless[0]}; build the graph for {self.request.devices} "
                     "devices")
+        if math.isfinite(search.bound) and self.request.expired():  # of what was not looked at nobody knows
+            return f"{name}: no layout was found within the time limit; give more"
         if search.lightest is not None:
             least, mesh, axis_of = search.lightest
             rules = {dim: mesh.names[axis] for dim, axis in axis_of.items()}

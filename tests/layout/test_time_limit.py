@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from pase_mtf.compat import mtf, tf
-from pase_mtf.errors import UsageError
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.layout import progress
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.progress import Progress
@@ -54,6 +54,31 @@ def test_without_time_a_gap_is_said():
     assert "no dim is split" in str(found)
     assert "which is faster" not in str(found)
     assert "give it more time" in str(found)
+
+
+def test_without_time_what_is_fixed_is_an_answer():
+    best = find_layout(build, 4, machine=FLAT, fixed={"hidden": "rows"})
+    found = find_layout(build, 4, machine=FLAT, time_limit=1e-9, fixed={"hidden": "rows"})
+    assert found.layout_rules == "hidden:rows"
+    assert found.seconds / (1 + found.search["gap"]) <= best.seconds * (1 + 1e-9)
+
+
+def build_slices():
+    """Slices that were laid out beforehand: unless their dim is split nothing lowers."""
+    graph = mtf.Graph()
+    impl = placement_mesh_impl.PlacementMeshImpl("all:4", "width:all", [""] * 4)
+    dims = mtf.Shape([mtf.Dimension("batch", 8), mtf.Dimension("width", 64)])
+    slices = impl.LaidOutTensor(impl.make_slices(tf.ones([8, 64]), dims))
+    return graph, [mtf.reduce_sum(mtf.import_laid_out_tensor(mtf.Mesh(graph, "mesh"), slices, dims))]
+
+
+def test_without_time_nothing_is_called_impossible():
+    assert "width" in find_layout(build_slices, 4, machine=FLAT).layout_rules
+    with pytest.raises(InfeasibleError, match="no layout was found within the time limit; give more"):
+        find_layout(build_slices, 4, machine=FLAT, time_limit=1e-9)
+    # What is wrong with all layouts is known without looking at any.
+    with pytest.raises(InfeasibleError, match="does not lower"):
+        find_layout(build_slices, 4, machine=FLAT, time_limit=1e-9, fixed={"width": "b"}, mesh_shape="a:2;b:2")
 
 
 def test_with_time_nothing_changes():
