@@ -34,7 +34,7 @@ def check_new_folder(path: str | None) -> None:
     """Raises UsageError where no new folder can be made there; None: outputs/, whose name comes later."""
     if path is not None and not path.strip():
         raise UsageError("--output_dir is empty; name a new folder, or leave the flag out")
-    if path and any(mark in path for mark in _PATTERN):
+    if path and _is_pattern(path):
         raise UsageError(f"--output_dir={shortened(path, quoted=False)}: TensorFlow takes [ and \\ for a pattern, and "
                          "would not find its checkpoints again; leave them out")
     if path and ("\0" in path or os.path.lexists(path)):
@@ -48,6 +48,10 @@ def check_new_folder(path: str | None) -> None:
         raise UsageError(f"--output_dir={path or 'outputs'}: {parent} {reason}; name another place")
 
 
+def _is_pattern(path: str) -> bool:
+    return any(mark in path for mark in _PATTERN)
+
+
 def load_run_config(folder: str) -> dict[str, Any]:
     """Reads config.json of an earlier run.
 
@@ -56,6 +60,9 @@ def load_run_config(folder: str) -> dict[str, Any]:
     """
     if not os.path.isdir(folder):
         raise FormatError(f"--resume={folder}: no such folder; name the output directory of an earlier run")
+    if _is_pattern(folder):
+        raise FormatError(f"--resume={folder}: TensorFlow takes [ and \\ for a pattern, and does not find its "
+                          "checkpoint; rename the folder")
     data = read_json(os.path.join(folder, "config.json"), CONFIG_FORMAT, CONFIG_VERSION)
     if not isinstance(data.get("options"), dict):
         raise FormatError(f"{folder}/config.json: has no options; it is truncated or foreign")

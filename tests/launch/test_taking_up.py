@@ -119,6 +119,8 @@ def test_what_it_cannot_go_on_with(preset, finished, tmp_path, capsys, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
         assert "cannot be read (Permission denied)" in refused(*command, f"--output_dir={tmp_path / 'foreign'}")
+    shutil.copytree(finished, tmp_path / "lr[0.1]")
+    assert "rename the folder" in refused(*command[:-1], f"--resume={tmp_path / 'lr[0.1]'}")
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     assert "--seed=3: the run in" in refused(*command, f"--output_dir={run}", "--seed=3")
