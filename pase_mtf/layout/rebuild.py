@@ -182,8 +182,17 @@ class _Trials:
         self._built.append(build)
         return build
 
-    def try_layout(self, layout: _Strings, *, own: bool = False) -> None:
-        """Costs a layout on the graph that is built for it, and lowers it there; `own`: it is the program's own."""
+    def try_layout(self, layout: _Strings, *, own: bool = False, given: bool = False) -> None:
+        """Costs a layout on the graph that is built for it, and lowers it there.
+
+        Args:
+          layout: the layout.
+          own: it is the program's own.
+          given: the caller wrote it.
+
+        Raises:
+          UsageError: of one that is given: it names no dim of that graph. Others do not lower then.
+        """
         if layout in self.trials:
             return
         try:
@@ -193,7 +202,9 @@ class _Trials:
                 cost = (search.judge_own(*layout.parsed(), build.verifier) if own
                         else search.judge("", *layout.parsed(), build.verifier))
                 self.trials[layout] = _Trial(cost, build.graph)
-        except InfeasibleError as error:
+        except (InfeasibleError, UsageError) as error:
+            if given and isinstance(error, UsageError):
+                raise
             self.trials[layout] = _Trial(LayoutCost("", *layout, 0.0, {}, {}, str(error)), None)
 
     def cost(self, layout: _Strings, name: str) -> LayoutCost:
@@ -273,8 +284,10 @@ def find_layout_of_program(program: Program, first: BuiltGraph, request: Request
     own = None if request.own is None else _Strings.of(*request.own)
     if own is not None:
         trials.try_layout(own, own=True)
-    for layout in [*compared, *([data_parallel] if data_parallel else [])]:
-        trials.try_layout(layout)
+    for layout in compared:
+        trials.try_layout(layout, given=True)
+    if data_parallel is not None:
+        trials.try_layout(data_parallel)
     if len(trials.graphs) > 1 and parallel is not None and not request.expired():
         for layout in _batch_on_one_of_two_axes(next(iter(parallel[1])), request):
             if trials.promises(layout):

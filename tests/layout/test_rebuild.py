@@ -231,6 +231,20 @@ def test_a_fixed_dim_may_be_missing_from_another_graph():
         find_layout(build_graph, 4, machine=FLAT, fixed={"gruops": None})
 
 
+def test_a_candidate_may_have_no_dim_of_the_graph_that_is_built_for_it():
+    def build_graph(mesh_shape="", layout=""):
+        if "hidden" not in layout:
+            return dense(batch=6, hidden=64)
+        graph = mtf.Graph()
+        x = mtf.import_tf_tensor(mtf.Mesh(graph, "mesh"), tf.ones([8]), [mtf.Dimension("other", 8)])
+        return graph, [mtf.reduce_sum(x)]
+    found = find_layout(build_graph, 4, machine=FLAT, mesh_shape="all:4")
+    assert found.layout_rules == "features:all"
+    assert found.search["graphs"] == 2
+    with pytest.raises(UsageError, match="layout all:4;hidden:all: 'hidden' is no dim of the graph"):
+        find_layout(build_graph, 4, machine=FLAT, mesh_shape="all:4", compare=["all:4;hidden:all"])
+
+
 def _blocks(mesh_shape, layout, *, by_text):
     """A field in as many blocks as the layout has devices for; a stencil on every one of them."""
     mesh = parse_mesh_shape(mesh_shape)
