@@ -149,7 +149,7 @@ def find_checkpoint(run_folder: str) -> CheckpointInfo:
       FormatError: there is none, or none that is whole; names the file and what is wrong with it.
     """
     folder = os.path.join(run_folder, "checkpoint")
-    if not names_in(folder):
+    if os.path.basename(folder) not in names_in(run_folder):
         raise FormatError(f"--resume={run_folder}: holds no checkpoint; name the output directory of a run that lived "
                           "to write one (--checkpoint_every)")
     _clean(folder)
