@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.export.phases import FORWARD, phases_of
 from pase_mtf.layout.space import MeshShape, rules_text
 from pase_mtf.lowering.equal_nodes import first_of_equal
 from pase_mtf.lowering.nodes import IDLE_NODES, kernel_of
 from pase_mtf.machine.kernels import Kernel
+from pase_mtf.operations.facts import read_operations
+from pase_mtf.operations.flow import Flow
 from pase_mtf.operations.protocols import LaidOut
 from pase_mtf.operations.registry import rule_of
 
@@ -73,13 +76,22 @@ class _MeshImpl(placement_mesh_impl.PlacementMeshImpl):
             return super().alltoall(*arguments, **named)
 
 
+def _unread(graph: mtf.Graph) -> list[mtf.Tensor]:
+    """What the forward pass makes and no operation reads."""
+    facts = read_operations(graph, Flow(graph))
+    read = {tensor for fact in facts for tensor in fact.operation.inputs}
+    return [tensor for fact, phase in zip(facts, phases_of(graph, facts), strict=True) if phase == FORWARD
+            for tensor in fact.operation.outputs if tensor not in read]
+
+
 def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshShape,
                    rules: Mapping[str, str]) -> LayoutKernels:
     """Lowers a graph in the current tf.Graph, which holds what it imports.
 
     Args:
       graph: of Mesh-TF, without loops.
-      outputs: tensors that a step computes, besides all assignments.
+      outputs: tensors that a step computes, besides all assignments; where there are none, nobody has told them, and
+        they are all that no operation reads, but for gradients: these TensorFlow never runs.
       mesh, rules: a layout under which it lowers.
     """
     impl = _MeshImpl(str(mesh), rules_text(rules), [f"/device:CPU:{number}" for number in range(mesh.devices)])
@@ -87,7 +99,8 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
     lowering = mtf.Lowering(graph, dict.fromkeys(meshes, impl))
     waiting = [lowering.lowered_operation(operation) for operation in graph.operations
                if rule_of(operation).assigns(operation)]
-    waiting += [block.op for tensor in outputs for block in lowering.tensors[tensor].to_laid_out_tensor().all_slices]
+    computed = list(outputs) or _unread(graph)
+    waiting += [block.op for tensor in computed for block in lowering.tensors[tensor].to_laid_out_tensor().all_slices]
     seen: set[tf.Operation] = set()
     parts: dict[str, collections.Counter[Kernel]] = {COMPUTE: collections.Counter()}
     unknown = set()

@@ -95,6 +95,29 @@ def test_by_the_machine_at_hand_and_by_a_file(cache_dir, timed_kernels, tmp_path
     assert there.seconds == pytest.approx(here.seconds, rel=1e-3)
 
 
+def test_without_outputs_a_step_computes_what_nobody_reads():
+    """A function that comes to mtf.Lowering tells none; what it assigns need not be all."""
+    def kernels(*, counts, told):
+        with tf.Graph().as_default():
+            graph = mtf.Graph()
+            mesh, (batch, io) = mtf.Mesh(graph, "mesh"), (mtf.Dimension("batch", 16), mtf.Dimension("io", 64))
+            x = mtf.import_tf_tensor(mesh, tf.zeros([16, 64]), mtf.Shape([batch, io]))
+            w = mtf.get_variable(mesh, "w", mtf.Shape([io]))
+            y = mtf.einsum([x, w], mtf.Shape([batch]))
+            if counts:
+                step = mtf.get_variable(mesh, "step", mtf.Shape([]))
+                mtf.assign(step.operation, step + 1.0)
+            return layout_kernels(graph, [y] if told else [], *parse_layout("all:4;io:all")).parts
+    for counts in (False, True):
+        found = kernels(counts=counts, told=False)
+        assert found["all-reduce"]
+        assert found == kernels(counts=counts, told=True)
+    with tf.Graph().as_default():  # the gradient of its input is never run
+        graph, outputs = build()
+        shape, rules = parse_layout("all:4;batch:all")
+        assert layout_kernels(graph, [], shape, rules) == layout_kernels(graph, outputs, shape, rules)
+
+
 @pytest.mark.slow
 def test_the_best_of_all_layouts_or_a_gap_to_it(cache_dir, timed_kernels):
     found = find_layout(build, 4, prices="measured", measure_seconds=600)
