@@ -29,7 +29,7 @@ from pase_mtf.layout.program import BuiltGraph, Program
 from pase_mtf.layout.progress import Progress
 from pase_mtf.layout.rebuild import find_layout_of_program
 from pase_mtf.layout.request import Request, bytes_limit, compared_layouts
-from pase_mtf.layout.space import GivenLayout, GivenShape, mesh_and_devices
+from pase_mtf.layout.space import GivenLayout, GivenShape, MeshShape, expressible, mesh_and_devices
 from pase_mtf.machine.machine import LOCAL
 from pase_mtf.strategy.by_kernels import kernel_times
 
@@ -109,7 +109,7 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
                            program.build_first(mesh, devices))
         stack.enter_context(tf_graph.as_default())
         own = own_layout_of(graph) if program is None else program.own_layout(built)
-        foreign = own is not None and own[0].devices != devices
+        foreign = "" if own is None else _why_not_among_these(*own, devices)
         if measured:
             check_program(built, () if program is None else program.arguments, name)
         progress.say("loading the machine")
@@ -129,8 +129,15 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
             found = _find_layout_of_graph(built, exported, request)
     if own is not None and foreign:
         found = dataclasses.replace(found, notes=(*found.notes, (
-            f"note: the program's own layout {own[0]} is for {own[0].devices} devices, and is not among these")))
+            f"note: the program's own layout {own[0]} {foreign}, and is not among these")))
     return found
+
+
+def _why_not_among_these(mesh: MeshShape, rules: Mapping[str, str], devices: int) -> str:
+    """Why the program's own layout cannot be weighed beside the others; "" where it can."""
+    if mesh.devices != devices:
+        return f"is for {mesh.devices} devices"
+    return "" if all(map(expressible, (*mesh.names, *rules))) else "has names that no string can give"
 
 
 def _find_layout_of_graph(built: BuiltGraph, exported: ComputationGraph | None, request: Request) -> Layout:

@@ -78,6 +78,18 @@ def test_one_for_other_devices_is_told():
     assert any("a:2;b:2 is for 4 devices" in note for note in found.notes)
 
 
+def test_one_that_no_string_says_is_told():
+    def build():
+        graph, mesh, _ = graph_of()
+        impl = placement_mesh_impl.PlacementMeshImpl(
+            mtf.Shape([mtf.Dimension("pod.x", 4)]), mtf.LayoutRules([("batch", "pod.x")]), [""] * 4)
+        return mtf.Lowering(graph, {mesh: impl})
+    found = find_layout(build, 4, machine=FLAT)
+    assert found.own is None
+    assert found.layout_rules
+    assert any("own layout pod.x:4 has names that no string can give" in note for note in found.notes)
+
+
 def lowered_by_itself(mesh_shape="all:4", layout="batch:all"):
     graph, mesh, loss = graph_of(unknown=True)
     impl = placement_mesh_impl.PlacementMeshImpl(mesh_shape, layout, [""] * 4)
