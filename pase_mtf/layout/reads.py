@@ -347,7 +347,8 @@ def watched(mesh: MeshShape, rules: Mapping[str, str], texts: tuple[str, str]) -
         tuple[Reads, dict[str, str]]]:
     """The arguments of a program, whose use is noted within the block.
 
-    Patterns that a program has compiled beforehand read a string without its knowledge; everything else is seen.
+    Patterns that a program has compiled beforehand, `str.join` and `io.StringIO` read a string without its knowledge;
+    everything else is seen.
 
     Args:
       mesh, rules: the layout.
