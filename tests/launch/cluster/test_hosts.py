@@ -75,12 +75,13 @@ def test_a_launcher_that_is_missing_is_named(members):
         join_run(members[1], 0, Interrupts(), within=0.3)
 
 
-def test_they_wait_for_what_takes_longer_than_they_would(members, worker):
+def test_they_wait_for_what_takes_longer_than_they_would(members, worker, monkeypatch):
     """As a look at a large checkpoint does: longer than somebody may be missing, and than one may be silent."""
+    monkeypatch.setattr(wire, "SILENT_FOR", 2.0)
     started, ready = worker("import sys; sys.stdin.read()"), Future()
     joining = _Joining(members[1])
-    threading.Timer(wire.SILENT_FOR + 1.0, lambda: ready.set_result("whole")).start()
-    other, = meet(members[0], Interrupts(), within=5.0, ready=ready)
+    threading.Timer(3.0, lambda: ready.set_result("whole")).start()
+    other, = meet(members[0], Interrupts(), within=1.5, ready=ready)
     assert ready.done()
     other.end(end=0)
     joining.join(10)
