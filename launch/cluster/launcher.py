@@ -7,6 +7,7 @@ stopped: what finds it has to stand outside.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -186,10 +187,16 @@ def _with_restarts(plan: Plan, member: Membership, others: list[RemoteTask], int
                 f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else
                 "; --max_restarts=3 starts again from the last checkpoint"))
         restarts += 1
-        others, options = _met(lambda: options_after(plan), member, interrupts)
-        where = f"the checkpoint in {options.resume}" if options.resume not in (None, AUTO) else "the first step"
-        print(f"{outcome.fault}; starting again from {where} (restart {restarts} of {options.max_restarts})",
-              file=sys.stderr, flush=True)
+        again = functools.partial(_again, plan, str(outcome.fault), f"restart {restarts} of {options.max_restarts}")
+        others, options = _met(again, member, interrupts)
+
+
+def _again(plan: Plan, fault: str, which: str) -> ResolvedOptions:
+    """The options that take a run up again after a fault; a line says from where."""
+    options = options_after(plan)
+    where = f"the checkpoint in {options.resume}" if options.resume not in (None, AUTO) else "the first step"
+    print(f"{fault}; starting again from {where} ({which})", file=sys.stderr, flush=True)
+    return options
 
 
 def _attempt(plan: Plan, options: ResolvedOptions, tasks: tuple[str, ...], others: list[RemoteTask],
