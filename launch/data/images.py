@@ -133,7 +133,7 @@ def _folder_source(folder: str, label_path: str, config: ImageConfig) -> Source:
     sizes = []
     for path in paths[:_CHECKED]:
         with _open_image(path) as image:
-            sizes.append((image.height, image.width, 1 if image.mode in ("1", "L", "I;16") else 3))
+            sizes.append((image.height, image.width, 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3))
     for path in paths[_CHECKED:]:
         if not os.path.exists(path):
             raise DataError(f"{label_path}: names {os.path.basename(path)!r}, which is not in the folder; take it off "
@@ -161,7 +161,11 @@ def _read_label_list(path: str, config: ImageConfig) -> tuple[list[str], np.ndar
     """File names and labels. Labels are numbers, or names of classes, numbered in alphabetical order."""
     lines = read_lines(path)
     if path.endswith(".csv"):
-        rows = [[field.strip() for field in row] for row in csv.reader(lines)]
+        try:
+            rows = [[field.strip() for field in row] for row in csv.reader(lines)]
+        except csv.Error as error:
+            raise DataError(f"{path}: no comma-separated values ({error}); write lines such as \"cat.png,3\""
+                            ) from error
     else:
         rows = [line.rsplit(None, 1) for line in lines]
     entries = []
@@ -218,6 +222,8 @@ def _fit(image: PIL.Image.Image, config: ImageConfig, path: str = "") -> np.ndar
     """Pixels in the model's size and channels, uint8."""
     import PIL.Image  # as in `_open_image`
     try:
+        if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+            image = PIL.Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         image = image.convert("L" if config.image_channels == 1 else "RGB")
         if image.size != (config.image, config.image):
             image = image.resize((config.image, config.image), PIL.Image.Resampling.BILINEAR)

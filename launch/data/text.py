@@ -209,6 +209,7 @@ def _chunks(rows: Iterator[list[int]]) -> Iterator[list[list[int]]]:
 
 
 def _encode(tokenizer: Tokenizer, lines: Sequence[str]) -> Iterator[list[int]]:
+    tokenizer.encode_special_tokens = True  # "<pad>" in a text is five letters, no padding
     for start in range(0, len(lines), _CHUNK):
         for encoding in tokenizer.encode_batch_fast(lines[start:start + _CHUNK], add_special_tokens=False):
             yield encoding.ids

@@ -229,6 +229,23 @@ def test_csv_labels(tmp_path, content, labels):
     assert sorted(batch["labels"].tolist()) == labels
 
 
+def test_grey_pictures_of_16_bits(tmp_path):
+    """Their upper eight are those of a picture of eight."""
+    values = np.arange(28 * 28, dtype=np.uint16).reshape(28, 28) * 83
+    PIL.Image.fromarray(values).save(tmp_path / "a.png")
+    (tmp_path / "labels.txt").write_text("a.png 1\n")
+    data = open_data(str(tmp_path), ALEXNET, IMAGES, 1, 0)
+    assert "fitted" not in data.describe()
+    np.testing.assert_allclose(_take(data, 1)[0]["images"][0, ..., 0], (values >> 8) / 127.5 - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("content", ["a.png,3\rb.png,1\n", 'a.png,"3' + "x" * 140_000 + "\n"])
+def test_csv_labels_that_are_none(tmp_path, content):
+    (tmp_path / "labels.csv").write_bytes(content.encode())
+    with pytest.raises(DataError, match=r"labels\.csv: no comma-separated values"):
+        open_data(str(tmp_path), ALEXNET, IMAGES, 1, 0)
+
+
 @pytest.mark.parametrize(("labels", "message"), [
     ("", "labels.txt: empty"),
     ("lonely.png\n", "line 1 is not a file and a label"),

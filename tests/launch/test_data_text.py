@@ -84,11 +84,11 @@ def test_plain_text_is_continued(tmp_path, cache_dir):
 
 
 def test_every_character_survives_the_vocabulary(tmp_path, cache_dir):
-    lines = ["Grüße, 東京 — naïve\u2028½ 🙂", "tab\tand  spaces"]
+    lines = ["Grüße, 東京 — naïve\u2028½ 🙂", "tab\tand  spaces", "a<pad> or <end>, <start> <unknown>"]
     for name in ("a", "b"):
         (tmp_path / name).write_bytes("\ufeff".encode() + "\n".join(lines).encode())
     config = dataclasses.replace(TEXT, length=128)
-    data = open_data(f"{tmp_path}/a,{tmp_path}/b", TRANSFORMER, config, 2, 0)
+    data = open_data(f"{tmp_path}/a,{tmp_path}/b", TRANSFORMER, config, 3, 0)
     sources = _take(data, 1)[0]["source"]
     assert sorted(data.vocabulary.decode(line.tolist()) for line in sources) == sorted(lines)
 
