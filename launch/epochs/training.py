@@ -55,7 +55,7 @@ class Trainer:
         """
         with tf.Graph().as_default() as graph:
             tf.set_random_seed(seed)
-            self._step = _lowered(model, config, piece)
+            self._step = _lowered(model, dataclasses.replace(config, seed=seed), piece)
         graph.finalize()
         self._session = tf.Session(graph=graph, config=tf.ConfigProto(
             device_count={"GPU": 0}, intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads))

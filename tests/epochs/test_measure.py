@@ -58,6 +58,17 @@ def test_pieces_train_as_their_batch_does(preset, optimizer):
     assert len(set(losses[16])) == 4
 
 
+def test_every_seed_has_initial_values_of_its_own(preset):
+    """The spread of a curve is that of its seeds."""
+    config, model = load_config("alexnet", preset), models.get("alexnet")
+    batch = next(open_data(None, model, config, 16, 0).batches())
+    losses = set()
+    for seed in (0, 1, 1):
+        with Trainer(model, config, 16, seed=seed) as trainer:
+            losses.add(trainer.loss([batch]))
+    assert len(losses) == 2
+
+
 def test_pieces_count_by_their_words(tmp_path):
     """The transformer's loss is a mean over words, of which pieces have more or fewer."""
     path = tmp_path / "micro.json"
