@@ -111,8 +111,10 @@ class MeasuredPrices:
         else:
             solution, complete = self._tighten(min(end, time.perf_counter() + _SEARCH_SECONDS), memory_limit), False
         bound = solution.lower_bound
-        best = (self._configurations(solution) if complete else
-                self._cheapest([best, *by_hand, self._explore(end, memory_limit)[0]], memory_limit))
+        # Of what is proven, too, a kernel may be unknown, as it cannot be measured: then another may be cheaper.
+        others = [best, *by_hand]
+        best = self._cheapest([self._configurations(solution), *others] if complete else
+                              [*others, self._explore(end, memory_limit)[0]], memory_limit)
         priced, assignment = with_configurations(self._priced(bounds=False), best)
         cost = priced.network.cost(assignment)
         gap = gap_above(cost, bound)

@@ -158,6 +158,26 @@ def test_no_strategy_of_people_is_cheaper():
         assert found.seconds <= prices.evaluate(by_hand, "by hand").seconds * (1 + 1e-9)
 
 
+class _OutOfMemory(PretendedMeter):
+    """Cannot time large products, of which it knows no better than that they may be quick."""
+
+    def missing(self, kernels):
+        return [kernel for kernel in super().missing(kernels) if kernel not in self.failed]
+
+    def measure(self, kernels, *given, **more):
+        self.failed.update({kernel: "too large" for kernel in self.missing(kernels) if more.get("factor") is None
+                            and kernel.operation == "MatMul" and kernel.nbytes > 1 << 20})
+        return super().measure(self.missing(kernels), *given, **more)
+
+
+def test_what_cannot_be_measured_is_not_taken_for_quick():
+    graph = perceptron((256, 1024, 256), 256)
+    prices = MeasuredPrices(graph, _Source(graph), _OutOfMemory())
+    found = prices.find(prove=True)
+    for by_hand in (data_parallel(graph, _DEVICES), expert(graph, _DEVICES)):
+        assert prices.wary_seconds(found.configurations) <= prices.wary_seconds(by_hand) * (1 + 1e-9)
+
+
 def test_a_strategy_by_what_is_known_later(graph, everything):
     """All of its kernels are measured now; when it was found, none was."""
     seconds, _ = everything
