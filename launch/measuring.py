@@ -167,10 +167,13 @@ def run(request: Request, interrupts: Interrupts) -> int:
             _measure(request, plans)
         except KeyboardInterrupt:
             code = interrupts.exit_code or INTERRUPTED
-            print("interrupted; what was measured is kept, and the same command goes on from there", file=sys.stderr)
+            print("interrupted; what was measured is kept, and the same command"
+                  f"{' without --recalibrate' * request.recalibrate} goes on from there", file=sys.stderr)
     if request.listing:
         _list(request)
-    if request.save is not None:
+    if request.save is not None and code and request.recalibrate:
+        print(f"{request.save}: left as it is, as not all was measured again", file=sys.stderr)
+    elif request.save is not None:
         _save(request)
     return code
 

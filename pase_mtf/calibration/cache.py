@@ -79,7 +79,8 @@ def fingerprint(devices: int, kind: str = "cpu", over: Devices | None = None) ->
     together = over.on_one_host if over else devices
     return {"version": VERSION, "kind": kind, "devices": devices, "processor": processor_name(), "cores": cores(),
             "threads": operation_threads(together), "memory": memory_bytes(), "tensorflow": tensorflow_version(),
-            "host": platform.node(), **({"gpus": gpu_names()[:devices]} if kind == "gpu" else {}),
+            "build": tensorflow_build(), "onednn": uses_onednn(), "host": platform.node(),
+            **({"gpus": gpu_names()[:devices]} if kind == "gpu" else {}),
             **({PROCESSES: list(over.hosts)} if over else {})}
 
 
@@ -90,8 +91,7 @@ KERNEL_VERSION = 6
 def fingerprint_of_kernels(devices: int, kind: str = "cpu") -> Circumstances:
     """What the time of a kernel depends on besides itself: the machine, how many share its cores, and whose code it is:
     builds of one version of TensorFlow, with oneDNN or without it, have kernels of their own."""
-    found = {**fingerprint(devices, kind), "version": KERNEL_VERSION, "build": tensorflow_build(),
-            "onednn": uses_onednn(),
+    found = {**fingerprint(devices, kind), "version": KERNEL_VERSION,
             "gpus": gpu_names()[:devices] if kind == "gpu" else []}  # of every kind: a schema asks for it
     return cast(Circumstances, found)
 

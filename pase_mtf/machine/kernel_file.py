@@ -89,7 +89,8 @@ def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
       path: of the file.
       timings: what is added.
       on: what they were measured on: the first line of a file that is made.
-      anew: begin a new file; one that there was is renamed (".old").
+      anew: begin a new file; one that there was is renamed (".old"), unless what has that name already holds more: of
+        a file that was begun anew before, and not finished.
 
     Raises:
       UsageError: the file cannot be written.
@@ -100,7 +101,11 @@ def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
         path.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(path.with_name(path.name + ".lock")):
             if anew and path.exists():
-                path.replace(path.with_name(path.name + ".old"))
+                old = path.with_name(path.name + ".old")
+                if old.exists() and old.stat().st_size > path.stat().st_size:
+                    path.unlink()
+                else:
+                    path.replace(old)
             with open(path, "a+b") as file:
                 if file.tell():
                     file.seek(-1, os.SEEK_END)

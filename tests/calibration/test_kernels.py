@@ -349,19 +349,20 @@ def test_measured_again_nothing_of_before_counts(cache_dir, timed):
     ("processor_name", "another processor"), ("cores", 64.0), ("operation_threads", 7), ("memory_bytes", 1 << 40),
     ("tensorflow_version", "0.0"), ("tensorflow_build", "tensorflow-rocm")])
 def test_what_kernel_times_depend_on(cache_dir, monkeypatch, name, value):
-    before = kernels_path(4)
+    before = kernels_path(4), cache_path(4)
     monkeypatch.setattr(cache, name, lambda *_: value)
     assert value in fingerprint_of_kernels(4).values()
-    assert kernels_path(4) != before
+    assert (kernels_path(4) != before[0], cache_path(4) != before[1]) == (True, True)
 
 
 def test_kernel_times_depend_on_the_code_of_kernels_and_on_gpus(cache_dir, monkeypatch):
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")
-    before = kernels_path(4)
+    before, machine = kernels_path(4), cache_path(4)
     assert fingerprint_of_kernels(4)["onednn"]
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     assert not fingerprint_of_kernels(4)["onednn"]
     assert kernels_path(4) != before
+    assert cache_path(4) != machine
     paths = set()
     for names in (["H100"] * 8, ["A100"] * 8, ["H100"] * 4 + ["A100"] * 4):
         monkeypatch.setattr(cache, "gpu_names", lambda names=names: names)

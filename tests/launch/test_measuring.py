@@ -1,6 +1,7 @@
 """python -m pase_mtf.calibration, and searches by what it saved; a clock that tells what it is asked to stands for the
 machine's."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -128,6 +129,28 @@ def test_interrupted_it_keeps_what_was_measured(cache_dir, timed_kernels, preset
     timed_kernels.clear()
     assert main(flags) == 0
     assert not before.intersection(timed_kernels) - set(REFERENCES)
+
+
+def test_interrupted_anew_twice_it_loses_nothing_of_before(cache_dir, timed_kernels, preset, tmp_path, monkeypatch,
+                                                           capsys):
+    from pase_mtf.calibration import kernels
+    flags = ["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={tmp_path / 'mine.json'}"]
+    assert main(flags) == 0
+    whole, saved = kernels_path(2).read_bytes(), (tmp_path / "mine.json").read_bytes()
+
+    def interrupted(self, wanted, seconds, progress):
+        yield from itertools.islice(time(self, wanted, seconds, progress), 1)
+        raise KeyboardInterrupt
+    time = kernels.KernelTimer.time
+    monkeypatch.setattr(kernels.KernelTimer, "time", interrupted)
+    for _ in range(2):
+        assert main([*flags, "--recalibrate"]) == 130
+        err = capsys.readouterr().err
+        assert "the same command without --recalibrate goes on" in err
+        assert "mine.json: left as it is" in err
+        assert (tmp_path / "mine.json").read_bytes() == saved
+    old = kernels_path(2).with_name(kernels_path(2).name + ".old")
+    assert whole in [path.read_bytes() for path in (old, kernels_path(2)) if path.exists()]
 
 
 def test_seconds_are_a_budget(cache_dir, timed_kernels, preset, capsys):
