@@ -133,7 +133,8 @@ def _folder_source(folder: str, label_path: str, config: ImageConfig) -> Source:
     sizes = []
     for path in paths[:_CHECKED]:
         with _open_image(path) as image:
-            sizes.append((image.height, image.width, 1 if image.mode in ("1", "L") or image.mode.startswith("I") else 3))
+            grey = image.mode in ("1", "L") or image.mode.startswith("I")
+            sizes.append((image.height, image.width, 1 if grey else 3))
     for path in paths[_CHECKED:]:
         if not os.path.exists(path):
             raise DataError(f"{label_path}: names {os.path.basename(path)!r}, which is not in the folder; take it off "
