@@ -124,7 +124,7 @@ def is_done(folder: str, steps: int) -> bool:
     try:
         with open(os.path.join(folder, "summary.json"), encoding="utf-8") as file:
             summary = json.load(file)
-        return bool(summary["status"] == "done" and summary.get("steps_done", steps) >= steps)  # files of earlier
-            # versions do not tell
+        # Files of earlier versions do not tell their steps.
+        return bool(summary["status"] == "done" and summary.get("steps_done", steps) >= steps)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
