@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -28,18 +28,31 @@ def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Ma
 
     Returns:
       float64 [levels, K]: at the innermost level the members that share a link of that level, at the next the number of
-      such clusters, and so on; the product over the levels is the size of the group.
+      such clusters, and so on; the product over the levels is the size of the group. Of the groups that lie across the
+      borders of links in different ways, where splits and links do not nest, no more members are told to share a link
+      than do in all of them.
     """
     reached = np.ones((len(machine.links) + 1, len(table.devices)))
-    for position in set(positions):
-        if position < 0:
-            continue
-        shards, strides = table.shards[:, position], table.strides[:, position]
+    for stride, size in _runs(table, sorted({position for position in positions if position >= 0})):
         for level, link in enumerate(machine.links[:-1]):
-            # Of an aligned run of link.devices devices, how many hold different shards of this dim.
-            reached[level + 1] *= np.clip(-(-link.devices // strides), 1, shards)
-        reached[-1] *= shards
+            # Devices in aligned runs of so many share a link and a run of the group, whichever they are.
+            together = np.gcd(link.devices, stride * size)
+            reached[level + 1] *= np.clip(together // stride, 1, size)
+        reached[-1] *= size
     return reached[1:] / reached[:-1]
+
+
+def _runs(table: ConfigurationTable, columns: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(stride, members) of what dims split together, each [K]: dims that split neighbouring devices are one run."""
+    shards, strides = table.shards[:, columns], table.strides[:, columns]
+    innermost_first = np.argsort(np.where(shards > 1, strides, np.iinfo(np.int64).max), axis=1)
+    shards, strides = (np.take_along_axis(each, innermost_first, 1) for each in (shards, strides))
+    begin, size = np.ones(len(shards), np.int64), np.ones(len(shards), np.int64)
+    for more, stride in zip(shards.T, strides.T, strict=True):
+        apart = (more > 1) & (stride != begin * size)
+        yield begin, np.where(apart, size, 1)
+        begin, size = np.where(apart, stride, begin), np.where(apart, more, size * more)
+    yield begin, size
 
 
 def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarray, machine: Machine, *,

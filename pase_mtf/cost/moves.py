@@ -77,11 +77,11 @@ def move_seconds(move: Move, table: ConfigurationTable, reshardings: Reshardings
     if machine.shared_cores:
         # Sent by reference, to all but the first of a row; slicing and concatenating is the operation's own work.
         return np.where(shards > 1, table.devices * (shards - 1) / shards * machine.links[-1].latency, 0.0)
-    # Some device has its neighbour beyond every link domain that is smaller than the row of shards.
+    # Some device has its neighbour beyond every link domain that does not consist of whole rows of shards.
     seconds = np.zeros(len(shards))
     below = np.ones(len(shards), bool)
     for link in machine.links:
-        here = below & ((shards * strides <= link.devices) | (link is machine.links[-1]))
+        here = below & ((link.devices % (shards * strides) == 0) | (link is machine.links[-1]))
         seconds = np.where(here, link.latency + elements * move.itemsize / link.bandwidth, seconds)
         below &= ~here
     return np.where(shards > 1, seconds, 0.0)

@@ -1,5 +1,6 @@
 """Layers: arithmetic, traffic, overhead and all-reduces, by hand on tiny layers."""
 
+import collections
 import dataclasses
 
 import numpy as np
@@ -141,11 +142,14 @@ def test_partial_sums_that_differ_are_reduced_each_over_its_own_dims():
     np.testing.assert_allclose(together, apart)
 
 
-def test_group_levels_by_counting():
-    links = (Link(2, 1e9, 0), Link(8, 1e9, 0), Link(64, 1e9, 0))
+@pytest.mark.parametrize(("devices", "domains"), [
+    (32, (2, 8, 64)), (12, (8, 16)), (24, (8, 24)), (24, (2, 8, 24)), (36, (6, 36)), (24, (3, 12, 24))])
+def test_group_levels_by_counting(devices, domains):
+    """Where splits and links nest; elsewhere a group is said to share a link with no more than any does."""
+    links = tuple(Link(size, 1e9, 0) for size in domains)
     machine = _machine(links=links)
-    layer = dense("dense", 64, 64, 64)
-    configurations = enumerate_configurations(layer, 32)
+    layer = dense("dense", 72, 72, 72) if devices % 3 == 0 else dense("dense", 64, 64, 64)
+    configurations = enumerate_configurations(layer, devices)
     position = dim_positions(layer)
     table = ConfigurationTable.build(configurations, position, 3)
     for dims in (("batch",), ("batch", "out"), ("in",)):
@@ -161,13 +165,17 @@ def test_group_levels_by_counting():
                     stride *= parts
                 return tuple(found)
 
-            members = [device for device in range(32) if coordinates(device, kept) == coordinates(0, kept)]
-            expected, clusters = [], members
-            for link in links:
-                reached = {device // link.devices for device in members}
-                expected.append(len(clusters) / len(reached))
-                clusters = sorted(reached)
-            np.testing.assert_allclose(groups[:, number], expected)
+            together = collections.defaultdict(list)
+            for device in range(devices):
+                together[coordinates(device, kept)].append(device)
+            sharing = np.cumprod(groups[:, number])
+            assert sharing[-1] == len(together[coordinates(0, kept)])
+            for level, link in enumerate(links):
+                counts = [count for members in together.values() for count in collections.Counter(
+                    device // link.devices for device in members).values()]
+                assert sharing[level] <= min(counts)
+                if len(set(counts)) == 1:
+                    assert sharing[level] == counts[0]
 
 
 @pytest.mark.parametrize("shared", [False, True])
