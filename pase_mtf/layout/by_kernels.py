@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
-from pase_mtf.cost.roofline import roofline_machine
+from pase_mtf.cost.roofline import roofline_machine, still_true
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.graph import GraphSearch
@@ -71,6 +71,11 @@ class _Judge:
     def expired(self) -> bool:
         """Whether nothing more is to be lowered or measured."""
         return time.perf_counter() >= self._end or self._request.expired()
+
+    @property
+    def still_true(self) -> float:
+        """What fraction of a price by the request's machine is a bound by all that is known now."""
+        return still_true(self._request.machine, machine_of_kernels(self._kernels))
 
     def effect(self, cost: LayoutCost) -> Hashable:
         """Equal for layouts that place every tensor alike."""
@@ -160,7 +165,7 @@ def find_layout_by_kernels(built: BuiltGraph, exported: ComputationGraph | None,
     best = usable[0]
     shown = {judge.effect(cost) for cost in (best, *asked)}
     others = [cost for cost in usable if judge.effect(cost) not in shown]
-    gap = max(0.0, best.seconds / min(bound, one.search.bound) - 1.0)
+    gap = max(0.0, best.seconds / min(bound, judge.still_true * one.search.bound) - 1.0)
     report = judge.report(best)
     return Layout(
         best=dataclasses.replace(best, name="best"), graph_name=request.name, devices=request.devices,
@@ -193,8 +198,8 @@ def _candidates(one: GraphSearch, judge: _Judge, allowed: Sequence[LayoutCost], 
     bound = math.inf
     for candidate in one:
         best = min((judge.cost(cost).seconds for cost in found), default=math.inf)
-        if found and (candidate.cost >= best or len(found) >= _MOST or judge.expired()):
-            bound = candidate.cost
+        if found and (judge.still_true * candidate.cost >= best or len(found) >= _MOST or judge.expired()):
+            bound = judge.still_true * candidate.cost
             break
         cost = one.cost("candidate", candidate.mesh, candidate.rules)
         judge.measure(cost)

@@ -1,6 +1,7 @@
 """Layouts priced by the kernels that stock Mesh-TensorFlow makes of them; a clock that tells what it is asked to stands
 for the machine's."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,6 +10,7 @@ from pase_mtf.calibration.cache import kernels_path
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.cost.roofline import still_true
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.layout.by_kernels import machine_of_kernels
 from pase_mtf.layout.find import find_layout
@@ -136,6 +138,24 @@ def test_the_best_of_all_layouts_or_a_gap_to_it(cache_dir, timed_kernels):
     assert len(least) == len(costs)
     assert all(low.seconds <= cost.seconds * (1 + 1e-9) for low, cost in zip(least, costs, strict=True)
                if not cost.problem)
+
+
+def test_what_was_a_bound_is_less_of_one_once_faster_kernels_are_known(cache_dir, timed_kernels):
+    meter = KernelMeter(4)
+    meter.start()
+    before = machine_of_kernels(meter)
+    assert still_true(before, before) == 1.0
+    meter.times.update({kernel: dataclasses.replace(timing, seconds=timing.seconds / 3)
+                        for kernel, timing in list(meter.times.items())})
+    now = machine_of_kernels(meter)
+    least = still_true(before, now)
+    assert least == pytest.approx(1 / 3)
+    assert still_true(now, before) == 1.0
+    slow, fast = (find_layout(build, 4, machine=machine, compare=["all:4;io:all", "all:4;hidden:all"])
+                  for machine in (before, now))
+    for one, other in zip(slow.compared, fast.compared, strict=True):
+        assert least * one.seconds <= other.seconds * (1 + 1e-9)
+        assert one.parts["overhead"] == 0.0
 
 
 def test_within_memory_and_what_is_fixed(cache_dir, timed_kernels):
