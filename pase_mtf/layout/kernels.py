@@ -76,12 +76,12 @@ class _MeshImpl(placement_mesh_impl.PlacementMeshImpl):
             return super().alltoall(*arguments, **named)
 
 
-def _unread(graph: mtf.Graph) -> list[mtf.Tensor]:
-    """What the forward pass makes and no operation reads."""
+def _unread(graph: mtf.Graph, *, gradients: bool) -> list[mtf.Tensor]:
+    """What the forward pass makes, or any, and no operation reads."""
     facts = read_operations(graph, Flow(graph))
     read = {tensor for fact in facts for tensor in fact.operation.inputs}
-    return [tensor for fact, phase in zip(facts, phases_of(graph, facts), strict=True) if phase == FORWARD
-            for tensor in fact.operation.outputs if tensor not in read]
+    return [tensor for fact, phase in zip(facts, phases_of(graph, facts), strict=True)
+            if gradients or phase == FORWARD for tensor in fact.operation.outputs if tensor not in read]
 
 
 def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshShape,
@@ -91,7 +91,8 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
     Args:
       graph: of Mesh-TF, without loops.
       outputs: tensors that a step computes, besides all assignments; where there are none, nobody has told them, and
-        they are all that no operation reads, but for gradients: these TensorFlow never runs.
+        they are all that no operation reads, but for gradients where something is assigned: these TensorFlow never
+        runs.
       mesh, rules: a layout under which it lowers.
     """
     impl = _MeshImpl(str(mesh), rules_text(rules), [f"/device:CPU:{number}" for number in range(mesh.devices)])
@@ -99,7 +100,7 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
     lowering = mtf.Lowering(graph, dict.fromkeys(meshes, impl))
     waiting = [lowering.lowered_operation(operation) for operation in graph.operations
                if rule_of(operation).assigns(operation)]
-    computed = list(outputs) or _unread(graph)
+    computed = list(outputs) or _unread(graph, gradients=not waiting)
     waiting += [block.op for tensor in computed for block in lowering.tensors[tensor].to_laid_out_tensor().all_slices]
     seen: set[tf.Operation] = set()
     parts: dict[str, collections.Counter[Kernel]] = {COMPUTE: collections.Counter()}

@@ -64,7 +64,8 @@ class StockLegality:
 
         Args:
           graph: any Mesh-TF graph.
-          outputs: tensors that are fetched besides those that operations read.
+          outputs: tensors that are fetched besides those that operations read; where there are none and nothing is
+            assigned, nobody has told them, and it may be any.
           devices: p, to which slices that were laid out beforehand must fit (0: not checked).
           rebuilt: the graph will be built anew for the layout: such slices will be what the layout makes of them.
           alike: numbers of operations that are alike, if they are at hand: their tensors are looked at once.
@@ -82,6 +83,8 @@ class StockLegality:
         self._reduced: dict[tuple[PendingSum, str], Problem] = {}  # sums that may not be pending
         self._sums: dict[mtf.Tensor, PendingSum] = {}
         self._used: set[mtf.Tensor] = set(outputs)
+        if not self._used and not any(rule_of(operation).assigns(operation) for operation in graph.operations):
+            self._used.update(tensor for operation in graph.operations for tensor in operation.outputs)
         self._spaces: set[Dims] = set()
         self._alike, self._looked_at = alike, set[int]()  # numbers of operations
         self._reshape_cache: dict[tuple[Hashable, ...], tuple[str, bool]] = {}
