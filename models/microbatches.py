@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pase_mtf.compat import mtf, tf
@@ -92,16 +92,49 @@ def loss_and_gradients(model: Model[ModelConfig], config: ModelConfig, mesh: mtf
     check_microbatches(model, batch, count)
     total = None if model.weight is None else model.weight(features, config)
 
-    def one(selected: dict[str, mtf.Tensor]) -> dict[str, mtf.Tensor]:
+    def one(selected: dict[str, mtf.Tensor]) -> mtf.Tensor:
         mine = {name: tensor if model.features(config, batch)[name][0].dims else mtf.reduce_max(tensor)
                 for name, tensor in selected.items()}
         loss = model.loss(mesh, mine, config)
         if total is None or model.weight is None:
-            return {"loss": loss * (1 / count)}
-        return {"loss": loss * (model.weight(mine, config) / _at_least_one(total))}
+            return loss * (1 / count)
+        return loss * (model.weight(mine, config) / _at_least_one(total))
 
-    gradients, outputs = mtf.serialize_training_step(features, one, _batch_dim(model, config, batch), count)
-    return outputs["loss"], gradients
+    return _in_turn(features, one, _batch_dim(model, config, batch), count, config)
+
+
+def _in_turn(features: Mapping[str, mtf.Tensor], loss_of: Callable[[dict[str, mtf.Tensor]], mtf.Tensor],
+             batch_dim: mtf.Dimension, count: int, config: ModelConfig) -> tuple[mtf.Tensor, list[mtf.Tensor]]:
+    """The loss and the gradients of a batch, added up in a loop over its microbatches.
+
+    What mtf.serialize_training_step does, but for the type that gradients are added up in (`_addable`).
+
+    Args:
+      features: by name, of the whole batch.
+      loss_of: the part of the loss that a microbatch with these features makes up.
+      batch_dim: of the features.
+      count: of microbatches.
+      config: of the model.
+    """
+    mesh = next(iter(features.values())).mesh
+    one, turns = mtf.Dimension(batch_dim.name, batch_dim.size // count), mtf.Dimension("microbatch", count)
+
+    def turn(number: mtf.Tensor) -> list[mtf.Tensor]:
+        mine = {name: mtf.gather(mtf.replace_dimensions(tensor, batch_dim, [one, turns]), number, turns)
+                for name, tensor in features.items()}
+        loss = loss_of(mine)
+        weights = [variable.outputs[0] for variable in mesh.graph.trainable_variables]
+        return [number + 1, loss, *_addable(mtf.gradients([loss], weights), config)]
+
+    _, loss, *gradients = mtf.while_loop(lambda number: mtf.less(number, count), turn,
+                                         [mtf.constant(mesh, 0, dtype=tf.int32)], has_accumulators=True)
+    return loss, gradients
+
+
+def _addable(gradients: Sequence[mtf.Tensor], config: ModelConfig) -> list[mtf.Tensor]:
+    """Gradients of one microbatch in the type that variables are kept in: of a long sum in bfloat16 the eight bits
+    would swallow what comes last."""
+    return [mtf.cast(gradient, tf.as_dtype(kept_dtype(config.dtype))) for gradient in gradients]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +183,7 @@ def write_out(model: Model[ModelConfig], config: ModelConfig, mesh: mtf.Mesh, ba
         _one_imported, model, config, mesh, placeholders, batch, count, number)) for number in range(count)])
     shares, parts = made.by(functools.partial(_shares, model, config, mesh, features))
     forward, losses = _apart([made.by(functools.partial(model.loss, mesh, mine, config)) for mine in features])
-    backward, gradients = _apart([made.by(functools.partial(_gradients, *of_one))
+    backward, gradients = _apart([made.by(functools.partial(_gradients, config, *of_one))
                                   for of_one in zip(losses, parts, forward, strict=True)])
     added, total = [], list(gradients[0])
     for more in gradients[1:]:
@@ -178,11 +211,11 @@ def _apart(pairs: Sequence[tuple[list[mtf.Operation], _T]]) -> tuple[list[list[m
     return [operations for operations, _ in pairs], [result for _, result in pairs]
 
 
-def _gradients(loss: mtf.Tensor, part: mtf.Tensor, forward: list[mtf.Operation]) -> list[mtf.Tensor]:
+def _gradients(config: ModelConfig, loss: mtf.Tensor, part: mtf.Tensor,
+               forward: list[mtf.Operation]) -> list[mtf.Tensor]:
     """Of a microbatch's part of the loss, by all trainable variables."""
     weights = [variable.outputs[0] for variable in loss.graph.trainable_variables]
-    found: list[mtf.Tensor] = mtf.gradients([loss], weights, [mtf.cast(part, loss.dtype)], forward)
-    return found
+    return _addable(mtf.gradients([loss], weights, [mtf.cast(part, loss.dtype)], forward), config)
 
 
 def _added(total: Sequence[mtf.Tensor], more: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:

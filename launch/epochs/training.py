@@ -17,6 +17,7 @@ from pase_mtf.launch.data import Batch
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.plans import uniform_plan
 from pase_mtf.models import Model
+from pase_mtf.models.checks import kept_dtype
 from pase_mtf.models.presets import ModelConfig
 
 __all__ = ["Trainer"]
@@ -107,7 +108,9 @@ def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int) -> _Ste
     loss, variables = model.loss(mesh, given, config), graph.trainable_variables
     weight = mtf.constant(mesh, 1.0, dtype=loss.dtype) if model.weight is None else mtf.cast(
         model.weight(given, config), loss.dtype)
-    gradients = mtf.gradients([loss], [variable.outputs[0] for variable in variables], [weight])
+    # Added up over many pieces: in the type that variables are kept in.
+    gradients = [mtf.cast(gradient, tf.as_dtype(kept_dtype(config.dtype))) for gradient in mtf.gradients(
+        [loss], [variable.outputs[0] for variable in variables], [weight])]
     weighed = [weight, loss * weight, *gradients]
     rate, imported_rate = fed("rate", mtf.Shape([]), tf.float32)
     sums = [fed(f"sum{number}", gradient.shape, gradient.dtype) for number, gradient in enumerate(gradients)]

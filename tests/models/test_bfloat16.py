@@ -12,7 +12,7 @@ import pytest
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.launch.arms.program import variables_by_name
+from pase_mtf.launch.arms.program import build_program, variables_by_name
 
 _PRODUCTS = ("matmul", "convolution")
 
@@ -70,6 +70,23 @@ def test_strategies_train_as_one_device_and_as_float32(name, config):
     np.testing.assert_allclose(other[0], one[0], rtol=1e-2)
     np.testing.assert_allclose(other, one, rtol=_APART.get(name, 1e-2))
     np.testing.assert_allclose(one, exact, rtol=_APART.get(name, 2e-2))
+
+
+def test_gradients_of_many_microbatches_add_up_in_float32(config):
+    """Of 512 numbers of eight bits, added up one after the other, the later ones would vanish."""
+    narrow, wide = (dataclasses.replace(config("alexnet", dtype), batch=512, dropout=0.0)
+                    for dtype in ("bfloat16", "float32"))
+    batches = list(itertools.islice(harness.model_batches("alexnet", wide), 1))
+    found = {}
+    for sizes, count in ((narrow, 1), (narrow, 512), (wide, 1)):
+        with tf.Graph().as_default():
+            program = build_program(models.get("alexnet"), sizes, sizes.batch, "sgd", 1.0, 3, count)
+            changes = harness.train(program, harness.stock()(program), batches,
+                                    values=harness.random_values(program.graph)).changes
+            found[sizes.dtype, count] = np.concatenate([np.ravel(changes[name]) for name in sorted(changes)])
+    exact = found["float32", 1]
+    far = {key: np.linalg.norm(change - exact) / np.linalg.norm(exact) for key, change in found.items()}
+    assert far["bfloat16", 512] < 2 * far["bfloat16", 1] < 0.1, far
 
 
 @pytest.mark.slow
