@@ -31,7 +31,7 @@ from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
-from pase_mtf.launch.strategies.finding import MAIN_SHARE, duplicates, find_strategies, possible_arms
+from pase_mtf.launch.strategies.finding import MAIN_SHARE, as_stock, duplicates, find_strategies, possible_arms
 from pase_mtf.launch.strategies.fitting import fitting_program
 from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
 from pase_mtf.launch.strategies.pipelining import check_trained, find_pipelines
@@ -255,7 +255,9 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     """Lowers every strategy once, and tries a few steps where predictions do not tell which is the fastest."""
     plan, same = run.plan, duplicates(found.strategies)
     trained = [name for name in found.names if name not in same]
-    check_memory(plan, found.chosen, trained, run.machine)
+    stock = {arm.name: as_stock(arm, plan, run.graph, run.machine) for arm in run.arms
+             if arm.method == "stock" and arm.name in trained}
+    check_memory(plan, {**found.chosen, **stock}, trained, run.machine)
     if run.board:
         tell_run(run.board, plan, run.data)
     arms = build_arms(plan, run.graph, found.chosen, trained, run.board)

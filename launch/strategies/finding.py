@@ -26,8 +26,8 @@ from pase_mtf.strategy.measured import MeasuredPrices
 from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
-__all__ = ["MAIN_SHARE", "SIMPLE_WITHIN", "Found", "changed_configurations", "duplicates", "find_strategies",
-           "possible_arms", "random_configurations", "strategy_by_hand"]
+__all__ = ["MAIN_SHARE", "SIMPLE_WITHIN", "Found", "as_stock", "changed_configurations", "duplicates",
+           "find_strategies", "possible_arms", "random_configurations", "strategy_by_hand"]
 
 SIMPLE_WITHIN = 0.01
 """Data parallelism is trained where the best strategy is predicted faster by no more than this fraction: a promise so
@@ -115,12 +115,35 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
     if prices is not None and found.strategies:
         _price_alike(found.strategies, main, prices)
     for arm in arms:
-        ours = next((name for name in found.left_out if name.startswith("data_parallel")), "")
         if arm.method == "stock" and plan.options.clients == "ranks":
             found.left_out[arm.name] = "stock Mesh-TensorFlow has one graph for all processes; --clients=one trains it"
-        elif arm.method == "stock" and ours:
-            found.left_out[arm.name] = found.left_out[ours]
+        elif arm.method == "stock" and (problem := _why_no_stock(arm, plan, graph, machine, found, limit)):
+            found.left_out[arm.name] = problem
     return found
+
+
+def _why_no_stock(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, found: Found,
+                  limit: float) -> str:
+    """Why stock Mesh-TensorFlow cannot be compared with: why our own data parallelism cannot, or could not; empty where
+    it can."""
+    ours = next((name for name in found.left_out if name.startswith("data_parallel")), "")
+    if ours:
+        return found.left_out[ours]
+    try:
+        return _too_large(as_stock(arm, plan, graph, machine), limit)
+    except InfeasibleError as error:
+        return str(error)
+
+
+def as_stock(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:
+    """Our own data parallelism over as many devices as an arm of stock Mesh-TensorFlow has: it needs as much memory.
+
+    Raises:
+      InfeasibleError: there is none over so many.
+    """
+    options = plan.options
+    return evaluate_strategy(graph, data_parallel(graph, options.parallel_devices), options.mesh_flag.devices, machine,
+                             name=arm.name)
 
 
 def strategy_by_hand(plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy | None:

@@ -109,6 +109,8 @@ def test_what_does_not_fit_is_no_answer_and_not_compared_with():
     assert strategies["search"].memory_bytes <= limit < whole["data_parallel"].memory_bytes
     assert "per device" in left_out["data_parallel"]
     assert "per device" in left_out["stock_data_parallel"]
+    alone = find_strategies(_plan(memory_limit=str(int(limit)), compare="stock_data_parallel"), graph, machine)
+    assert alone.left_out == {"stock_data_parallel": left_out["data_parallel"]}
     with pytest.raises(InfeasibleError, match="the least any strategy needs"):
         find_strategies(_plan(memory_limit="100"), graph, machine)
     with pytest.raises(OutOfMemoryError, match="arm data_parallel: needs"):
