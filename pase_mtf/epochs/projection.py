@@ -38,6 +38,11 @@ class Ratio:
     at_least: bool = False
     at_most: bool = False
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it tells anything: of two that did not reach the target nothing is."""
+        return not (self.at_least and self.at_most)
+
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
@@ -107,7 +112,8 @@ class Point:
     def hybrid(self) -> bool:
         """Whether a mix of several devices to a worker is ahead."""
         best, gain = self.best, self.gain
-        return best is not None and gain is not None and best.ways > 1 and (gain.value > 1.0 or gain.at_least)
+        return best is not None and gain is not None and gain.is_known and best.ways > 1 and (
+            gain.value > 1.0 or gain.at_least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Projection:
         """The least number of devices from which on hybrid is ahead of data parallelism alone, wherever the two are
         known; None where it is not at the largest of these."""
         found = None
-        for point in reversed([point for point in self.points if point.gain is not None]):
+        for point in reversed([point for point in self.points if point.gain and point.gain.is_known]):
             if not point.hybrid:
                 break
             found = point.devices

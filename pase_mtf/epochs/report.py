@@ -20,7 +20,7 @@ def epochs_text(epochs: Epochs) -> str:
 
 def ratio_text(ratio: Ratio) -> str:
     """How many times as fast, with the side on which the truth may lie where a target was not reached."""
-    if ratio.at_least and ratio.at_most:
+    if not ratio.is_known:
         return "unknown"
     return f"{'> ' if ratio.at_least else '< ' if ratio.at_most else ''}{ratio.value:.2f}"
 
@@ -41,7 +41,7 @@ def _row(point: Point) -> list[str]:
         return [str(point.devices), "unknown", "", "", "", *theirs, "", ""]
     return [str(point.devices), _mix_text(best), str(best.batch), epochs_text(best.epochs),
             f"{1e3 * best.step.seconds:.2f}", *theirs, ratio_text(gain) if gain else "",
-            f"{gain.low:.2f} to {gain.high:.2f}" if gain else ""]
+            f"{gain.low:.2f} to {gain.high:.2f}" if gain and gain.is_known else ""]
 
 
 def summary_lines(projection: Projection, examples: int | None = None) -> list[str]:
@@ -51,7 +51,7 @@ def summary_lines(projection: Projection, examples: int | None = None) -> list[s
       projection: of a range of devices.
       examples: of an epoch: then the shortest training is told in hours.
     """
-    lines, known = [], [point for point in projection.points if point.gain is not None]
+    lines, known = [], [point for point in projection.points if point.gain and point.gain.is_known]
     if (start := projection.hybrid_from) is not None:
         lines.append(f"hybrid is ahead of data parallelism alone from {start} devices on")
     elif known:

@@ -85,6 +85,18 @@ def test_what_never_reached_its_target_is_a_bound():
     assert point.hybrid
 
 
+def test_of_two_bounds_neither_is_ahead():
+    curve = EpochCurve((Run(32, 4.0, reached=False), Run(64, 9.0, reached=False)))
+    projection = project_training(curve, _steps(), [2], [1, 2])
+    point = projection.points[0]
+    assert point.best.ways == 2
+    assert point.gain.value > 1.0
+    assert not point.hybrid
+    assert projection.hybrid_from is None
+    assert "hybrid is" not in projection_text(projection)
+    assert "unknown" in projection_text(projection)
+
+
 def test_batches_beyond_the_curve_are_left_out_and_said():
     projection = project_training(_curve({1: 4.0, 2: 4.0}), _steps(), [4], [1, 2])
     point = projection.points[0]
