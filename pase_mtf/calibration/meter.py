@@ -22,7 +22,7 @@ from pase_mtf.calibration.cache import (
 )
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.errors import UsageError
-from pase_mtf.machine.kernel_file import append_times, load_times
+from pase_mtf.machine.kernel_file import append_times, begun, load_times
 from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import TINY, Kernel, Timing
 from pase_mtf.runtime import cores
@@ -63,6 +63,7 @@ class KernelMeter:
         """
         check_request(devices, kind)
         self.path = pathlib.Path(path) if path is not None else kernels_path(devices, kind)
+        self._begun = begun(self.path)
         self.times = KernelTimes() if again else load_times(self.path)
         self.times.on.update(fingerprint_of_kernels(devices, kind))
         self.devices, self.kind = devices, kind
@@ -89,8 +90,8 @@ class KernelMeter:
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if load > _BUSY * cores():
             self.notes.append(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
-        kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
         found = self._time(REFERENCES, np.inf, progress)
+        kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
         self._compare({kernel: found[kernel].seconds for kernel in self.telling if kernel in found})
         new = {kernel: timing for kernel, timing in found.items() if kernel not in kept}
         self.times.update(new)
@@ -162,13 +163,20 @@ class KernelMeter:
         if not kernels:
             return {}
         from pase_mtf.calibration.kernels import KernelTimer  # TensorFlow takes seconds to import
-        begin, found = time.perf_counter(), dict[Kernel, Timing]()
+        asked, found = time.perf_counter(), dict[Kernel, Timing]()
         expected = self.times.estimate if self.kind == "gpu" and len(self.times) else None
         tiny = self.times.get(TINY)
         best = {} if kernels is REFERENCES else self.telling  # those tell how fast the machine is: as they are now
         timer = KernelTimer(self.devices, self.kind, expected, tiny=tiny.seconds if tiny else None, best=best)
-        with measuring_alone(lambda: print("kernels are timed by another run, which is waited for", file=sys.stderr)):
-            for batch in timer.time(kernels, seconds, progress):
+        with measuring_alone(lambda: print("kernels are timed by another run, which is waited for",
+                                           file=sys.stderr)) as waited:
+            begin, wanted = time.perf_counter(), kernels
+            if waited and not self._again:
+                self._read_again()
+                if kernels is not REFERENCES:  # those are looked at once more in any case
+                    wanted = self.missing(kernels)
+                    progress(len(kernels) - len(wanted))
+            for batch in timer.time(wanted, seconds - (begin - asked), progress):
                 found.update(batch)
                 if kernels is not REFERENCES:
                     self._keep(batch)
@@ -178,9 +186,21 @@ class KernelMeter:
         self.spent += time.perf_counter() - begin
         return found
 
+    def _read_again(self) -> None:
+        """Takes in what another run has measured meanwhile, as this run's prices are scaled."""
+        self.times.update({kernel: timing for kernel, timing in load_times(self.path).scaled(self._kept_drift).items()
+                           if kernel not in self.times})
+
+    @property
+    def _kept_drift(self) -> float:
+        """How many times what is kept kernels take now: of a file that was begun anew since this run read the one
+        before, nothing is known but that it is of now."""
+        return self._drift if begun(self.path) == self._begun else 1.0
+
     def _keep(self, timings: Mapping[Kernel, Timing]) -> None:
         """Appends times to the file, as they would have been before: all that it holds is of one speed."""
-        before = {kernel: dataclasses.replace(timing, seconds=timing.seconds / self._drift)
+        drift = self._kept_drift
+        before = {kernel: dataclasses.replace(timing, seconds=timing.seconds / drift)
                   for kernel, timing in timings.items()}
         try:
             if before:

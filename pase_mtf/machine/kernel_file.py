@@ -1,7 +1,7 @@
 """Kernel times in a file: one line of JSON per kernel, appended by as many processes as there are.
 
-The first line says what they were measured on. The last line of a kernel counts. A line that is damaged (of a process
-that was killed, or a disk that was full) is passed over; what it told is measured again.
+The first line says what they were measured on, and when the file was begun. The last line of a kernel counts. A line
+that is damaged (of a process that was killed, or a disk that was full) is passed over; what it told is measured again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,12 @@ from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.machine.kernel_times import Circumstances, KernelTimes
 from pase_mtf.machine.kernels import Kernel, Timing
 
-__all__ = ["append_times", "line_of", "load_times", "read_entry"]
+__all__ = ["append_times", "begun", "line_of", "load_times", "read_entry"]
 
 _MOST_SECONDS = 1e6
 _MOST_ELEMENTS = 1 << 60
 _MOST_BLOCKS = 1 << 16
+_MOST_LINE = 1 << 16  # characters of the first one
 _MOST_WORK = 1e30  # FLOP or bytes
 
 
@@ -81,6 +83,17 @@ def load_times(path: str | os.PathLike[str], on: Circumstances | None = None) ->
     return KernelTimes(on, timings, damaged)
 
 
+def begun(path: str | os.PathLike[str]) -> float | None:
+    """When the file was begun, in seconds of the epoch: what tells it from one that was begun anew in its place; None
+    where there is none, or none that says it."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            found = json.loads(file.readline(_MOST_LINE)).get("begun")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None
+    return float(found) if isinstance(found, (int, float)) else None
+
+
 def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
                  on: Circumstances | None = None, *, anew: bool = False) -> None:
     """Adds kernels to a file, which is made where there is none; processes that do so at once take turns.
@@ -112,7 +125,7 @@ def append_times(path: str | os.PathLike[str], timings: Mapping[Kernel, Timing],
                     if file.read(1) != b"\n":  # somebody died in the middle of a line
                         data = b"\n" + data
                 elif on:
-                    data = json.dumps({"on": dict(on)}).encode() + b"\n" + data
+                    data = json.dumps({"on": dict(on), "begun": time.time()}).encode() + b"\n" + data
                 file.write(data)
                 file.flush()
     except OSError as error:

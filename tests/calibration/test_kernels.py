@@ -1,5 +1,6 @@
 """Kernels that are timed, kept, and looked at again; how long they take is no test's business."""
 
+import contextlib
 import math
 
 import pytest
@@ -343,6 +344,49 @@ def test_measured_again_nothing_of_before_counts(cache_dir, timed):
     assert {kernel for kernel, _ in kept.items()} == {*REFERENCES, _ADD}
     assert all(kept.get(kernel).seconds == 3e-3 for kernel in REFERENCES)
     assert kept.on == again.times.on
+
+
+def test_a_file_that_another_run_begins_anew_is_of_the_speed_of_now(cache_dir, timed):
+    seconds, _ = timed
+    first = KernelMeter(4)
+    first.start()
+    first.measure([_ADD])
+    seconds.update(dict.fromkeys(REFERENCES, 2e-3))
+    slower = KernelMeter(4)
+    slower.start()
+    KernelMeter(4, again=True).start()
+    slower.measure([_MULTIPLY])
+    assert KernelMeter(4).times.get(_MULTIPLY).seconds == 2e-3  # and not what it would have taken before
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_another_run_measured_meanwhile_is_not_measured_again(cache_dir, timed, monkeypatch, again):
+    """But where all is to be measured anew, until the file of before is replaced."""
+    _, asked = timed
+    KernelMeter(4).start()
+    meter = KernelMeter(4, again=again)
+    if not again:
+        meter.start()
+    asked.clear()
+    spent, counts = [], []
+
+    @contextlib.contextmanager
+    def after_another(wait):
+        append_times(meter.path, {_ADD: Timing(5e-3)}, meter.times.on)
+        yield True
+
+    def time(self, kernels, limit=math.inf, progress=None):
+        asked.extend(kernels)
+        spent.append(limit)
+        yield {kernel: Timing(2e-3) for kernel in kernels}
+
+    monkeypatch.setattr(metering, "measuring_alone", after_another)
+    monkeypatch.setattr(timing.KernelTimer, "time", time)
+    assert meter.measure([_ADD, _MULTIPLY], 60.0, counts.append) == (2 if again else 1)
+    assert asked == [*([_ADD] if again else []), _MULTIPLY]
+    assert meter.times.get(_ADD).seconds == (2e-3 if again else 5e-3)
+    assert spent[0] < 60.0  # waiting counts
+    assert sum(counts) == (0 if again else 1)
 
 
 @pytest.mark.parametrize(("name", "value"), [
