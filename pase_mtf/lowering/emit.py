@@ -172,7 +172,9 @@ class Emitter:
           devices: per list the device of every slice.
           options: of tf.while_loop.
         """
-        return tf.while_loop(lambda *lists: condition(*lists)[0][0], body, starts, back_prop=False, **options)
+        # By default a loop over one slice of one variable would return that alone.
+        return tf.while_loop(lambda *lists: condition(*lists)[0][0], body, starts, back_prop=False,
+                             return_same_structure=True, **options)
 
     def constant(self, device: str, value: float | tuple[float, ...], dtype: tf.DType = tf.int32,
                  shape: Sequence[int] | None = None) -> tf.Tensor:

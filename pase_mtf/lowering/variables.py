@@ -91,6 +91,12 @@ class LaidOutVariable:
             self._reads[scope] = self._known(own) if usable else self.read_again()
         return self._reads[scope]
 
+    def read_anew(self) -> list[tf.Tensor]:
+        """The value of every slice at the beginning of the current scope, also where TensorFlow's older control flow
+        has condition and body of a loop in one: what the condition has read is there once more than iterations."""
+        values = self._reads[next(scopes())] = self.read_again()
+        return values
+
     def has_read(self) -> list[tf.Tensor] | None:
         """The value read before in the current scope, if it was."""
         return self._reads.get(next(scopes()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from pase_mtf.compat import mtf, tf
 from pase_mtf.operations.nodes import Nodes
@@ -70,18 +71,23 @@ def _loop_sums(loop: mtf.Operation, sums: Mapping[mtf.Tensor, PendingSum]) -> di
     return {output: sums[tensor] for output, tensor in accumulated if tensor in sums}
 
 
-def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, mtf.Operation]], set[mtf.Variable]]:
-    """(tensor from outside, operation in the loop that reads it), and the variables that the loop assigns."""
+_Reader: TypeAlias = "mtf.Operation | mtf.Tensor | None"
+
+
+def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, _Reader]], set[mtf.Variable]]:
+    """(tensor from outside, what in the loop has the layout that it is read in: an operation; of an inner loop that it
+    goes into, the output; None: that it was made in), and the variables that the loop assigns."""
     made = {*op._cond_inputs, *op._body_inputs}
-    used, assigned = [], set()
+    used, assigned = list[tuple[mtf.Tensor, _Reader]](), set[mtf.Variable]()
     for inner in _body(op):
         made |= set(inner.outputs)
         if isinstance(inner, _ops.WhileLoopOperation):
             more, variables = _captured(inner)
-            used += more
+            used += [*zip(inner.inputs, inner.outputs, strict=False), *more]
             assigned |= variables
         else:
             used += [(tensor, inner) for tensor in inner.inputs]
+            used += [(tensor, None) for tensor in rule_of(inner).waits_for(inner) if isinstance(tensor, mtf.Tensor)]
             if isinstance(inner, _ops.Assign):
                 assigned |= set(inner.variables)
     return [pair for pair in dict.fromkeys(used) if pair[0] not in made], assigned
@@ -105,8 +111,15 @@ class _LoopLowering:
         captured, assigned = _captured(op)
         self.values = {variable.outputs[0]: variable for variable in assigned}
         for t, reader in captured:
-            if t not in self.values:  # moved to where it is read before the loop starts, once
-                lowering.read(t, lowering.mesh_impl(reader)).to_laid_out_tensor()
+            if t in self.values:
+                continue
+            # Summed, and moved to where it is read, before the loop starts, once.
+            if reader is None:
+                lowering.stored(t).to_laid_out_tensor()
+            else:
+                impl = (lowering.producer_impl(reader) if isinstance(reader, mtf.Tensor)
+                        else lowering.mesh_impl(reader))
+                lowering.read(t, impl).to_laid_out_tensor()
         self.pending: dict[int, mtf.ops.LazyAllreduceSum] = {}
 
     def _enter(self, placeholders: list[mtf.Tensor], tf_inputs: Sequence[Sequence[tf.Tensor]],
@@ -118,7 +131,7 @@ class _LoopLowering:
         with lowering.emitter.after(x for slices in tf_inputs for x in slices):
             for t, variable in self.values.items():
                 laid_out = lowering.variables[variable]
-                lowering.tensors[t] = laid_out.activation(laid_out.read())
+                lowering.tensors[t] = laid_out.activation(laid_out.read_anew())
         for operation in inner:
             lowering.lower_operation(operation)
 
@@ -158,8 +171,10 @@ class _LoopLowering:
         # One iteration at a time, or the tensors of several are there at once.
         options = {"parallel_iterations": 1, **op._tf_kwargs}
         options.pop("back_prop", None)
-        results = lowering.emitter.while_loop(
-            self.tf_cond, self.tf_body, starts, [impl.devices for impl in self.impls], options)
+        # Who reads outside of the loop what it assigns reads it before.
+        with lowering.emitter.after(x for stored in before.values() for x in stored.to_laid_out_tensor().all_slices):
+            results = lowering.emitter.while_loop(
+                self.tf_cond, self.tf_body, starts, [impl.devices for impl in self.impls], options)
         for t, stored in before.items():
             lowering.tensors[t] = stored
         for number, (slices, t, impl) in enumerate(zip(results, op.outputs, self.impls, strict=True)):

@@ -45,6 +45,7 @@ class Flow:
         self._seen: set[mtf.Tensor] = set()  # anew in every iteration
         self._before: dict[mtf.Tensor, mtf.Tensor] = {}  # made in this step, in the order of the graph
         self._after: dict[mtf.Tensor, mtf.Tensor] = {}  # made by the iteration before
+        self._starts: dict[mtf.Tensor, mtf.Tensor] = {}  # what comes out of a loop -> what goes in
         for operation in self.loops_of:
             parts = rule_of(operation).loop(operation)
             if parts is None:
@@ -52,6 +53,7 @@ class Flow:
             self.parts[operation] = parts
             for variable in parts.variables:
                 self._before[variable.output] = self._after[variable.output] = variable.next
+                self._starts[variable.output] = variable.start
                 self._seen.update(variable.seen)
                 for seen in variable.seen:
                     self._before[seen], self._after[seen] = variable.start, variable.next
@@ -74,7 +76,7 @@ class Flow:
     def owner(self, tensor: mtf.Tensor) -> mtf.Tensor:
         """The tensor whose layout this one has: what an iteration makes goes into the next as it lies.
 
-        Two loop variables that change places have the layouts that they start with.
+        Two loop variables that change places have the layouts that they start with, each its own.
         """
         if tensor not in self._after:
             return tensor
@@ -84,7 +86,7 @@ class Flow:
             while found in self._after and found not in passed:
                 passed.add(found)
                 found = self._after[found]
-            self._owners[tensor] = self.origin(tensor) if found in passed else found
+            self._owners[tensor] = self.origin(self._starts.get(tensor, tensor)) if found in passed else found
         return self._owners[tensor]
 
     def carried(self) -> Iterable[mtf.Tensor]:

@@ -51,10 +51,11 @@ def _lower_scalar(op: mtf.Operation, lowering: Lowering) -> None:
 
 def _lower_constant(op: mtf.ops.Constant, lowering: Lowering) -> None:
     impl, output = lowering.mesh_impl(op), op.outputs[0]
-    shape = tuple(impl.slice_shape(output.shape))
-    if not isinstance(op._value, (numbers.Real, bool)):
-        op.lower(lowering)
+    if not isinstance(op._value, (numbers.Real, bool)):  # an array: every device has a part of its own
+        whole = tf.constant(op._value, output.dtype, output.shape.to_integer_list)
+        lowering.set_tensor_lowering(output, impl.import_tf_tensor(output, whole))
         return
+    shape = tuple(impl.slice_shape(output.shape))
     lowering.set_tensor_lowering(output, impl.per_device(
         lambda device: lowering.emitter.constant(device, op._value, output.dtype, shape)))
 

@@ -211,6 +211,9 @@ class SlicedVariable(Protocol):
     def read_again(self) -> list[tf.Tensor]:
         """The value of every slice, read now."""
 
+    def read_anew(self) -> list[tf.Tensor]:
+        """The value of every slice at the beginning of the current scope."""
+
     def activation(self, values: Sequence[tf.Tensor]) -> LaidOut:
         """What was read, in the type that the model computes with."""
 

@@ -89,6 +89,10 @@ def _lower_gradient(op: mtf.ops.GenericGradOperation, lowering: Lowering) -> Non
 
     def gradient(_: str, ys: Sequence[tf.Tensor], xs: Sequence[tf.Tensor], grad_ys: Sequence[tf.Tensor],
                  ) -> tuple[tf.Tensor, ...]:
+        if len({id(x) for x in xs}) < len(xs) and isinstance(forward, mtf.SlicewiseOperation):
+            # TensorFlow tells what comes of a tensor in all places together: here every place is a tensor of its own.
+            xs = [tf.identity(x) for x in xs]
+            ys = tf.nest.flatten(forward._tf_fn(*xs))
         return tuple(tf.gradients(
             ys=list(ys), xs=list(xs), grad_ys=list(grad_ys), stop_gradients=list(xs),
             unconnected_gradients=tf.UnconnectedGradients.ZERO))
