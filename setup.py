@@ -50,6 +50,8 @@ setup(
         "typing-extensions>=4.9,<5",
         "filelock>=3.15,<5",
         "more-itertools>=10.5,<12",
+        # In what order TensorFlow's einsum multiplies several tensors; it comes with TensorFlow.
+        "opt-einsum>=3.3,<4",
         "typeguard>=4.3,<5",
     ],
     extras_require={

@@ -8,6 +8,8 @@ import numbers
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+import opt_einsum
+
 from pase_mtf.compat import mtf, tf
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.operations.nodes import Nodes, broadcast_runs
@@ -48,8 +50,20 @@ def product_of(operation: mtf.Operation) -> int:
 
 
 def _flops(operation: mtf.Operation) -> float:
+    if _kind(operation) == "matmul" and len(operation.inputs) > 2:
+        return _flops_of_pairs(operation)
     times = 2.0 if _kind(operation) == "matmul" else float(len(operation.inputs))
     return times * math.prod(dim_sizes(tensors_of(operation)).values())
+
+
+def _flops_of_pairs(operation: mtf.Operation) -> float:
+    """Of a product of several tensors: TensorFlow multiplies two at a time, in the order that is found here, too."""
+    shapes, output = [tensor.shape for tensor in operation.inputs], operation.outputs[0].shape
+    used = {dim for shape in shapes for dim in shape.dims}
+    equation = _ops._einsum_equation(shapes, mtf.Shape([dim for dim in output.dims if dim in used]))
+    _, found = opt_einsum.contract_path(equation, *(shape.to_integer_list for shape in shapes), shapes=True,
+                                        optimize="greedy")
+    return float(found.opt_cost)
 
 
 def _splittable(operation: mtf.Operation) -> set[str]:

@@ -28,6 +28,23 @@ def _variable(mesh, name, *dims):
     return mtf.get_variable(mesh, name, mtf.Shape(dims), initializer=tf.zeros_initializer())
 
 
+def test_a_product_of_several_tensors_is_made_two_at_a_time():
+    """As TensorFlow does: of a low rank it is the two thin products, and so are its gradients."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        u, v = _variable(mesh, "u", D, K), _variable(mesh, "v", K, F)
+        mtf.gradients([mtf.reduce_sum(mtf.einsum([x, u, v], output_shape=[B, F]))], [u])
+        exported = export_graph(graph)
+    forward, gradient = (next(operation for layer in exported.layers for operation in layer.operations
+                              if operation.type == "EinsumOperation" and operation.phase == phase)
+                         for phase in ("forward", "backward"))
+    pairs = 2 * (16 * 4 * 32 + 8 * 16 * 32), 2 * (8 * 16 * 4 + 8 * 4 * 32)  # u v first, or x u
+    assert forward.flops == min(pairs)
+    assert 0 < gradient.flops <= 2 * (8 * 16 * 32 + 16 * 32 * 4)
+
+
 def _mlp(mesh):
     x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
     hidden = mtf.relu(mtf.einsum([x, _variable(mesh, "w1", D, F)], output_shape=[B, F]) + _variable(mesh, "b1", F))
