@@ -32,7 +32,8 @@ def useful_devices(graph: ComputationGraph, configurations: Sequence[Configurati
 def _useful(graph: ComputationGraph, shards: Sequence[int]) -> float:
     work = [math.fsum(operation.flops * operation.trips for operation in layer.operations) for layer in graph.layers]
     mine = math.fsum(flops / count for flops, count in zip(work, shards, strict=True))
-    return math.fsum(work) / mine if mine > 0.0 else 1.0
+    # Where all is split alike a quotient of sums may be above that by their rounding.
+    return min(math.fsum(work) / mine, float(max(shards))) if mine > 0.0 else 1.0
 
 
 def fuller_devices(graph: ComputationGraph, devices: int, configurations: Sequence[Configuration]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -40,6 +41,10 @@ VERSION = 2
 """Version 1, which is still read, charged what moves between two layers to the one that it moves to."""
 
 _MOST_DEVICES = 2 ** 31 - 1
+_SAME = 1e-9
+"""Of two sums of the same numbers, relative."""
+_OF_ANY_PRICES = frozenset({"useful_devices", "suggested_devices", "assumed"})
+"""What is known of how a strategy was found that does not depend on prices."""
 
 
 class _StrategyFields(TypedDict):
@@ -261,7 +266,8 @@ class Strategy:
         Args:
           path: the file.
           graph: the graph it is to be used on; it must be the one it was made for.
-          machine: price it anew on this machine, which `explain` needs; None: not at all.
+          machine: price it anew on this machine, which `explain` needs; None: not at all. Where the prices are others
+            than those that it was found by, nothing is said any more of how good it is.
 
         Raises:
           FormatError: missing, truncated or foreign file.
@@ -284,9 +290,15 @@ class Strategy:
         if graph is not None:
             strategy.check_graph(graph, path)
             if machine is not None:
-                return evaluate_strategy(graph, configurations, strategy.devices, machine, name=strategy.name,
-                                         search=strategy.search)
+                return strategy._priced_again(graph, machine)
         return strategy
+
+    def _priced_again(self, graph: ComputationGraph, machine: GivenMachine) -> Strategy:
+        again = evaluate_strategy(graph, self.configurations, self.devices, machine, name=self.name, search=self.search)
+        if again.machine_name == self.machine_name and math.isclose(again.seconds, self.seconds, rel_tol=_SAME):
+            return again
+        kept = {name: value for name, value in again.search.items() if name in _OF_ANY_PRICES}
+        return dataclasses.replace(again, search=cast(SearchReport, kept))
 
     def _problem(self) -> str:
         """What is wrong with what a file held; empty where nothing is."""
@@ -295,7 +307,7 @@ class Strategy:
         if not 1 <= self.devices <= _MOST_DEVICES:
             return f"{shortened(self.devices)} devices"
         useful, suggested = self.search.get("useful_devices", 1.0), self.search.get("suggested_devices")
-        if not (type(useful) in (int, float) and 0 <= useful <= self.devices
+        if not (type(useful) in (int, float) and 0 <= useful <= self.devices * (1 + _SAME)
                 and (suggested is None or (type(suggested) is int and 0 < suggested <= self.devices))):
             return f"useful devices of {shortened(useful)}, {shortened(suggested)}"
         if "optimal" in self.search and not (

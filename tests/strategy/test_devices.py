@@ -1,5 +1,7 @@
 """How many devices do work of their own."""
 
+import dataclasses
+
 import pytest
 from small_graphs import perceptron
 
@@ -20,6 +22,14 @@ def test_what_is_copied_is_no_useful_work():
     assert half == pytest.approx(4)
     mixed = useful_devices(GRAPH, [Configuration((("batch", 8),))] * (layers - 1) + [Configuration((("", 8),))])
     assert 1 < mixed < 8
+
+
+@pytest.mark.parametrize(("devices", "sizes"), [(3, [11.0] * 7), (6, [11.0] * 7), (7, [17.0]), (12, [11.0] * 7)])
+def test_rounding_makes_no_more_devices_than_there_are(devices, sizes):
+    graph = dataclasses.replace(GRAPH, layers=tuple(dataclasses.replace(
+        GRAPH.layers[0], operations=(dataclasses.replace(GRAPH.layers[0].operations[0], flops=flops, trips=1),))
+        for flops in sizes))
+    assert useful_devices(graph, [Configuration((("batch", devices),))] * len(sizes)) == devices
 
 
 def test_no_dim_divides_by_the_devices():

@@ -293,6 +293,23 @@ def test_round_trip(graph, tmp_path):
     assert priced.seconds == pytest.approx(best.seconds)
 
 
+def test_what_was_proven_is_of_the_prices_that_it_was_proven_by(graph, tmp_path):
+    find_strategy(graph, 8, "1080ti").save(tmp_path / "strategy.json")
+    same, other = (Strategy.load(tmp_path / "strategy.json", graph, Machine.load(name)) for name in ("1080ti", "h100"))
+    assert "proven optimal" in same.verdict
+    assert other.verdict == "given"
+    assert set(other.search) <= {"useful_devices", "suggested_devices", "assumed"}
+    assert other.search["useful_devices"] == same.search["useful_devices"]
+
+
+def test_useful_devices_of_files_that_rounding_has_raised(graph, tmp_path):
+    path = tmp_path / "strategy.json"
+    find_strategy(graph, 8, "1080ti").save(path)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "search": {**data["search"], "useful_devices": 8.000000000000002}}))
+    assert Strategy.load(path).devices == 8
+
+
 def test_another_graph_is_refused(graph, tmp_path):
     find_strategy(graph, 8, "1080ti").save(tmp_path / "strategy.json")
     with pytest.raises(MismatchError, match="search again"):
