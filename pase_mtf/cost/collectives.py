@@ -81,14 +81,14 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
     if machine.shared_cores:
         size = groups.prod(axis=0)
         link = machine.links[-1]
-        overhead, nodes, messages, blocks = machine.overhead, 1.0, 2.0 * (size - 1.0), size + 1.0
+        nodes, messages, blocks = np.ones(1), 2.0 * (size - 1.0), size + 1.0
         if stock:
             large = nbytes >= _SEVERAL_RINGS
             rings = np.where(large, size, 1.0)
             nodes = rings * (2.0 * size - 2.0) + np.where(large, 4.0 * size, 0.0)
             messages = rings * (2.0 * size - 2.0)
             blocks = np.where(large, 7.0, 3.0) * size
-        each = nodes * overhead + messages * link.latency + blocks * nbytes / link.bandwidth
+        each = machine.with_overhead(blocks * nbytes / link.bandwidth, nodes) + messages * link.latency
         return np.where(size > 1, each * devices / size, 0.0)
     size, left = groups.prod(axis=0), np.asarray(nbytes, np.float64)
     slowest = np.max([np.where(across > 1, link.latency, 0.0) for link, across in zip(

@@ -86,7 +86,7 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
                 added = adding_bytes(entry.row_sum, table) / machine.memory_bandwidth if entry.row_sum.is_last else 0.0
                 row = np.where(travel_as_rows(entry.row_sum, table), added, row)
             result[PHASES.index(entry.phase)] += times * devices * row
-            result[_OVERHEAD] += times * devices * (entry.nodes * machine.overhead)
+            result[_OVERHEAD] += times * devices * (machine.with_overhead(row, entry.nodes) - row)
     for entry, times in operations.items():
         for (columns, tensors), _ in entry.sums_within(on_edges=reshardings.sums_on_edges):
             result[_ALLREDUCE + PHASES.index(entry.phase)] += times * sum_seconds(

@@ -118,7 +118,7 @@ def _shared_memory_seconds(copied: np.ndarray, nodes: np.ndarray, sent: np.ndarr
     seconds = 2.0 * each / machine.memory_bandwidth
     if "copy" in machine.rates:
         seconds = np.maximum(seconds, each / (itemsize * machine.rates["copy"]))
-    total: np.ndarray = nodes * (seconds + machine.overhead) + sent * machine.links[-1].latency
+    total: np.ndarray = nodes * machine.with_overhead(seconds) + sent * machine.links[-1].latency
     return total
 
 
@@ -132,10 +132,10 @@ def _stock_seconds(source: DistinctShardings, target: DistinctShardings, nbytes:
     block = nbytes / np.where(same, shards, 1).prod(axis=2)  # when everything is concatenated
     message = machine.overhead + machine.links[-1].latency
     seconds = ((joined - 1).sum(axis=2) * message
-               + joins * (machine.overhead + 2.0 * block / machine.memory_bandwidth)
+               + joins * machine.with_overhead(2.0 * block / machine.memory_bandwidth)
                # The place of a shard is computed, then it is sliced.
-               + splits * 4.0 * machine.overhead
-               + (splits > 0) * 2.0 * block / split.prod(axis=2) / machine.memory_bandwidth)
+               + machine.with_overhead((splits > 0) * 2.0 * block / split.prod(axis=2) / machine.memory_bandwidth,
+                                       4.0 * splits))
     total: np.ndarray = np.maximum(source.devices[:, None], target.devices[None, :]) * seconds
     return total
 

@@ -19,7 +19,7 @@ def roofline_machine(times: KernelTimes, devices: int, memory_bytes: float, sour
     """Devices that share cores, at the best rates of all kernels that were measured on them.
 
     A layer that is priced on it costs no more than its kernels do: every one of them reads what it works on and writes
-    what it makes, at no better a rate. Nodes cost nothing besides, nor do messages: what a kernel took has that in it.
+    what it makes, at no better a rate, and none is shorter than the shortest. Messages cost nothing besides.
 
     Args:
       times: of some kernels of each kind at least.
@@ -33,13 +33,14 @@ def roofline_machine(times: KernelTimes, devices: int, memory_bytes: float, sour
     rate = max(best.values())
     rates = {kind: best[kind] if best[kind] > 1.0 else rate
              for kind in ("matmul", "convolution", "filter gradient", "pointwise")}
+    least = min((timing.seconds for _, timing in times.items()), default=1e-9)
     # What is looked up or sliced is copied once; a reduction does as much arithmetic as it reads elements.
     rates |= {"reduction": rates["pointwise"], "gather": rate, "batched matmul": rates["matmul"]}
     bandwidth = _best(copying, flops=False)
     unfolds = times.on.get("kind") == "cpu" and not times.on.get("onednn", True)
-    return Machine(name=LOCAL, rates=rates, memory_bandwidth=bandwidth, memory_bytes=memory_bytes, overhead=0.0,
-                   links=(Link(max(devices, 1), bandwidth, 0.0),), shared_cores=True, source=source,
-                   unfolding_threads=times.on["threads"] if unfolds else 0)
+    return Machine(name=LOCAL, rates=rates, memory_bandwidth=bandwidth, memory_bytes=memory_bytes, overhead=least,
+                   overhead_within=True, links=(Link(max(devices, 1), bandwidth, 0.0),), shared_cores=True,
+                   source=source, unfolding_threads=times.on["threads"] if unfolds else 0)
 
 
 def still_true(before: Machine, now: Machine) -> float:
@@ -53,4 +54,6 @@ def still_true(before: Machine, now: Machine) -> float:
       above 0, at most 1.
     """
     ratios = [rate / now.rates[kind] for kind, rate in before.rates.items()]
+    if before.overhead > 0.0:
+        ratios.append(now.overhead / before.overhead)
     return min(1.0, before.memory_bandwidth / now.memory_bandwidth, *ratios)

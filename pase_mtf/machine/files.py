@@ -47,6 +47,7 @@ class _MachineFields(TypedDict):
     overhead: float
     links: list[_LinkFields]
     shared_cores: NotRequired[bool]
+    overhead_within: NotRequired[bool]
     unfolding_threads: NotRequired[int]
     efficiency: NotRequired[list[list[float]]]
     source: NotRequired[str]

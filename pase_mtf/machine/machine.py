@@ -45,6 +45,7 @@ class Machine:
       memory_bandwidth: bytes/s read and written, per device (all together where they share cores).
       memory_bytes: what one device can hold.
       overhead: seconds that every operation costs on every device, however small (kernel launch, graph node).
+      overhead_within: what an operation takes has that in it: then it takes the longer of the two, not both.
       links: innermost level first.
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per replica, a tensor is sent from device to
@@ -64,6 +65,7 @@ class Machine:
     overhead: float
     links: tuple[Link, ...]
     shared_cores: bool = False
+    overhead_within: bool = False
     unfolding_threads: int = 0
     efficiency: tuple[tuple[float, float], ...] = ()
     source: str = ""
@@ -81,6 +83,11 @@ class Machine:
     def balance(self) -> float:
         """FLOP a device computes in the time in which it sends one byte over the weakest link: the paper's r."""
         return self.rates["matmul"] / min(link.bandwidth for link in self.links)
+
+    def with_overhead(self, seconds: np.ndarray | float, nodes: np.ndarray | float = 1.0) -> np.ndarray:
+        """Seconds of some nodes of a graph on one device, of those that they compute or move for."""
+        overhead = np.asarray(nodes * self.overhead)
+        return np.maximum(seconds, overhead) if self.overhead_within else seconds + overhead
 
     def check_devices(self, devices: int) -> None:
         """Raises UsageError when the machine's links do not join that many devices."""
@@ -124,8 +131,9 @@ def _wrong_type(machine: Machine) -> str:
     for name in ("name", "source"):
         if not isinstance(getattr(machine, name), str):
             return f"{name} is {shortened(getattr(machine, name))}, not text"
-    if not isinstance(machine.shared_cores, (bool, np.bool_)):
-        return f"shared_cores is {shortened(machine.shared_cores)}, not true or false"
+    for name in ("shared_cores", "overhead_within"):
+        if not isinstance(getattr(machine, name), (bool, np.bool_)):
+            return f"{name} is {shortened(getattr(machine, name))}, not true or false"
     if type(machine.unfolding_threads) is not int or machine.unfolding_threads < 0:
         return f"unfolding_threads is {shortened(machine.unfolding_threads)}, not 0 or more"
     for name in ("rates", "measured"):
