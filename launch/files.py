@@ -147,7 +147,9 @@ class RunFiles:
     def _write_events(self, arm: str, step: int, values: Mapping[str, float]) -> None:
         if arm not in self._writers:
             with tf.Graph().as_default():  # the v1 writer refuses to be made while TensorFlow is eager
-                self._writers[arm] = tf.summary.FileWriter(os.path.join(self.folder, "events", arm))
+                # Of two files of one name the second arm is called by its path.
+                folder = arm.replace(os.sep, "_")
+                self._writers[arm] = tf.summary.FileWriter(os.path.join(self.folder, "events", folder))
         self._writers[arm].add_summary(tf.Summary(value=[
             tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]), step)
 

@@ -160,6 +160,13 @@ def fitting_arms(arms: tuple[ArmName, ...], batch: int, devices: int) -> tuple[A
     return tuple(result)
 
 
+def _name_of_file(path: str) -> str:
+    """What an arm is called that a file holds: as the file, but never as an arm that is found, nor like one."""
+    stem = os.path.splitext(os.path.basename(path))[0] or path
+    found = any(stem == name or stem.startswith(f"{name}_") for name in (*_BY_NAME, STOCK, *_RANDOM))
+    return f"file_{stem}" if found else stem
+
+
 def _parse_arm(item: str, flag: str) -> list[ArmName]:
     method, _, count = item.partition(":")
     if method in _RANDOM and flag == "--compare":
@@ -173,7 +180,7 @@ def _parse_arm(item: str, flag: str) -> list[ArmName]:
         return [ArmName(STOCK, "stock")]
     if item.endswith(".json") or os.sep in item or os.path.isfile(item):
         method = PIPELINE if _is_pipeline_file(item) else "file"
-        return [ArmName(os.path.splitext(os.path.basename(item))[0] or item, method, item)]
+        return [ArmName(_name_of_file(item), method, item)]
     names = ARM_NAMES if flag == "--compare" else _TRAINED
     raise UsageError(f"{flag}={item}: no such arm and no strategy file; {nearest(item, names)}")
 

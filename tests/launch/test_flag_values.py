@@ -53,6 +53,11 @@ def _names(strategy, compare):
     ("search", "mcmc_expert,expert,mcmc", ["search", "expert", "mcmc", "mcmc_expert"]),
     ("search", "auto_mtf,mcmc", ["search", "mcmc", "auto_mtf"]),
     ("some/mine.json", "search,other/mine.json", ["mine", "search", "other/mine.json"]),
+    ("some/search.json", "search", ["file_search", "search"]),
+    ("some/data_parallel_tuned.json", "data_parallel", ["file_data_parallel_tuned", "stock_data_parallel",
+                                                        "data_parallel"]),
+    ("search", "some/random_0.json,random:1,expert,expert.json", ["search", "expert", "file_random_0", "file_expert",
+                                                                 "random_0"]),
 ])
 def test_reads_arms(strategy, compare, expected):
     assert _names(strategy, compare) == expected

@@ -39,7 +39,7 @@ def test_it_trains_beside_the_others(launch):
     assert row["measured_ms"] > 0
     assert search["stages"] is None
     assert summary["disagreement"] is None
-    assert _losses(folder, "pipeline") == pytest.approx(_losses(folder, "search"), rel=1e-4)
+    assert _losses(folder, "file_pipeline") == pytest.approx(_losses(folder, "search"), rel=1e-4)
     assert pipeline.table() in out
     assert pipeline.statement in (folder / "report.html").read_text()
 
@@ -198,6 +198,9 @@ def test_one_of_a_file_is_trained_kept_and_resumed(launch, kept):
 
 def test_one_of_a_file_is_compared_with(launch, kept, tmp_path):
     """And what a run searches is kept beside one that it was given."""
+    code, folder, _, err = launch(f"--strategy={kept}", "--compare=pipeline", "--search_only", output="given")
+    assert code == 0, err
+    assert list(read_summary(folder / "summary.json")["arms"]) == ["file_pipeline", "pipeline"]
     mine = tmp_path / "summary.json"  # no name of a file is one of the run's
     mine.write_text(kept.read_text())
     code, folder, _, err = launch(f"--strategy={mine}", "--compare=pipeline", "--search_only")
