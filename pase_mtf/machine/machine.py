@@ -84,6 +84,11 @@ class Machine:
         """FLOP a device computes in the time in which it sends one byte over the weakest link: the paper's r."""
         return self.rates["matmul"] / min(link.bandwidth for link in self.links)
 
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """How many devices each link joins but the outermost, which joins all."""
+        return tuple(link.devices for link in self.links[:-1])
+
     def with_overhead(self, seconds: np.ndarray | float, nodes: np.ndarray | float = 1.0) -> np.ndarray:
         """Seconds of some nodes of a graph on one device, of those that they compute or move for."""
         overhead = np.asarray(nodes * self.overhead)

@@ -11,7 +11,7 @@ searched, and the blocks are cut again.
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,9 +73,11 @@ class Cutting:
       most: stages that there can be.
     """
 
-    def __init__(self, blocks: int, devices: int, microbatches: int, *, shared_cores: bool) -> None:
+    def __init__(self, blocks: int, devices: int, microbatches: int, *, shared_cores: bool,
+                 nodes: Sequence[int] = ()) -> None:
         """The arguments are those of `cut_stages`."""
         self._blocks, self.devices, self._microbatches, self._shared = blocks, devices, microbatches, shared_cores
+        self._nodes = nodes
         self._sizes = [size for size in range(1, devices + 1) if devices % size == 0]
         self.most = min(blocks, devices)
 
@@ -87,10 +89,12 @@ class Cutting:
     def beginning(self, left: int, first: int, offset: int) -> list[Place]:
         """Every stage that may begin here and be followed by `left` - 1 others.
 
-        Groups begin at a multiple of their size: within them devices are joined as are the first so many.
+        Groups begin at a multiple of their size, and lie in one node or begin with one: within them devices are joined
+        as are the first so many.
         """
         return [Place(left, first, stop, size) for size in self._sizes
                 if offset % size == 0 and offset + size <= self.devices
+                and all(offset % node == 0 or offset // node == (offset + size - 1) // node for node in self._nodes)
                 for stop in ([self._blocks] if left == 1 else range(first + 1, self._blocks - left + 2))]
 
     def best(self, seconds: dict[Place, float]) -> dict[int, tuple[float, list[tuple[Place, int]]]]:
@@ -138,7 +142,8 @@ class Cutting:
 
 
 def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, schedule: str, *,
-               numbers: Container[int] | None = None, shared_cores: bool = False) -> dict[int, Cut]:
+               numbers: Container[int] | None = None, shared_cores: bool = False,
+               nodes: Sequence[int] = ()) -> dict[int, Cut]:
     """The best cut of all blocks, for every number of stages that there can be.
 
     Args:
@@ -149,11 +154,12 @@ def cut_stages(costs: StageCosts, blocks: int, devices: int, microbatches: int, 
       schedule: one of `schedule.SCHEDULES`.
       numbers: of stages that are wanted; None: all.
       shared_cores: the devices share their cores, so that no stage computes while another does.
+      nodes: of the machine.
 
     Returns:
       Number of stages -> the least sum; only where one keeps to the memory.
     """
-    cutting = Cutting(blocks, devices, microbatches, shared_cores=shared_cores)
+    cutting = Cutting(blocks, devices, microbatches, shared_cores=shared_cores, nodes=nodes)
     seconds = {place: costs.least(place.first, place.stop, place.devices) for place in cutting.places()}
     known: dict[Place, StageChoice] = {}
     while True:

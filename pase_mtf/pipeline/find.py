@@ -129,7 +129,7 @@ class _Search:
             costs = StageCosts(made, prices[count], count, self._memory[count], self._limit)
             cuts = all_cuts[count] = Cuts(made, costs, prices[count], count, self._devices, self._schedule)
             best = cut_stages(costs, made.count, self._devices, count, self._schedule, numbers=numbers,
-                              shared_cores=self.machine.shared_cores)
+                              shared_cores=self.machine.shared_cores, nodes=self.machine.nodes)
             found += filter(None, (cuts.simulate(cut.placed) for cut in best.values()))
             all_costs.append(costs)
             told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs})

@@ -88,7 +88,8 @@ class Cuts:
         self.microbatches, self._blocks, self._costs, self._prices = microbatches, blocks, costs, prices
         self._schedule, self._linked = schedule, blocks.linked()
         self._shared = prices.machine.shared_cores
-        self._cutting = Cutting(blocks.count, devices, microbatches, shared_cores=self._shared)
+        self._cutting = Cutting(blocks.count, devices, microbatches, shared_cores=self._shared,
+                                nodes=prices.machine.nodes)
         self._known: dict[Place, tuple[Laid, StageSeconds] | None] = {}
         self._taken: dict[Place, Quickest] = {}
         self._simulated: dict[Placed, Simulated] = {}

@@ -77,11 +77,11 @@ def stage_seconds(stage: Laid, prices: StagePrices) -> StageSeconds:
       prices: of the graph.
     """
     priced = prices.stage(stage.first, stage.stop, stage.devices, stage.configurations)
-    whole, alone = (Simulator(each).timeline([0] * len(stage.configurations))
-                    for each in (priced, _without_update(priced)))
-    # Updates run between the backward passes of layers, but not in every microbatch.
-    ends = [max((one.end for one in alone.slices if one.phase in PHASES[:number + 1]
-                 and one.kind != "gradient all-reduce"), default=0.0) for number in range(2)]
+    # Updates run between the backward passes of layers, and gradients are summed, but not in every microbatch.
+    whole, alone = (simulator.timeline([0] * len(stage.configurations)) for simulator in (
+        Simulator(priced), Simulator(_without_update(priced), gradients=False)))
+    ends = [max((one.end for one in alone.slices if one.phase in PHASES[:number + 1]), default=0.0)
+            for number in range(2)]
     return StageSeconds(ends[0], ends[1] - ends[0], max(0.0, whole.seconds - ends[1]))
 
 

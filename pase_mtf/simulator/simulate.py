@@ -27,18 +27,19 @@ class Simulator:
     simulated step is that sum.
     """
 
-    def __init__(self, priced: PricedNetwork) -> None:
+    def __init__(self, priced: PricedNetwork, *, gradients: bool = True) -> None:
         """Has simulated nothing.
 
         Args:
           priced: in seconds, of the graph, on the machine.
+          gradients: whether devices sum them up; not after a microbatch that others follow.
 
         Raises:
           UsageError: priced in anything but seconds.
         """
         if priced.model != "seconds":
             raise UsageError(f"a simulation of prices in {priced.model!r}; price the graph in seconds")
-        self._priced, self._step = priced, Step(priced)
+        self._priced, self._step = priced, Step(priced, gradients=gradients)
         self._ends = [(edge.source, edge.target) for edge in priced.graph.edges]
         self._assignment: list[int] = []
         self._tasks: ChangingTasks | None = None

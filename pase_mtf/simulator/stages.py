@@ -68,13 +68,14 @@ def first_operations(layer: Layer) -> tuple[int, ...]:
 class Stages:
     """What the layers of a priced network do; found once for those that are priced as one."""
 
-    def __init__(self, priced: PricedNetwork) -> None:
+    def __init__(self, priced: PricedNetwork, *, gradients: bool = True) -> None:
         """Has looked at no layer.
 
         Args:
           priced: in seconds.
+          gradients: whether they are summed over devices.
         """
-        self._priced, self._reshardings = priced, Reshardings(priced.machine)
+        self._priced, self._reshardings, self._gradients = priced, Reshardings(priced.machine), gradients
         self._signatures: dict[int, tuple[OperationSignature, ...]] = {}
         self._found: dict[tuple[int, int], LayerStages] = {}
 
@@ -107,7 +108,7 @@ class Stages:
                          self._reshardings, float(parts[summed]))
             stages.append(Stage(
                 float(parts[kernels] + overhead) / (devices if priced.machine.shared_cores else 1),
-                sums[False], float(parts[moved]), sums[True]))
+                sums[False], float(parts[moved]), sums[True] if self._gradients else ()))
         return LayerStages(devices, tuple(stages))
 
 

@@ -35,14 +35,15 @@ _KERNELS, _SUM, _GRADIENT, _MOVE, _TRANSFER = range(len(KINDS))
 class Step:
     """Makes the tasks of a step under any strategy of a priced network; what layers and edges need is made once."""
 
-    def __init__(self, priced: PricedNetwork) -> None:
+    def __init__(self, priced: PricedNetwork, *, gradients: bool = True) -> None:
         """Knows no task yet.
 
         Args:
           priced: the layers, their configurations, the machine; in seconds.
+          gradients: whether they are summed over devices.
         """
         self._priced, self._graph, self._machine = priced, priced.graph, priced.machine
-        self._stages = Stages(priced)
+        self._stages = Stages(priced, gradients=gradients)
         # Where operations have no numbers of their own, a gradient goes from later layers to earlier ones.
         self._positions = [[(first, -number if phase == "backward" else number)
                             for phase, first in zip(PHASES, first_operations(layer), strict=True)]

@@ -17,15 +17,16 @@ from pase_mtf.graph.computation_graph import ADDED
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.pipeline.blocks import find_blocks, of_microbatch, part_of_graph
-from pase_mtf.pipeline.cutting import cut_stages
+from pase_mtf.pipeline.cutting import Cutting, cut_stages
 from pase_mtf.pipeline.find import evaluate_pipeline, find_pipeline
 from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.pipeline.prices import RatePrices
 from pase_mtf.pipeline.schedule import SCHEDULES, Task, in_flight, order_of_stage, tasks_in_order
-from pase_mtf.pipeline.simulate import Laid, simulate_step
+from pase_mtf.pipeline.simulate import Laid, simulate_step, stage_seconds
 from pase_mtf.pipeline.stage_costs import StageChoice, StageCosts
 from pase_mtf.pipeline.stage_memory import StageMemory
 from pase_mtf.search import solve
+from pase_mtf.strategy.experts import data_parallel
 
 _COUNT = 4
 
@@ -109,6 +110,30 @@ def test_the_best_cut_is_that_of_all_cuts(seed, shared):
         alone = cut_stages(_Costs(seed), blocks, devices, count, "1f1b", numbers=[stages], shared_cores=shared)
         assert alone == {number: cut for number, cut in found.items() if number == stages}
     assert len(costs.searched) < len(all_costs.searched) / 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_are_summed_once_a_step(graph, shared):
+    """Not in every microbatch: over links so slow that nothing else counts it is the update that takes longer."""
+    fast, slow = (dataclasses.replace(harness.MACHINE, shared_cores=shared, links=(Link(2, bandwidth, 0.0),))
+                  for bandwidth in (1e8, 1e4))
+    stage = Laid(0, len(graph.layers), 0, 2, tuple(data_parallel(graph, 2)))
+    one, other = (stage_seconds(stage, RatePrices(graph, machine)) for machine in (fast, slow))
+    assert other.update > 10 * one.update
+    assert other.backward < 1.5 * one.backward
+
+
+@pytest.mark.parametrize(("devices", "nodes"), [
+    (12, (8,)), (12, (4,)), (24, (8,)), (10, (8,)), (6, (8,)), (16, (4, 8))])
+def test_a_group_lies_in_a_node_or_begins_with_one(devices, nodes):
+    """It is priced as the first so many devices: those from 6 on that reach into the next node are not joined so."""
+    every, kept = (Cutting(1, devices, 1, shared_cores=False, nodes=given) for given in ((), nodes))
+    for offset in range(devices):
+        sizes = [place.devices for place in kept.beginning(1, 0, offset)]
+        assert sizes == [place.devices for place in every.beginning(1, 0, offset) if all(
+            [one // node for one in range(place.devices)] == [one // node - offset // node for one in range(
+                offset, offset + place.devices)] for node in nodes)]
+        assert 1 in sizes
 
 
 @pytest.mark.parametrize("schedule", harness.some_slow(["1f1b"], ["gpipe"]))
