@@ -142,7 +142,7 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
     """
     history = History(first_step, {arm.name: [] for arm in arms})
     source = iter(batches)
-    sizes = [1, warmup - 1, *(min(block, steps - done) for done in range(0, steps, block))]
+    sizes = itertools.chain([1, warmup - 1], (min(block, steps - done) for done in range(0, steps, block)))
     start = 0
     for turn, size in enumerate(size for size in sizes if size):
         held = list(itertools.islice(source, size))

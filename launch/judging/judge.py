@@ -65,8 +65,8 @@ class Judge:
         self._settled = self._looked = False
         rounds = plan.config.dtype == "bfloat16" or (
             plan.devices.kind == "gpu" and tf.config.experimental.tensor_float_32_execution_enabled())
-        first, self._update = (FIRST_NARROW, _UPDATE_NARROW) if rounds else (FIRST, _UPDATE)
-        self._comparison = Comparison(plan.first_step, first)
+        self._first, self._update = (FIRST_NARROW, _UPDATE_NARROW) if rounds else (FIRST, _UPDATE)
+        self._comparison = Comparison(plan.first_step, self._first)
 
     def check(self, history: History) -> str | None:
         """To be called after every turn: which arm is wrong, and why; None while none is known to be."""
@@ -94,7 +94,8 @@ class Judge:
             arm, how = next(iter(found.wrong.items()))
             return (f"{suspicion}; in float64 {arm} computes something else than one device does ({how}): its numbers "
                     "must not be used, please report it")
-        if self._before and not agree(found.first_loss, self._before[0], _FIRST_LOSS * abs(found.first_loss)):
+        allowed = max(_FIRST_LOSS, self._first) * abs(found.first_loss)
+        if self._before and not agree(found.first_loss, self._before[0], allowed):
             return (f"{suspicion}; in float64 every arm of this run is right, and the loss at the checkpoint is "
                     f"{found.first_loss:.7g}: the data is not what {RUN_BEFORE} had, or its strategy was wrong")
         self.note = (f"{suspicion}: rounding, no error; in float64 all arms compute what one device does "
@@ -129,6 +130,8 @@ def losses_before(plan: Plan) -> list[float]:
     if plan.checkpoint is None or plan.options.resume is None:
         return []
     earlier = load_run_config(plan.options.resume)
+    if plan.config.dropout > 0.0 and earlier["options"].get("microbatches", "1") != plan.options.microbatches:
+        return []  # every microbatch draws a mask of its own: other masks, other losses
     name = parse_arms(earlier["options"]["strategy"], "none")[0].name
     known = {} if plan.checkpoint.next_loss is None else {plan.first_step: plan.checkpoint.next_loss}
     known.update(_metrics(os.path.join(plan.options.resume, "metrics.jsonl"), name))

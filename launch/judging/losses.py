@@ -82,7 +82,8 @@ class Comparison:
         reference, *others = losses
         for position, expected in enumerate(losses[reference]):
             if self._diverged:
-                return None
+                self.steps += 1
+                continue
             if self._start is None:
                 self._start = abs(expected)
             found = {arm: losses[arm][position] for arm in others if position < len(losses[arm])}
@@ -90,7 +91,7 @@ class Comparison:
             self.steps += 1
             self._diverged = step > 0 and not any(abs(loss) <= DIVERGED * start for loss in (expected, *found.values()))
             if self._diverged:
-                return None
+                continue
             for arm, loss in found.items():
                 scales = (start, min(abs(loss), abs(expected)))
                 scale = max([value for value in scales if math.isfinite(value)], default=0.0)

@@ -168,7 +168,10 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
         said.append(f"{parallel['predicted_ms'] / row['predicted_ms']:.2f}× data parallelism, predicted")
     if isinstance(chosen, Pipeline):
         if chosen.search["pairs"]:
-            said.append(f"the shortest simulated step of {chosen.search['simulated']} pipelines")
+            above = chosen.search.get("gap", 0.0)
+            simulated = f"{chosen.search['simulated']} pipelines simulated"
+            said.append(f"{simulated}, {gap_text(above, 'the shortest of all')}" if above > 0.0
+                        else f"the shortest step of {simulated}")
     elif chosen.search.get("optimal"):
         said.append("proven optimal")
     elif chosen.search.get("simulated"):

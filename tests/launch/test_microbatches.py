@@ -29,6 +29,18 @@ def test_a_run_is_resumed_in_other_microbatches(launch, finished):
     assert code == 0, err
 
 
+@pytest.mark.slow
+def test_dropout_draws_other_masks_in_other_microbatches(launch, tmp_path):
+    """So that losses are others, too, and say nothing of the data."""
+    sizes = tmp_path / "sizes.json"
+    sizes.write_text(json.dumps({"preset": "tiny", "dropout": 0.5, "fully_connected": [64, 32], "batch": 16}))
+    code, folder, _, err = launch(f"--preset={sizes}", "--batch=16", "--compare=none", "--steps=2", "--warmup=1",
+                                  output="first")
+    assert code == 0, err
+    code, _, _, err = launch(f"--resume={folder}", "--microbatches=2", "--compare=none", "--steps=2", output="second")
+    assert code == 0, err
+
+
 def test_auto_takes_as_few_as_fit(launch):
     flags = ("--search_only", "--compare=none", "--batch=64", "--mesh=1")  # of one strategy each
     need = []

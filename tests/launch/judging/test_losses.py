@@ -41,6 +41,7 @@ def test_series_that_grow_are_compared_as_whole_ones_are():
     diverging = Comparison()
     assert diverging.go_on({"a": [9.0, 60.0], "b": [9.0, 70.0]}) is None
     assert diverging.go_on({"a": [9.0], "b": [1.0]}) is None  # where both have diverged nothing is compared any more
+    assert diverging.steps == 3  # nor looked at again
 
 
 def test_rounding_agrees():
