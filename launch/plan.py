@@ -207,7 +207,11 @@ def resolve(options: Options) -> Plan:
     devices = _devices(options)
     options = dataclasses.replace(options, prices=_prices(options, devices, kernels))
     preset = options.preset or default_preset(devices, known)
-    config = models.load_config(model, preset, batch=options.batch, dtype=options.dtype, seed=options.seed)
+    config = models.load_config(model, preset, batch=options.batch, dtype=options.dtype)
+    if config.seed not in (0, options.seed):
+        raise UsageError(f"--preset={preset}: seed {config.seed} there, --seed={options.seed} here; leave it out "
+                         f"there, and give --seed={config.seed}")
+    config = dataclasses.replace(config, seed=options.seed)
     resolved = options.resolved(config, preset)
     if options.data is not None:
         check_data(options.data, config)

@@ -80,12 +80,13 @@ def _text(config: TextConfig, seed: int) -> Source:
     generator = np.random.default_rng([seed, 3])
     words = config.vocab - RESERVED
     frequency = 1 / np.arange(1, words + 1)
-    drawn = generator.choice(words, size=_EXAMPLES + config.length + 1, p=frequency / frequency.sum())
+    # Windows that share nothing: of some that did, those held out would be trained on.
+    drawn = generator.choice(words, size=_EXAMPLES * config.length + 1, p=frequency / frequency.sum())
     follows = generator.random(len(drawn)) < 0.75
     successor = generator.permutation(words)
 
     def load(numbers: np.ndarray) -> Batch:
-        places = numbers[:, None] + np.arange(config.length + 1)
+        places = numbers[:, None] * config.length + np.arange(config.length + 1)
         windows = drawn[places]
         for step in range(1, config.length + 1):
             windows[:, step] = np.where(follows[places[:, step]], successor[windows[:, step - 1]], windows[:, step])

@@ -23,8 +23,8 @@ def steps_of_runs(folders: Sequence[str], worker_batch: int) -> StepTimes:
 
     Raises:
       FormatError: a folder holds no summary.json of a run.
-      UsageError: a batch or a number of devices that workers cannot share, an arm that was not measured, or one mix
-        measured twice.
+      UsageError: a run that went wrong, a batch or a number of devices that workers cannot share, an arm that was not
+        measured, or one mix measured twice.
     """
     seconds: dict[tuple[int, int], float] = {}
     for folder in folders:
@@ -37,6 +37,8 @@ def steps_of_runs(folders: Sequence[str], worker_batch: int) -> StepTimes:
 
 
 def _measured(folder: str, summary: Summary, worker_batch: int) -> tuple[tuple[int, int], float]:
+    if summary["status"] in ("diverged", "losses disagree"):
+        raise UsageError(f"--run={folder}: it ended with {summary['status']!r}; leave it out")
     batch, devices = summary["batch"], summary["devices"]
     workers = batch // worker_batch
     if batch % worker_batch or devices % max(workers, 1):

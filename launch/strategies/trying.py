@@ -72,7 +72,7 @@ def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], s
       None where nothing was tried: no arm searches, or predictions tell the arms apart, or are of another machine.
     """
     searched = next((arm.name for arm in plan.options.arms if arm.method == "search"), None)
-    if not (plan.options.trial and searched in strategies) or plan.elsewhere:
+    if searched is None or searched not in strategies or not plan.options.trial or plan.elsewhere:
         return None
     close = close_ones({arm.name: strategies[arm.name].seconds for arm in arms if arm.name in strategies},
                        duplicates(strategies).get(searched, searched),

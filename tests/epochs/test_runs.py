@@ -43,6 +43,12 @@ def test_runs_that_tell_no_step(run, tmp_path):
                             (run("without", 16, 2, search=1.0), "arm 'data_parallel' was not measured")):
         with pytest.raises(UsageError, match=re.escape(message)):
             steps_of_runs([folder], 8)
+    for status in ("diverged", "losses disagree"):
+        folder = run(status, 8, 1, search=1.0)
+        path = tmp_path / status / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "status": status}))
+        with pytest.raises(UsageError, match=f"ended with '{status}'; leave it out"):
+            steps_of_runs([folder], 8)
     with pytest.raises(UsageError, match="measured by another run"):
         steps_of_runs([run("a", 8, 1, search=1.0), run("b", 8, 1, search=1.0)], 8)
     with pytest.raises(FormatError, match=r"summary\.json"):

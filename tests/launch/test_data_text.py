@@ -12,6 +12,7 @@ import pytest
 from pase_mtf import models
 from pase_mtf.errors import DataError
 from pase_mtf.launch.data import check_data, open_data
+from pase_mtf.launch.data.synthetic import _text
 from pase_mtf.launch.data.text import END, PADDING, RESERVED, START, _interruptible, read_lines
 
 TEXT = models.load_config("transformer", "tiny", batch=4, length=16, vocab=400)
@@ -181,6 +182,15 @@ def test_synthetic_text_can_be_learned():
         followers.setdefault(word, []).append(following)
     usual = sum(max(map(words.count, set(words))) for words in followers.values())
     assert 0.7 < usual / len(pairs) < 0.9
+
+
+def test_windows_of_synthetic_text_share_nothing():
+    """Or those that are held out would be trained on."""
+    source = _text(dataclasses.replace(LANGUAGE, vocab=60000), seed=0)
+    windows = source.load(np.arange(40))["tokens"].tolist()
+    runs = [{tuple(window[begin:begin + 8]) for begin in range(len(window) - 7)} for window in windows]
+    assert len(set().union(*runs)) > 0.9 * 40 * (LANGUAGE.length - 7)  # some words are frequent
+    assert np.isfinite(source.load(np.array([source.examples - 1]))["targets"]).all()
 
 
 def test_a_word_of_a_million_letters(tmp_path, cache_dir):

@@ -1,5 +1,6 @@
 """Wrong input is answered in one line with the remedy, before TensorFlow is loaded."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,9 +11,20 @@ from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.options import Options, parse_command_line
+from pase_mtf.launch.plan import resolve
 
 _MODEL = "--model=alexnet"
 _TINY = models.load_config("alexnet", "tiny")
+
+
+def test_a_seed_among_the_sizes(tmp_path):
+    """It would be that of the flag, silently."""
+    path = tmp_path / "sizes.json"
+    path.write_text('{"preset": "tiny", "seed": 7}')
+    given = Options(model="alexnet", preset=str(path), devices="cpu", machine="h100")
+    with pytest.raises(UsageError, match="seed 7 there, --seed=0 here; leave it out there, and give --seed=7"):
+        resolve(given)
+    assert resolve(dataclasses.replace(given, seed=7)).config.seed == 7
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
