@@ -89,7 +89,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
     if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit >= 0.0)):
         raise UsageError(f"memory_limit={shortened(memory_limit)}: give a number of bytes, or None")
     if not (mesh is None or (isinstance(mesh, (tuple, list)) and all(
-            isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] for axis in mesh))):
+            isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] and axis[1] > 0 for axis in mesh))):
         raise UsageError(f"mesh={shortened(mesh)}: give pairs of a name and a size, such as [(\"rows\", 2)]")
     if not (simulate is None or (type(simulate) is int and simulate >= 0)):
         raise UsageError(f"simulate={shortened(simulate)}: give how many strategies to simulate, or 0")

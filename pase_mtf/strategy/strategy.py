@@ -194,6 +194,7 @@ class Strategy:
                 f"{same} of {len(self.layer_names)} layers are split alike\n"
                 + difference_table(self.layer_names, mine, theirs, (self.name, other.name)))
 
+    @checked_arguments
     def memory_frontier(self, points: int = 8, time_limit: float = 0.5) -> tuple[FrontierPoint, ...]:
         """What memory buys: the least predicted time of a step within limits from the least that any strategy needs to
         what the fastest needs.
