@@ -99,8 +99,8 @@ class PlanLowering(mtf.Lowering):
             read and an assignment their variable.
           devices: names of all devices, such as "/device:CPU:0".
           step: an integer scalar that differs from step to step, on which random numbers then depend (so that a run
-            that is resumed goes on with the same numbers). By default they follow a stateful generator, seeded by the
-            graph's seed.
+            that is resumed goes on with the same numbers): those of uniform and normal distributions, outside of
+            loops. By default, and all others, they follow a stateful generator, seeded by the graph's seed.
           shared_memory: whether the devices share one memory: then blocks and sums that several of them need are made
             once. By default: whether they all are CPUs of one process.
           rank: lower for this process's devices alone; every other process lowers the same program for its own.
