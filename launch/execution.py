@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from pase_mtf import models
 from pase_mtf.calibration.speed import speed_note
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import DataError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.arms.arm import Arm, build_arms, rows_of
 from pase_mtf.launch.arms.chosen import Chosen
@@ -137,12 +137,12 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
             files.keep()
             return 0
         built, found = _build(run, found)
-        history, unwritten = _train(run, found, built, interrupts)
+        history, unfinished = _train(run, found, built, interrupts)
         _report(run, found, built, history)
         for arm in built.arms:
             arm.close()
-    if unwritten:
-        raise unwritten
+    if unfinished:
+        raise unfinished
     return _exit_code(plan, history, interrupts)
 
 
@@ -274,15 +274,15 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     return _Built(tried.arms, tried.same, fed), dataclasses.replace(after, layout=layout)
 
 
-def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts) -> tuple[History, UsageError | None]:
+def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts) -> tuple[History, Exception | None]:
     """Trains the arms side by side.
 
     Returns:
-      What was measured, and why the last checkpoint could not be written; None where it was.
+      What was measured, and why it ended early or the last checkpoint could not be written; None where neither is so.
     """
-    plan, options, arms = run.plan, run.plan.options, built.arms
+    plan, options, arms, alone = run.plan, run.plan.options, built.arms, run.board is None
     keeper = Keeper(run.files.path("checkpoint"), arms[0], built.data, run.graph.hash, first_step=plan.first_step,
-                    every=options.checkpoint_every)
+                    every=options.checkpoint_every, alone=alone)
     judge = Judge(plan, found.chosen, arms, run.data, run.board)
     with contextlib.closing(watch_of(run.prices)) as watch:
         interrupts.hold()  # what is measured from here on is written down whatever happens
@@ -290,12 +290,15 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
             history = train(
                 arms, built.data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
                 first_step=plan.first_step, asked=lambda: interrupts.asked, check=judge.check, look=watch.look,
+                # In a process among several the others would wait for it.
+                ends_with=(DataError,) if alone else (),
                 watchers=(run.files.metric, progress.step, *([keeper.watch] if options.checkpoint else ())))
         if not history.measured:
-            raise KeyboardInterrupt
+            raise history.stopped or KeyboardInterrupt
         history.note = judge.note
         keeps = options.checkpoint and not history.disagreement and history.diverged is None
-        return history, keeper.finish() if keeps else None
+        unwritten = keeper.finish() if keeps else None
+        return history, history.stopped or unwritten
 
 
 def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> None:

@@ -90,7 +90,8 @@ class History:
       records: arm -> its steps in order.
       disagreement: why an arm is known to be wrong, where one is.
       diverged: a step at which the loss of the first arm is not finite.
-      interrupted: somebody wanted the run to end (Ctrl-C, SIGTERM).
+      interrupted: somebody wanted the run to end (Ctrl-C, SIGTERM), or it had to.
+      stopped: why it had to: data that cannot be read.
       note: what looked wrong and was found to be right.
       slowness: how many times what prices say the machine took for known kernels, before the turns that count.
     """
@@ -100,6 +101,7 @@ class History:
     disagreement: str | None = None
     diverged: int | None = None
     interrupted: bool = False
+    stopped: Exception | None = None
     note: str | None = None
     slowness: list[float] = dataclasses.field(default_factory=list)
 
@@ -120,7 +122,8 @@ class History:
 def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, steps: int, first_step: int = 0,
           watchers: Sequence[Callable[[Record], object]] = (), asked: Callable[[], bool] = lambda: False,
           check: Callable[[History], str | None] = lambda history: None,
-          look: Callable[[], float | None] = lambda: None, block: int = BLOCK) -> History:
+          look: Callable[[], float | None] = lambda: None, block: int = BLOCK,
+          ends_with: tuple[type[Exception], ...] = ()) -> History:
     """Trains every arm for warmup + steps steps.
 
     The first step is a turn of its own, so that all can be compared after it, and the rest of the warm-up another; then
@@ -139,13 +142,18 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
       check: compares the arms: why one is wrong, or None.
       look: how many times what prices say the machine takes now, or None; called before a turn that counts.
       block: steps per turn.
+      ends_with: errors of the data with which training ends as it does where that is asked for.
     """
     history = History(first_step, {arm.name: [] for arm in arms})
     source = iter(batches)
     sizes = itertools.chain([1, warmup - 1], (min(block, steps - done) for done in range(0, steps, block)))
     start = 0
     for turn, size in enumerate(size for size in sizes if size):
-        held = list(itertools.islice(source, size))
+        try:
+            held = list(itertools.islice(source, size))
+        except ends_with as error:
+            history.interrupted, history.stopped = True, error
+            return history
         if start >= warmup and (slowness := look()) is not None:
             history.slowness.append(slowness)
         for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import DataError, UsageError
 from pase_mtf.launch.checkpoints.checkpoint import FileEntry, save_checkpoint
 from pase_mtf.launch.data import Batch, Data
 from pase_mtf.launch.training import Record
@@ -41,7 +42,7 @@ class Keeper:
     """
 
     def __init__(self, folder: str, arm: _Kept, data: Data, graph_hash: str, *, first_step: int = 0,
-                 every: int | None = None, clock: Callable[[], float] = time.monotonic):
+                 every: int | None = None, clock: Callable[[], float] = time.monotonic, alone: bool = False):
         """Writes nothing yet.
 
         Args:
@@ -52,9 +53,11 @@ class Keeper:
           first_step: training steps done before this run.
           every: steps between two checkpoints; None: `EVERY_SECONDS` between two.
           clock: seconds.
+          alone: no other process takes part. Then data that cannot be read costs a checkpoint no more than the loss
+            that it tells; others would wait for this one.
         """
         self._folder, self._arm, self._data, self._graph_hash = folder, arm, data, graph_hash
-        self._every, self._clock = every, clock
+        self._every, self._clock, self._alone = every, clock, alone
         self._done, self._finite = first_step, True
         self._last = clock()
 
@@ -88,6 +91,8 @@ class Keeper:
         Raises:
           UsageError: it cannot be written.
         """
-        loss = self._arm.loss(next(self._data.batches(self._done)))
-        if self._finite and math.isfinite(loss):
+        loss: float | None = None
+        with contextlib.suppress(*([DataError] if self._alone else [])):
+            loss = self._arm.loss(next(self._data.batches(self._done)))
+        if self._finite and (loss is None or math.isfinite(loss)):
             save_checkpoint(self._folder, self._arm.save, step=self._done, graph_hash=self._graph_hash, next_loss=loss)

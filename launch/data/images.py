@@ -229,7 +229,8 @@ def _fit(image: PIL.Image.Image, config: ImageConfig, path: str = "") -> np.ndar
         if image.size != (config.image, config.image):
             image = image.resize((config.image, config.image), PIL.Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError) as error:  # Pillow raises all of them for damaged files
-        raise DataError(f"{path}: damaged ({error}); replace it or take it off the label list") from error
+        raise DataError(f"{path}: damaged ({error}); replace it, or take it off the label list and begin anew"
+                        ) from error
     pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
 

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
+import PIL.Image
 import pytest
 from cluster_runs import metrics
 
@@ -18,6 +20,36 @@ from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 
 # (number, exit code): the gate sends the one that a scheduler sends.
 _SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+
+
+def test_a_picture_that_cannot_be_read_ends_a_run_as_a_signal_does(launch, monkeypatch, tmp_path):
+    """What was measured is reported, the last step kept; once pictures can be read again the run goes on."""
+    folder, rng, step, whole = tmp_path / "pictures", np.random.default_rng(0), Arm.step, {}
+    folder.mkdir()
+    for number in range(48):
+        PIL.Image.fromarray(rng.integers(256, size=(64, 64), dtype=np.uint8)).save(folder / f"{number}.jpg")
+    (folder / "labels.txt").write_text("".join(f"{number}.jpg {number % 10}\n" for number in range(48)))
+
+    def damaging(self, batch, trace=False):
+        if not whole:
+            for path in folder.glob("*.jpg"):  # behind their headers, which are looked at before
+                whole[path] = path.read_bytes()
+                path.write_bytes(whole[path][:1500])
+        return step(self, batch, trace)
+    monkeypatch.setattr(Arm, "step", damaging)
+    code, run, out, err = launch(f"--data={folder}", "--compare=none", "--steps=60")
+    assert code == 2
+    assert ".jpg: damaged" in err.splitlines()[-1]
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert 0 < len(steps) < 61
+    assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
+    assert "measured ms" in out
+    assert find_checkpoint(str(run)).step == len(steps)
+    for path, content in whole.items():
+        path.write_bytes(content)
+    code, again, _, err = launch(f"--resume={run}", "--steps=3", output="again")
+    assert code == 0, err
+    assert json.loads((again / "summary.json").read_text())["first_step"] == len(steps)
 
 
 @pytest.mark.parametrize(("number", "expected"), _SIGNALS)

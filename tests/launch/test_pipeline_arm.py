@@ -39,7 +39,7 @@ def test_it_trains_beside_the_others(launch):
     assert row["measured_ms"] > 0
     assert search["stages"] is None
     assert summary["disagreement"] is None
-    assert _losses(folder, "file_pipeline") == pytest.approx(_losses(folder, "search"), rel=1e-4)
+    assert _losses(folder, "pipeline") == pytest.approx(_losses(folder, "search"), rel=1e-4)
     assert pipeline.table() in out
     assert pipeline.statement in (folder / "report.html").read_text()
 
@@ -189,7 +189,7 @@ def test_one_of_a_file_is_trained_kept_and_resumed(launch, kept):
     assert (found.machine_name, before.machine_name) == ("h100", "a100")
     assert found.seconds < before.seconds
     assert "given, not searched" in out
-    assert _losses(folder, "pipeline") == pytest.approx(_losses(folder, "data_parallel"), rel=1e-4)
+    assert _losses(folder, "file_pipeline") == pytest.approx(_losses(folder, "data_parallel"), rel=1e-4)
     code, again, _, err = launch(f"--resume={folder}", "--steps=2", output="again")
     assert code == 0, err
     assert read_summary(again / "summary.json")["first_step"] == 3
