@@ -255,7 +255,7 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
     """Lowers every strategy once, and tries a few steps where predictions do not tell which is the fastest."""
     plan, same = run.plan, duplicates(found.strategies)
     trained = [name for name in found.names if name not in same]
-    stock = {arm.name: as_stock(arm, plan, run.graph, run.machine) for arm in run.arms
+    stock = {arm.name: as_stock(arm, plan, run.graph, run.machine, found.strategies) for arm in run.arms
              if arm.method == "stock" and arm.name in trained}
     check_memory(plan, {**found.chosen, **stock}, trained, run.machine)
     if run.board:

@@ -130,18 +130,26 @@ def _why_no_stock(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Ma
     if ours:
         return found.left_out[ours]
     try:
-        return _too_large(as_stock(arm, plan, graph, machine), limit)
+        return _too_large(as_stock(arm, plan, graph, machine, found.strategies), limit)
     except InfeasibleError as error:
         return str(error)
 
 
-def as_stock(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine) -> Strategy:
+def as_stock(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine,
+             strategies: Mapping[str, Strategy]) -> Strategy:
     """Our own data parallelism over as many devices as an arm of stock Mesh-TensorFlow has: it needs as much memory.
+
+    Args:
+      arm: of stock Mesh-TensorFlow.
+      plan, graph, machine: of the run.
+      strategies: arm -> strategy, among which it is perhaps.
 
     Raises:
       InfeasibleError: there is none over so many.
     """
-    options = plan.options
+    options, ours = plan.options, arm.name.removeprefix("stock_")
+    if ours in strategies:
+        return strategies[ours]
     return evaluate_strategy(graph, data_parallel(graph, options.parallel_devices), options.mesh_flag.devices, machine,
                              name=arm.name)
 
