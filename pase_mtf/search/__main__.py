@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 
@@ -65,6 +66,15 @@ def _describe(network: CostNetwork, method: str, solution: Solution) -> str:
     return "\n".join(lines)
 
 
+def _check(network: CostNetwork, solution: Solution) -> None:
+    if not solution.optimal:
+        raise UsageError("--check: the solution is not proven, there is nothing to verify; allow more time")
+    if solution.certificate is None:
+        raise UsageError("--check: time or memory was over before there was a certificate; allow more")
+    check_certificate(network, solution)
+    print("certificate  verified")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns its exit code: 0, or that of the error, which goes to stderr as one line."""
     give_back()
@@ -74,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("no network named; give the npz file to search")
         options = {name: value for name in ("search_memory", "seed", "proposals", "k")
                    if (value := getattr(flags, name)) is not None}
+        if flags.check and (flags.method != "exact" or flags.memory_limit is not None):
+            raise UsageError("--check: only --method=exact without --memory_limit makes a certificate; leave it out")
+        folder = os.path.dirname(flags.output or "") or os.curdir
+        if not os.path.isdir(folder):
+            raise UsageError(f"--output={flags.output}: there is no folder {folder}; make it first")
         network = CostNetwork.load(flags.file)
         if flags.memory_limit is not None:
             if network.memory is None:
@@ -81,17 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                                  "whose `memory` is set")
             options.update(memory=network.memory, memory_limit=flags.memory_limit)
         solution = solve(network, flags.method, time_limit=flags.time_limit, gap=flags.gap, progress=True, **options)
-        if flags.check:
-            if not solution.optimal:
-                raise UsageError("--check: the solution is not proven, there is nothing to verify; allow more time")
-            check_certificate(network, solution)
+        print(_describe(network, flags.method, solution))
         if flags.output:
             write_atomically(flags.output, json.dumps({
                 "format": FORMAT, "version": VERSION, "method": flags.method, "assignment": solution.assignment,
                 "cost": solution.cost, "lower_bound": _plain(solution.lower_bound), "gap": _plain(solution.gap),
                 "optimal": solution.optimal, "seconds": solution.seconds,
                 "statistics": _plain(solution.statistics)}) + "\n")
-        print(_describe(network, flags.method, solution) + ("\ncertificate  verified" if flags.check else ""))
+        if flags.check:  # last: what was found is there whatever comes of it
+            _check(network, solution)
     except PaseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -70,7 +70,7 @@ class _Chain:
 
     def __init__(self, packed: Packed, choice: np.ndarray, seed: int, beta: float) -> None:
         self._packed, self._choice, self._beta = packed, choice, beta
-        self._state = np.array([(seed + 1) * 0x9E3779B97F4A7C15 % 2 ** 64 or 1], np.uint64)
+        self._state = np.array([(int(seed) + 1) * 0x9E3779B97F4A7C15 % 2 ** 64 or 1], np.uint64)
         self.best = choice.copy()
         self._cost = self.best_cost = float(total_cost(packed, choice))
         self._scale = self._relative(self._cost)

@@ -113,9 +113,15 @@ class _Node(NamedTuple):
 
 
 class _Search:
+    """Counts memory beyond what every layer needs in any case: a charge for that says nothing of an assignment, and
+    what rounds off of so large a number would be as much as some assignments differ by."""
+
     def __init__(self, packed: Packed, memory: np.ndarray, limit: float, budget: Budget, gap: float,
                  progress: Progress | None) -> None:
-        self.packed, self.memory, self.limit = packed, memory, limit
+        least = _least_per_layer(packed, memory)
+        self.needed, self.whole = (-least).tolist(), memory
+        self.packed, self.memory = packed, memory - np.repeat(least, packed.domains)
+        self.limit = math.fsum([limit, *self.needed])
         self.budget, self.gap, self.progress = budget, gap, progress
         self.search_budget = budget.less(_WAITING * budget.memory)
         self.start = time.perf_counter()
@@ -127,7 +133,7 @@ class _Search:
 
     def point(self, choice: np.ndarray) -> _Point:
         places = self.packed.first[:-1] + choice
-        return _Point(self.packed.cost(choice)[0], math.fsum(self.memory[places].tolist()), choice)
+        return _Point(self.packed.cost(choice)[0], math.fsum([*self.whole[places].tolist(), *self.needed]), choice)
 
     def relaxed(self, active: np.ndarray, multiplier: float) -> tuple[float, _Point | None]:
         """A lower bound at this multiplier (inf: nothing better than the best is active), and the assignment that
@@ -252,7 +258,6 @@ class _Search:
         """Returns the lower bound and whether the best is proven optimal."""
         packed, number = self.packed, 0
         room = _WAITING * self.budget.memory  # for nodes that wait
-        least = _least_per_layer(self.packed, self.memory)
         heap = [_Node(-math.inf, 0, np.packbits(np.isfinite(packed.unary)), math.nan)]
         while heap:
             node = heapq.heappop(heap)
@@ -261,9 +266,7 @@ class _Search:
             self.nodes += 1
             root = math.isnan(node.multiplier)
             active = np.unpackbits(node.bits, count=len(packed.unary)).astype(bool)
-            # What does not fit even with the lightest configuration everywhere else.
-            spare = self.limit - math.fsum(least.tolist()) * (1 - 1e-12)
-            active &= self.memory <= spare + np.repeat(least, packed.domains)
+            active &= self.memory <= self.limit  # or it fits with no other layer's lightest
             value, multiplier = self.dual(active, None if root else node.multiplier, 40 if root else 4)
             bound = max(node.bound, value)
             if root:
@@ -285,9 +288,13 @@ class _Search:
                 try:
                     base, extra = reduced_costs(packed._replace(unary=np.where(
                         active, packed.unary + multiplier * self.memory, np.inf)), budget=self.search_budget)
-                except (TimeoutError, MemoryError):
+                except MemoryError:
                     return others, False
-                active = active & (base - multiplier * self.limit + extra < self.best.cost - self.target)
+                except TimeoutError:  # or its passes ended early, and tell nothing
+                    if self.budget.over:
+                        return others, False
+                else:
+                    active = active & (base - multiplier * self.limit + extra < self.best.cost - self.target)
                 if not np.logical_or.reduceat(active, packed.first[:-1]).all():
                     continue
             for part in self.halves(active, *self.ends(active, multiplier)[1:]):
@@ -425,6 +432,8 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         # Rounded so that the number named is enough where bytes are no whole numbers.
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: the least any strategy "
                               f"needs is {math.ceil(least)}; raise the limit or use more devices")
+    if initial is not None:
+        network.cost(initial)  # says what is wrong with it
     known: list[list[int]] = [lightest.tolist()]
     if initial is not None and math.fsum(entry[choice] for entry, choice in zip(memory, initial, strict=True)
                                          ) <= memory_limit:
@@ -442,15 +451,15 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
     except TimeoutError:  # all that is known
         first: list[int] = min(known, key=network.cost)
         assignment, bound, proven = tuple(first), -math.inf, False
-        used = math.fsum(entry[choice] for entry, choice in zip(memory, assignment, strict=True))
     else:
         for choice in known:
             search.consider(search.point(np.array(choice, np.int64)))
         bound, proven = search.run()
         best = search.best
         assert best is not None  # the lightest assignment fits
-        assignment, used = tuple(best.choice.tolist()), best.memory
+        assignment = tuple(best.choice.tolist())
         statistics |= {"multiplier": search.multiplier, "nodes": search.nodes, "solves": search.solves}
+    used = math.fsum(entry[choice] for entry, choice in zip(memory, assignment, strict=True))
     cost = network.cost(assignment)
     bound = cost if proven else min(cost, bound)
     return Solution(assignment, cost, bound, relative_gap(cost, bound), proven, time.perf_counter() - start,

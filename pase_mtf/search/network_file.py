@@ -40,8 +40,8 @@ FORMAT = "pase_mtf.network"
 VERSION = 2
 # No deflated member of a zip file is smaller than its contents by more than this.
 _MOST_COMPRESSED = 1032
-_MOST_BYTES = 1 << 30
-"""All members together, unpacked: more costs than that cannot be searched in the memory that a search takes."""
+_MOST_BYTES, _MOST_PER_BYTE = 1 << 30, 64
+"""All members together, unpacked: more than that, and than so many times what the file has, nobody has saved."""
 _NUMBERS = frozenset(map(np.dtype, ("<f4", "<f8")))
 _INTEGERS = frozenset(map(np.dtype, ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8")))
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -112,10 +112,10 @@ class _Members:
         """
         assert archive.zip is not None
         self._archive, self._headers = archive, dict[str, tuple[tuple[int, ...], np.dtype]]()
-        total = 0
+        total, most = 0, max(_MOST_BYTES, _MOST_PER_BYTE * size)
         for member in archive.zip.infolist():
             total += member.file_size
-            if member.file_size > _MOST_COMPRESSED * min(member.compress_size, size) + 1024 or total > _MOST_BYTES:
+            if member.file_size > _MOST_COMPRESSED * min(member.compress_size, size) + 1024 or total > most:
                 raise ValueError(f"{member.filename} of {member.file_size} bytes")
             self._headers[member.filename.removesuffix(".npy")] = self._header(archive.zip, member)
 

@@ -1,5 +1,6 @@
 """python -m pase_mtf.search."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from pase_mtf.errors import FormatError
+from pase_mtf.search import __main__ as solve_command
 from pase_mtf.search.__main__ import main
 from pase_mtf.search.network import CostNetwork
 
@@ -50,8 +52,9 @@ def test_methods(arguments, expected, capsys):
     ([str(INSTANCES / "rnnlm_8.npz"), "--seed=1"], "no option 'seed'"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--time_limit=-1"], "positive"),
     ([str(INSTANCES / "rnnlm_8.npz"), "--method=k_best", "--k=0"], "at least one"),
-    ([str(INSTANCES / "rnnlm_8.npz"), "--method=mcmc", "--proposals=10", "--check"], "nothing to verify"),
-    ([str(INSTANCES / "rnnlm_8.npz"), "--output=/nonexistent/solution.json"], "cannot write"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--method=mcmc", "--proposals=10", "--check"],
+     "--check: only --method=exact"),
+    ([str(INSTANCES / "rnnlm_8.npz"), "--output=/no/such/folder/s.json"], "there is no folder /no/such/folder"),
 ])
 def test_errors_are_one_line(arguments, message, capsys):
     assert main(arguments) == 2
@@ -59,6 +62,25 @@ def test_errors_are_one_line(arguments, message, capsys):
     assert message in streams.err
     assert streams.err.count("\n") == 1
     assert "Traceback" not in streams.err
+
+
+def test_what_was_found_is_there_though_it_cannot_be_checked(tmp_path, capsys, monkeypatch):
+    """Nor written: an hour of search is not thrown away."""
+    arguments = [str(INSTANCES / "rnnlm_8.npz"), "--check", f"--output={tmp_path / 'solution.json'}"]
+    find = solve_command.solve
+    monkeypatch.setattr(solve_command, "solve", lambda *given, **named: dataclasses.replace(
+        find(*given, **named), optimal=False))
+    assert main(arguments) == 2
+    streams = capsys.readouterr()
+    assert "cost  " in streams.out
+    assert "nothing to verify" in streams.err
+    assert json.loads((tmp_path / "solution.json").read_text())["optimal"] is False
+    (tmp_path / "solution.json").unlink()
+    (tmp_path / "solution.json").mkdir()
+    assert main(arguments) == 2
+    streams = capsys.readouterr()
+    assert "cost  " in streams.out
+    assert "cannot write" in streams.err
 
 
 def test_nowhere_to_keep_compiled_code():

@@ -60,6 +60,22 @@ def test_against_brute_force(seeds):
     assert refused > 0.1 * len(seeds)
 
 
+@pytest.mark.parametrize("constant", [0.0, 8e10, 8e10 / 3])
+def test_what_every_assignment_needs_makes_no_proof_easier(constant):
+    """Charged for, its rounding would be as much as the better assignment saves."""
+    network = CostNetwork([np.array([0.]), np.array([0., 7.]), np.array([0., 5.]), np.array([0., 5.])], [])
+    usage = [np.array([constant]), np.array([6., 0.]), np.array([5., 0.]), np.array([5., 0.])]
+    found = solve(network, memory=usage, memory_limit=constant + 10)
+    assert (found.cost, found.assignment, found.optimal) == (7.0, (0, 1, 0, 0), True)
+
+
+@pytest.mark.parametrize("initial", [(0,), (0, 9, 0, 0), (0.0, 0.0, 0.0, 0.0), (0, -1, 0, 0)])
+def test_an_assignment_to_begin_with_is_one(initial):
+    network = CostNetwork([np.array([0., 1.])] * 4, [])
+    with pytest.raises(UsageError, match="configuration"):
+        solve(network, memory=[np.array([1., 0.])] * 4, memory_limit=2.0, initial=initial)
+
+
 def test_infeasible_limits_name_the_least():
     network = CostNetwork([[1, 9], [1, 9]], [])
     usage = [np.array([80, 30]), np.array([70, 40])]

@@ -77,7 +77,7 @@ def test_mcmc_finds_small_optima_and_repeats_itself():
     found = total = 0
     for number, (network, cost, rounding) in enumerate(feasible(range(0, 400, 7), 300)):
         first = solve(network, "mcmc", seed=number, proposals=20000)
-        again = solve(network, "mcmc", seed=number, proposals=20000)
+        again = solve(network, "mcmc", seed=np.int64(number), proposals=20000)
         assert first.assignment == again.assignment
         assert first.cost == network.cost(first.assignment)
         assert first.cost >= cost - rounding
