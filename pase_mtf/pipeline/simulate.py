@@ -195,7 +195,7 @@ def simulate_step(graph: ComputationGraph, stages: Sequence[Laid], microbatches:
     times = schedule(_tasks(seconds, needs, waits, 3 * len(stages)))
     total = times.seconds
     busy = [microbatches * (of_stage.forward + of_stage.backward) + of_stage.update for of_stage in taken]
-    return Step(total, tuple(taken), tuple(1.0 - time / total if total else 0.0 for time in busy))
+    return Step(total, tuple(taken), tuple(max(0.0, 1.0 - time / total) if total else 0.0 for time in busy))
 
 
 def _tasks(seconds: Sequence[float], needs: Sequence[tuple[int, ...]], waits: Sequence[tuple[int, int]],
