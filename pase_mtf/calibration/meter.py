@@ -188,6 +188,8 @@ class KernelMeter:
 
     def _read_again(self) -> None:
         """Takes in what another run has measured meanwhile, as this run's prices are scaled."""
+        if not len(self.times):
+            self._begun = begun(self.path)  # of a file that there was not yet
         self.times.update({kernel: timing for kernel, timing in load_times(self.path).scaled(self._kept_drift).items()
                            if kernel not in self.times})
 

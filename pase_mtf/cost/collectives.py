@@ -35,8 +35,9 @@ def group_sizes(table: ConfigurationTable, positions: Sequence[int], machine: Ma
     reached = np.ones((len(machine.links) + 1, len(table.devices)))
     for stride, size in _runs(table, sorted({position for position in positions if position >= 0})):
         for level, link in enumerate(machine.links[:-1]):
-            # Devices in aligned runs of so many share a link and a run of the group, whichever they are.
-            together = np.gcd(link.devices, stride * size)
+            # Devices in aligned runs of so many share a link and a run of the group, whichever they are; all of them do
+            # where no more are used than the first link of that level joins.
+            together = np.where(table.devices <= link.devices, stride * size, np.gcd(link.devices, stride * size))
             reached[level + 1] *= np.clip(together // stride, 1, size)
         reached[-1] *= size
     return reached[1:] / reached[:-1]

@@ -81,7 +81,8 @@ def move_seconds(move: Move, table: ConfigurationTable, reshardings: Reshardings
     seconds = np.zeros(len(shards))
     below = np.ones(len(shards), bool)
     for link in machine.links:
-        here = below & ((link.devices % (shards * strides) == 0) | (link is machine.links[-1]))
+        here = below & ((link.devices % (shards * strides) == 0) | (table.devices <= link.devices)
+                        | (link is machine.links[-1]))
         seconds = np.where(here, link.latency + elements * move.itemsize / link.bandwidth, seconds)
         below &= ~here
     return np.where(shards > 1, seconds, 0.0)

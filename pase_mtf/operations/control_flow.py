@@ -78,7 +78,8 @@ def _captured(op: mtf.ops.WhileLoopOperation) -> tuple[list[tuple[mtf.Tensor, _R
     """(tensor from outside, what in the loop has the layout that it is read in: an operation; of an inner loop that it
     goes into, the output; None: that it was made in), and the variables that the loop assigns."""
     made = {*op._cond_inputs, *op._body_inputs}
-    used, assigned = list[tuple[mtf.Tensor, _Reader]](), set[mtf.Variable]()
+    used: list[tuple[mtf.Tensor, _Reader]] = [*zip(op._body_outputs, op.outputs[:len(op.inputs)], strict=False)]
+    assigned = set[mtf.Variable]()
     for inner in _body(op):
         made |= set(inner.outputs)
         if isinstance(inner, _ops.WhileLoopOperation):

@@ -121,7 +121,7 @@ class _Search:
         least = _least_per_layer(packed, memory)
         self.needed, self.whole = (-least).tolist(), memory
         self.packed, self.memory = packed, memory - np.repeat(least, packed.domains)
-        self.limit = math.fsum([limit, *self.needed])
+        self.limit, self.most = max(math.fsum([limit, *self.needed]), 0.0), limit
         self.budget, self.gap, self.progress = budget, gap, progress
         self.search_budget = budget.less(_WAITING * budget.memory)
         self.start = time.perf_counter()
@@ -132,8 +132,12 @@ class _Search:
         self.multiplier = 0.0
 
     def point(self, choice: np.ndarray) -> _Point:
-        places = self.packed.first[:-1] + choice
-        return _Point(self.packed.cost(choice)[0], math.fsum([*self.whole[places].tolist(), *self.needed]), choice)
+        used = self.whole[self.packed.first[:-1] + choice].tolist()
+        beyond = math.fsum([*used, *self.needed])
+        # On which side it lies says the sum of its bytes as they are, and the limit as it was given.
+        beyond = (min(beyond, self.limit) if math.fsum(used) <= self.most
+                  else max(beyond, math.nextafter(self.limit, math.inf)))
+        return _Point(self.packed.cost(choice)[0], beyond, choice)
 
     def relaxed(self, active: np.ndarray, multiplier: float) -> tuple[float, _Point | None]:
         """A lower bound at this multiplier (inf: nothing better than the best is active), and the assignment that
@@ -266,7 +270,7 @@ class _Search:
             self.nodes += 1
             root = math.isnan(node.multiplier)
             active = np.unpackbits(node.bits, count=len(packed.unary)).astype(bool)
-            active &= self.memory <= self.limit  # or it fits with no other layer's lightest
+            active &= self.memory <= self.limit + math.ulp(self.most)  # or it fits with no other layer's lightest
             value, multiplier = self.dual(active, None if root else node.multiplier, 40 if root else 4)
             bound = max(node.bound, value)
             if root:
@@ -297,6 +301,8 @@ class _Search:
                     active = active & (base - multiplier * self.limit + extra < self.best.cost - self.target)
                 if not np.logical_or.reduceat(active, packed.first[:-1]).all():
                     continue
+            if np.count_nonzero(active) == packed.vertices:  # one assignment, which was looked at
+                continue
             for part in self.halves(active, *self.ends(active, multiplier)[1:]):
                 number += 1
                 heapq.heappush(heap, _Node(bound, number, np.packbits(part), multiplier))

@@ -143,7 +143,8 @@ def test_partial_sums_that_differ_are_reduced_each_over_its_own_dims():
 
 
 @pytest.mark.parametrize(("devices", "domains"), [
-    (32, (2, 8, 64)), (12, (8, 16)), (24, (8, 24)), (24, (2, 8, 24)), (36, (6, 36)), (24, (3, 12, 24))])
+    (32, (2, 8, 64)), (12, (8, 16)), (24, (8, 24)), (24, (2, 8, 24)), (36, (6, 36)), (24, (3, 12, 24)),
+    (6, (8, 64)), (3, (8, 64)), (12, (2, 16, 64))])
 def test_group_levels_by_counting(devices, domains):
     """Where splits and links nest; elsewhere a group is said to share a link with no more than any does."""
     links = tuple(Link(size, 1e9, 0) for size in domains)

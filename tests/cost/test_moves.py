@@ -56,7 +56,8 @@ def test_a_shift_hands_one_layer_on():
     assert _move(SHIFT, ("layers", 2), ("units", 4)) == (pytest.approx(1e-5 + 4 * 2 / 1e8), 2)
     # Rows of six devices, of which some lie across the borders of nodes of eight.
     nodes = dataclasses.replace(MACHINE, links=(Link(8, 1e9, 1e-6), Link(24, 1e8, 1e-5)))
-    assert _move(SHIFT, ("layers", 2), ("units", 3), machine=nodes)[0] > 1e-5
+    assert _move(SHIFT, ("layers", 2), ("units", 3), ("", 2), machine=nodes)[0] > 1e-5
+    assert _move(SHIFT, ("layers", 2), ("units", 3), machine=nodes)[0] < 2e-6  # six of one node
     # On shared cores a reference is handed to every second device, twice.
     assert _move(SHIFT, ("layers", 2), ("units", 2), machine=SHARED)[0] == pytest.approx(2e-5)
 

@@ -97,6 +97,19 @@ def test_a_sum_that_an_inner_loop_begins_with_is_there_outside(builder, dependen
     np.testing.assert_allclose(found[1], np.exp(sums), rtol=1e-5)
 
 
+def test_a_sum_that_a_loop_returns_as_it_is(builder):
+    x = builder.input("x", [_X, _Y])
+    total = mtf.reduce_sum(x, reduced_dim=_Y)
+    out = mtf.while_loop(lambda i, _: mtf.less(i, 3), lambda i, _: [i + 1, total],
+                         [_counter(builder), mtf.zeros(builder.mesh, [_X])])[1]
+    after = mtf.exp(total)
+    found = evaluate(PlanLowering(builder.graph, dict.fromkeys(all_operations(builder.graph), _by("y", 4)), _DEVICES),
+                     [out, after])
+    sums = builder.values("x", [4, 8]).sum(1)
+    np.testing.assert_allclose(found[0], sums, rtol=1e-5)
+    np.testing.assert_allclose(found[1], np.exp(sums), rtol=1e-5)
+
+
 @pytest.mark.parametrize(("turns", "layouts"), [
     (3, (_by("x", 4), _by("x", 4, (3, 2, 1, 0)))), (2, (_by("x", 2), _by("x", 4))), (3, (_by("x", 4), _by("y", 2))),
     (3, (_by("y", 4), _WHOLE))])

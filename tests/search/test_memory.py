@@ -69,6 +69,19 @@ def test_what_every_assignment_needs_makes_no_proof_easier(constant):
     assert (found.cost, found.assignment, found.optimal) == (7.0, (0, 1, 0, 0), True)
 
 
+def test_a_limit_that_was_rounded_down():
+    """The least of all is the sum of the least ones, rounded: it fits within itself."""
+    network, usage = CostNetwork([np.array([0., 1.])] * 2, []), [np.array([0.1, 5.]), np.array([0.7, 5.])]
+    found = solve(network, memory=usage, memory_limit=0.7999999999999999)
+    assert (found.assignment, found.optimal) == ((0, 0), True)
+    for seed in range(40):
+        numbers = np.random.default_rng(seed).random((6, 3))
+        network = CostNetwork(list(np.random.default_rng(seed + 99).random((6, 3))), [])
+        first = solve(network, memory=list(numbers), memory_limit=0.6 * numbers.max(axis=1).sum())
+        again = solve(network, memory=list(numbers), memory_limit=first.statistics["memory"])
+        assert again.cost <= first.cost * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("initial", [(0,), (0, 9, 0, 0), (0.0, 0.0, 0.0, 0.0), (0, -1, 0, 0)])
 def test_an_assignment_to_begin_with_is_one(initial):
     network = CostNetwork([np.array([0., 1.])] * 4, [])
