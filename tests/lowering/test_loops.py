@@ -127,19 +127,19 @@ def test_loop_variables_that_change_places_start_each_in_a_layout_of_its_own(bui
 
 
 @pytest.mark.parametrize("newer", [True, False])
-def test_variables_in_a_loop_are_read_anew_under_either_control_flow(builder, newer):
-    """Of TensorFlow's older one condition and body share a scope: what the condition has read is there once more."""
+def test_loop_variables_held_in_variables(builder, newer):
+    """mtf.while_loop(num_loop_vars=...) assigns variables in the body: every iteration reads them anew. In TensorFlow's
+    older control flow condition and body share a scope: what the condition has read is there once more."""
     x = builder.input("x", [_Y])
-    mtf.while_loop(lambda i, *_: mtf.less(i, 5), lambda i, s, t: [i + 1, s + mtf.cast(i, tf.float32), s + t],
-                   [_counter(builder), x, x], num_loop_vars=1)
+    last = mtf.while_loop(lambda i, *_: mtf.less(i, 5), lambda i, s, t: [i + 1, s + mtf.cast(i, tf.float32), s + t],
+                          [_counter(builder), x, x], num_loop_vars=1)
     (tf.enable_control_flow_v2 if newer else tf.disable_control_flow_v2)()
     try:
         lowering = PlanLowering(builder.graph, random_plan(builder.graph, 4, 3), _DEVICES)
     finally:
         tf.enable_control_flow_v2()
     variables = [v for v in builder.graph.all_variables if "loop_var" in v.name]
-    loop = next(operation for operation in builder.graph.operations if "while" in type(operation).__name__.lower())
-    out, collect = lowering.export_to_tf_tensor(loop.outputs[0]), lowering.copy_slices_to_masters()
+    out, collect = lowering.export_to_tf_tensor(last[0]), lowering.copy_slices_to_masters()
     with session() as run:
         run.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         run.run(lowering.copy_masters_to_slices())

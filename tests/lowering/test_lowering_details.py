@@ -187,28 +187,6 @@ def test_random_numbers_can_follow_the_step():
     assert not np.array_equal(first, second)
 
 
-def test_loop_variables_held_in_variables(builder):
-    """mtf.while_loop(num_loop_vars=...) assigns variables in the body: every iteration reads them anew."""
-    x = builder.input("x", [dim("a", 8)])
-    count = mtf.import_tf_tensor(builder.mesh, tf.constant(0), [])
-    last = mtf.while_loop(lambda i, *_: mtf.less(i, 5), lambda i, s, t: [i + 1, s + mtf.cast(i, tf.float32), s + t],
-                          [count, x, x], num_loop_vars=1)
-    lowering = PlanLowering(builder.graph, random_plan(builder.graph, 4, 3), _DEVICES[:4])
-    variables = [v for v in builder.graph.all_variables if "loop_var" in v.name]
-    out, collect = lowering.export_to_tf_tensor(last[0]), lowering.copy_slices_to_masters()
-    with session() as run:
-        run.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        run.run(lowering.copy_masters_to_slices())
-        assert run.run(out) == 5
-        run.run(collect)
-        got = run.run([v.get_master() for v in variables])
-    values = builder.values("x", [8]).astype(np.float32)
-    state, total = values, values
-    for number in range(5):
-        state, total = state + number, state + total
-    np.testing.assert_allclose(got, [state, total], rtol=1e-5)
-
-
 @pytest.mark.parametrize(("asked", "wanted"), [({}, 1), ({"parallel_iterations": 3}, 3)])
 def test_a_loop_runs_one_iteration_at_a_time(builder, asked, wanted):
     """Unless it is told otherwise: TensorFlow begins up to ten, and holds the activations of ten microbatches."""
