@@ -301,7 +301,8 @@ class _Search:
                     active = active & (base - multiplier * self.limit + extra < self.best.cost - self.target)
                 if not np.logical_or.reduceat(active, packed.first[:-1]).all():
                     continue
-            if np.count_nonzero(active) == packed.vertices:  # one assignment, which was looked at
+            if np.count_nonzero(active) == packed.vertices:  # one assignment is left
+                self.consider(self.point(np.flatnonzero(active) - packed.first[:-1]))
                 continue
             for part in self.halves(active, *self.ends(active, multiplier)[1:]):
                 number += 1
