@@ -247,7 +247,7 @@ class Minimiser:
                     return _NOTHING_LEFT
                 if not self._thorough and passes > 1 and self.cost == known:  # a look, and nothing more is found
                     return _Outcome(part.bound, stopped=True)
-                if self._descend(part):
+                if self._descend(part, others):
                     return _NOTHING_LEFT
                 if part.stalled >= 2:
                     if part.steps is EXACTLY:
@@ -368,8 +368,9 @@ class Minimiser:
         cost, choice = eliminate(p, plan)
         self._consider(p, choice, cost + p.constant)
 
-    def _descend(self, part: Part) -> bool:
-        """Searches a part depth first once passes bring little, as far as that is quick. Whether it got to the end."""
+    def _descend(self, part: Part, others: float) -> bool:
+        """Searches a part depth first once passes bring little, as far as that is quick. Whether it got to the end.
+        `others` is the bound of all other parts."""
         if part.stalled <= part.descended or part.steps is not EXACTLY:
             return False
         part.descended = part.stalled
@@ -385,10 +386,14 @@ class Minimiser:
             self._most_read *= 4
             return False
         self.statistics["descents"] += 1
-        found = descend(part.p, self.cost, self._target(), most, self._budget.seconds)
-        if len(found.choice):
-            everything = np.ones(len(part.p.unary), np.bool_)
-            self._consider(part.p, found.choice, improve(part.p, found.choice, _SWEEPS, everything))
+        everything = np.ones(len(part.p.unary), np.bool_)
+
+        def told(cost: float, choice: np.ndarray) -> float:
+            if len(choice):
+                self._consider(part.p, choice, improve(part.p, choice, _SWEEPS, everything))
+            self._report(min(part.bound, others))
+            return min(cost, self.cost)
+        found = descend(part.p, self.cost, self._target(), most, self._budget.seconds, told)
         if not found.complete:
             self._most_read *= 4
         return found.complete

@@ -70,6 +70,10 @@ class Budget:
         """What is left while so many more bytes are held."""
         return dataclasses.replace(self, memory=self.memory - held, held=self.held + held)
 
+    def until(self, deadline: float) -> Budget:
+        """The same memory, and the time until then."""
+        return dataclasses.replace(self, deadline=deadline)
+
     def check_time(self) -> None:
         """Raises TimeoutError once the deadline has passed: for steps that have no result before they are done."""
         if self.over:

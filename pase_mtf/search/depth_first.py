@@ -8,6 +8,7 @@ branch_and_bound.py takes a millisecond and more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from pase_mtf.search.compiled import compiled, seconds_now
 from pase_mtf.search.packed import Packed
 
 __all__ = ["Descent", "descend", "descent_bytes"]
+
+# Matrix entries that are read before the caller is told: a fraction of a second, in which nothing can interrupt it.
+_SLICE = float(1 << 27)
 
 
 class _Network(NamedTuple):
@@ -222,15 +226,16 @@ def _branch(n: _Network, s: _Levels, d: int, reduced: np.ndarray, room: float) -
 
 
 @compiled
-def _search(n: _Network, s: _Levels, cost: float, margin: float, most: float, end: float
-            ) -> tuple[bool, float, np.ndarray, int]:  # pragma: no cover (compiled)
-    """`descend` in arrays: level 0 holds the whole network."""
+def _search(n: _Network, s: _Levels, d: int, cost: float, margin: float, most: float, end: float
+            ) -> tuple[int, float, float, np.ndarray, int]:  # pragma: no cover (compiled)
+    """A slice of `descend` in arrays, from a level on (0 holds the whole network). Returns the level it came to (-1:
+    all is done), the entries that it read, and cost, choice and nodes as in Descent."""
     vertices = len(n.first) - 1
     minimum, reduced, best = np.zeros(vertices), np.zeros(len(n.unary)), np.empty(0, np.int64)
-    d, nodes, work = 0, 0, 0.0
+    nodes, work = 0, 0.0
     while d >= 0:
         if work > most or (end < np.inf and seconds_now() > end):
-            return False, cost, best, nodes
+            return d, work, cost, best, nodes
         nodes += 1
         _fold(n, s, d)
         bound, folded = s.constant[d], 1
@@ -261,7 +266,7 @@ def _search(n: _Network, s: _Levels, cost: float, margin: float, most: float, en
         s.active[d + 1, n.first[v] + k] = True
         s.active[d, n.first[v] + k] = False  # what is left of this level once the next is done
         d += 1
-    return True, cost, best, nodes
+    return d, work, cost, best, nodes
 
 
 def _potentials(p: Packed) -> int:
@@ -275,7 +280,8 @@ def descent_bytes(p: Packed) -> float:
     return float((undecided + 2) * level + 8 * np.prod(p.domains[p.ends].astype(float), axis=0).sum())
 
 
-def descend(p: Packed, cost: float, margin: float, most: float, seconds: float) -> Descent:
+def descend(p: Packed, cost: float, margin: float, most: float, seconds: float,
+            told: Callable[[float, np.ndarray], float] | None = None) -> Descent:
     """Searches a network depth first.
 
     Args:
@@ -284,6 +290,8 @@ def descend(p: Packed, cost: float, margin: float, most: float, seconds: float) 
       margin: how much cheaper an assignment must be to matter.
       most: matrix entries that may be read.
       seconds: that it may take.
+      told: called every fraction of a second, and at the end, with the cost of the best assignment known and with that
+        assignment if it is a new one (else empty). Returns the cost that assignments have to stay below from there on.
     """
     domains, undecided = p.domains, int(np.count_nonzero(p.domains > 1))
     sizes = domains[p.ends].prod(axis=0)
@@ -301,4 +309,12 @@ def descend(p: Packed, cost: float, margin: float, most: float, seconds: float) 
                      np.zeros((undecided + 2, int(places[-1]))), np.zeros((undecided + 2, p.vertices), bool),
                      np.full(undecided + 2, p.constant))
     levels.unary[0] = p.unary
-    return Descent(*_search(network, levels, cost, margin, most, seconds_now() + seconds))
+    end, read, best, nodes, level, ended = seconds_now() + seconds, 0.0, np.empty(0, np.int64), 0, 0, False
+    while not ended:
+        level, entries, cost, choice, count = _search(network, levels, level, cost, margin, min(most - read, _SLICE),
+                                                      end)
+        read, nodes = read + entries, nodes + count
+        best = choice if len(choice) else best
+        ended = level < 0 or read > most or seconds_now() > end
+        cost = told(cost, choice) if told is not None else cost
+    return Descent(level < 0, cost, best, nodes)

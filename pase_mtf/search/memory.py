@@ -117,12 +117,13 @@ class _Search:
     what rounds off of so large a number would be as much as some assignments differ by."""
 
     def __init__(self, packed: Packed, memory: np.ndarray, limit: float, budget: Budget, gap: float,
-                 progress: Progress | None) -> None:
+                 progress: Progress | None, patience: float = math.inf) -> None:
+        """`patience` is how many seconds it may go on once the first bound is known."""
         least = _least_per_layer(packed, memory)
         self.needed, self.whole = (-least).tolist(), memory
         self.packed, self.memory = packed, memory - np.repeat(least, packed.domains)
         self.limit, self.most = max(math.fsum([limit, *self.needed]), 0.0), limit
-        self.budget, self.gap, self.progress = budget, gap, progress
+        self.budget, self.gap, self.progress, self.patience = budget, gap, progress, patience
         self.search_budget = budget.less(_WAITING * budget.memory)
         self.start = time.perf_counter()
         self.unit = quantum(packed, budget)
@@ -156,6 +157,11 @@ class _Search:
             return math.inf, None
         except TimeoutError:
             return -math.inf, None
+        finally:
+            if self.patience < math.inf:
+                self.budget, self.search_budget = (budget.until(time.perf_counter() + self.patience)
+                                                   for budget in (self.budget, self.search_budget))
+                self.patience = math.inf
         if search.best is None:
             return (math.inf if search.proven else search.bound - multiplier * self.limit), None
         point = self.point(search.best)
@@ -447,14 +453,12 @@ def minimise_within(network: CostNetwork, memory: Sequence[np.ndarray], memory_l
         known.append(list(map(int, initial)))
     # No assignment needs more than `most`, and infinity cannot be charged for.
     most = math.fsum(float(np.max(entry)) for entry in memory) * (1 + 1e-9)
-    if time_limit is None:
-        budget = Budget(time.perf_counter() + _PATIENCE, budget.memory)
     statistics = {"layers": len(network.vectors), "edges": len(network.edges), "configurations": sum(network.sizes),
                   "memory_limit": memory_limit, "least_memory": least}
     try:
         packed = pack(network.normalized(budget=budget))
         search = _Search(packed, flat, min(float(memory_limit), most),
-                         budget.less(packed.bytes), gap, progress)
+                         budget.less(packed.bytes), gap, progress, _PATIENCE if time_limit is None else math.inf)
     except TimeoutError:  # all that is known
         first: list[int] = min(known, key=network.cost)
         assignment, bound, proven = tuple(first), -math.inf, False

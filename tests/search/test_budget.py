@@ -36,7 +36,7 @@ def dense(seed, layers=9, configurations=8):
 def only_branching(monkeypatch):
     """Neither elimination nor the search depth first."""
     monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
-    monkeypatch.setattr(Minimiser, "_descend", lambda self, part: False)
+    monkeypatch.setattr(Minimiser, "_descend", lambda self, part, others: False)
 
 
 @pytest.fixture

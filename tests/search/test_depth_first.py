@@ -7,7 +7,7 @@ import pytest
 from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError
-from pase_mtf.search import branch_and_bound, check_certificate, part, solve
+from pase_mtf.search import branch_and_bound, check_certificate, depth_first, part, solve
 from pase_mtf.search.depth_first import descend, descent_bytes
 from pase_mtf.search.network import CostNetwork, NetworkEdge
 from pase_mtf.search.packed import pack, reduce
@@ -70,6 +70,45 @@ def test_limits():
     assert descent_bytes(p) > 8 * sum(edge.matrix.size for edge in network.edges)
 
 
+def test_in_slices(monkeypatch):
+    """Whoever waits is told on the way; an assignment that is cheaper from elsewhere is made use of."""
+    network = noise(1, 12, 6)
+    p = reduced(network)
+    whole = descend(p, np.inf, 1e-9, np.inf, np.inf)
+    monkeypatch.setattr(depth_first, "_SLICE", 2e4)
+    costs = []
+
+    def told(cost, choice):
+        assert not len(choice) or cost == pytest.approx(cost_of(network, p, choice), rel=1e-12)
+        costs.append(cost)
+        return cost
+    slices = descend(p, np.inf, 1e-9, np.inf, np.inf, told)
+    assert (slices.complete, slices.cost, slices.nodes) == (True, whole.cost, whole.nodes)
+    np.testing.assert_array_equal(slices.choice, whole.choice)
+    assert len(costs) > 5
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) > 1
+
+    better = descend(p, np.inf, 1e-9, np.inf, np.inf, lambda cost, choice: min(cost, whole.cost + 1e-6))
+    assert better.complete
+    assert better.nodes < whole.nodes
+    assert better.cost == pytest.approx(whole.cost, abs=1e-5)
+
+
+def test_the_search_is_told_and_can_be_interrupted_on_the_way_down(monkeypatch):
+    monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
+    monkeypatch.setattr(depth_first, "_SLICE", 1e4)
+    calls = []
+
+    def progress(seconds, cost, bound):
+        calls.append((cost, bound))
+        if len(calls) == 40:
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        solve(noise(0, 14, 8), progress=progress)
+    assert all(bound <= cost for cost, bound in calls)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_as_part_of_the_search(seed, monkeypatch):
     """It proves what branching proves, and the certificate holds."""
@@ -79,7 +118,7 @@ def test_as_part_of_the_search(seed, monkeypatch):
     assert quick.optimal
     assert quick.statistics["descents"] > 0
     check_certificate(network, quick)
-    monkeypatch.setattr(branch_and_bound.Minimiser, "_descend", lambda self, part: False)
+    monkeypatch.setattr(branch_and_bound.Minimiser, "_descend", lambda self, part, others: False)
     slow = solve(network, certificate=False)
     assert slow.statistics["descents"] == 0
     assert quick.cost == pytest.approx(slow.cost, rel=1e-12)

@@ -81,7 +81,7 @@ def dense(seed, layers=7, configurations=5, classes=4):
 def test_branch_and_bound_alone(monkeypatch):
     """With elimination and the search depth first closed off, branching must find the same."""
     expected = [solve(dense(seed)) for seed in range(40)]
-    monkeypatch.setattr(branch_and_bound.Minimiser, "_descend", lambda self, part: False)
+    monkeypatch.setattr(branch_and_bound.Minimiser, "_descend", lambda self, part, others: False)
     monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
     nodes = 0
     for seed, reference in enumerate(expected):
@@ -104,7 +104,7 @@ def test_gap_and_time_limit_are_honest(monkeypatch):
     network = dense(1, layers=8, configurations=8, classes=8)
     optimum = solve(network)
     assert optimum.optimal
-    monkeypatch.setattr(branch_and_bound.Minimiser, "_descend", lambda self, part: False)
+    monkeypatch.setattr(branch_and_bound.Minimiser, "_descend", lambda self, part, others: False)
     monkeypatch.setattr(part, "_MOST_ENTRIES", -1)
     for options in ({"gap": 0.2}, {"time_limit": 1e-6}):
         solution = solve(network, **options)

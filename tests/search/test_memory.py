@@ -69,6 +69,22 @@ def test_what_every_assignment_needs_makes_no_proof_easier(constant):
     assert (found.cost, found.assignment, found.optimal) == (7.0, (0, 1, 0, 0), True)
 
 
+def test_patience_begins_once_the_first_bound_is_known(monkeypatch):
+    """What it takes to get there, compiling included, says nothing of the network."""
+    rng = np.random.default_rng(5)
+    network = CostNetwork(list(rng.random((40, 6))), [])
+    usage = list(rng.random((40, 6)))
+    monkeypatch.setattr(memory, "_PATIENCE", 1e-9)
+    hasty = solve(network, memory=usage, memory_limit=12.0)
+    assert hasty.statistics["solves"] >= 1
+    assert 0 < hasty.lower_bound <= hasty.cost
+    assert not hasty.optimal
+    monkeypatch.undo()
+    patient = solve(network, memory=usage, memory_limit=12.0)
+    assert patient.optimal
+    assert hasty.lower_bound <= patient.cost <= hasty.cost
+
+
 def test_a_limit_that_was_rounded_down():
     """The least of all is the sum of the least ones, rounded: it fits within itself."""
     network, usage = CostNetwork([np.array([0., 1.])] * 2, []), [np.array([0.1, 5.]), np.array([0.7, 5.])]
