@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
+from benchmarks.facts import facts_text, of_rows
 from benchmarks.launching import prepare_data, run_launcher
 from benchmarks.model_rows import ModelRows, flag_parser
 from pase_mtf import models
@@ -88,7 +89,7 @@ def document(results: Mapping[str, Any]) -> str:
             row["model"], row["measured"]["data"], *(f"{value:.3f}" for dtype in DTYPES for value in losses[dtype]),
             f"{100 * row['measured']['apart']:.1f} %", *(f"{size / 1e9:.2f} GB" for size in sizes),
             *(f"{1e3 * value:.2f} ms" for value in seconds), f"{seconds[0] / seconds[1]:.2f}×"])
-    here, devices = results["facts"], results["rows"][0]["devices"]
+    devices = results["rows"][0]["devices"]
     head = ["model", "data", f"float32: steps 1 to {_LAST}", f"the last {_LAST}", f"bfloat16: steps 1 to {_LAST}",
             f"the last {_LAST}", "most apart", "memory, float32", "bfloat16", "step, float32", "bfloat16", "faster"]
     return "\n".join([
@@ -97,7 +98,7 @@ def document(results: Mapping[str, Any]) -> str:
         f"{_LAST} steps, and the most that two such means of the two types are apart, of the first. With "
         "`--dtype=bfloat16` activations and their gradients have eight bits; variables, the optimizer's slots and the "
         f"loss are float32. Memory per device and step: preset `big`, predicted, of the best strategy on {devices} "
-        f"devices of machine {results['machine']}. {here['machine']}; {here['versions']}; commit {here['commit']}. "
+        f"devices of machine {results['machine']}. {facts_text(of_rows(results['rows'], results.get('facts')))}. "
         "Reproduce with `python -m benchmarks.bfloat16`.", ""])
 
 

@@ -23,9 +23,10 @@ from tqdm import tqdm
 from benchmarks.commands import told_in_one_line
 from benchmarks.epochs_document import CURVES, MIXES, curves_of, document
 from benchmarks.epochs_plot import draw_page
+from benchmarks.facts import facts
 from benchmarks.launching import prepare_data
 from benchmarks.paper_numbers import PAL
-from benchmarks.search import FOLDER, facts
+from benchmarks.search import FOLDER
 from benchmarks.search_networks import ROOT
 from pase_mtf.compat import tf
 from pase_mtf.epochs.predict import predict_steps

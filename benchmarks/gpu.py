@@ -26,8 +26,9 @@ from tqdm import tqdm
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
+from benchmarks.facts import facts
 from benchmarks.gpu_fit import counted, fitted, held_out, kind_of, rooflines
-from benchmarks.search import FOLDER, facts
+from benchmarks.search import FOLDER
 from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.errors import FormatError, InfeasibleError, UsageError

@@ -28,7 +28,8 @@ from typing import Any
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
-from benchmarks.search import FOLDER, facts
+from benchmarks.facts import facts
+from benchmarks.search import FOLDER
 from benchmarks.search_networks import ROOT
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically

@@ -252,13 +252,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {name}, {section}: {error}", file=sys.stderr)
             failed = True
             continue
-        described = {"host": describe_host(), "versions": _versions()}
+        known.setdefault("where", {})[section] = f"{describe_host()}; {_versions()}"
         if section == "survey":
-            load = max(data.get("survey", {}).get("load", 0.0), os.getloadavg()[1])
-            data["survey"] = {**described, "machine": flags.machine, "load": load,
-                              "known": len(_known(section))}
-        else:
-            data.update(described)
+            before = data.get("survey", {})
+            data["survey"] = {**before, "machine": flags.machine, "known": len(_known(section)),
+                              "load": max(before.get("load", 0.0), os.getloadavg()[1])}
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(data, indent=1) + "\n")
     if data["programs"]:

@@ -176,7 +176,7 @@ def document(data: dict[str, Any]) -> str:
 
     parts = ["# Layout rules for real programs\n\nPrograms of the mesh-tensorflow package as they are "
              "(`benchmarks/programs`), and those of `examples/`. `python -m benchmarks.layout` measures all this; "
-             f"{data.get('host', '')}; {data.get('versions', '')}."]
+             f"{survey_report.where(data['programs'], ('search', 'predicted', 'legal', 'measured'), data)}."]
     if having("survey"):
         parts.append(survey_report.document(data))
     if having("search"):

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
+from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -211,7 +212,7 @@ def _instead(model: str, devices: int, machine: Machine, way: Way, arms: Mapping
 
 def document(results: Mapping[str, Any]) -> str:
     """The page of the results."""
-    rows, here = results["rows"], results["facts"]
+    rows = results["rows"]
     ratios = [arm["predicted"] / arm["measured"] for row in rows for arm in row["arms"].values()]
     within = sum(1.0 <= ratio <= 1.1 for ratio in ratios)
     table = [[row["model"], str(row["devices"]), name,
@@ -255,7 +256,7 @@ def document(results: Mapping[str, Any]) -> str:
         "model without any holds the parts of its new weights besides. Times as above.",
         _pairs({(row["model"], row["devices"], "data_parallel -> zero"): [
             row["arms"][name] for name in ("data_parallel", "zero")] for row in rows if "zero" in row["arms"]}),
-        f"{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce with "
+        f"{facts_text(of_rows(results['rows'], results.get('facts')))}. Reproduce with "
         "`python -m benchmarks.memory`.",
         ""])
 

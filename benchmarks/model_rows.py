@@ -9,7 +9,8 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.search import FOLDER, facts
+from benchmarks.facts import facts
+from benchmarks.search import FOLDER
 from benchmarks.search_networks import ROOT
 from pase_mtf import models
 from pase_mtf.files import write_atomically
@@ -38,8 +39,8 @@ class ModelRows:
     """The rows of a benchmark, in a file of JSON and on a page.
 
     Attributes:
-      rows: by model and number of devices: those that were measured before on the same machine, until they are
-        replaced.
+      rows: by model and number of devices: those that were measured before for the same machine, until they are
+        replaced. Every row knows where it was measured (`facts`).
     """
 
     def __init__(self, stem: pathlib.Path, machine: str, document: Callable[[Mapping[str, Any]], str]) -> None:
@@ -48,18 +49,22 @@ class ModelRows:
         Args:
           stem: path of the files, without ".json" and ".md".
           machine: whose numbers count.
-          document: makes the page of the results (`facts`, `machine`, and `rows` in order).
+          document: makes the page of the results (`machine`, and `rows` in order).
         """
-        self._stem, self._machine, self._document = stem, machine, document
+        self._stem, self._machine, self._document, self._here = stem, machine, document, facts()
         self.rows: dict[tuple[str, int], dict[str, Any]] = {}
         if stem.with_suffix(".json").exists():
             results = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
             if results["machine"] == machine:
-                self.rows = {(row["model"], row["devices"]): row for row in results["rows"]}
+                self.rows = {(row["model"], row["devices"]): {"facts": results.get("facts"), **row}
+                             for row in results["rows"]}
 
     def write(self) -> None:
-        """Writes both files."""
-        results = {"facts": facts(), "machine": self._machine, "rows": [self.rows[key] for key in sorted(self.rows)]}
+        """Writes both files; rows without `facts` are new."""
+        for row in self.rows.values():
+            if row.get("facts") is None:
+                row["facts"] = self._here
+        results = {"machine": self._machine, "rows": [self.rows[key] for key in sorted(self.rows)]}
         self._stem.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._stem.with_suffix(".json"), json.dumps(results, indent=1) + "\n")
         write_atomically(self._stem.with_suffix(".md"), self._document(results))

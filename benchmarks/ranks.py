@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
+from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from pase_mtf import models
 from pase_mtf.compat import tf
@@ -93,15 +94,15 @@ def document(results: Mapping[str, Any]) -> str:
         table.append([model, arm, *(f"{cell['one']:,}" for cell in of_model),
                       *(f"{cell['rank']:,}" for cell in of_model), f"{last['transfers']:,}",
                       f"{last['one_seconds']:.1f} s", f"{last['rank_seconds']:.1f} s"])
-    here = results["facts"]
     return "\n".join([
         "# Nodes of a graph per rank", "", markdown.table(head, table, left=(0, 1)), "",
         f"TensorFlow nodes that a lowering makes (preset {_PRESET}, forward, backward and update): of one graph for p "
         "devices, and of the graph of a rank, of the first or the last, whichever has more, where every rank has one "
         "device. `search` is the best strategy on machine "
         f"{results['machine']}, another one for every p. Transfers are those of all ranks. Lowering: seconds of "
-        f"processor time at p = {devices[-1]}; every rank takes its own. {here['machine']}; {here['versions']}; commit "
-        f"{here['commit']}. Reproduce with `python -m benchmarks.ranks`.", ""])
+        f"processor time at p = {devices[-1]}; every rank takes its own. "
+        f"{facts_text(of_rows(results['rows'], results.get('facts')))}. Reproduce with `python -m benchmarks.ranks`.",
+        ""])
 
 
 @told_in_one_line(OSError, ValueError)

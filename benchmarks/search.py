@@ -14,26 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.commands import told_in_one_line
+from benchmarks.facts import facts
 from benchmarks.search_document import document
 from benchmarks.search_networks import ROOT, Workshop
 from benchmarks.search_plot import plot_mcmc, plot_memory, plot_times
 from benchmarks.search_sections import METHODS, SECTIONS, Options, warm_up
 from pase_mtf.errors import FormatError, UsageError, nearest
 from pase_mtf.files import read_json, write_atomically
-from pase_mtf.runtime import describe_host
 
-__all__ = ["facts", "load", "main", "save"]
+__all__ = ["load", "main", "save"]
 
 FOLDER = ROOT / "docs" / "benchmarks"
 FORMAT = "pase_mtf.search_benchmark"
@@ -66,19 +63,6 @@ def save(results: Results, path: pathlib.Path) -> None:
                      + ",\n".join(sections) + "\n}}\n")
 
 
-def facts() -> dict[str, str]:
-    """The machine and the versions of what runs on it."""
-    versions = [f"Python {platform.python_version()}"]
-    for package in ("numpy", "numba", "scipy", "pytoulbar2"):
-        try:
-            versions.append(f"{package} {metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            versions.append(f"{package} not installed")
-    run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
-    return {"machine": describe_host(), "versions": ", ".join(versions),
-            "commit": run.stdout.strip() or "unknown"}
-
-
 def _measure(names: Sequence[str], options: Options, results: Results, path: pathlib.Path, *, resume: bool,
              budget: float) -> bool:
     """Measures sections row by row and keeps every row at once. Returns whether all of it was measured."""
@@ -97,8 +81,7 @@ def _measure(names: Sequence[str], options: Options, results: Results, path: pat
                 if time.monotonic() > end:
                     return False
                 bar.set_postfix_str(key)
-                kept[key] = {**run(), "commit": here["commit"]}
-                results.setdefault("facts", {}).setdefault("all", {}).update(here)
+                kept[key] = {**run(), "facts": here}
                 if name != "variations" or len(kept) % 20 == 0:
                     save(results, path)
         # In the order of the section, whatever order they were measured in.
@@ -148,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         save(results, output / "search.json")
         print("not everything was measured within the budget; go on with --resume", file=sys.stderr)
     if flags.note:
-        results.setdefault("facts", {}).setdefault("all", facts())["note"] = flags.note
+        results.setdefault("facts", {}).setdefault("all", {})["note"] = flags.note
         save(results, output / "search.json")
     text = document(results)
     write_atomically(output / "search.md", text)

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
+from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from benchmarks.search_document import seconds_text
 from benchmarks.search_networks import Workshop
@@ -90,13 +91,13 @@ def _table(rows: Sequence[dict[str, Any]], what: str) -> str:
 
 def document(results: dict[str, Any]) -> str:
     """The page."""
-    here, rows = results["facts"], results["rows"]
+    rows = results["rows"]
     ratios = _ratios(rows, "build_seconds")
     most = "".join(f"\n\nThe most: {largest:.2f} times as long as for the next power of two ({model} on {devices})."
                    for (model, devices), largest in sorted(ratios.items(), key=lambda item: -item[1])[:1])
     return "\n\n".join([
         "# Any number of devices",
-        f"{here['machine']}; {here['versions']}; commit {here['commit']}; priced for {results['machine']}. Reproduce "
+        f"{facts_text(of_rows(results['rows'], results.get('facts')))}; priced for {results['machine']}. Reproduce "
         "with `python -m benchmarks.search_devices`.",
         f"Preset {_PRESET} of every model, with its own batch. Seconds of the processor, median of "
         f"{' or '.join(map(str, sorted({row['rounds'] for row in rows})))}, from the graph in memory. In parentheses: "

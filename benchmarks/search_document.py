@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import markdown
+from benchmarks.facts import facts_text
 from benchmarks.search_memory import largest_gap
 from benchmarks.search_networks import DEEP, LAUNCHER, MACHINE
 from benchmarks.search_sections import DENSE_DEVICES, METHODS
@@ -203,12 +204,14 @@ def _section_whole(results: dict[str, Rows]) -> str:
                         if graph else [""] * 4)])
     return f"""## Whole processes
 
-Starting Python, numpy and numba takes {seconds_text(start)}, which is subtracted. "From the network" is
-`python -m pase_mtf.search FILE.npz`, certificate included; "from the graph" reads an exported graph, builds its network
-(machine {MACHINE}) and searches it. Compiled code is loaded from its cache, in the process. Medians.
+Starting Python, numpy and numba, up to the first call of a compiled function, takes {seconds_text(start)}, which is
+subtracted from whole processes. "From the network" is `python -m pase_mtf.search FILE.npz`, certificate included; "from
+the graph" reads an exported graph, builds its network (machine {MACHINE}) and searches it. Compiled code is loaded from
+its cache, in the process. Medians. Steps of a process are as its own clock shows them, with nothing subtracted: the
+first one that calls a compiled function holds that part of the start as well, so that they may add up to more.
 
-""" + markdown.table(["network", "from the network", "of this, search", "proven", "from the graph", "read", "build",
-                      "search"], lines, left=(0, 3))
+""" + markdown.table(["network", "from the network", "step: search", "proven", "from the graph", "step: read",
+                      "build", "search"], lines, left=(0, 3))
 
 
 def _section_dense(results: dict[str, Rows]) -> str:
@@ -318,10 +321,11 @@ than 12 GiB.
 def document(results: dict[str, Rows]) -> str:
     """The whole page."""
     here = results.get("facts", {}).get("all", {})
-    commits = sorted({row["commit"] for section, rows in results.items() if section != "facts"
-                      for row in rows.values() if "commit" in row})
-    sections = [f"# Searches measured\n\n{here.get('machine', '')}; {here.get('versions', '')}; commit"
-                f"{'s' if len(commits) > 1 else ''} {', '.join(commits)}. Reproduce with `python -m benchmarks.search` "
+    # Rows of before keep their commit alone.
+    places = [{"machine": "", "versions": "", **here, **row.get("facts", {"commit": row.get("commit")})}
+              for section, rows in results.items() if section != "facts" for row in rows.values()
+              if "facts" in row or "commit" in row]
+    sections = [f"# Searches measured\n\n{facts_text(places)}. Reproduce with `python -m benchmarks.search` "
                 "(`pip install '.[launch,benchmark,toulbar2]'` first); the numbers are in [`search.json`](search.json)."
                 + (f" {here['note']}" if here.get("note") else "")]
     sizes = ", ".join(f"{model}: preset {preset}, batch {batch}" for model, (preset, batch) in LAUNCHER.items())

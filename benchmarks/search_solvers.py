@@ -22,7 +22,8 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.search import FOLDER, facts
+from benchmarks.facts import facts
+from benchmarks.search import FOLDER
 from benchmarks.search_budget import NETWORKS
 from benchmarks.search_document import seconds_text
 from benchmarks.search_networks import INSTANCES, ROOT, shuffled

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from benchmarks import markdown
 from benchmarks.commands import told_in_one_line
+from benchmarks.facts import facts_text, of_rows
 from benchmarks.model_rows import ModelRows, flag_parser
 from benchmarks.search_document import seconds_text
 from benchmarks.search_networks import Workshop
@@ -96,13 +97,13 @@ def _found(row: dict[str, Any]) -> tuple[float, str]:
 
 def document(results: dict[str, Any]) -> str:
     """The page."""
-    here, rows = results["facts"], results["rows"]
+    rows = results["rows"]
     faster = [row["whole_seconds"] / row["change_seconds"] for row in rows]
     ahead = [(row, row["chain"] / found) for row in rows if row["chain"] < (found := _found(row)[0]) * (1 - 1e-9)]
     limit, earlier = rows[0]["chain_limit"], sum("found" not in row for row in rows)
     return "\n\n".join([
         "# The simulator",
-        f"{here['machine']}; {here['versions']}; commit {here['commit']}; priced for {results['machine']}. Reproduce "
+        f"{facts_text(of_rows(results['rows'], results.get('facts')))}; priced for {results['machine']}. Reproduce "
         f"with `python -m benchmarks.simulator{'' if limit == _CHAIN_SECONDS else f' --seconds={limit:g}'}`.",
         f"Preset {_PRESET} of every model, with its own batch. Milliseconds of a step. *sum*: what the exact search "
         "minimises. *found*: of the cheapest by that sum (ten, or fewer of a large network), data parallelism, and "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from benchmarks import markdown
 
-__all__ = ["document"]
+__all__ = ["document", "where"]
 
 _DEVICES = (8, 16)
 _LIMIT = 15.0
@@ -147,6 +147,19 @@ def _verdicts(entries: _Entries, known: int) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
+def where(programs: Mapping[str, Mapping[str, Any]], sections: Collection[str], earlier: Mapping[str, Any]) -> str:
+    """The machines and versions that sections were measured on.
+
+    Args:
+      programs: what is known of every one; `where` by section, in those that say it.
+      sections: whose.
+      earlier: host and versions of those that do not, which were kept for all.
+    """
+    told = f"{earlier.get('host', '')}; {earlier.get('versions', '')}"
+    return " / ".join(dict.fromkeys(entry.get("where", {}).get(section, told) for entry in programs.values()
+                                    for section in sections if section in entry)) or told
+
+
 def document(data: Mapping[str, Any]) -> str:
     """The section, in Markdown; "" where nothing was surveyed."""
     found = [(name, entry["survey"]) for name, entry in data["programs"].items() if "survey" in entry]
@@ -157,7 +170,7 @@ def document(data: Mapping[str, Any]) -> str:
     return (
         "## Every program\n\nPrograms of `benchmarks/programs`: the package's examples, the models of its transformer "
         "library through its gin files, and small ones of our own; largest first. `python -m benchmarks.layout "
-        f"--sections=survey`; {about['host']}; {about['versions']}.\n\n" + _verdicts(entries, about["known"])
+        f"--sections=survey`; {where(data['programs'], ('survey',), about)}.\n\n" + _verdicts(entries, about["known"])
         + "\n\n### Seconds\n\nProcessor seconds of `find_layout`, full size, from a function that builds the program, "
         "without the import of TensorFlow. “Building” is the program's own code. The machine had up to "
         f"{about['load']:.0f} processes that wanted to run: an idle one takes fewer seconds. A row was measured at the "
