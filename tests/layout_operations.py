@@ -382,6 +382,35 @@ def loop_around_a_sum(b: Builder) -> Made:
     return [*looped, mtf.exp(total)]
 
 
+def loop_with_gradients_of_slices(b: Builder) -> Made:
+    """Of an input that lacks a split dim every device has a part of the gradient: the loop hands it out, and nothing in
+    it reads it."""
+    x, slope = b.input("x", [dim("x", 4), dim("y", 4)]), b.input("slope", [dim("y", 4)])
+
+    def body(count: mtf.Tensor) -> Made:
+        scaled = x * mtf.cast(count + 1, b.dtype)
+        made = mtf.slicewise(lambda s, t: tf.nn.relu(s) - t * tf.nn.relu(-s), [scaled, slope], x.shape, x.dtype,
+                             splittable_dims=x.shape.dims)
+        return [count + 1, *mtf.gradients([mtf.reduce_sum(mtf.square(made))], [slope])]
+    return mtf.while_loop(_counting(3), body, [mtf.constant(b.mesh, 0, dtype=tf.int32)], has_accumulators=True)
+
+
+def sum_that_other_splits_finish(b: Builder) -> Made:
+    """A reshape moves slices of a pending sum, and finishes it, where the dims it makes are split as well."""
+    x, w = b.input("x", [dim("x", 4), dim("io", 4)]), b.input("w", [dim("io", 4), dim("hidden", 8)])
+    h = mtf.einsum([x, w], [dim("x", 4), dim("hidden", 8)])
+    return gradients([mtf.elu(mtf.reshape(h, [dim("x", 4), dim("heads", 4), dim("dk", 2)]))], [x, w])
+
+
+def sums_that_differ(b: Builder) -> Made:
+    """Two sums of which one is over more axes than the other are finished before they are added."""
+    x = b.input("x", [dim("x", 4), dim("y", 4), dim("z", 4)])
+    one = mtf.reduce_sum(x, output_shape=[dim("x", 4), dim("z", 4)])
+    other = mtf.einsum([x, b.input("w", [dim("y", 4), dim("k", 4), dim("z", 4)]),
+                        b.input("v", [dim("k", 4)])], [dim("x", 4), dim("z", 4)])
+    return gradients([mtf.elu(one + other)], [x])
+
+
 def loop_condition(b: Builder) -> Made:
     x = b.input("x", [dim("x", 4), dim("y", 4)])
     return mtf.while_loop(lambda _, t: mtf.less(mtf.reduce_sum(mtf.square(t)), 100.0),

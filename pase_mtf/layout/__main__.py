@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from absl import flags
 
@@ -18,6 +18,9 @@ from pase_mtf.files import write_atomically
 from pase_mtf.flag_text import flag_text
 from pase_mtf.layout.formats import FORMATS
 from pase_mtf.layout.named import named_function
+
+if TYPE_CHECKING:
+    from pase_mtf.layout.layout import Layout
 
 __all__ = ["main"]
 
@@ -90,8 +93,8 @@ def _number(flag: str, text: str | None, kind: Callable[[str], _Number]) -> _Num
     return number
 
 
-def _run() -> str:
-    """The layout in the format that was asked for."""
+def _run(arguments: Sequence[str]) -> Layout:
+    """Finds the layout, of the program with these arguments of its own."""
     if _FLAGS.format not in FORMATS:
         raise UsageError(f"--format={_FLAGS.format}: unknown; {nearest(_FLAGS.format, FORMATS)}")
     devices = _number("mesh", _FLAGS.mesh, int)
@@ -106,10 +109,13 @@ def _run() -> str:
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")
+    if _FLAGS.output and not os.path.isdir(os.path.dirname(_FLAGS.output) or os.curdir):
+        raise UsageError(f"--output={_FLAGS.output}: no folder {os.path.dirname(_FLAGS.output)!r}; make it first, or "
+                         "name another")
     fixed, together = _fixed(_FLAGS.fix)
     if not 0 <= _FLAGS.alternatives <= _MOST_ALTERNATIVES:
         raise UsageError(f"--alternatives={_FLAGS.alternatives}: give a number from 0 to {_MOST_ALTERNATIVES}")
-    build_graph = named_function(_FLAGS.graph)
+    build_graph = named_function(_FLAGS.graph, arguments)
     # Here and not above: it brings TensorFlow, which --help and a mistyped flag should not have to wait for.
     from pase_mtf.layout.find import find_layout
     found = find_layout(build_graph, devices, machine=_FLAGS.machine, mesh_shape=_FLAGS.mesh_shape,
@@ -117,9 +123,7 @@ def _run() -> str:
                         alternatives=_FLAGS.alternatives, name=_FLAGS.graph,
                         time_limit=time_limit, prices=_FLAGS.prices, measure_seconds=measure_seconds or 60.0)
     print(found, file=sys.stderr)
-    for dim in _FLAGS.explain:
-        print("\n" + found.explain(dim), file=sys.stderr)
-    return found.format(_FLAGS.format)
+    return found
 
 
 def main(argv: Sequence[str]) -> int:
@@ -133,16 +137,20 @@ def main(argv: Sequence[str]) -> int:
         return 0
     give_back()
     try:
-        rest = _FLAGS(list(argv))
+        end = argv.index("--") if "--" in argv else len(argv)
+        rest = _FLAGS(list(argv[:end]))
         if len(rest) > 1:
-            raise UsageError(f"unexpected argument {rest[1]!r}; flags begin with --")
+            raise UsageError(f"unexpected argument {rest[1]!r}; flags begin with --, and the program's own arguments "
+                             "follow a -- by itself")
         # What the program prints while it builds its graph is not the answer.
         with contextlib.redirect_stdout(sys.stderr):
-            text = _run()
+            found = _run(argv[end + 1:])
         if _FLAGS.output:
-            write_atomically(_FLAGS.output, text)
+            write_atomically(_FLAGS.output, found.format(_FLAGS.format))
         else:
-            sys.stdout.write(text)
+            sys.stdout.write(found.format(_FLAGS.format))
+        for dim in _FLAGS.explain:
+            print("\n" + found.explain(dim), file=sys.stderr)
         return 0
     except flags.Error as error:
         print(f"error: {flag_text(error, _FLAGS)}", file=sys.stderr)

@@ -3,13 +3,15 @@ Mesh-TensorFlow's own code and priced by what its kernels were measured to take,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
+from pase_mtf.compat import tf
 from pase_mtf.cost.roofline import roofline_machine, still_true
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -20,6 +22,7 @@ from pase_mtf.layout.program import BuiltGraph
 from pase_mtf.layout.request import Request
 from pase_mtf.layout.search import Candidate
 from pase_mtf.layout.space import parse_mesh_shape, parse_rules
+from pase_mtf.layout.verify import tf_graph_of
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.operations.registry import rule_of
@@ -51,6 +54,19 @@ def check_program(built: BuiltGraph, arguments: tuple[str, ...], name: str) -> N
     for operation in built.graph.operations:
         if rule_of(operation).loop(operation):
             raise UsageError(f"{name}: {operation.name} is a loop, whose kernels nobody knows; take roofline prices")
+
+
+@contextlib.contextmanager
+def _lent(graph: tf.Graph) -> Iterator[None]:
+    """Makes a tf.Graph the current one, for nodes that its owner is to see nothing of: its collections, such as that of
+    all variables, stay as they are."""
+    kept = {name: graph.get_collection(name) for name in graph.collections}
+    with graph.as_default():
+        try:
+            yield
+        finally:
+            for name in graph.collections:
+                graph.get_collection_ref(name)[:] = kept.get(name, [])
 
 
 class _Judge:
@@ -87,8 +103,9 @@ class _Judge:
         mesh, key = parse_mesh_shape(cost.mesh_shape), self.effect(cost)
         if key not in self._lowered:
             self._request.say(f"lowering {mesh}, {cost.layout_rules or 'no rules'}")
-            self._lowered[key] = layout_kernels(self._built.graph, self._built.outputs, mesh,
-                                                parse_rules(cost.layout_rules, mesh))
+            with _lent(tf_graph_of(self._built.graph)):
+                self._lowered[key] = layout_kernels(self._built.graph, self._built.outputs, mesh,
+                                                    parse_rules(cost.layout_rules, mesh))
             self.unknown |= self._lowered[key].unknown
         return self._lowered[key]
 

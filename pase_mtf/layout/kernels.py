@@ -97,7 +97,9 @@ def layout_kernels(graph: mtf.Graph, outputs: Iterable[mtf.Tensor], mesh: MeshSh
     """
     impl = _MeshImpl(str(mesh), rules_text(rules), [f"/device:CPU:{number}" for number in range(mesh.devices)])
     meshes = {tensor.mesh for operation in graph.operations for tensor in operation.outputs}
-    lowering = mtf.Lowering(graph, dict.fromkeys(meshes, impl))
+    # Stacked, variables would be others in the user's own graph, and for good: their few copies of small slices are
+    # not counted.
+    lowering = mtf.Lowering(graph, dict.fromkeys(meshes, impl), autostack=False)
     waiting = [lowering.lowered_operation(operation) for operation in graph.operations
                if rule_of(operation).assigns(operation)]
     computed = list(outputs) or _unread(graph, gradients=not waiting)

@@ -19,7 +19,7 @@ from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.protocols import Dims, dims_of
 from pase_mtf.operations.registry import is_known, rule_of
 from pase_mtf.operations.stock_reshape import reshape_problem
-from pase_mtf.operations.stock_sums import PendingSum
+from pase_mtf.operations.stock_sums import PendingSum, ReducedSum
 
 __all__ = ["Problem", "StockLegality"]
 
@@ -33,12 +33,14 @@ class Problem:
       dims: the dims whose splits cause it.
       reason: for people.
       known: whether it is certain; else nobody knows what an operation does to a split.
+      depends: whether other splits may lift it.
     """
 
     operation: str
     dims: tuple[str, ...]
     reason: str
     known: bool = True
+    depends: bool = False
 
     def __str__(self) -> str:
         return f"operation {self.operation}, dim {' and '.join(self.dims)}: {self.reason}"
@@ -91,6 +93,9 @@ class StockLegality:
         self._using: dict[str, list[tuple[frozenset[str], Dims, Dims, str]]] = {}  # dim name -> reshapes
         for operation in _with_bodies(graph.operations):
             self._used.update(operation.inputs)
+            loop = rule_of(operation).loop(operation)
+            if loop is not None:
+                self._used.update(tensor for stage in loop.stages for tensor in stage.outputs)
         self._read: set[mtf.Tensor] = set()  # by an operation that reduces pending sums
         for operation in graph.operations:
             self.scan(operation)
@@ -132,8 +137,8 @@ class StockLegality:
         """This tensor may not be a pending sum."""
         pending = self._sums.get(tensor)
         if pending is not None:
-            self._reduced.setdefault(
-                (pending, reason), Problem(operation.name, tuple(sorted(pending.names())), reason))
+            self._reduced.setdefault((pending, reason), Problem(
+                operation.name, tuple(sorted(pending.names())), reason, depends=not isinstance(pending, ReducedSum)))
 
     def refuse(self, operation: mtf.Operation, names: Iterable[str], reason: str) -> None:
         """No layout at all lowers."""
@@ -226,7 +231,7 @@ class StockLegality:
             return Problem(operation, (name,), reason)
         if name in self.strides and self.strides[name][0] != math.prod(sizes[axis + 1:]):
             return self.strides[name][1]
-        return self._sums_and_reshapes({name: axis}, sizes)
+        return self._sums_and_reshapes({name: axis}, sizes, alone=True)
 
     def problem_of_pair(self, one: str, axis: int, other: str, other_axis: int,
                         sizes: Sequence[int]) -> Problem | None:
@@ -264,9 +269,11 @@ class StockLegality:
                 return problem
         return self._sums_and_reshapes(axis_of, sizes)
 
-    def _sums_and_reshapes(self, axis_of: Mapping[str, int], sizes: Sequence[int]) -> Problem | None:
+    def _sums_and_reshapes(self, axis_of: Mapping[str, int], sizes: Sequence[int], *,
+                           alone: bool = False) -> Problem | None:
+        """Of a whole layout; or (`alone`) of a part of one, whatever splits are added to it."""
         for (pending, _), problem in self._reduced.items():
-            if pending.axes(axis_of, sizes):
+            if not (alone and problem.depends) and pending.axes(axis_of, sizes):
                 split = tuple(name for name in problem.dims if name in axis_of)
                 return dataclasses.replace(problem, dims=split)
         return self._reshape_problems(axis_of, sizes)

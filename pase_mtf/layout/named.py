@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+
+from absl import flags
 
 from pase_mtf.errors import PaseError, UsageError, nearest
 
 __all__ = ["named_function"]
 
 
-def named_function(text: str | None) -> Callable[..., object]:
+def named_function(text: str | None, arguments: Sequence[str] = ()) -> Callable[..., object]:
     """The function that --graph names; what it raises is one line.
+
+    Args:
+      text: module:function, or path/to/file.py:function.
+      arguments: of the program's own command line, which is all that it sees of one; flags of absl that it defines are
+        read from there.
 
     Raises:
       UsageError: there is none, or its module cannot be imported.
     """
     if not text:
         raise UsageError("--graph is missing; name a function: --graph=my_project.train:build_graph")
-    return _reporting(_load(text), text)
+    return _reporting(_load(text, arguments), text, arguments)
 
 
-def _load(text: str) -> Callable[..., object]:
+@contextlib.contextmanager
+def _by_itself(text: str, arguments: Sequence[str]) -> Iterator[None]:
+    """Shows a program the command line that it would have if it were run by itself."""
+    kept, sys.argv = sys.argv, [text.rpartition(":")[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = kept
+
+
+def _parse_flags() -> None:
+    """Reads the program's flags, as absl's app.run would have done; those that have to be there may be missing."""
+    if not flags.FLAGS.is_parsed():
+        try:
+            flags.FLAGS(sys.argv, known_only=True)
+        except flags.Error:
+            flags.FLAGS.mark_as_parsed()
+
+
+def _load(text: str, arguments: Sequence[str]) -> Callable[..., object]:
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise UsageError(f"--graph={text}: not module:function; write it as in my_project.train:build_graph")
@@ -41,7 +68,9 @@ def _load(text: str) -> Callable[..., object]:
     try:
         if importlib.util.find_spec(place.partition(".")[0]):  # what is not there is said at once
             importlib.import_module("pase_mtf.compat")  # sets TensorFlow up, which the program may import first
-        found: object = importlib.import_module(place)
+        with _by_itself(text, arguments):
+            found: object = importlib.import_module(place)
+            _parse_flags()
     except (Exception, SystemExit) as error:  # a script without a guard may parse its flags, and leave
         if isinstance(error, ModuleNotFoundError) and error.name and (place + ".").startswith(error.name + "."):
             raise UsageError(f"--graph={text}: no module {error.name!r}; run it in the folder that holds it, or set "
@@ -58,12 +87,13 @@ def _load(text: str) -> Callable[..., object]:
     return found
 
 
-def _reporting(build_graph: Callable[..., object], named: str) -> Callable[..., object]:
+def _reporting(build_graph: Callable[..., object], named: str, arguments: Sequence[str]) -> Callable[..., object]:
     """The function, with what it raises in one line."""
     @functools.wraps(build_graph)
     def build(*args: object, **kwargs: object) -> object:
         try:
-            return build_graph(*args, **kwargs)
+            with _by_itself(named, arguments):
+                return build_graph(*args, **kwargs)
         except PaseError:
             raise
         except (Exception, SystemExit) as error:

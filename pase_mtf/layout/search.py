@@ -232,8 +232,9 @@ class Search:
                     cause = yield candidate
                 else:
                     self.rejected.append((candidate, problem))
-                    cause = {name: candidate.axis_of[name] for name in problem.dims if name in candidate.axis_of}
-                    if set(cause) <= set(self.fixed):
+                    cause = {name: axis for name, axis in candidate.axis_of.items()
+                             if problem.depends or name in problem.dims}
+                    if set(cause) <= set(self.fixed) and not problem.depends:
                         return  # no other layout avoids it
                 if cause and len(cause) <= 2:
                     forbidden.append(cause)

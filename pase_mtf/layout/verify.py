@@ -18,6 +18,7 @@ from pase_mtf.compat import func_graph, mtf, tf
 from pase_mtf.layout.legality import Problem
 from pase_mtf.layout.shapes import ShapeMeshImpl, ShapeVariable, Slices
 from pase_mtf.layout.space import MeshShape
+from pase_mtf.layout.stacking import Stacking
 from pase_mtf.operations.alike import Alike
 from pase_mtf.operations.registry import LoopParts, rule_of
 
@@ -307,6 +308,17 @@ def _state(laid_out: Slices | mtf.ops.LazyAllreduceSum) -> Hashable:
     return None
 
 
+def tf_graph_of(graph: mtf.Graph) -> tf.Graph:
+    """The tf.Graph that a Mesh-TF graph was built in: that of its variables and of what it imports; the current one
+    where it has neither."""
+    for operation in graph.operations:
+        rule = rule_of(operation)
+        own = getattr(operation, "_master", None) if rule.is_variable else rule.imported(operation)
+        if own is not None:
+            return own.graph
+    return tf.get_default_graph()
+
+
 class Verifier:
     """Lowers one graph under layouts, for shapes only, in a TensorFlow graph that is thrown away.
 
@@ -320,13 +332,7 @@ class Verifier:
         self.graph, self.outputs = graph, list(outputs)
         self.memo = Memo() if memo is None else memo
         self._reads: dict[mtf.Operation, _Read] = {}
-        self._outer = tf.get_default_graph()
-        for operation in graph.operations:
-            rule = rule_of(operation)
-            own = getattr(operation, "_master", None) if rule.is_variable else rule.imported(operation)
-            if own is not None:
-                self._outer = own.graph
-                break
+        self._outer, self._stacking = tf_graph_of(graph), Stacking(graph)
         # A function's graph reads the tensors of the user's graph as if they were its inputs.
         with self._outer.as_default():
             self._scratch = func_graph.FuncGraph("layout")
@@ -369,6 +375,9 @@ class Verifier:
         shape = mtf.Shape([mtf.Dimension(name, size) for name, size in mesh.axes])
         with self._outer.as_default(), self._scratch.as_default():
             impl = ShapeMeshImpl(shape, mtf.LayoutRules(rules.items()), self._placeholders)
+            stacked = self._stacking.problem(impl)
+            if stacked is not None:
+                return Problem(stacked[0], tuple(rules), stacked[1])
             try:
                 lowering = _ShapeLowering(self, impl)
                 for output in self.outputs:

@@ -29,6 +29,9 @@ _ROUNDING = 1e-9
 _PATIENCE = 10.0
 """Seconds for all searches within lowered limits, which prove nothing, where the caller sets no time limit."""
 
+_HASTY = 0.05
+"""Relative gap at which a search within a lowered limit stops: what it finds may not fit, and then the next follows."""
+
 _Memory = Callable[[int], Sequence[np.ndarray]]
 _Peak = Callable[[Sequence[int]], tuple[float, int]]
 
@@ -60,8 +63,8 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
     def search(**within: Any) -> Solution:
         return solve(network, "exact", time_limit=budget.time_limit(0.5), **{**options, **within})
 
-    def within(key: int, limit: float) -> Solution:
-        return search(memory=memory(key), memory_limit=limit, initial=initial)
+    def within(key: int, limit: float, gap: float = 0.0) -> Solution:
+        return search(memory=memory(key), memory_limit=limit, initial=initial, gap=max(gap, options.get("gap", 0.0)))
 
     # Mostly the cheapest of all fits, and then it is the cheapest that fits.
     solution, bound, tried = cheapest or search(), -math.inf, list[int]()
@@ -104,22 +107,24 @@ def _above(solution: Solution, bound: float) -> Solution:
                                certificate=solution.certificate if optimal else None)
 
 
-def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, float], Solution], memory: _Memory,
-               peak: _Peak, memory_limit: float, tried: Sequence[int], budget: Budget) -> Solution:
+def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, float, float], Solution],
+               memory: _Memory, peak: _Peak, memory_limit: float, tried: Sequence[int], budget: Budget) -> Solution:
     """An assignment that fits, where one sum's optimum breaks another's limit and the other way round: the limit of the
-    one that is largest is lowered by as much as the peak is too high."""
+    one that is largest is lowered by as much as the peak is too high. What is found in haste may be improved on within
+    the limit at which it was found."""
     def unproven(found: Solution) -> Solution:
         return dataclasses.replace(found, optimal=False, lower_bound=-math.inf)
 
-    limit = memory_limit
+    limit, lowered = memory_limit, (-1, memory_limit)
     with contextlib.suppress(InfeasibleError):
         while limit >= 0 and not budget.over:
             used, key = peak(solution.assignment)
             if used <= memory_limit * (1 + _ROUNDING):
-                return unproven(solution)
+                return unproven(_improved(solution, within, peak, memory_limit, lowered))
             added = math.fsum(vector[choice] for vector, choice in zip(memory(key), solution.assignment, strict=True))
             limit = min(limit, added) - max(used - memory_limit, _ROUNDING * memory_limit)
-            solution = within(key, max(limit, 0.0))
+            lowered = key, max(limit, 0.0)
+            solution = within(*lowered, _HASTY)
     lightest = []
     for key in tried:
         with contextlib.suppress(InfeasibleError):  # not found in time
@@ -131,3 +136,16 @@ def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, 
                               f"less than {math.ceil(least)}; raise the limit or use more devices", proven=False)
     cost, choice = min((network.cost(choice), choice) for choice in fitting)
     return unproven(dataclasses.replace(solution, assignment=tuple(choice), cost=cost))
+
+
+def _improved(solution: Solution, within: Callable[[int, float, float], Solution], peak: _Peak, memory_limit: float,
+              lowered: tuple[int, float]) -> Solution:
+    """What fits, or what a search finds that is not in haste, within the limit at which that was found: the cheaper one
+    that fits."""
+    if lowered[0] < 0:
+        return solution
+    with contextlib.suppress(InfeasibleError):
+        found = within(*lowered, 0.0)
+        if found.cost < solution.cost and peak(found.assignment)[0] <= memory_limit * (1 + _ROUNDING):
+            return found
+    return solution

@@ -180,3 +180,41 @@ def test_what_measured_prices_cannot(cache_dir, timed_kernels, program, argument
     with pytest.raises(UsageError, match=says):
         find_layout(program, 4, **{"prices": "measured", **arguments})
     assert not timed_kernels
+
+
+def _equal_layers():
+    """Two variables of one shape, which mtf.Lowering would stack."""
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    batch, io = mtf.Dimension("batch", 16), mtf.Dimension("io", 64)
+    x = mtf.import_tf_tensor(mesh, tf.zeros([16, 64]), mtf.Shape([batch, io]))
+    scales = [mtf.get_variable(mesh, name, mtf.Shape([io])) for name in ("one", "other")]
+    loss = mtf.reduce_mean(mtf.square(x * scales[0] + scales[1]))
+    mtf.optimize.SgdOptimizer(0.1).apply_grads(mtf.gradients([loss], scales), [scale.operation for scale in scales])
+    return graph, [loss]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_users_graph_is_left_as_it_was(cache_dir, timed_kernels, inside):
+    """Also where it is not built in the tf.Graph that is current when it is priced."""
+    with tf.Graph().as_default() as tf_graph:
+        graph, outputs = _equal_layers()
+        before = list(graph.operations)
+        if inside:
+            found = find_layout(graph, 4, outputs=outputs, prices="measured")
+    if not inside:
+        found = find_layout(graph, 4, outputs=outputs, prices="measured")
+    assert found.seconds > 0
+    assert graph.operations == before
+    with tf_graph.as_default():
+        assert len(tf.global_variables()) == 2
+        impl = placement_mesh_impl.PlacementMeshImpl(*(
+            found.mesh_shape, found.layout_rules), [f"/device:CPU:{number}" for number in range(4)])
+        mtf.Lowering(graph, {outputs[0].mesh: impl})
+
+
+def test_a_function_that_builds_in_a_graph_of_its_own(cache_dir, timed_kernels):
+    def program():
+        with tf.Graph().as_default():
+            return _equal_layers()
+    assert find_layout(program, 4, prices="measured").seconds > 0

@@ -137,7 +137,75 @@ def test_flags_and_files(program, capsys, tmp_path):
     assert run(capsys, *arguments, "--overwrite")[0] == 0
 
 
+def test_the_program_sees_its_own_command_line(program, capsys, tmp_path):
+    """At import and when it is called; what is ours it sees nothing of."""
+    parsing = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--mesh_shape", default="none")
+parser.add_argument("--seen", default="default")
+GIVEN = parser.parse_args()
+
+def built():
+    assert vars(parser.parse_args()) == vars(GIVEN)
+    print("seen", GIVEN.seen, "and", GIVEN.mesh_shape, file=sys.stderr)
+    return build_graph()
+"""
+    (tmp_path / "their_program.py").write_text(_PROGRAM + parsing)
+    before = list(sys.argv)
+    code, out, err = run(capsys, "--graph=their_program.py:built", "--mesh_shape=all:8", "--machine=h100")
+    assert (code, "seen default and none" in err) == (0, True), err
+    sys.modules.pop("their_program")
+    code, out, err = run(capsys, "--graph=their_program:built", "--mesh_shape=all:8", "--machine=h100", "--",
+                         "--seen=theirs", "--mesh_shape=a")
+    assert (code, "seen theirs and a" in err) == (0, True), err
+    assert out.startswith("--mesh_shape='all:8'")
+    assert sys.argv == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "hidden"), [((), 1024), (("--", "--hidden=512", "--unknown=1"), 512)])
+def test_flags_of_absl_that_nobody_has_parsed(tmp_path, arguments, hidden):
+    flags = "from absl import flags\nflags.DEFINE_integer('hidden', 1024, '')\nflags.DEFINE_string('name', None, '')\n"
+    flags += "flags.mark_flag_as_required('name')\n" if not arguments else ""
+    (tmp_path / "their_program.py").write_text(
+        flags + _PROGRAM.replace("1024", "flags.FLAGS.hidden").replace('"the program talks"', "flags.FLAGS.hidden"))
+    done = subprocess.run([sys.executable, "-m", "pase_mtf.layout", "--graph=their_program:build_graph", "--mesh=8",
+                           "--machine=h100", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert str(hidden) in done.stderr.splitlines()
+
+
+def test_a_decorator_that_hides_what_the_function_takes(program, capsys, tmp_path):
+    (tmp_path / "their_program.py").write_text(_PROGRAM + """
+def logged(function):
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    return inner
+
+hidden = logged(build_graph)
+
+@logged
+def taking_more(a_thing):
+    return build_graph()
+""")
+    code, out, err = run(capsys, "--graph=their_program:hidden", "--mesh=8", "--machine=h100")
+    assert code == 0, err
+    assert out.startswith("--mesh_shape=")
+    code, out, err = run(capsys, "--graph=their_program:taking_more", "--mesh=8", "--machine=h100")
+    assert (code, out) == (2, "")
+    assert "missing 1 required positional argument" in err
+
+
+def test_a_mistake_beside_the_answer_does_not_cost_it(program, capsys):
+    code, out, err = run(capsys, f"--graph={program}", "--mesh=8", "--machine=h100", "--explain=hiden")
+    assert code == 2
+    assert out.startswith("--mesh_shape=")
+    assert "did you mean 'hidden'" in err
+
+
 @pytest.mark.parametrize(("flags", "message", "code"), [
+    (["--mesh=8", "--graph={}", "--output=nowhere/layout.txt"], "no folder 'nowhere'", 2),
     ([], "--mesh is missing", 2),
     (["--mesh=8"], "--graph is missing", 2),
     (["--mesh=x", "--graph={}"], "--mesh=x: not a number", 2),

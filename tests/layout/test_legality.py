@@ -99,6 +99,29 @@ def outcomes(build, mesh, dtype=tf.float64, chunk=40):
                     yield rules, problem, raised, right, shapes
 
 
+@pytest.mark.parametrize(("name", "alone", "rules"), [
+    ("sum_that_other_splits_finish", {"io": "a"}, {"io": "a", "heads": "b"}),
+    ("sum_that_other_splits_finish", {"io": "a"}, {"io": "a", "heads": "a"}),
+    ("sums_that_differ", {"y": "a"}, {"y": "a", "k": "b"})])
+def test_what_one_split_breaks_another_may_mend(name, alone, rules):
+    """So that a dim that is refused by itself is not left out of layouts."""
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        outputs = CASES[name](builder)
+        legality = StockLegality(builder.graph, outputs)
+        axes = {dim: MESH.names.index(axis) for dim, axis in rules.items()}
+        first = {dim: MESH.names.index(axis) for dim, axis in alone.items()}
+        assert legality.problem(first, MESH.sizes) is not None
+        assert isinstance(lowered(builder.graph, MESH, alone, outputs), Exception)
+        assert all(legality.problem_of(dim, axis, MESH.sizes) is None for dim, axis in axes.items())
+        assert legality.problem(axes, MESH.sizes) is None
+        assert Verifier(builder.graph, outputs).problem(MESH, rules) is None
+        found, want = (lowered(builder.graph, mesh, given, outputs) for mesh, given in (
+            (MESH, rules), (MeshShape((("all", 1),)), {})))
+        with session(MESH.devices) as tf_session:
+            assert same(tf_session.run(found), tf_session.run(want), 1e-9)
+
+
 # Of the others' kinds, and quick.
 _QUICK = ("splitting", "partial_sums_added")
 

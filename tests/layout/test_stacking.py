@@ -1,0 +1,75 @@
+"""Variables that stock Mesh-TF stacks, and then does not find: what is said of a layout is what its lowering does."""
+
+import pytest
+from harness import device_names
+from nets import Builder, dim
+
+from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.layout.find import find_layout
+from pase_mtf.layout.space import parse_mesh_shape, parse_rules
+from pase_mtf.layout.verify import Verifier
+
+BATCH, ROWS, WIDTH = dim("batch", 16), dim("rows", 512), dim("width", 256)
+
+
+def read_anew(b):
+    """A variable of three is read once more."""
+    one, *others = [b.variable(name, [ROWS, WIDTH]) for name in ("one", "other", "third")]
+    x = b.input("x", [BATCH, WIDTH])
+    y = mtf.einsum([x, mtf.read_variable(one.operation) + mtf.add_n([one, *others])], [BATCH, ROWS])
+    return [mtf.reduce_mean(y)]
+
+
+def assigned_in_a_loop(b):
+    """Two variables that only the body of a loop assigns."""
+    moving = [b.variable(name, [ROWS, WIDTH]) for name in ("mean", "variance")]
+
+    def body(count):
+        for variable in moving:
+            mtf.assign(variable.operation, variable * 0.9)
+        return [count + 1, mtf.reduce_sum(moving[0])]
+    return mtf.while_loop(lambda count, *_: mtf.less(count, 3), body, [mtf.constant(b.mesh, 0, dtype=tf.int32)],
+                          has_accumulators=True)[1:]
+
+
+def of_other_shapes(b):
+    """None is stacked."""
+    one, other = b.variable("one", [ROWS, WIDTH]), b.variable("other", [ROWS])
+    return [mtf.reduce_mean(mtf.read_variable(one.operation) + mtf.read_variable(other.operation) + one)]
+
+
+def not_named(b):
+    """All are stacked, and nobody misses them."""
+    return [mtf.reduce_mean(mtf.add_n([b.variable(name, [WIDTH]) for name in ("one", "other", "third")]))]
+
+
+@pytest.mark.parametrize("build", [read_anew, assigned_in_a_loop, of_other_shapes, not_named])
+@pytest.mark.parametrize("layout", [("all:8", "batch:all"), ("all:8", "rows:all"), ("a:4;b:2", "rows:a;width:b"),
+                                    ("all:2", "rows:all"), ("all:1", "rows:all"), ("all:8", "")])
+def test_as_stock_lowering(build, layout):
+    def graph_of():
+        builder = Builder(tf.float32)
+        return build(builder), builder.graph
+    mesh, rules = parse_mesh_shape(layout[0]), parse_rules(layout[1], parse_mesh_shape(layout[0]))
+    with tf.Graph().as_default():
+        outputs, graph = graph_of()
+        problem = Verifier(graph, outputs).problem(mesh, rules)
+    with tf.Graph().as_default():
+        outputs, graph = graph_of()
+        impl = placement_mesh_impl.PlacementMeshImpl(*layout, device_names(mesh.devices))
+        try:
+            mtf.Lowering(graph, {outputs[0].mesh: impl})
+        except KeyError:
+            assert problem is not None
+            assert "autostack=False" in problem.reason
+        else:
+            assert problem is None
+
+
+def test_the_layout_that_is_found_lowers():
+    with tf.Graph().as_default():
+        builder = Builder(tf.float32)
+        outputs = read_anew(builder)
+        found = find_layout(builder.graph, 8, outputs=outputs, machine="h100")
+        impl = placement_mesh_impl.PlacementMeshImpl(found.mesh_shape, found.layout_rules, device_names(8))
+        mtf.Lowering(builder.graph, {outputs[0].mesh: impl})
