@@ -13,9 +13,10 @@ from pase_mtf.errors import ClusterError
 from pase_mtf.launch.cluster.hosts import join_run
 from pase_mtf.launch.cluster.launcher import launch
 from pase_mtf.launch.cluster.membership import Membership, end_with_launcher
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.console import exit_code_of
 from pase_mtf.launch.interrupts import Interrupts
-from pase_mtf.launch.options import Options, parse_command_line
+from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import Plan, check_packages, member_of, resolve
 
 __all__ = ["main"]
@@ -32,6 +33,9 @@ def run(options: Options, interrupts: Interrupts) -> int:
         print(resolve(options).config_json(), end="")
         return 0
     check_packages()
+    if options.searches_alone and options.cluster_flag and options.cluster_flag.rank:
+        print(f"process {options.cluster_flag.rank} has nothing to do: process 0 searches")
+        return 0
     if options.cluster is None or options.searches_alone or Membership.of_environment() is not None:
         plan = _resolved(options)
         if plan.done:
@@ -47,7 +51,9 @@ def _resolved(options: Options) -> Plan:
     """What a run is to do; a line tells where that is nothing."""
     plan = resolve(options)
     if plan.done:
-        print(f"the run in {plan.options.output_dir} has done its {plan.first_step} steps; more --steps go on with it")
+        steps = plan.first_step or options.warmup + options.steps
+        print(f"the run in {plan.options.output_dir} has done its {steps} steps"
+              + ("; more --steps go on with it" if plan.checkpoint else ""))
     return plan
 
 

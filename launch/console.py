@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from tqdm import tqdm
 
 from pase_mtf.errors import OutOfMemoryError, PaseError, UsageError
+from pase_mtf.launch.command_line import HelpRequested
 from pase_mtf.launch.interrupts import Interrupts
-from pase_mtf.launch.options import HelpRequested, ResolvedOptions
+from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.training import Record
 
 __all__ = ["BROKEN_PIPE", "INTERRUPTED", "LOSSES_DISAGREE", "Progress", "Stage", "exit_code_of", "print_header",

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -149,7 +150,9 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
 def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStack) -> _Prepared:
     """Joins the other processes, exports the graph and loads the machine; what is to be closed goes onto the stack."""
     options = plan.options
-    files.write("config.json", plan.config_json())
+    # In the folder of an earlier run its own options stay until this one is known to be one that goes on with it.
+    if not (options.in_place and os.path.exists(files.path("config.json"))):
+        files.write("config.json", plan.config_json())
     joined = None if options.searches_alone else join(plan.devices)
     if joined:
         stack.callback(joined.close)

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
+import filelock
 import numpy as np
 
 from pase_mtf.calibration.speed import speed_note
@@ -26,6 +27,7 @@ from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
 from pase_mtf.launch.reports.text import elsewhere_note, headline, orders_note, search_summary
+from pase_mtf.launch.run_folder import LOCK
 from pase_mtf.launch.summary import ArmRow, Summary, arm_rows, summary_json
 from pase_mtf.launch.training import History, Record
 from pase_mtf.machine.machine import Machine
@@ -65,12 +67,16 @@ class RunFiles:
         """
         self.folder, self._batch = folder, batch
         self._writers: dict[str, tf.summary.FileWriter] = {}
-        self._keep = False
+        self._keep, self._goes_on_at = False, None
+        self._lock = filelock.FileLock(self.path(LOCK), timeout=0)
         try:
             if goes_on_at is None or not os.path.lexists(folder):
                 os.makedirs(folder)
+                self._hold()
             else:
                 self.keep()
+                self._hold()
+                self._goes_on_at = goes_on_at
                 self._forget_after(goes_on_at)
             self._metrics = open(self.path("metrics.jsonl"), "ab", buffering=0)  # noqa: SIM115 - closed in close
         except FileExistsError as error:
@@ -81,6 +87,21 @@ class RunFiles:
     def path(self, name: str) -> str:
         """Where a file of that name lies."""
         return os.path.join(self.folder, name)
+
+    def _hold(self) -> None:
+        """Keeps other runs out of the folder; the system takes the lock from a process that dies. Where nothing can be
+        locked, they stay out of themselves.
+
+        Raises:
+          UsageError: another run is in it.
+        """
+        try:
+            self._lock.acquire()
+        except filelock.Timeout as error:
+            raise UsageError(f"--output_dir={self.folder}: another run is writing there; wait for its end, or name "
+                             "another") from error
+        except (OSError, NotImplementedError):
+            pass
 
     def keep(self) -> None:
         """From here on the folder stays, whatever happens."""
@@ -128,6 +149,7 @@ class RunFiles:
             for writer in self._writers.values():
                 writer.close()
             self._metrics.close()
+            self._lock.release()
         if kind is not None and not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -150,6 +172,8 @@ class RunFiles:
                 # Of two files of one name the second arm is called by its path.
                 folder = arm.replace(os.sep, "_")
                 self._writers[arm] = tf.summary.FileWriter(os.path.join(self.folder, "events", folder))
+            if self._goes_on_at is not None:  # TensorBoard leaves out what it knows of this step and of later ones
+                self._writers[arm].add_session_log(tf.SessionLog(status=tf.SessionLog.START), self._goes_on_at)
         self._writers[arm].add_summary(tf.Summary(value=[
             tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]), step)
 
@@ -181,7 +205,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
                   same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None,
                   fitting: Fitting | None = None) -> dict[str, ArmRow]:
-    """Writes summary.json and report.html.
+    """Writes report.html and summary.json.
 
     Args:
       files: of the run.
@@ -207,15 +231,6 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     main = next(iter(chosen.values()))
     status = ("search only" if not history.records else "losses disagree" if history.disagreement
               else "diverged" if history.diverged is not None else "interrupted" if history.interrupted else "done")
-    files.write("summary.json", summary_json(Summary(
-        status=status, model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
-        mesh=plan.options.mesh, devices=plan.devices.count, first_step=plan.first_step, arms=rows,
-        steps_done=plan.first_step + min(map(len, history.records.values()), default=0),
-        left_out=dict(left_out), disagreement=history.disagreement, note=history.note,
-        slowness=float(np.median(history.slowness)) if history.slowness else None, search=_search(strategies),
-        nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
-        memory_method=MEMORY_METHOD, facts=dict(facts),
-        fitting=fitting.to_json() if fitting else None)))
     for arm in arms:
         if arm.measured_bytes is not None and history.records.get(arm.name):
             files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)
@@ -253,6 +268,16 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         traced_parts={arm.name: arm.timeline.seconds_by_kind for arm in arms if arm.timeline},
         timeline=timeline, traced=traced,
         graph=graph_picture(graph, pictured) if pictured else ""))
+    # The last of all: it says that the run has come to its end.
+    files.write("summary.json", summary_json(Summary(
+        status=status, model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,
+        mesh=plan.options.mesh, devices=plan.devices.count, first_step=plan.first_step, arms=rows,
+        steps_done=plan.first_step + min(map(len, history.records.values()), default=0),
+        left_out=dict(left_out), disagreement=history.disagreement, note=history.note,
+        slowness=float(np.median(history.slowness)) if history.slowness else None, search=_search(strategies),
+        nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
+        memory_method=MEMORY_METHOD, facts=dict(facts),
+        fitting=fitting.to_json() if fitting else None)))
     return rows
 
 

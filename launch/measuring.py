@@ -30,10 +30,11 @@ from tabulate import tabulate
 from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, kernels_path
 from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.launch.command_line import HelpRequested
 from pase_mtf.launch.console import INTERRUPTED, exit_code_of
 from pase_mtf.launch.flag_values import MeshFlag, parse_mesh
 from pase_mtf.launch.interrupts import Interrupts
-from pase_mtf.launch.options import HelpRequested, Options
+from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import Plan, resolve
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import check_target, save_tables

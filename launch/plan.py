@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels
@@ -17,7 +18,8 @@ from pase_mtf.launch.cluster.membership import Membership, processes_here
 from pase_mtf.launch.cluster.slurm import slurm_tasks
 from pase_mtf.launch.flag_values import PIPELINE
 from pase_mtf.launch.options import Options, ResolvedOptions, run_config
-from pase_mtf.launch.run_folder import AUTO, has_checkpoint, is_done
+from pase_mtf.launch.resumption import contradiction
+from pase_mtf.launch.run_folder import AUTO, has_checkpoint, has_ended, is_done, load_run_config
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.models.presets import ModelConfig
 from pase_mtf.runtime import Devices, choose_devices
@@ -40,6 +42,8 @@ class Plan:
       checkpoint: what it continues; None: from the start.
       kernels: the kernel times that the search takes, where a file tells them.
       done: whether there is nothing left to do: the run that this one was to go on with has come to its end.
+      earlier: the options of the run that it continues, as that was started: where this one goes on in its folder, they
+        are not there any more later on.
     """
 
     options: ResolvedOptions
@@ -49,6 +53,7 @@ class Plan:
     checkpoint: CheckpointInfo | None
     kernels: SavedKernels | None = None
     done: bool = False
+    earlier: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def first_step(self) -> int:
@@ -164,11 +169,15 @@ def _taken_up(options: Options) -> tuple[Options, CheckpointInfo | None, bool]:
     """
     if options.resume != AUTO:
         return options, find_checkpoint(options.resume) if options.resume else None, False
-    folder = options.output_dir
+    folder, steps = options.output_dir, options.warmup + options.steps
     if folder is None or not has_checkpoint(folder):
-        return options, None, False
+        if folder is None or (options.cluster_flag and options.cluster_flag.rank) or not has_ended(folder):
+            return options, None, False
+        if is_done(folder, steps) and contradiction(options, load_run_config(folder)["options"]) is None:
+            return options, None, True
+        raise UsageError(f"--output_dir={folder}: holds a run that has ended, and no checkpoint to go on with; name "
+                         "another, or remove it")
     checkpoint = find_checkpoint(folder)
-    steps = options.warmup + options.steps
     left = steps - checkpoint.step
     return options.going_on(folder, left), checkpoint, left <= 0 and is_done(folder, steps)
 
@@ -217,4 +226,5 @@ def resolve(options: Options) -> Plan:
         check_data(options.data, config)
     rate = config.learning_rate if resolved.learning_rate is None else resolved.learning_rate
     config = dataclasses.replace(config, optimizer=resolved.optimizer, learning_rate=rate)
-    return Plan(resolved, devices, config, machine, checkpoint, kernels, done)
+    earlier = load_run_config(options.resume)["options"] if checkpoint and options.resume else {}
+    return Plan(resolved, devices, config, machine, checkpoint, kernels, done, earlier)

@@ -10,8 +10,8 @@ from typing import Any
 from pase_mtf.errors import FormatError, UsageError, shortened
 from pase_mtf.files import read_json
 
-__all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "MANIFEST", "check_folder_taken_up", "check_new_folder",
-           "checkpoint_steps", "has_checkpoint", "is_done", "load_run_config", "names_in"]
+__all__ = ["AUTO", "CONFIG_FORMAT", "CONFIG_VERSION", "LOCK", "MANIFEST", "check_folder_taken_up", "check_new_folder",
+           "checkpoint_steps", "has_checkpoint", "has_ended", "is_done", "load_run_config", "names_in"]
 
 CONFIG_FORMAT = "pase_mtf.run"
 CONFIG_VERSION = 1
@@ -26,7 +26,10 @@ _PATTERN = "[\\"
 """What no path of a checkpoint may hold: TensorFlow writes there, and looks for a pattern when it reads."""
 
 _CONFIG = "config.json"
-_BEFORE_THAT = ("metrics.jsonl",)
+LOCK = ".running.lock"
+"""What a run holds as long as it writes there."""
+
+_BEFORE_THAT = ("metrics.jsonl", LOCK)
 """What a run may have made before it wrote its configuration."""
 
 
@@ -117,6 +120,11 @@ def has_checkpoint(folder: str) -> bool:
     """
     inside = os.path.join(folder, "checkpoint")
     return bool(checkpoint_steps(inside)) or MANIFEST in names_in(inside)  # the latter of version 1
+
+
+def has_ended(folder: str) -> bool:
+    """Whether a run in a folder has come to an end, whatever kind of, and written down what came of it."""
+    return "summary.json" in names_in(folder)
 
 
 def is_done(folder: str, steps: int) -> bool:

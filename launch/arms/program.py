@@ -20,7 +20,6 @@ from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import load_run_config
 from pase_mtf.layout.scopes import quick_scopes
 from pase_mtf.models import Model
 from pase_mtf.models.blocks import ALL, blocks_of, check_blocks, choices_of, recomputing, sets_of
@@ -192,8 +191,8 @@ def _in_other_blocks(plan: Plan) -> Iterator[tuple[str, Plan]]:
     none, all, and those of the run that it resumes; and the flag that asks for it."""
     blocks = blocks_of(mesh_graph(plan))
     known: list[tuple[str, ...]] = [(), (ALL,)]
-    if plan.checkpoint and plan.options.resume:
-        earlier = load_run_config(plan.options.resume)["options"].get("recompute", "none")
+    if plan.checkpoint:
+        earlier = plan.earlier.get("recompute", "none")
         known.append(dataclasses.replace(plan.options, recompute=earlier).recomputed or ())
     if math.prod(len(choice) + 1 for choice in choices_of(blocks)) <= _MOST_PROGRAMS:
         known += sets_of(choices_of(blocks))

@@ -21,7 +21,6 @@ from pase_mtf.launch.flag_values import parse_arms
 from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, Comparison, agree, largest_update, updates_of
 from pase_mtf.launch.judging.settling import STEPS, Settled, settle
 from pase_mtf.launch.plan import Plan
-from pase_mtf.launch.run_folder import load_run_config
 from pase_mtf.launch.training import History
 from pase_mtf.models.checks import kept_dtype
 
@@ -129,10 +128,9 @@ def losses_before(plan: Plan) -> list[float]:
     """
     if plan.checkpoint is None or plan.options.resume is None:
         return []
-    earlier = load_run_config(plan.options.resume)
-    if plan.config.dropout > 0.0 and earlier["options"].get("microbatches", "1") != plan.options.microbatches:
+    if plan.config.dropout > 0.0 and plan.earlier.get("microbatches", "1") != plan.options.microbatches:
         return []  # every microbatch draws a mask of its own: other masks, other losses
-    name = parse_arms(earlier["options"]["strategy"], "none")[0].name
+    name = parse_arms(plan.earlier["strategy"], "none")[0].name
     known = {} if plan.checkpoint.next_loss is None else {plan.first_step: plan.checkpoint.next_loss}
     known.update(_metrics(os.path.join(plan.options.resume, "metrics.jsonl"), name))
     found: list[float] = []

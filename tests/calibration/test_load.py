@@ -11,8 +11,8 @@ from pase_mtf.calibration import cache, calibrate, load
 from pase_mtf.calibration.cache import cache_path, fingerprint
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.epochs.options import parser as epochs_parser
-from pase_mtf.launch.options import parse_command_line
 from pase_mtf.layout import __main__ as layout_command
 from pase_mtf.layout.capture import swap_lowering
 from pase_mtf.layout.find import find_layout

@@ -44,6 +44,35 @@ def test_nor_where_none_can_be_made(tmp_path):
         RunFiles(str(tmp_path / "file" / "run"))
 
 
+def test_one_run_at_a_time_in_a_folder(tmp_path):
+    folder = str(tmp_path / "run")
+    with RunFiles(folder) as files:
+        files.metric(_RECORD)
+        before = (tmp_path / "run" / "metrics.jsonl").read_text()
+        with pytest.raises(UsageError, match="another run is writing there"):
+            RunFiles(folder, goes_on_at=2)
+        assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    with RunFiles(folder, goes_on_at=2):
+        assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+
+
+def test_where_nothing_can_be_locked(tmp_path, monkeypatch):
+    monkeypatch.setattr("filelock.FileLock.acquire", lambda self: (_ for _ in ()).throw(NotImplementedError))
+    with RunFiles(str(tmp_path / "run")) as files:
+        files.metric(_RECORD)
+
+
+def test_events_of_steps_that_are_done_again_are_the_later_ones(tmp_path):
+    folder = str(tmp_path / "run")
+    for goes_on_at in (None, 3):
+        with RunFiles(folder, goes_on_at=goes_on_at) as files:
+            files.metric(_RECORD)
+    sessions = [event.step for path in sorted((tmp_path / "run" / "events" / "search").iterdir())
+                for event in tf.train.summary_iterator(str(path))
+                if event.session_log.status == tf.SessionLog.START]
+    assert sessions == [3]
+
+
 @pytest.mark.parametrize("measured", [False, True])
 def test_a_run_that_measured_nothing_leaves_nothing(tmp_path, measured):
     def fails():

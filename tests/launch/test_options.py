@@ -10,7 +10,8 @@ import pytest
 from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.__main__ import main
-from pase_mtf.launch.options import Options, parse_command_line
+from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 
 _MODEL = "--model=alexnet"
@@ -53,6 +54,7 @@ def test_a_seed_among_the_sizes(tmp_path):
     ([_MODEL, "--memory_limit=11gigs"], "--memory_limit=11gigs: give bytes"),
     ([_MODEL, "--memory_limit=0"], "--memory_limit=0: give bytes"),
     ([_MODEL, "--memory_limit=-5"], "--memory_limit=-5: give bytes"),
+    ([_MODEL, "--checkpoint_every=5", "--nocheckpoint"], "with --nocheckpoint there are none"),
     ([_MODEL, "--batch=0"], "--batch=0: must be at least 1"),
     ([_MODEL, "--steps=0"], "must be at least 1"),
     ([_MODEL, "--steps=many"], "error: --steps=many: give a whole number; --help"),

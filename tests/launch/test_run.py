@@ -31,7 +31,8 @@ def _timeline(folder, kind):
 def test_a_whole_run(launch):
     code, folder, out, err = launch("--compare=data_parallel,expert,search,random:1")
     assert (code, err) == (0, "")
-    assert set(os.listdir(folder)) == {"config.json", "graph.json", "strategy.json", "layout.txt", "metrics.jsonl",
+    assert set(os.listdir(folder)) == {".running.lock", "config.json", "graph.json", "strategy.json", "layout.txt",
+                                       "metrics.jsonl",
                                        "summary.json", "report.html", "events", "checkpoint",
                                        "timeline-predicted.json", "timeline-measured.json"}
     summary = json.loads((folder / "summary.json").read_text())

@@ -9,7 +9,8 @@ from pase_mtf.strategy.strategy import Strategy
 def test_search_only(launch):
     code, folder, out, _ = launch("--search_only", "--mesh=4")
     assert code == 0
-    assert set(os.listdir(folder)) == {"config.json", "graph.json", "strategy.json", "layout.txt", "metrics.jsonl",
+    assert set(os.listdir(folder)) == {".running.lock", "config.json", "graph.json", "strategy.json", "layout.txt",
+                                       "metrics.jsonl",
                                        "summary.json", "report.html", "timeline-predicted.json"}
     assert Strategy.load(folder / "strategy.json").table() in out
     summary = json.loads((folder / "summary.json").read_text())

@@ -10,12 +10,12 @@ import sys
 import pytest
 from cluster_runs import metrics
 
-from pase_mtf.errors import FormatError
+from pase_mtf.errors import FormatError, MismatchError
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
 from pase_mtf.launch.cluster.launcher import options_after
-from pase_mtf.launch.options import parse_command_line
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.plan import resolve
 
 
@@ -79,7 +79,7 @@ def test_what_a_kill_left_half_written_is_removed(preset, crashing, tmp_path, st
     (folder / ".partial").write_text("mine")
     assert main(command) == 0
     assert not summary.exists()
-    assert [path.name for path in folder.rglob(".*")] == [".partial"]
+    assert sorted(path.name for path in folder.rglob(".*")) == [".partial", ".running.lock"]
 
 
 def _left_by_a_kill(path):
@@ -145,6 +145,67 @@ def test_done_is_what_has_come_as_far_as_asked(preset, crashing, tmp_path, capsy
     assert json.loads((folder / "summary.json").read_text())["steps_done"] >= 15
     assert main(longer) == 0
     assert "has done its" in capsys.readouterr().out
+
+
+def test_a_run_that_has_ended_without_a_checkpoint_is_not_begun_again(preset, finished, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "checkpoint")
+    command = [flag for flag in _command(preset, run) if not flag.startswith(("--steps", "--warmup"))]
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert main([*command, "--steps=2", "--warmup=1"]) == 0
+    assert capsys.readouterr().out == f"the run in {run} has done its 3 steps\n"
+    for others in (["--steps=20"], ["--steps=2", "--warmup=1", "--seed=3"], ["--steps=2", "--warmup=1", "--batch=4"]):
+        assert main([*command, *others]) == 2
+        assert "holds a run that has ended, and no checkpoint" in capsys.readouterr().err
+    (run / "summary.json").unlink()  # it was killed: there is nothing to lose but what was measured
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == {
+        path: changed for path, changed in before.items() if path.name != "summary.json"}
+    assert main([*command, "--steps=2", "--warmup=1"]) == 0
+    assert "has done" not in capsys.readouterr().out
+
+
+def test_a_summary_is_the_last_file_of_a_run(preset, tmp_path, monkeypatch):
+    """It says that the run has come to its end: killed before it, the run goes on."""
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("pase_mtf.launch.files.report_html", lambda **_: (_ for _ in ()).throw(_CrashError))
+        with pytest.raises(_CrashError):
+            main(_command(preset, folder))
+    assert not (folder / "summary.json").exists()
+    assert main(_command(preset, folder)) == 0
+    assert (folder / "report.html").exists()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
+
+
+def test_what_does_not_go_on_in_a_folder_leaves_its_options(preset, finished, tmp_path, capsys, monkeypatch):
+    """Whatever the attempt asked for, the next one continues the run as that was."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    before = (run / "config.json").read_text()
+
+    def refuses(*_, **__):
+        raise MismatchError("of another graph")
+    with monkeypatch.context() as patch:
+        patch.setattr("pase_mtf.launch.execution.export_with_program", refuses)
+        assert main([f"--resume={run}", f"--output_dir={run}", "--microbatches=2", "--steps=3"]) == 5
+    assert (run / "config.json").read_text() == before
+    assert main([f"--resume={run}", f"--output_dir={run}", "--steps=2"]) == 0
+    assert json.loads((run / "config.json").read_text())["options"]["microbatches"] == "1"
+
+
+@pytest.mark.parametrize(("name", "value"), [("mesh", 8), ("batch", "64"), ("learning_rate", "0.1"), ("compare", None)])
+def test_options_that_were_edited_by_hand(finished, tmp_path, capsys, name, value):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    data = json.loads((run / "config.json").read_text())
+    data["options"][name] = value
+    (run / "config.json").write_text(json.dumps(data))
+    assert main([f"--resume={run}"]) == 2
+    err = capsys.readouterr().err
+    assert f"config.json: {name} is {value!r}"[:30] in err
+    assert "it was changed or is foreign" in err
+    assert err.count("\n") == 1
 
 
 def test_no_checkpoint_is_lost_to_a_restart(preset, finished, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms import masters
 from pase_mtf.launch.arms.masters import PassingMasters, few_at_a_time
 from pase_mtf.launch.arms.program import program_of
-from pase_mtf.launch.options import parse_command_line
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering.lowering import lower

@@ -11,8 +11,8 @@ from pase_mtf.errors import FormatError, MismatchError
 from pase_mtf.launch.checkpoints.checkpoint import CheckpointInfo
 from pase_mtf.launch.cluster.board import Board, _more, _pieces, _text
 from pase_mtf.launch.cluster.follower import _Feed, _run, _told
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.data import open_data
-from pase_mtf.launch.options import parse_command_line
 from pase_mtf.launch.plan import resolve
 from pase_mtf.runtime import Devices
 

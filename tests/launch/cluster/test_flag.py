@@ -5,10 +5,15 @@ import json
 
 import pytest
 
+from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.cluster.slurm import first_port
-from pase_mtf.launch.options import parse_command_line
+from pase_mtf.launch.command_line import parse_command_line
+from pase_mtf.launch.plan import resolve
+from pase_mtf.machine.kernel_table import save_tables
+from pase_mtf.machine.kernel_times import KernelTimes, Timing
+from pase_mtf.machine.kernels import Block, Kernel
 from pase_mtf.machine.machine import Machine
 
 
@@ -83,6 +88,25 @@ def test_options_are_a_command_line_again():
     options = parse_command_line(["--model=alexnet", "--cluster=local:2", "--nocheckpoint", "--learning_rate=1e-3",
                                   "--mesh=rows:2;cols:2", "--max_restarts=2"])
     assert parse_command_line(options.to_arguments()) == options
+
+
+def test_what_a_process_is_started_with_is_a_command_line_too(preset, tmp_path):
+    """Of resolved options: also where a file tells kernel times, which are measured prices that nobody measures."""
+    path = tmp_path / "kernels.json"
+    product = Kernel("Einsum", (Block("float32", (2, 3)), Block("float32", (3, 5))), (Block("float32", (2, 5)),),
+                     (("equation", "ab,bc->ac"),))
+    save_tables(path, [KernelTimes(fingerprint_of_kernels(2), {product: Timing(2e-5)})])
+    options = resolve(parse_command_line(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--cluster=local:2",
+                                          f"--machine={path}"])).options
+    assert options.prices == "measured"
+    assert parse_command_line(options.to_arguments()).prices == "measured"
+
+
+def test_a_search_alone_is_that_of_the_first_process(launch, capsys):
+    code, folder, out, err = launch("--search_only", "--cluster=127.0.0.1:2222,127.0.0.1:2223", "--task=1")
+    assert (code, err) == (0, "")
+    assert out == "process 1 has nothing to do: process 0 searches\n"
+    assert not folder.exists()
 
 
 def test_a_search_alone_starts_no_process(launch, monkeypatch):

@@ -12,8 +12,8 @@ from pase_mtf.launch.arms.arm import build_arms
 from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.server import start_server
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.data import open_data
-from pase_mtf.launch.options import parse_command_line
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.machine.machine import Machine

@@ -18,8 +18,8 @@ from pase_mtf.launch.cluster.launcher import local_addresses
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import end_all, start_worker
 from pase_mtf.launch.cluster.server import check_servers, join
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.data import open_data
-from pase_mtf.launch.options import parse_command_line
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering import collectives

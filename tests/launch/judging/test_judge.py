@@ -10,11 +10,11 @@ from planting import KINDS, Plant, planted
 from pase_mtf import models
 from pase_mtf.launch.arms.arm import build_arms
 from pase_mtf.launch.arms.program import export_with_program
+from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.data import open_data
 from pase_mtf.launch.judging import judge
 from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.judging.settling import settle
-from pase_mtf.launch.options import parse_command_line
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.launch.training import train

@@ -15,6 +15,7 @@ from pase_mtf.errors import ClusterError
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
+from pase_mtf.launch.resumption import resumed
 from pase_mtf.launch.run_folder import CONFIG_FORMAT, CONFIG_VERSION
 from pase_mtf.launch.strategies import pricing
 from pase_mtf.launch.strategies.finding import find_strategies
@@ -101,7 +102,7 @@ def test_a_run_that_goes_on_takes_what_is_known_best_where_it_is(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({
             "format": CONFIG_FORMAT, "version": CONFIG_VERSION,
             "options": {**dataclasses.asdict(Options(model="rnnlm")), "prices": prices}}))
-        assert Options(resume=str(tmp_path)).resumed(set()).prices is None
+        assert resumed(Options(resume=str(tmp_path)), set()).prices is None
 
 
 @pytest.mark.parametrize("arms", [1, 3])

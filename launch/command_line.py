@@ -1,0 +1,142 @@
+"""The launcher's command line: its flags, and what it says to mistakes in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from pase_mtf import models
+from pase_mtf.errors import UsageError
+from pase_mtf.flag_text import flag_text
+from pase_mtf.launch.options import OPTIMIZERS, Options
+from pase_mtf.launch.resumption import resumed
+from pase_mtf.models.checks import DTYPES
+from pase_mtf.pipeline.schedule import SCHEDULES
+
+__all__ = ["HelpRequested", "parse_command_line"]
+
+_USAGE = """\
+Finds the cheapest way to split every layer of a Mesh-TensorFlow model over the devices, trains with it, and shows the
+measured speedup over data parallelism.
+
+  python -m pase_mtf.launch --model=transformer --mesh=8
+
+Exit codes: 0 done; 2 bad usage; 3 no feasible strategy; 4 out of memory; 5 the strategy does not fit the graph;
+6 the losses of the arms disagree; 7 a process of --cluster is missing or was lost; 130 (Ctrl-C) and 143 (SIGTERM)
+interrupted: what was measured so far is written.
+"""
+
+
+class HelpRequested(Exception):  # noqa: N818 - not an error
+    """--help was given; the text is the message."""
+
+
+def _flag_values() -> flags.FlagValues:
+    """Own flags, apart from absl's global ones, so that tests and programs can parse as often as they like."""
+    values = flags.FlagValues()
+    default = Options()
+
+    def text(name: str, help_text: str) -> None:
+        flags.DEFINE_string(name, getattr(default, name), help_text, flag_values=values)
+
+    def number(name: str, help_text: str) -> None:
+        flags.DEFINE_integer(name, getattr(default, name), help_text, flag_values=values)
+
+    def switch(name: str, help_text: str) -> None:
+        flags.DEFINE_boolean(name, getattr(default, name), help_text, flag_values=values)
+
+    text("model", f"The model: {', '.join(models.names())}.")
+    text("preset", "Its sizes (configs/models/*.json); default: tiny on virtual CPU devices, small on GPUs.")
+    text("mesh", "A number of devices, or a mesh shape such as 'rows:2;cols:4': that many devices, and the expert "
+         "strategy lays the model out on exactly these axes; the search is free to use others.")
+    text("devices", "auto (GPUs where there are enough, else virtual CPU devices), cpu, gpu, or a list of TensorFlow "
+         "device names separated by commas.")
+    number("batch", "Examples per step; default: the preset's.")
+    number("steps", "Measured training steps.")
+    number("warmup", "Training steps before those, not timed; the first of them is traced for its memory.")
+    text("data", "Files to train on: an IDX image file or folder, a folder of images with labels, a text file, or "
+         "source.txt,target.txt; default: synthetic data.")
+    text("strategy", "search, data_parallel, expert, zero, pipeline, or a file of a strategy or pipeline: what is "
+         "trained, kept and resumed.")
+    text("compare", "The arms to measure beside it, separated by commas: data_parallel (through stock mtf.Lowering and "
+         "through ours), expert, search, zero (with --sharded_updates: data parallelism in which every device updates "
+         "a part of the weights), stock_data_parallel, pipeline (stages of layers on groups of devices), mcmc and "
+         "mcmc_expert (FlexFlow's search from data parallelism and from the expert strategy), auto_mtf (Mesh-TF's own "
+         "layout optimiser), random:N, changed:N (the searched strategy with some layers as in a random one), strategy "
+         "files, or none.")
+    text("machine", "Where the search's numbers come from: local (measured here, then cached), a name of "
+         "configs/machines, or a file: of a machine, or of kernel times (python -m pase_mtf.calibration --save).")
+    text("prices", "How the machine at hand is priced: measured (the kernels of the strategies themselves, timed when "
+         "they are needed and kept; the default for CPUs of one process) or roofline (by its rates and links).")
+    number("measure_seconds", "With measured prices: how long a run may measure kernels, for all its strategies; "
+           "trial steps take a fifth of it.")
+    switch("trial", "With prices of the devices of the run: of the arms whose steps are predicted to take about as "
+           "long as that of the search, a few steps of each decide which strategy the search takes.")
+    switch("recalibrate", "Measure the machine at hand again, whatever is kept of it.")
+    text("memory_limit", "What a strategy may hold per device: bytes, 11GB, 10.5GiB, device (what the machine says), "
+         "or none.")
+    text("microbatches", "In how many pieces a batch is computed, one after the other, with one update: less memory, "
+         "the same losses. A number that divides the batch, or auto: that with which the fastest strategy within "
+         "--memory_limit is fastest.")
+    text("schedule", f"The order of a pipeline that is searched: {' or '.join(SCHEDULES)} (docs/pipelines.md).")
+    text("recompute", "Which blocks of the model (layers of a transformer, ...) are computed once more in the backward "
+         "pass, and not kept until then: none, all, names separated by commas, or auto: those with which the fastest "
+         "strategy within --memory_limit is fastest.")
+    switch("sharded_updates", "Make the update of every layer's weights a layer of its own: devices that hold the same "
+           "weights may update a part each, and keep the optimizer's slots of that part alone.")
+    text("optimizer", f"Mesh-TensorFlow's own: {', '.join(OPTIMIZERS)}; default: the preset's.")
+    flags.DEFINE_float("learning_rate", None, "Default: the preset's, or for another optimizer " + ", ".join(
+        f"{rate if rate else 'its own schedule'} ({name})" for name, rate in OPTIMIZERS.items()) + ".",
+        flag_values=values)
+    text("dtype", f"Of activations: {', '.join(DTYPES)}; default: the preset's. With bfloat16 variables and their "
+         "updates stay float32.")
+    text("output_dir", "Where the run's files go; must not exist, but to go on there (--resume); default "
+         "outputs/<model>-<mesh>-<time>.")
+    switch("search_only", "Find and print the strategy and write its files; train nothing.")
+    text("resume", "Output directory of an earlier run: continue its training. Or auto: begin in --output_dir, or go "
+         "on there from the last checkpoint, to the step where this command ends a run that it begins.")
+    number("seed", "Of initial values, synthetic data, dropout, and strategies that are drawn.")
+    switch("print_config", "Print the resolved configuration as JSON and exit.")
+    number("log_every", "Print a line every so many steps.")
+    switch("checkpoint", "Write checkpoint/, every now and then and at the end.")
+    number("checkpoint_every", "Write a checkpoint every so many steps; default: every five minutes. The last two are "
+           "kept.")
+    text("cluster", "Over which processes the devices of --mesh are spread: local:4 (four on this computer), slurm, "
+         "tf_config, or host1:port,host2:port (docs/cluster.md); default: this one.")
+    text("clients", "With --cluster: one (the first process builds the graph of all devices, and feeds it) or ranks "
+         "(every process builds that of its own devices, reads its own rows of the data, and runs in step with the "
+         "others).")
+    number("task", "With a --cluster that lists its hosts: which of them this command is started on, 0 for the first.")
+    number("max_restarts", "With --cluster: how often the run is started again, from its last checkpoint, after a "
+           "process was lost.")
+    flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=values)
+    return values
+
+
+def parse_command_line(arguments: Sequence[str]) -> Options:
+    """Reads the flags.
+
+    Args:
+      arguments: without the program's name.
+
+    Raises:
+      UsageError: an unknown flag, a value that does not parse, a leftover word, or a value that cannot be meant.
+      HelpRequested: --help; holds the text.
+    """
+    values = _flag_values()
+    try:
+        rest = values(["pase_mtf.launch", *arguments])[1:]
+    except flags.Error as error:
+        raise UsageError(f"{flag_text(error, values)}; --help lists the flags") from error
+    if values["help"].value:
+        raise HelpRequested(f"{_USAGE}\nFlags:{values.get_help()}")
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; write --name=value (--help lists the flags)")
+    given = {name for name in values if values[name].present}
+    chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Options)}
+    options = resumed(Options(**chosen), given)
+    options.check()
+    return options

@@ -1,0 +1,68 @@
+"""What a run takes from the one that it continues."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from typing_extensions import TypedDict
+
+from pase_mtf.errors import FormatError, UsageError
+from pase_mtf.files import check_schema
+from pase_mtf.launch.options import Options
+from pase_mtf.launch.run_folder import AUTO, has_checkpoint, load_run_config
+
+__all__ = ["contradiction", "resumed"]
+
+# What decides the numbers of a training: a resumed run must agree with the one it resumes.
+_TRAINING = ("model", "preset", "batch", "data", "optimizer", "learning_rate", "dtype", "seed")
+
+# What runs of earlier versions do not tell: the default holds.
+_ADDED = ("checkpoint_every", "dtype", "measure_seconds", "memory_limit", "microbatches", "recompute", "schedule",
+          "sharded_updates", "trial")
+
+# What config.json tells of them; those of earlier versions do not tell all, and those of later ones more.
+_WRITTEN = TypedDict("_WRITTEN", get_type_hints(Options), total=False)  # type: ignore[misc]
+
+
+def resumed(options: Options, given: set[str]) -> Options:
+    """The options with what --resume's run was started with, where the command line does not say otherwise.
+
+    Args:
+      options: from the command line.
+      given: names of the flags on the command line.
+
+    Raises:
+      FormatError: the folder holds no run of ours.
+      UsageError: a flag contradicts what the training was started with.
+    """
+    folder = options.resume
+    if folder == AUTO:  # one command for the first start and all others: it says the rest itself
+        folder = None if options.cluster_flag and options.cluster_flag.rank else options.output_dir
+        folder = folder if folder and has_checkpoint(folder) else None
+    if not folder:
+        return options
+    earlier = load_run_config(folder)["options"]
+    known = [field.name for field in dataclasses.fields(Options)]
+    check_schema(os.path.join(folder, "config.json"),
+                 {name: earlier[name] for name in known if name in earlier}, _WRITTEN)
+    for name in _TRAINING:
+        if name in given and name in earlier and getattr(options, name) != earlier[name]:
+            raise UsageError(f"--{name}={getattr(options, name)}: the run in {folder} was trained with "
+                             f"{earlier[name]}; leave the flag out to continue it, or start anew")
+    inherited = _TRAINING if options.resume == AUTO else (
+        *_TRAINING, *_ADDED, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup", "log_every")
+    earlier = {**{name: getattr(Options, name) for name in _ADDED}, **earlier}
+    try:
+        return dataclasses.replace(options, **{name: earlier[name] for name in inherited if name not in given})
+    except KeyError as error:
+        raise FormatError(f"{folder}/config.json: lacks {error}; it is truncated or foreign") from error
+
+
+def contradiction(options: Options, earlier: Mapping[str, Any]) -> str | None:
+    """A flag in which an earlier run, with these options, was another training than the one that is asked for; None
+    where there is none that both tell."""
+    return next((name for name in _TRAINING if name in earlier and getattr(options, name) not in (
+        earlier[name], getattr(Options, name, None))), None)
