@@ -95,3 +95,4 @@ $(COMPILED): $(ENVIRONMENT) $(KERNELS)
 
 clean:
 	@rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -112,7 +112,8 @@ def _cell(row: Row, arm: str) -> str:
 
 def _main_table(rows: Sequence[Row]) -> str:
     head = ["cluster", "model", "hosts", *_ARMS.values(), "over data parallel", "predicted", "the paper's",
-            "over MultiWorkerMirrored", "data parallel: predicted ms", "searched: predicted ms", "losses"]
+            "over MultiWorkerMirrored", "data parallel: predicted ms", "searched: predicted ms", "losses",
+            "measured on", "commit"]
     body = []
     for row in rows:
         arms = row.summary["arms"]
@@ -121,7 +122,8 @@ def _main_table(rows: Sequence[Row]) -> str:
                      _number(row.speedup("search", _PLAIN)),
                      *(_number(arms.get(arm, {}).get("predicted_ms"), ",.0f", "")
                        for arm in ("data_parallel", "search")),
-                     "**differ**" if row.summary.get("disagreement") else "equal"])
+                     "**differ**" if row.summary.get("disagreement") else "equal", row.facts["processor"],
+                     row.facts["commit"]])
     return markdown.table(head, body, left=(0, 1))
 
 
@@ -169,8 +171,8 @@ def _notes(rows: Sequence[Row]) -> str:
     return (f"Milliseconds a step: medians of {' or '.join(map(str, steps))} steps ± half the distance of the "
             "quartiles (preset tiny, synthetic data), arms of the launcher in turns, MultiWorkerMirroredStrategy "
             "half of its steps before them, half after. “(same)”: the very strategy of another arm, trained once. All "
-            f"hosts share the cores of one computer ({'; '.join(facts)}; {'; '.join(versions)}), whose load over a "
-            f"minute was {min(loads):.1f} to {max(loads):.1f} meanwhile, of which the workers themselves are a part: "
+            f"hosts of a row share the cores of one computer ({'; '.join(facts)}; {'; '.join(versions)}), whose load "
+            f"over a minute was {min(loads):.1f} to {max(loads):.1f} meanwhile, of which the workers are a part: "
             "with other work beside it a computing worker is slower than when its link was chosen, and a link is not."
             + "".join(f" {entry}." for entry in left_out))
 

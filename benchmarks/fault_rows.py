@@ -26,6 +26,7 @@ class Row:
       found: what was found, with how often.
       seconds: until a watchdog has found it, of every strike; empty: there is none.
       commit: of the program that was struck.
+      where: the computer, and the versions of what ran on it.
     """
 
     fault: str
@@ -34,6 +35,7 @@ class Row:
     found: str
     seconds: Sequence[float] = ()
     commit: str = ""
+    where: str = ""
 
     @property
     def clustered(self) -> bool:

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from benchmarks.commands import kept_when_interrupted, told_in_one_line
 from benchmarks.fault_clusters import cluster_faults
@@ -239,9 +240,9 @@ def _faults(runs: _Runs, tries: int) -> Iterator[Fault]:
     yield from cluster_faults(runs.folder)
 
 
-def document(measured: dict[str, object]) -> str:
+def document(measured: dict[str, Any]) -> str:
     """The page."""
-    rows = [Row(**row) for row in measured["rows"]]  # type: ignore[attr-defined]
+    rows = _rows(measured)
     alone, over = [row for row in rows if not row.clustered], [row for row in rows if row.clustered]
     body = table(("fault", "tries", "survived", "what was found"),
                  [(row.fault, row.tries, row.survived, row.found) for row in alone], left=(0, 3))
@@ -256,22 +257,32 @@ def document(measured: dict[str, object]) -> str:
             "that names the rank, every step once with the loss that it has in one process, exit code 7 of every "
             "launcher, and no process, port or temporary file left. Hosts are network namespaces, whose cable is "
             "taken out of the hub.")
-    commits = ", ".join(dict.fromkeys(row.commit for row in rows if row.commit)) or "unknown"
-    return (f"# What survives\n\n{body}\n\nAlexNet with 3,114 parameters on two virtual devices, a checkpoint every "
-            f"step. Survived: exit code and files as they should be, no traceback, and `--resume` went on at the "
+    where: dict[str, dict[str, None]] = {}
+    for row in rows:
+        where.setdefault(row.where, {})[row.commit or "unknown"] = None
+    told = {row.fault for row in rows}
+    missing = [fault for fault in measured.get("faults", ()) if fault not in told]
+    untried = f"Not tried yet, of {len(missing) + len(told)}: {'; '.join(missing)}. " if missing else ""
+    return (f"# What survives\n\n{body}\n\n{untried}AlexNet with 3,114 parameters on two virtual devices, a checkpoint "
+            f"every step. Survived: exit code and files as they should be, no traceback, and `--resume` went on at the "
             "last whole checkpoint with the losses that the ended run had or would have had. "
-            f"{measured['where']}, commit {commits}. Reproduce with `python -m benchmarks.faults`.\n")
+            + " / ".join(f"{place}, commit {', '.join(commits)}" for place, commits in where.items())
+            + ". Reproduce with `python -m benchmarks.faults`.\n")
 
 
-def _kept(page: pathlib.Path, where: str) -> dict[str, Row]:
-    """The rows that there are of this computer, by their faults."""
+def _rows(measured: dict[str, Any]) -> list[Row]:
+    """The rows of a file; those of earlier versions are all of one computer."""
+    return [Row(**{"where": measured.get("where", ""), **row}) for row in measured["rows"]]
+
+
+def _kept(page: pathlib.Path) -> dict[str, Row]:
+    """The rows that there are, by their faults: whatever computer they were measured on, until they are tried anew."""
     path = page.with_suffix(".json")
-    measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"where": where, "rows": []}
-    return {row["fault"]: Row(**row) for row in measured["rows"] if measured["where"] == where}
+    return {row.fault: row for row in _rows(json.loads(path.read_text(encoding="utf-8")))} if path.exists() else {}
 
 
-def _write(page: pathlib.Path, where: str, rows: Sequence[Row]) -> None:
-    measured = {"where": where, "rows": [dataclasses.asdict(row) for row in rows]}
+def _write(page: pathlib.Path, faults: Sequence[str], rows: Sequence[Row]) -> None:
+    measured = {"faults": list(faults), "rows": [dataclasses.asdict(row) for row in rows]}
     write_atomically(page.with_suffix(".json"), json.dumps(measured, indent=1) + "\n")
     write_atomically(page, document(measured))
 
@@ -287,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=pathlib.Path, default=_PAGE, help="the page; its numbers lie beside it")
     options = parser.parse_args(arguments)
     where = f"{describe_host()}; TensorFlow {tensorflow_version()}, Python {sys.version.split()[0]}"
-    rows = _kept(options.output, where)
+    rows = _kept(options.output)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-faults-") as folder:
         faults = list(_faults(_Runs(pathlib.Path(folder)), options.tries))
         if not any(options.only in fault.name for fault in faults):
@@ -296,8 +307,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for fault in faults:
             if options.only in fault.name and (options.again or fault.name not in rows):
                 begin = time.monotonic()
-                rows[fault.name] = row = Row(fault.name, *fault.tried(), commit=commit() or "")
-                _write(options.output, where, [rows[one.name] for one in faults if one.name in rows])
+                rows[fault.name] = row = Row(fault.name, *fault.tried(), commit=commit() or "", where=where)
+                names = [one.name for one in faults]
+                order = sorted(rows, key=lambda name: names.index(name) if name in names else len(names))
+                _write(options.output, names, [rows[name] for name in order])
                 print(f"{row.fault}: {row.survived} of {row.tries} ({row.found}), {time.monotonic() - begin:.0f} s",
                       flush=True)
     return int(any(row.survived < row.tries for row in rows.values()))

@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 import benchmarks.breadth_first  # noqa: F401  (registers itself)
 from benchmarks import paper_numbers, paper_strategies
+from benchmarks.launching import commit
 from benchmarks.paper_document import document
 from benchmarks.paper_plot import plot_speedups
 from benchmarks.search_densenet import paper_configurations, paper_machine
@@ -208,6 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         graph = ComputationGraph.load(workshop.graph(model, "big", batch))
         found = SECTIONS[section](graph, model, flags.limit)
         results[section] = _in_order({**results.get(section, {}), model: found})
+        results.setdefault("commits", {})[f"{section}, {model}"] = commit() or "unknown"
         if section == "times" or "facts" not in results:  # all others compute, and are the same on every machine
             results["facts"] = {"python": platform.python_version(), "numpy": np.__version__,
                                 "numba": numba.__version__, "processor": describe_host()}

@@ -240,7 +240,8 @@ def document(results: dict[str, Any]) -> str:
              "`python -m benchmarks.paper`; all numbers are in [`paper.json`](paper.json). All models in the "
              "published sizes; batch 128 for the networks of convolutions, 64 for the others. "
              f"Table I was timed on {facts['processor']}; Python {facts['python']}, numpy {facts.get('numpy', '?')}, "
-             f"numba {facts.get('numba', '?')}; all else is computed, and the same everywhere."]
+             f"numba {facts.get('numba', '?')}; all else is computed, by the prices of commit "
+             f"{', '.join(dict.fromkeys(results.get('commits', {}).values())) or 'unknown'}, and the same everywhere."]
     writers = {"times": _times, "strategies": _strategies, "speedups": _figures, "scale": _scale,
                "workers": lambda found: _workers(found, results.get("scale", {}))}
     parts += [write(results[name]) for name, write in writers.items() if name in results]

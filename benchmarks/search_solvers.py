@@ -1,10 +1,10 @@
 """The default search beside other exact solvers, in seconds of the processor, and held to its time and memory.
 
     python -m benchmarks.search_solvers                 # about half an hour; writes docs/benchmarks/solvers.md
-    python -m benchmarks.search_solvers --limit=5 --networks=instances
+    python -m benchmarks.search_solvers --networks=instances --again    # rows that are there, too
 
-Every solver has one thread and a process of its own; all of them run one after another. What is
-measured is written row by row, numbers to solvers.json.
+Every solver has one thread and a process of its own; all of them run one after another. What is measured is written
+row by row, numbers to solvers.json: a run that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks import markdown
-from benchmarks.facts import facts
+from benchmarks.commands import told_in_one_line
+from benchmarks.facts import facts, facts_text, of_rows
 from benchmarks.search import FOLDER
 from benchmarks.search_budget import NETWORKS
 from benchmarks.search_document import seconds_text
 from benchmarks.search_networks import INSTANCES, ROOT, shuffled
 from benchmarks.search_random import random_network
+from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.search.network import CostNetwork
 
@@ -81,7 +82,15 @@ def _whole_seconds(outcome: dict[str, Any]) -> float:
     return outcome.get("warm_cpu_seconds", outcome.get("cpu_seconds", 0.0))
 
 
+def _missing(outcomes: dict[str, dict[str, Any]]) -> list[str]:
+    """The solvers that were not there."""
+    return [solver for solver in SOLVERS if "not installed" in outcomes.get(solver, {}).get("error", "")]
+
+
 def _is_first(outcomes: dict[str, dict[str, Any]], seconds: Callable[[dict[str, Any]], float], limit: float) -> bool:
+    """Whether ours is the first to prove the optimum, which nobody knows where a solver was not there."""
+    if _missing(outcomes):
+        return False
     others = [seconds(outcomes[solver]) for solver in SOLVERS[1:] if outcomes.get(solver, {}).get("optimal")]
     return bool(outcomes["exact"].get("optimal")) and seconds(outcomes["exact"]) <= min(others, default=limit)
 
@@ -96,9 +105,13 @@ def _cell(outcome: dict[str, Any], best: float) -> str:
 
 def document(results: dict[str, Any]) -> str:
     """The page."""
-    here, limit = results["facts"], results["limit"]
+    limit, earlier = results["limit"], results.get("facts")
+    everything = [*results["solvers"].values(), *results["budgets"]]
+    here, compared = facts_text(of_rows(everything, earlier)), 0
     lines, ahead, ahead_whole = [], 0, 0
-    for name, outcomes in results["solvers"].items():
+    for name, measured in results["solvers"].items():
+        outcomes = {solver: outcome for solver, outcome in measured.items() if solver in SOLVERS}
+        compared += not _missing(outcomes)
         best = min(outcome.get("cost", float("inf")) for outcome in outcomes.values())
         first, whole = (_is_first(outcomes, seconds, limit) for seconds in (_seconds, _whole_seconds))
         ahead, ahead_whole = ahead + first, ahead_whole + whole
@@ -106,14 +119,16 @@ def document(results: dict[str, Any]) -> str:
                    for which in ("certified_cpu_seconds", "check_cpu_seconds")]
         lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS),
                       *("yes" if won else "no" for won in (first, whole)), *checked])
-    parts = [f"# Solvers side by side\n\n{here['machine']}; {here['versions']}; commit {here['commit']}. Reproduce "
+    parts = [f"# Solvers side by side\n\n{here}. Reproduce "
              "with `python -m benchmarks.search_solvers` (`pip install '.[benchmark,toulbar2,auto_mtf]'` first)."]
     if lines:
         parts.append(
              f"Seconds of the processor, one thread each, at most {limit:g} s. Of `exact` they are all of the search, "
              "normal form included, with its compiled code loaded; of the others the solver alone, once it holds its "
              "model. Random networks: layers x configurations, seed 7 of `benchmarks/search_random.py`. "
-             f"So `exact` proves first on {ahead} of {len(lines)}; where the others' models are counted too, from the "
+             f"So `exact` proves first on {ahead} of {compared}"
+             + (f" (on {len(lines) - compared} others not all solvers were there)" if compared < len(lines) else "")
+             + "; where the others' models are counted too, from the "
              f"network in memory to the proof, on {ahead_whole}. The last columns: `exact` with a certificate, and "
              "`check_certificate` of that.\n\n"
              + markdown.table(["network", *SOLVERS, "`exact` first", "models counted", "certified", "checked"], lines,
@@ -133,17 +148,33 @@ def document(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    """What has been measured, every row with where that was."""
+    if not path.exists():
+        return {"limit": None, "solvers": {}, "budgets": []}
+    results = json.loads(path.read_text(encoding="utf-8"))
+    earlier = results.pop("facts", None)
+    for row in [*results["solvers"].values(), *results["budgets"]]:
+        row.setdefault("facts", earlier)
+    return results
+
+
+@told_in_one_line(OSError)
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and writes."""
+    """Measures and writes; returns 2 where a flag makes no sense."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for each solver (default: %(default)s)")
     parser.add_argument("--networks", default="instances,random,budgets", help="of these (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="rows that are there, too")
     parser.add_argument("--output", default=str(FOLDER), help="folder of the results")
     flags = parser.parse_args(arguments)
     output = pathlib.Path(flags.output)
-    versions = ", ".join([facts()["versions"], *(f"{name} {metadata.version(name)}" for name in ("ortools",))])
-    results: dict[str, Any] = {"facts": {**facts(), "versions": versions}, "limit": flags.limit, "solvers": {},
-                               "budgets": []}
+    here, path = facts("ortools"), output / "solvers.json"
+    results = _read(path)
+    if results["limit"] not in (None, flags.limit):
+        raise UsageError(f"--limit={flags.limit:g}: the rows of {path} are of {results['limit']:g} s; name another "
+                         "--output")
+    results["limit"] = flags.limit
     kinds = flags.networks.split(",")
     output.mkdir(parents=True, exist_ok=True)
 
@@ -152,18 +183,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_atomically(output / "solvers.md", document(results))
     with tempfile.TemporaryDirectory(prefix="pase_mtf-solvers-") as folder:
         for name, path in tqdm(networks(pathlib.Path(folder), kinds).items(), file=sys.stderr):
-            results["solvers"][name] = {solver: _run(
+            if name in results["solvers"] and not flags.again:
+                continue
+            results["solvers"][name] = {"facts": here} | {solver: _run(
                 ["benchmarks.solvers", solver, str(path), f"--limit={flags.limit}",
                  *(["--check"] if solver == "exact" else [])], 6 * flags.limit + 120)
                 for solver in SOLVERS}
             save()
     for shape, costs, layers, configurations, distinct, limit in tqdm(NETWORKS if "budgets" in kinds else (),
                                                                       file=sys.stderr):
+        shared = "" if distinct is None else f", {distinct} matrices"
+        name = f"{shape}, {costs}, {layers} x {configurations}{shared}"
+        known = next((row for row in results["budgets"] if row["name"] == name), None)
+        if known is not None and not flags.again:
+            continue
         extra = [] if distinct is None else [f"--distinct={distinct}"]
         row = _run(["benchmarks.search_budget", shape, costs, str(layers), str(configurations), f"--limit={limit}",
                     *extra], 20 * limit + 120)
-        shared = "" if distinct is None else f", {distinct} matrices"
-        results["budgets"].append({"name": f"{shape}, {costs}, {layers} x {configurations}{shared}", **row})
+        row = {"name": name, "facts": here, **row}
+        if known is None:
+            results["budgets"].append(row)
+        else:
+            results["budgets"][results["budgets"].index(known)] = row
         save()
     return 0
 

@@ -13,6 +13,7 @@ of the README.
 from __future__ import annotations
 
 import argparse
+import collections
 import os
 import re
 import subprocess
@@ -31,6 +32,7 @@ from pase_mtf import models
 from pase_mtf.errors import UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.console import LOSSES_DISAGREE
+from pase_mtf.runtime import describe_host
 
 __all__ = ["document", "main", "measure", "planned"]
 
@@ -140,7 +142,7 @@ def document(rows: Sequence[Row], table: str) -> str:
     notes = [f"{', '.join(runs)} devices without {arm}: {why}" for (arm, why), runs in without.items()]
     walls = [(row.summary["wall_seconds"], *row.key) for row in rows if "wall_seconds" in row.summary]
     if walls:
-        seconds, model, devices, _ = max(walls)
+        seconds, model, devices, *_ = max(walls)
         notes.append(f"The longest of these {len(rows)} runs of the launcher, {model} on {devices} devices, took "
                      f"{seconds:.0f} s in all")
     notes += [f"{row.summary['model']} on {row.summary['devices']} devices: {row.summary['disagreement']}"
@@ -154,7 +156,7 @@ def document(rows: Sequence[Row], table: str) -> str:
             + f"Virtual CPU devices of one process on {_all(fact['devices'].partition(' on ')[2] for fact in facts)}; "
             f"{_all(fact['versions'] for fact in facts)}{_commits(rows)}; data: "
             + "; ".join(f"{', '.join(names)}: {what}" for what, names in sorted(data.items()))
-            + ". Reproduce with `make benchmark`.")
+            + ". Reproduce with `make benchmark ARGS=--again` (without it, what this processor has no row of).")
 
 
 def _all(values: Any) -> str:
@@ -233,9 +235,16 @@ def write(rows: Rows, stem: str, readme: str, batches: bool) -> None:
         write_atomically(f"{stem}.md", f"{_ABOUT}\n{document(found, full_table(found))}\n\n"
                                        f"![times stock data parallelism]({os.path.basename(stem)}.svg)\n")
         plot(found, f"{stem}.svg")
-    shown = [row for row in found if row.summary["devices"] == _README_DEVICES]
+    shown = _of_one_processor([row for row in found if row.summary["devices"] == _README_DEVICES])
     if readme and shown:
         replace_block(readme, "speedup", document(shown, compact_table(shown)))
+
+
+def _of_one_processor(rows: Sequence[Row]) -> list[Row]:
+    """Those of the processor that has most of them; of several, of this one."""
+    hosts = collections.Counter(row.key[-1] for row in rows)
+    best = max(hosts, key=lambda host: (hosts[host], host == describe_host()), default="")
+    return [row for row in rows if row.key[-1] == best]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -265,13 +274,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.makedirs(flags.output, exist_ok=True)
     stem = os.path.join(flags.output, flags.name)
     rows, failed = Rows(f"{stem}.json"), 0
-    missing = [key for key in plan if flags.again or (row := rows.get(*key)) is None or not row.holds(asked)]
+    known = {key: rows.get(*key, describe_host()) for key in plan}
+    missing = [key for key in plan if flags.again or (row := known[key]) is None or not row.holds(asked)]
     print(f"{len(plan) - len(missing)} of {len(plan)} rows are there, {len(missing)} to measure", flush=True)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-data-") as folder:
         for name, devices, batch in (bar := tqdm(missing, unit="row", disable=None)):
             bar.set_description(f"{name} on {devices}")
+            earlier = known[name, devices, batch]
+            with_earlier = dict.fromkeys([*arms, *(earlier.measured() if earlier else ())])
             try:
-                row = measure(name, devices, batch, arms, flags.steps, flags.warmup, folder)
+                row = measure(name, devices, batch, tuple(with_earlier), flags.steps, flags.warmup, folder)
             except RuntimeError as error:
                 tqdm.write(f"error: {error}", file=sys.stderr)
                 failed += 1

@@ -42,9 +42,10 @@ class Row:
     mirrored: list[float] | None = None
 
     @property
-    def key(self) -> tuple[str, int, int]:
-        """Model, devices, batch."""
-        return self.summary["model"], self.summary["devices"], self.summary["batch"]
+    def key(self) -> tuple[str, int, int, str]:
+        """Model, devices, batch, and the processor that it was measured on."""
+        summary = self.summary
+        return summary["model"], summary["devices"], summary["batch"], processor(summary["facts"])
 
     @property
     def equal(self) -> bool:
@@ -57,6 +58,10 @@ class Row:
         if self.mirrored or self.summary["model"] not in distribute.MODELS:
             known.add(MIRRORED)
         return self.equal and self.summary.get("status", "done") == "done" and known >= set(arms)
+
+    def measured(self) -> list[str]:
+        """The arms that can be asked for and were measured."""
+        return [arm for arm in (MIRRORED, *ARMS) if self.milliseconds(arm) is not None]
 
     def milliseconds(self, arm: str) -> float | None:
         """The median step of an arm; None where it was not measured."""
@@ -92,22 +97,22 @@ class Rows:
     def __init__(self, path: str) -> None:
         """Reads the rows that are there."""
         self.path = path
-        self._rows: dict[tuple[str, int, int], Row] = {}
+        self._rows: dict[tuple[str, int, int, str], Row] = {}
         if os.path.exists(path):
             for entry in json.loads(pathlib.Path(path).read_text(encoding="utf-8")):
                 row = Row(**entry)
                 self._rows[row.key] = row
 
     def __iter__(self) -> Iterable[Row]:
-        """In order of model, devices and batch."""
+        """In order of model, devices, batch and processor."""
         return iter([self._rows[key] for key in sorted(self._rows)])
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def get(self, model: str, devices: int, batch: int) -> Row | None:
-        """The row of a model on so many devices, if it was measured."""
-        return self._rows.get((model, devices, batch))
+    def get(self, model: str, devices: int, batch: int, host: str) -> Row | None:
+        """The row of a model on so many devices, if it was measured on this processor."""
+        return self._rows.get((model, devices, batch, host))
 
     def add(self, row: Row) -> None:
         """Puts a row in the place of an earlier one, and writes the file."""

@@ -50,8 +50,8 @@ def _flag_values() -> flags.FlagValues:
 
     text("model", f"The model: {', '.join(models.names())}.")
     text("preset", "Its sizes (configs/models/*.json); default: tiny on virtual CPU devices, small on GPUs.")
-    text("mesh", "A number of devices, or a mesh shape such as 'rows:2;cols:4': that many devices, and the expert "
-         "strategy lays the model out on exactly these axes; the search is free to use others.")
+    text("mesh", "A number of devices, or a mesh shape such as 'rows:2;cols:4': that many devices, and an expert "
+         "strategy of two axes lies on exactly these; the search is free to use others.")
     text("devices", "auto (GPUs where there are enough, else virtual CPU devices), cpu, gpu, or a list of TensorFlow "
          "device names separated by commas.")
     number("batch", "Examples per step; default: the preset's.")

@@ -26,14 +26,17 @@ _FOLDERS = {"pase_mtf": "pase_mtf", "models": "pase_mtf/models", "launch": "pase
 
 @pytest.fixture(scope="module")
 def wheel(repository, tmp_path_factory):
-    """The wheel, built from a copy: setuptools leaves files of its own beside setup.py."""
+    """The wheel, built from a source distribution, which is built from a copy: setuptools leaves files of its own
+    beside setup.py."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for folder in _FOLDERS:
         shutil.copytree(repository / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for file in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(repository / file, source)
+    subprocess.run([sys.executable, "setup.py", "-q", "sdist", "--dist-dir", built], cwd=source, check=True,
+                   capture_output=True, text=True)
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index",
-                    "--wheel-dir", built, source], check=True, capture_output=True, text=True)
+                    "--wheel-dir", built, next(built.glob("*.tar.gz"))], check=True, capture_output=True, text=True)
     return next(built.glob("pase_mtf-*.whl"))
 
 

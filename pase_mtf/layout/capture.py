@@ -21,11 +21,11 @@ from pase_mtf.arguments import checked_arguments
 from pase_mtf.calibration.load import GivenMachine, is_kernel_file, load_machine
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import UsageError
-from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.space import MeshShape, parse_layout, parse_mesh_shape
 from pase_mtf.lowering.lowering import PlanLowering
-from pase_mtf.lowering.plans import plan_from_configurations
+from pase_mtf.lowering.plans import plan_from_configurations, updates_from_configurations
 from pase_mtf.machine.machine import LOCAL
 from pase_mtf.strategy.find import find_strategy
 from pase_mtf.strategy.strategy import Strategy
@@ -170,16 +170,17 @@ def swap_lowering(strategy: Strategy | None = None, *, devices: Sequence[str] | 
             raise UsageError(f"{type(self).__name__} is a subclass of mtf.Lowering with a lowering of its own; "
                              "use pase_mtf.lower where it is made")
         names = list(devices) if devices is not None else _devices_of(mesh_to_impl)
-        exported = export_graph(graph)
-        chosen = strategy
-        if chosen is None:
+        if strategy is None:
+            exported = export_graph(graph, sharded_updates=bool(options.get("sharded_updates")))
             chosen = _found(graph, exported, names, machine, method, options)
         else:
+            exported, chosen = export_as(graph, strategy.graph_hash), strategy
             chosen.check_graph(exported)
         plan = plan_from_configurations(graph, exported, chosen.configurations, len(names))
+        updates = updates_from_configurations(graph, exported, chosen.configurations)
         # The object that the program gets is a PlanLowering; it is an mtf.Lowering as well.
         self.__class__ = PlanLowering
-        PlanLowering.__init__(self, graph, plan, names)
+        PlanLowering.__init__(self, graph, plan, names, updates=updates)
         swapped.lowerings.append(self)
         swapped.strategies.append(chosen)
 
@@ -192,7 +193,8 @@ def _found(graph: mtf.Graph, exported: ComputationGraph, names: Sequence[str], m
     """The strategy of a graph that is about to be lowered over some devices."""
     kind = _kind_of(names)
     if options.get("prices") != "measured" and not is_kernel_file(machine):
-        return find_strategy(exported, len(names), load_machine(machine, len(names), kind), method, **options)
+        of_graph = {name: value for name, value in options.items() if name != "sharded_updates"}  # it has them
+        return find_strategy(exported, len(names), load_machine(machine, len(names), kind), method, **of_graph)
     if kind != "cpu":
         raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
     return find_strategy(graph, len(names), machine, method, **options)

@@ -99,6 +99,10 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
     if start_from is not None and start_from not in BY_HAND:
         raise UsageError(f"unknown start {start_from!r}; {nearest(start_from, BY_HAND)}")
+    if start_from is not None and method in ("exact", *BY_HAND):
+        raise UsageError(f"start_from={start_from!r}: method {method!r} begins nowhere; take \"mcmc\", or leave it out")
+    if memory_limit is not None and method != "exact":
+        raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
     if not measure_seconds > 0.0:
         raise UsageError(f"measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
     if prices not in PRICES:
@@ -140,8 +144,6 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
 def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simulate: int | None,
             known: Sequence[Configuration] | None, options: dict[str, Any]) -> tuple[Solution, SearchReport]:
     """The assignment that a method finds, and what is to be said of simulated steps."""
-    if memory_limit is not None and method != "exact":
-        raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
     if method == "mcmc" and simulate:
         return walk_simulated(priced, **options)
     if method != "exact":

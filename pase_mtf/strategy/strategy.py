@@ -330,7 +330,10 @@ class Strategy:
 
         Raises:
           MismatchError: the hashes differ.
+          UsageError: it is no exported graph.
         """
+        if not isinstance(graph, ComputationGraph):
+            raise UsageError(f"a {type(graph).__name__} is no ComputationGraph; give what export_graph(…) makes of it")
         if graph.hash != self.graph_hash:
             where = f"{path}: " if path is not None else ""
             raise MismatchError(

@@ -10,6 +10,8 @@ from benchmarks.launching import losses_agree_to, replace_block, run_launcher
 from benchmarks.speedup import document, planned
 from benchmarks.speedup_rows import ARMS, Row, Rows, compact_table, full_table
 
+_HOST = "Chip (2 cores)"
+
 
 def _row(measured, predicted, same_as=None, **more):
     return {"measured_ms": measured, "measured_ms_spread": 1.4, "predicted_ms": predicted, "same_as": same_as,
@@ -79,11 +81,17 @@ def test_rows_stay_until_they_are_measured_anew(summary, tmp_path):
         rows.add(row(devices, batch, "old"))
     rows = Rows(rows.path)
     rows.add(row(8, 64, "new"))
-    assert [(*found.key[1:], found.data) for found in Rows(rows.path)] == [
+    assert [(*found.key[1:3], found.data) for found in Rows(rows.path)] == [
         (8, 32, "old"), (8, 64, "new"), (16, 64, "old")]
-    assert rows.get("alexnet", 8, 64).holds(["search", "expert"])
-    assert not rows.get("alexnet", 8, 64).holds(["search", "mcmc"])
-    assert rows.get("alexnet", 4, 64) is None
+    assert rows.get("alexnet", 8, 64, _HOST).holds(["search", "expert"])
+    assert not rows.get("alexnet", 8, 64, _HOST).holds(["search", "mcmc"])
+    assert rows.get("alexnet", 4, 64, _HOST) is None
+    assert rows.get("alexnet", 8, 64, "another") is None
+    other = row(8, 64, "of another machine")
+    other.summary["facts"] = {**summary["facts"], "devices": "8 virtual CPU devices on another"}
+    rows.add(other)
+    assert rows.get("alexnet", 8, 64, _HOST).data == "new"
+    assert [found.data for found in speedup._of_one_processor(list(Rows(rows.path)))] == ["old", "new", "old"]
 
 
 def test_the_plan_begins_with_one_mesh_of_all_models():
@@ -114,14 +122,15 @@ def test_what_is_measured_already_is_not_measured_again(summary, tmp_path, monke
     monkeypatch.setattr(speedup, "run_launcher", run)
     monkeypatch.setattr(speedup, "_mirrored", lambda *row: mirrored.append(row) or [210.0, 190.0])
     monkeypatch.setattr(speedup, "plot", plot_once)
+    monkeypatch.setattr(speedup, "describe_host", lambda: _HOST)
     arguments = ["--models=alexnet", "--meshes=8,4", f"--output={tmp_path}", "--readme="]
     assert speedup.main(arguments) == 0
     assert [flags[2] for flags in runs] == ["--mesh=8", "--mesh=4", "--mesh=4"]
     rows = Rows(str(tmp_path / "speedup.json"))
-    assert rows.get("alexnet", 4, 64).left_out == {"auto_mtf": "no answer; leave it out"}
+    assert rows.get("alexnet", 4, 64, _HOST).left_out == {"auto_mtf": "no answer; leave it out"}
     # Before the others and after them.
     assert mirrored == [("alexnet", devices, 64, 15, 2) for devices in (8, 8, 4, 4)]
-    assert rows.get("alexnet", 8, 64).milliseconds("mirrored") == 200
+    assert rows.get("alexnet", 8, 64, _HOST).milliseconds("mirrored") == 200
     assert (tmp_path / "speedup.svg").exists()
     assert speedup.main(arguments) == 0
     assert len(runs) == 3

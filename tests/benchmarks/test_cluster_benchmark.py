@@ -63,7 +63,7 @@ def test_page(tmp_path):
     assert of_ranks[3:] == ["searched", "100 ± 1", "80 ± 1", "1.25×"]
     assert found[2:] == [
         "4", "500 ± 1", "450 ± 20", "400 ± 1", "100 ± 1 (same)", "-", "100 ± 1", "**4.00×**", "4.00×",
-        "3.54×", "4.50×", "360", "90", "equal"]
+        "3.54×", "4.50×", "360", "90", "equal", _row().facts["processor"], "abc1234"]
     assert "a link of 4 devices: 6 MB/s" in text
     assert "1.5 to 6.2 meanwhile" in text
     assert "TCP by" not in text  # older rows do not say it

@@ -49,7 +49,9 @@ def test_page():
         "budgets": [{"name": "dense", "limit": 1.0, "cpu_seconds": 1.25, "network_bytes": 5e6, "search_bytes": 2e6,
                      "optimal": False, "gap": 0.5}, {"name": "star", "error": "no memory"}]}
     text = search_solvers.document(results)
-    assert "proves first on 1 of 2" in text
+    assert "proves first on 1 of 2;" in text
+    results["solvers"]["two"]["toulbar2"] = {"error": "not installed; pip install pytoulbar2"}
+    assert "proves first on 1 of 1 (on 1 others not all solvers were there)" in search_solvers.document(results)
     assert "from the network in memory to the proof, on 2" in text
     one, = (line for line in text.splitlines() if line.startswith("| one "))
     assert [cell.strip() for cell in one.split("|")][-3:] == ["300 ms", "17.0 ms", ""]

@@ -106,6 +106,21 @@ def test_swapped_lowering_takes_a_strategy():
     assert isinstance(caught.value.__cause__, MismatchError)
 
 
+def test_swapped_lowering_of_updates_in_shards(cache_dir, timed_kernels):
+    """As layers of their own: of a strategy that is given, and of one that is searched for."""
+    with tf.Graph().as_default():
+        want = losses(model_fn("all:1", "", devices=[""]))
+    with tf.Graph().as_default():
+        graph = build("mlp", "sgd", tf.float64).graph
+        sharded = find_strategy(graph, 4, "h100", "zero", sharded_updates=True)
+        assert sharded.graph_hash != export_graph(graph).hash
+    for given in ({"strategy": sharded}, {"machine": "h100", "sharded_updates": True},
+                  {"prices": "measured", "sharded_updates": True}):
+        with tf.Graph().as_default(), swap_lowering(**given) as swapped:
+            np.testing.assert_allclose(losses(model_fn()), want, rtol=1e-9)
+        assert len(swapped.strategies[0].configurations) == len(sharded.configurations)
+
+
 def test_swapped_lowering_by_measured_kernels(cache_dir, timed_kernels, tmp_path):
     with tf.Graph().as_default(), swap_lowering(prices="measured") as swapped:
         model_fn()

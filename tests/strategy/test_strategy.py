@@ -173,6 +173,25 @@ def test_flexflows_search_improves_on_its_start(graph, start):
     assert best.seconds * (1 - 1e-9) <= found.seconds <= begin.seconds * (1 + 1e-9)
     with pytest.raises(UsageError, match=r"unknown start 'experts'.*did you mean 'expert'"):
         find_strategy(graph, 8, "1080ti", method="mcmc", start_from="experts")
+    with pytest.raises(UsageError, match="method 'exact' begins nowhere"):
+        find_strategy(graph, 8, "1080ti", start_from=start, memory_limit=1e9)
+
+
+@pytest.mark.parametrize("method", ["mcmc", "pase", "expert"])
+@pytest.mark.parametrize("prices", ["roofline", "measured"])
+def test_methods_that_keep_to_no_limit_say_so(graph, method, prices):
+    with pytest.raises(UsageError, match="keeps to no memory limit"):
+        find_strategy(graph, 8, "1080ti" if prices == "roofline" else "local", method, memory_limit=1e9, prices=prices)
+
+
+def test_within_memory_it_may_begin_with_an_assignment(graph):
+    free = find_strategy(graph, 8, "1080ti")
+    first = [0] * len(graph.layers)
+    found = find_strategy(graph, 8, "1080ti", memory_limit=0.9 * free.memory_bytes, initial=first)
+    assert found.memory_bytes <= 0.9 * free.memory_bytes
+    assert found.seconds >= free.seconds
+    with pytest.raises(UsageError, match="a str is no ComputationGraph"):
+        free.check_graph("graph")
 
 
 def test_table_shows_every_split(graph):
