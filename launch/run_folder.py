@@ -123,16 +123,25 @@ def has_checkpoint(folder: str) -> bool:
 
 
 def has_ended(folder: str) -> bool:
-    """Whether a run in a folder has come to an end, whatever kind of, and written down what came of it."""
-    return "summary.json" in names_in(folder)
+    """Whether the last run in a folder has come to an end of its own, and written down what came of it."""
+    return _summary(folder).get("status") not in (None, "interrupted")
 
 
 def is_done(folder: str, steps: int) -> bool:
     """Whether the last run in a folder has come to its end after so many steps of training, and written it down."""
+    summary = _summary(folder)
+    try:
+        # Files of earlier versions do not tell their steps.
+        return bool(summary.get("status") == "done" and summary.get("steps_done", steps) >= steps)
+    except TypeError:
+        return False
+
+
+def _summary(folder: str) -> dict[str, Any]:
+    """What summary.json says; nothing where there is none, or something else."""
     try:
         with open(os.path.join(folder, "summary.json"), encoding="utf-8") as file:
-            summary = json.load(file)
-        # Files of earlier versions do not tell their steps.
-        return bool(summary["status"] == "done" and summary.get("steps_done", steps) >= steps)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
