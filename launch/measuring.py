@@ -91,7 +91,7 @@ class Request:
         for mesh in self.meshes:
             for model in self.models:
                 options = Options(model=model, mesh=mesh.text, devices="cpu", prices="measured", **given)
-                options.check()
+                options.check_values()
                 found.append(resolve(options))
         return found
 

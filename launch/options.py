@@ -153,10 +153,25 @@ class Options:
         return machine.memory_bytes if limit is None else limit
 
     def check(self) -> None:
-        """Refuses values that cannot be meant, before anything is loaded.
+        """Refuses values that cannot be meant, and folders that cannot be used, before anything is loaded.
 
         Raises:
           UsageError: names the flag, its value and the remedy.
+        """
+        self.check_values()
+        # The files of a run are those of rank 0, whose folder others may see, and see made.
+        if self.cluster_flag and self.cluster_flag.rank:
+            return
+        if self.resume == AUTO:
+            check_folder_taken_up(self.output_dir)
+        elif not self.in_place:
+            check_new_folder(self.output_dir)
+
+    def check_values(self) -> None:
+        """`check`, of a command that writes no files of a run.
+
+        Raises:
+          UsageError: as of `check`.
         """
         _ = self.model_name, self.mesh_flag, self.arms, parse_bytes(self.memory_limit), self.microbatch_count
         _ = self.recomputed
@@ -190,13 +205,6 @@ class Options:
             raise UsageError(f"--checkpoint_every={self.checkpoint_every}: with --nocheckpoint there are none; leave "
                              "one of the two out")
         self._check_cluster()
-        # The files of a run are those of rank 0, whose folder others may see, and see made.
-        if self.cluster_flag and self.cluster_flag.rank:
-            return
-        if self.resume == AUTO:
-            check_folder_taken_up(self.output_dir)
-        elif not self.in_place:
-            check_new_folder(self.output_dir)
 
     def _check_cluster(self) -> None:
         flag, devices = self.cluster_flag, self.mesh_flag.devices

@@ -38,6 +38,12 @@ def measured(cache_dir, timed_kernels, preset, tmp_path, capsys):
     return path, *capsys.readouterr()
 
 
+def test_no_folder_of_runs_is_needed(cache_dir, timed_kernels, preset, tmp_path, monkeypatch):
+    (tmp_path / "outputs").write_text("a file of that name")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={tmp_path / 'mine.json'}"]) == 0
+
+
 def test_measures_saves_and_goes_on(measured, timed_kernels, preset, capsys):
     path, out, err = measured
     assert "alexnet on 2 devices (1 of 1): round 1: " in err
