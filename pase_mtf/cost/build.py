@@ -108,6 +108,11 @@ class PricedNetwork:
         return tuple(self.memory_model.layer(number, choices, moment)
                      for number, choices in enumerate(self.configurations))
 
+    def copies_beside(self, assignment: Sequence[int], moment: int) -> list[np.ndarray]:
+        """What comes on top of `memory_with` for copies, per layer and configuration, were all other layers to stay as
+        they are in this assignment (`MemoryModel.copies_at`)."""
+        return self.memory_model.copies_at(moment, self._chosen(assignment), self.configurations)
+
     def memory_parts(self, assignment: Sequence[int]) -> dict[str, float]:
         """Bytes on the fullest device under a strategy, when it holds most, by `cost.held.MEMORY_PARTS`."""
         return self.memory_model.peak(self._chosen(assignment))[0]

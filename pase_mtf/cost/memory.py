@@ -249,6 +249,29 @@ class MemoryModel:
                 found[key] = _Copy(nbytes, min(begin, other.begin), max(end, other.end))
         return [*found.values(), *meanwhiles]
 
+    def copies_at(self, moment: int, configurations: Sequence[Configuration],
+                  offered: Sequence[Sequence[Configuration]]) -> list[np.ndarray]:
+        """What layers hold at a moment of tensors that they need otherwise than they lie, were all others to stay.
+
+        Args:
+          moment: of the step.
+          configurations: one per layer: those that stay.
+          offered: per layer, those that it may have instead.
+
+        Returns:
+          Per layer float64 [its offered configurations], bytes of copies. An estimate, rather too high: what several
+          layers share counts for each of them.
+        """
+        found = [np.zeros(len(choices)) for choices in offered]
+        for number, edge in enumerate(self._moved):
+            there = sum(copy.begin <= copy.end and copy.begin <= moment <= max(copy.end, until)
+                        for copy, until in zip(edge.held, self._until[number], strict=True))
+            if there:
+                source = configurations[edge.source]
+                found[edge.target] += [there * self._moved_by(number, source, target).nbytes
+                                       for target in offered[edge.target]]
+        return found
+
     def _settled(self, moment: int) -> int:
         """The moment after that in which all gradients that waited have been used."""
         return next((settled for settled in self._settling if settled >= moment), moment)

@@ -29,16 +29,22 @@ _ROUNDING = 1e-9
 _PATIENCE = 10.0
 """Seconds for all searches within lowered limits, which prove nothing, where the caller sets no time limit."""
 
-_HASTY = 0.05
+_HASTY = 0.03
 """Relative gap at which a search within a lowered limit stops: what it finds may not fit, and then the next follows."""
 
+_MOST_AROUND = 20
+"""Searches at most around what was found before."""
+
 _Memory = Callable[[int], Sequence[np.ndarray]]
+_Copies = Callable[[Sequence[int], int], Sequence[np.ndarray]]
+_Within = Callable[[Sequence[np.ndarray], float, float], Solution]
 _Peak = Callable[[Sequence[int]], tuple[float, int]]
 
 
 def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, memory_limit: float, *,
-                         cheapest: Solution | None = None, initial: Sequence[int] | None = None,
-                         time_limit: float | None = None, **options: Any) -> Solution:
+                         copies: _Copies | None = None, cheapest: Solution | None = None,
+                         initial: Sequence[int] | None = None, time_limit: float | None = None,
+                         **options: Any) -> Solution:
     """Finds the cheapest assignment whose peak is within the limit.
 
     Args:
@@ -46,6 +52,8 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
       memory: key of a sum -> what it adds up: per layer, bytes per device of every configuration.
       peak: assignment -> (its peak in bytes, the key of the sum that is largest).
       memory_limit: bytes per device.
+      copies: (assignment, key of a sum) -> what the peak holds beside that sum, estimated: per layer, bytes of every
+        configuration were all other layers to stay; nothing is known of it if not given.
       cheapest: what the exact search found without a limit; it is searched for if not given.
       initial: an assignment whose peak is within the limit, known before: what is found costs no more.
       time_limit: seconds; every one of the searches takes half of what is left at most, so that others may follow.
@@ -63,8 +71,8 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
     def search(**within: Any) -> Solution:
         return solve(network, "exact", time_limit=budget.time_limit(0.5), **{**options, **within})
 
-    def within(key: int, limit: float, gap: float = 0.0) -> Solution:
-        return search(memory=memory(key), memory_limit=limit, initial=initial, gap=max(gap, options.get("gap", 0.0)))
+    def within(sums: Sequence[np.ndarray], limit: float, gap: float = 0.0) -> Solution:
+        return search(memory=sums, memory_limit=limit, initial=initial, gap=max(gap, options.get("gap", 0.0)))
 
     # Mostly the cheapest of all fits, and then it is the cheapest that fits.
     solution, bound, tried = cheapest or search(), -math.inf, list[int]()
@@ -77,10 +85,11 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
             if key in tried:
                 if budget.time_limit() is None:
                     budget = Budget.of(_PATIENCE, budget.memory)
-                found = _tightened(network, solution, within, memory, peak, memory_limit, tried, budget)
+                found = (_around(solution, within, memory, copies, peak, memory_limit, budget) if copies else None
+                         ) or _tightened(network, solution, within, memory, peak, memory_limit, tried, budget)
                 return _above(_cheaper(network, found, initial), bound)
             tried.append(key)
-            solution = within(key, memory_limit)
+            solution = within(memory(key), memory_limit)
     except InfeasibleError as error:
         error.lower_bound = max(error.lower_bound, bound)
         if initial is None:
@@ -107,24 +116,43 @@ def _above(solution: Solution, bound: float) -> Solution:
                                certificate=solution.certificate if optimal else None)
 
 
-def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, float, float], Solution],
-               memory: _Memory, peak: _Peak, memory_limit: float, tried: Sequence[int], budget: Budget) -> Solution:
+def _unproven(found: Solution) -> Solution:
+    return dataclasses.replace(found, optimal=False, lower_bound=-math.inf)
+
+
+def _around(solution: Solution, within: _Within, memory: _Memory, copies: _Copies, peak: _Peak, memory_limit: float,
+            budget: Budget) -> Solution | None:
+    """The cheapest assignment that fits of those that searches find which know what there is beside the largest sum, as
+    it would be around the one found before; None where none fits. What is estimated wrongly of that one is taken from
+    the limit."""
+    best, seen = None, set[tuple[int, ...]]()
+    with contextlib.suppress(InfeasibleError):
+        while len(seen) < _MOST_AROUND and solution.assignment not in seen and not budget.over:
+            seen.add(solution.assignment)
+            used, key = peak(solution.assignment)
+            if used <= memory_limit * (1 + _ROUNDING) and (best is None or solution.cost < best.cost):
+                best = solution
+            sums = [one + other for one, other in zip(memory(key), copies(solution.assignment, key), strict=True)]
+            known = math.fsum(vector[choice] for vector, choice in zip(sums, solution.assignment, strict=True))
+            solution = within(sums, max(memory_limit - (used - known), 0.0), _HASTY)
+    return None if best is None else _unproven(best)
+
+
+def _tightened(network: CostNetwork, solution: Solution, within: _Within, memory: _Memory, peak: _Peak,
+               memory_limit: float, tried: Sequence[int], budget: Budget) -> Solution:
     """An assignment that fits, where one sum's optimum breaks another's limit and the other way round: the limit of the
     one that is largest is lowered by as much as the peak is too high. What is found in haste may be improved on within
     the limit at which it was found."""
-    def unproven(found: Solution) -> Solution:
-        return dataclasses.replace(found, optimal=False, lower_bound=-math.inf)
-
     limit, lowered = memory_limit, (-1, memory_limit)
     with contextlib.suppress(InfeasibleError):
         while limit >= 0 and not budget.over:
             used, key = peak(solution.assignment)
             if used <= memory_limit * (1 + _ROUNDING):
-                return unproven(_improved(solution, within, peak, memory_limit, lowered))
+                return _unproven(_improved(solution, within, memory, peak, memory_limit, lowered))
             added = math.fsum(vector[choice] for vector, choice in zip(memory(key), solution.assignment, strict=True))
             limit = min(limit, added) - max(used - memory_limit, _ROUNDING * memory_limit)
             lowered = key, max(limit, 0.0)
-            solution = within(*lowered, _HASTY)
+            solution = within(memory(key), lowered[1], _HASTY)
     lightest = []
     for key in tried:
         with contextlib.suppress(InfeasibleError):  # not found in time
@@ -135,17 +163,17 @@ def _tightened(network: CostNetwork, solution: Solution, within: Callable[[int, 
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: found nothing that needs "
                               f"less than {math.ceil(least)}; raise the limit or use more devices", proven=False)
     cost, choice = min((network.cost(choice), choice) for choice in fitting)
-    return unproven(dataclasses.replace(solution, assignment=tuple(choice), cost=cost))
+    return _unproven(dataclasses.replace(solution, assignment=tuple(choice), cost=cost))
 
 
-def _improved(solution: Solution, within: Callable[[int, float, float], Solution], peak: _Peak, memory_limit: float,
+def _improved(solution: Solution, within: _Within, memory: _Memory, peak: _Peak, memory_limit: float,
               lowered: tuple[int, float]) -> Solution:
     """What fits, or what a search finds that is not in haste, within the limit at which that was found: the cheaper one
     that fits."""
     if lowered[0] < 0:
         return solution
     with contextlib.suppress(InfeasibleError):
-        found = within(*lowered, 0.0)
+        found = within(memory(lowered[0]), lowered[1], 0.0)
         if found.cost < solution.cost and peak(found.assignment)[0] <= memory_limit * (1 + _ROUNDING):
             return found
     return solution

@@ -94,3 +94,52 @@ def test_what_is_found_costs_no_more_than_what_is_known(seeds):
                 saved += 1
     assert cheaper
     assert saved
+
+
+def _with_copies(network, sums, seed):
+    """A peak that holds, beside the largest sum, what differs between neighbours; and its `copies`."""
+    rng = np.random.default_rng([seed, 1])
+    pairs = {(edge.source, edge.target): rng.integers(0, 30, (network.sizes[edge.source], network.sizes[edge.target]))
+             for edge in network.edges}
+    largest = _peak_of(sums)
+
+    def peak(choice):
+        used, key = largest(choice)
+        return used + float(sum(table[choice[i], choice[j]] for (i, j), table in pairs.items())), key
+
+    def copies(choice, key):
+        found = [np.zeros(size) for size in network.sizes]
+        for (i, j), table in pairs.items():
+            found[j] += table[choice[i]]
+        return found
+    return peak, copies
+
+
+def test_what_there_is_beside_a_sum():
+    """Known, more is found that fits, and cheaper; nothing more is proven by it."""
+    better = worse = 0
+    for seed in range(0, 300, 6):
+        network = random_network(seed, 400)
+        everything = _everything(network)
+        if not everything or not network.edges:
+            continue
+        sums = _sums(network, seed)
+        peak, copies = _with_copies(network, sums, seed)
+        needs = sorted({peak(choice)[0] for _, choice in everything})
+        limit = needs[len(needs) // 4]
+        least = next(cost for cost, choice in everything if peak(choice)[0] <= limit)
+
+        def cost_of(limit=limit, network=network, sums=sums, peak=peak, least=least, **given):
+            try:
+                found = minimise_within_peak(network, sums.get, peak, limit, **given)
+            except InfeasibleError:
+                return np.inf
+            slack = 1e-9 * max(1.0, abs(least))
+            assert peak(found.assignment)[0] <= limit
+            assert found.lower_bound - slack <= least <= found.cost + slack
+            assert not found.optimal or found.cost <= least + slack
+            return found.cost
+        knowing, blind = cost_of(copies=copies), cost_of()
+        better += knowing < blind - 1e-9
+        worse += knowing > blind + 1e-9
+    assert better > 2 * worse
