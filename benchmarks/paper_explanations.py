@@ -57,7 +57,7 @@ cluster, so that its speedups are over something that could not be run."""
 
 SCALE = """\
 Data parallelism of the networks of convolutions gets slower from 128 devices on, nearly twice as slow with every
-doubling: the arithmetic of a device shrinks, and what is left are the rounds of ever longer rings, one ring per gradient
-(see above: with gradients put together, or trees, data parallelism would be less slow and the speedups smaller). Ours
-splits fewer weights over so many devices, and stays about where it was. One weird trick splits the fully connected
-layers alone, which is no help there. BIG LSTM has the most weights for its work."""
+doubling: the arithmetic of a device shrinks, and what is left are the rounds of ever longer rings, one ring per
+gradient (see above: with gradients put together, or trees, data parallelism would be less slow and the speedups
+smaller). Ours splits fewer weights over so many devices, and stays about where it was. One weird trick splits the fully
+connected layers alone, which is no help there. BIG LSTM has the most weights for its work."""
