@@ -301,6 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = _kept(options.output)
     with tempfile.TemporaryDirectory(prefix="pase_mtf-faults-") as folder:
         faults = list(_faults(_Runs(pathlib.Path(folder)), options.tries))
+        names = [fault.name for fault in faults]
         if not any(options.only in fault.name for fault in faults):
             raise UsageError(f"--only={options.only}: no fault has this in its name; the page has the names of all: "
                              f"{options.output}")
@@ -308,12 +309,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.only in fault.name and (options.again or fault.name not in rows):
                 begin = time.monotonic()
                 rows[fault.name] = row = Row(fault.name, *fault.tried(), commit=commit() or "", where=where)
-                names = [one.name for one in faults]
                 order = sorted(rows, key=lambda name: names.index(name) if name in names else len(names))
                 _write(options.output, names, [rows[name] for name in order])
                 print(f"{row.fault}: {row.survived} of {row.tries} ({row.found}), {time.monotonic() - begin:.0f} s",
                       flush=True)
-    return int(any(row.survived < row.tries for row in rows.values()))
+    return int(any(row.survived < row.tries for row in rows.values() if row.where == where and row.fault in names))
 
 
 if __name__ == "__main__":

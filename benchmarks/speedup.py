@@ -241,9 +241,9 @@ def write(rows: Rows, stem: str, readme: str, batches: bool) -> None:
 
 
 def _of_one_processor(rows: Sequence[Row]) -> list[Row]:
-    """Those of the processor that has most of them; of several, of this one."""
+    """Those of the processor that has most of them."""
     hosts = collections.Counter(row.key[-1] for row in rows)
-    best = max(hosts, key=lambda host: (hosts[host], host == describe_host()), default="")
+    best = max(hosts, key=lambda host: (hosts[host], host), default="")
     return [row for row in rows if row.key[-1] == best]
 
 

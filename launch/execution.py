@@ -134,10 +134,12 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
         run = _prepare(plan, data, files, stack)
         plan, found = run.plan, _find(run)
         if options.search_only:
+            files.write("config.json", plan.config_json())
             _report_search(run, found)
             files.keep()
             return 0
         built, found = _build(run, found)
+        files.write("config.json", plan.config_json())
         history, unfinished = _train(run, found, built, interrupts)
         _report(run, found, built, history)
         for arm in built.arms:
@@ -150,8 +152,9 @@ def execute(plan: Plan, interrupts: Interrupts) -> int:
 def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStack) -> _Prepared:
     """Joins the other processes, exports the graph and loads the machine; what is to be closed goes onto the stack."""
     options = plan.options
-    # In the folder of an earlier run its own options stay until this one is known to be one that goes on with it.
-    if not (options.in_place and os.path.exists(files.path("config.json"))):
+    # In the folder of an earlier run its own options stay until this one is known to go on with it (`execute`).
+    fresh = not (options.in_place and os.path.exists(files.path("config.json")))
+    if fresh:
         files.write("config.json", plan.config_json())
     joined = None if options.searches_alone else join(plan.devices)
     if joined:
@@ -163,7 +166,8 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     machine = machine or machine_of(plan, prices)
     before = plan.microbatches, plan.recomputed
     plan, fitting = _within_memory(plan, machine)
-    files.write("config.json", plan.config_json())
+    if fresh:
+        files.write("config.json", plan.config_json())
     if (plan.microbatches, plan.recomputed) != before:
         graph, program = export_with_program(plan)
         prices = prices_of(plan, graph, program)

@@ -55,6 +55,8 @@ def resumed(options: Options, given: set[str]) -> Options:
     inherited = _TRAINING if options.resume == AUTO else (
         *_TRAINING, *_ADDED, "mesh", "devices", "machine", "strategy", "compare", "steps", "warmup", "log_every")
     earlier = {**{name: getattr(Options, name) for name in _ADDED}, **earlier}
+    if not options.checkpoint:
+        earlier["checkpoint_every"] = None
     try:
         return dataclasses.replace(options, **{name: earlier[name] for name in inherited if name not in given})
     except KeyError as error:

@@ -123,8 +123,8 @@ def has_checkpoint(folder: str) -> bool:
 
 
 def has_ended(folder: str) -> bool:
-    """Whether the last run in a folder has come to an end of its own, and written down what came of it."""
-    return _summary(folder).get("status") not in (None, "interrupted")
+    """Whether the last run in a folder has trained to an end of its own, and written down what came of it."""
+    return _summary(folder).get("status") not in (None, "interrupted", "search only")
 
 
 def is_done(folder: str, steps: int) -> bool:

@@ -24,6 +24,7 @@ from pase_mtf.errors import UsageError
 from pase_mtf.export.exporter import export_as, export_graph
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.space import MeshShape, parse_layout, parse_mesh_shape
+from pase_mtf.layout.stacking import is_not_stacked
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.plans import plan_from_configurations, updates_from_configurations
 from pase_mtf.machine.machine import LOCAL
@@ -112,9 +113,11 @@ def capture_graph() -> Iterator[CapturedGraph]:
     """
     captured = CapturedGraph()
 
-    def stop(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl], *_: object,
-             **__: object) -> None:
+    def stop(self: mtf.Lowering, graph: mtf.Graph, mesh_to_impl: Mapping[mtf.Mesh, mtf.MeshImpl],
+             autostack: bool = True, *_: object, **__: object) -> None:
         del self
+        if not autostack:
+            is_not_stacked(graph)
         captured._graph, captured.mesh_to_impl = graph, dict(mesh_to_impl)
         _OWN[graph] = captured.own
         raise _Stop

@@ -232,10 +232,11 @@ class Search:
                     cause = yield candidate
                 else:
                     self.rejected.append((candidate, problem))
-                    cause = {name: axis for name, axis in candidate.axis_of.items()
-                             if problem.depends or name in problem.dims}
-                    if set(cause) <= set(self.fixed) and not problem.depends:
-                        return  # no other layout avoids it
+                    cause = None  # where other splits may lift it, what has these splits is not left out
+                    if not problem.depends:
+                        cause = {name: axis for name, axis in candidate.axis_of.items() if name in problem.dims}
+                        if set(cause) <= set(self.fixed):
+                            return  # no other layout avoids it
                 if cause and len(cause) <= 2:
                     forbidden.append(cause)
                     network = self._network(mesh, forbidden)

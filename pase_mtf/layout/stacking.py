@@ -8,6 +8,7 @@ look for a variable that is no more. How many are stacked depends on the layout,
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Hashable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,11 +16,19 @@ from pase_mtf.compat import mtf
 from pase_mtf.operations.protocols import dims_of
 from pase_mtf.operations.registry import rule_of
 
-__all__ = ["Stacking"]
+__all__ = ["Stacking", "is_not_stacked"]
 
 # Of mtf.Graph.rewrite_stack_variables and mtf.Lowering.autostack.
 _MOST_ELEMENTS = 2 ** 29
 _MANY_SLICES, _MOST_OF_MANY, _MOST_OF_FEW = 2 ** 16, 2 ** 27, 2 ** 16
+
+
+_NOT_STACKED: weakref.WeakSet[mtf.Graph] = weakref.WeakSet()
+
+
+def is_not_stacked(graph: mtf.Graph) -> None:
+    """Says of a graph that its program lowers it without stacking anything."""
+    _NOT_STACKED.add(graph)
 
 
 class _Named(NamedTuple):
@@ -44,7 +53,7 @@ class Stacking:
             for named in (*_read_anew([operation]), *_of_loops(rule.body(operation))):
                 self._named.setdefault(named.variable, named)
         groups: dict[Hashable, list[mtf.Operation]] = {}
-        for variable in graph.all_variables:
+        for variable in () if graph in _NOT_STACKED else graph.all_variables:
             dtype = variable.dtype
             groups.setdefault((variable.mesh, dims_of(variable.shape), dtype.master_dtype, dtype.slice_dtype,
                                dtype.activation_dtype, variable.trainable,
@@ -53,12 +62,18 @@ class Stacking:
             variable in self._named for variable in group)]
 
     def problem(self, impl: mtf.MeshImpl) -> tuple[str, str] | None:
-        """What is named of those that are stacked under a layout: (the operation that does, why that goes wrong)."""
+        """What is named of those that are stacked under a layout, and would not be if nothing were split: (the
+        operation that does, why that goes wrong). Where they are stacked in any case, the program knows how to lower:
+        there is no choice."""
         if impl.size == 1:
             return None
         most = _MOST_OF_MANY if self._variables * impl.size >= _MANY_SLICES else _MOST_OF_FEW
         for group in self._groups:
-            count = max(1, min(_MOST_ELEMENTS // group[0].shape.size, most // impl.slice_size(group[0].shape)))
+            size = group[0].shape.size
+            whole, count = (max(1, min(_MOST_ELEMENTS // size, most // slices)) for slices in (
+                size, impl.slice_size(group[0].shape)))
+            if whole > 1:
+                continue
             for begin in range(0, len(group) if count > 1 else 0, count):
                 stacked = group[begin:begin + count]
                 for variable in stacked if len(stacked) > 1 else ():

@@ -187,11 +187,27 @@ def test_what_does_not_go_on_in_a_folder_leaves_its_options(preset, finished, tm
     def refuses(*_, **__):
         raise MismatchError("of another graph")
     with monkeypatch.context() as patch:
-        patch.setattr("pase_mtf.launch.execution.export_with_program", refuses)
+        patch.setattr("pase_mtf.launch.execution.find_strategies", refuses)
         assert main([f"--resume={run}", f"--output_dir={run}", "--microbatches=2", "--steps=3"]) == 5
+    assert main([f"--resume={run}", f"--output_dir={run}", "--memory_limit=1B"]) in (3, 4)
     assert (run / "config.json").read_text() == before
     assert main([f"--resume={run}", f"--output_dir={run}", "--steps=2"]) == 0
     assert json.loads((run / "config.json").read_text())["options"]["microbatches"] == "1"
+
+
+def test_without_checkpoints_after_a_run_that_had_many(preset, tmp_path):
+    first = tmp_path / "first"
+    command = [flag for flag in _command(preset, first, "--checkpoint_every=2") if flag != "--resume=auto"]
+    assert main(command) == 0
+    assert main([f"--resume={first}", "--nocheckpoint", "--steps=2", f"--output_dir={tmp_path / 'second'}"]) == 0
+    assert not (tmp_path / "second" / "checkpoint").exists()
+
+
+def test_a_search_alone_may_be_done_again_and_trained_from(preset, tmp_path):
+    folder = tmp_path / "run"
+    for more in (["--search_only"], ["--search_only"], []):
+        assert main([*_command(preset, folder), *more]) == 0
+    assert json.loads((folder / "summary.json").read_text())["status"] == "done"
 
 
 @pytest.mark.parametrize(("name", "value"), [("mesh", 8), ("batch", "64"), ("learning_rate", "0.1"), ("compare", None)])

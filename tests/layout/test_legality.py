@@ -10,6 +10,7 @@ from layout_operations import CASES, FLOAT32
 from nets import Builder
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.legality import StockLegality
 from pase_mtf.layout.space import MeshShape
 from pase_mtf.layout.verify import Verifier
@@ -120,6 +121,18 @@ def test_what_one_split_breaks_another_may_mend(name, alone, rules):
             (MESH, rules), (MeshShape((("all", 1),)), {})))
         with session(MESH.devices) as tf_session:
             assert same(tf_session.run(found), tf_session.run(want), 1e-9)
+
+
+def test_what_another_split_mends_is_searched():
+    """Also where the layout without it is cheaper, and refused."""
+    with tf.Graph().as_default():
+        builder = Builder(tf.float64)
+        outputs = CASES["sum_that_other_splits_finish"](builder)
+        found = find_layout(builder.graph, mesh_shape="a:2;b:2", outputs=outputs, machine="h100", fixed={"io": "a"})
+        rules = dict(rule.split(":") for rule in found.layout_rules.split(";"))
+        assert rules["io"] == "a"
+        assert {"heads", "dk"} & set(rules)
+        assert not isinstance(lowered(builder.graph, MESH, rules, outputs), Exception)
 
 
 # Of the others' kinds, and quick.

@@ -5,6 +5,7 @@ from harness import device_names
 from nets import Builder, dim
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
+from pase_mtf.layout.capture import capture_graph
 from pase_mtf.layout.find import find_layout
 from pase_mtf.layout.space import parse_mesh_shape, parse_rules
 from pase_mtf.layout.verify import Verifier
@@ -64,6 +65,32 @@ def test_as_stock_lowering(build, layout):
             assert "autostack=False" in problem.reason
         else:
             assert problem is None
+
+
+def small(b):
+    """Stacked under any layout: such a program is lowered without stacking, or on one device."""
+    one, other = (b.variable(name, [WIDTH]) for name in ("one", "other"))
+    return [mtf.reduce_mean(mtf.read_variable(one.operation) + other + one)]
+
+
+def test_where_no_layout_helps_none_is_refused():
+    with tf.Graph().as_default():
+        builder = Builder(tf.float32)
+        outputs = small(builder)
+        found = find_layout(builder.graph, 8, outputs=outputs, machine="h100")
+        impl = placement_mesh_impl.PlacementMeshImpl(found.mesh_shape, found.layout_rules, device_names(8))
+        mtf.Lowering(builder.graph, {outputs[0].mesh: impl}, autostack=False)
+
+
+def test_a_program_that_stacks_nothing():
+    layout = ("all:8", "rows:all")
+    with tf.Graph().as_default(), capture_graph() as captured:
+        builder = Builder(tf.float32)
+        outputs = read_anew(builder)
+        impl = placement_mesh_impl.PlacementMeshImpl(*layout, device_names(8))
+        mtf.Lowering(builder.graph, {outputs[0].mesh: impl}, autostack=False)
+    mesh = parse_mesh_shape(layout[0])
+    assert Verifier(captured.graph, outputs).problem(mesh, parse_rules(layout[1], mesh)) is None
 
 
 def test_the_layout_that_is_found_lowers():
