@@ -2,6 +2,7 @@
 is called illegal."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from layout_operations import CASES, FLOAT32
 from nets import Builder
 
 from pase_mtf.compat import mtf, placement_mesh_impl, tf
-from pase_mtf.layout.find import find_layout
-from pase_mtf.layout.legality import StockLegality
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.layout.costs import LayoutCosts
+from pase_mtf.layout.legality import Problem, StockLegality
+from pase_mtf.layout.search import Search
 from pase_mtf.layout.space import MeshShape
 from pase_mtf.layout.verify import Verifier
+from pase_mtf.machine.machine import Link, Machine
 
 MESH = MeshShape((("a", 2), ("b", 2)))
 
@@ -123,16 +127,28 @@ def test_what_one_split_breaks_another_may_mend(name, alone, rules):
             assert same(tf_session.run(found), tf_session.run(want), 1e-9)
 
 
-def test_what_another_split_mends_is_searched():
-    """Also where the layout without it is cheaper, and refused."""
+def test_what_another_split_mends_is_searched(monkeypatch):
+    """Also where the layouts without it come first, and are refused: here all of a single split."""
     with tf.Graph().as_default():
         builder = Builder(tf.float64)
         outputs = CASES["sum_that_other_splits_finish"](builder)
-        found = find_layout(builder.graph, mesh_shape="a:2;b:2", outputs=outputs, machine="h100", fixed={"io": "a"})
-        rules = dict(rule.split(":") for rule in found.layout_rules.split(";"))
-        assert rules["io"] == "a"
-        assert {"heads", "dk"} & set(rules)
-        assert not isinstance(lowered(builder.graph, MESH, rules, outputs), Exception)
+        legality = StockLegality(builder.graph, outputs, MESH.devices)
+        rates = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e12)
+        machine = Machine("slow links", rates, 1e12, 1e12, 1e-9, (Link(64, 1e5, 1e-3),))
+        costs = LayoutCosts(export_graph(builder.graph), machine, legality)
+        lowers = Verifier(builder.graph, outputs).problem
+
+        def layouts():
+            search = Search(costs, [MESH], {}, math.inf, lowers)
+            found = {candidate.effect: candidate.cost for candidate in search if len(candidate.axis_of) > 1}
+            return found, min((candidate.cost for candidate, problem in search.rejected if problem.depends))
+        want, _ = layouts()
+        judge = legality.problem
+        monkeypatch.setattr(legality, "problem", lambda axis_of, sizes: judge(axis_of, sizes) if len(axis_of) != 1
+                            else Problem("alone", tuple(axis_of), "another split would mend it", depends=True))
+        found, first_refused = layouts()
+    assert found == want
+    assert first_refused < sorted(found.values())[len(found) // 4]
 
 
 # Of the others' kinds, and quick.
