@@ -142,8 +142,9 @@ def test_whose_fault_it_is_that_rank_0_lost_a_connection(start):
 
 def test_a_signal_is_rank_0s_and_the_second_ends_all(start, tmp_path):
     ready = tmp_path / "ready"
-    tasks = start("import pathlib, signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(143)); "
-                  f"pathlib.Path({str(ready)!r}).touch(); time.sleep(1000)", _WAIT)
+    # In naps: Python sleeps through a signal that strikes just before it falls asleep.
+    tasks = start("import itertools, pathlib, signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(143)); "
+                  f"pathlib.Path({str(ready)!r}).touch(); [time.sleep(0.1) for _ in itertools.repeat(0, 10000)]", _WAIT)
     while not ready.exists():
         assert _is_running(_pid(tasks[0]))
         time.sleep(0.01)
