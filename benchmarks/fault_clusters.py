@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks import namespaces
-from benchmarks.fault_rows import Fault, Found, Sizes, losses
+from benchmarks.fault_rows import Fault, Found, Sizes, half_written, losses
 from pase_mtf.errors import ClusterError
 
 __all__ = ["cluster_faults"]
@@ -165,7 +165,7 @@ class _Run:
         """What there is of it after its end, in words; empty: nothing."""
         left = [f"process {pid}" for pid in self.processes()]
         left += os.listdir(self._place / "tmp")
-        left += [path.name for path in self.output.rglob(".*")]
+        left += half_written(self.output)
         if self.hosts is not None:
             for host in range(len(self.launchers)):
                 table = subprocess.run(self.hosts.on(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"]),

@@ -9,7 +9,9 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Fault", "Found", "Row", "Sizes", "losses", "told"]
+from pase_mtf.launch.run_folder import LOCK
+
+__all__ = ["Fault", "Found", "Row", "Sizes", "half_written", "losses", "told"]
 
 _SIZES = {"preset": "tiny", "image": 12, "fully_connected": [32, 16], "batch": 12,
           "convolutions": [{"channels": 8, "kernel": 3, "stride": 2, "pool": 2}]}
@@ -72,6 +74,11 @@ class Sizes:
     def flags(self) -> list[str]:
         """Of the launcher; they come first, so that later ones count."""
         return ["--model=alexnet", f"--preset={self._path}", "--devices=cpu", "--log_every=1", "--compare=none"]
+
+
+def half_written(folder: pathlib.Path) -> list[str]:
+    """The names of files that whoever wrote them was to rename, or to remove."""
+    return [path.name for path in folder.rglob(".*") if path.name != LOCK]
 
 
 def losses(folder: pathlib.Path, arm: str = "") -> dict[int, float]:

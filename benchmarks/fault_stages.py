@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from benchmarks.fault_rows import Fault, Found, Sizes, told
+from benchmarks.fault_rows import Fault, Found, Sizes, half_written, told
 from pase_mtf.machine.kernel_file import load_times
 
 __all__ = ["STAGES", "stage_faults"]
@@ -140,7 +140,7 @@ class _Run:
                                env=self._environment, timeout=_LIMIT, check=False)
         if again.returncode or "Traceback" in again.stderr or "warning" in again.stderr:
             return f"the next run: exit code {again.returncode}: {again.stderr.strip()[-300:]}"
-        if left := [path.name for place in (self._output, self._cache) for path in place.rglob(".*")]:
+        if left := [*half_written(self._output), *half_written(self._cache)]:
             return f"left {', '.join(left)}"
         if not (self._output / "summary.json").exists():
             return "the next run has written no summary"
