@@ -16,7 +16,7 @@ from pase_mtf.launch.resumption import resumed
 from pase_mtf.models.checks import DTYPES
 from pase_mtf.pipeline.schedule import SCHEDULES
 
-__all__ = ["HelpRequested", "parse_command_line"]
+__all__ = ["HelpRequested", "parse_command_line", "read_flags"]
 
 _USAGE = """\
 Finds the cheapest way to split every layer of a Mesh-TensorFlow model over the devices, trains with it, and shows the
@@ -116,6 +116,29 @@ def _flag_values() -> flags.FlagValues:
     return values
 
 
+def read_flags(values: flags.FlagValues, program: str, usage: str, arguments: Sequence[str]) -> None:
+    """Sets flags, "help" among them, by a command line.
+
+    Args:
+      values: the flags.
+      program: its name.
+      usage: what --help says before it lists the flags.
+      arguments: without the program's name.
+
+    Raises:
+      UsageError: an unknown flag, a value that does not parse, or a leftover word.
+      HelpRequested: --help; holds the text.
+    """
+    try:
+        rest = values([program, *arguments])[1:]
+    except flags.Error as error:
+        raise UsageError(f"{flag_text(error, values)}; --help lists the flags") from error
+    if values["help"].value:
+        raise HelpRequested(f"{usage}\nFlags:{values.get_help()}")
+    if rest:
+        raise UsageError(f"{rest[0]!r} is no flag; write --name=value (--help lists the flags)")
+
+
 def parse_command_line(arguments: Sequence[str]) -> Options:
     """Reads the flags.
 
@@ -123,18 +146,11 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
       arguments: without the program's name.
 
     Raises:
-      UsageError: an unknown flag, a value that does not parse, a leftover word, or a value that cannot be meant.
+      UsageError: of `read_flags`; or a value that cannot be meant.
       HelpRequested: --help; holds the text.
     """
     values = _flag_values()
-    try:
-        rest = values(["pase_mtf.launch", *arguments])[1:]
-    except flags.Error as error:
-        raise UsageError(f"{flag_text(error, values)}; --help lists the flags") from error
-    if values["help"].value:
-        raise HelpRequested(f"{_USAGE}\nFlags:{values.get_help()}")
-    if rest:
-        raise UsageError(f"{rest[0]!r} is no flag; write --name=value (--help lists the flags)")
+    read_flags(values, "pase_mtf.launch", _USAGE, arguments)
     given = {name for name in values if values[name].present}
     chosen: dict[str, Any] = {field.name: values[field.name].value for field in dataclasses.fields(Options)}
     options = resumed(Options(**chosen), given)

@@ -30,7 +30,7 @@ from tabulate import tabulate
 from pase_mtf import models
 from pase_mtf.calibration.cache import fingerprint_of_kernels, kernel_tables, kernels_path
 from pase_mtf.errors import InfeasibleError, UsageError
-from pase_mtf.launch.command_line import HelpRequested
+from pase_mtf.launch.command_line import read_flags
 from pase_mtf.launch.console import INTERRUPTED, exit_code_of
 from pase_mtf.launch.flag_values import MeshFlag, parse_mesh
 from pase_mtf.launch.interrupts import Interrupts
@@ -125,18 +125,11 @@ def parse(arguments: Sequence[str]) -> Request:
       arguments: without the program's name.
 
     Raises:
-      UsageError: an unknown flag, or a value that cannot be meant.
+      UsageError: of `read_flags`; or a value that cannot be meant.
       HelpRequested: --help; holds the text.
     """
     values = _flag_values()
-    try:
-        rest = values(["pase_mtf.calibration", *arguments])[1:]
-    except flags.Error as error:
-        raise UsageError(" ".join(str(error).split()) + "; --help lists the flags") from error
-    if values["help"].value:
-        raise HelpRequested(f"{__doc__}\nFlags:{values.get_help()}")
-    if rest:
-        raise UsageError(f"{rest[0]!r} is no flag; write --name=value (--help lists the flags)")
+    read_flags(values, "pase_mtf.calibration", __doc__ or "", arguments)
     chosen: dict[str, Any] = {name: values[name].value for name in values}
     named, graphs = (tuple(dict.fromkeys(chosen[name])) for name in ("model", "graph"))
     seconds = chosen["seconds"]

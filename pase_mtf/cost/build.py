@@ -108,10 +108,10 @@ class PricedNetwork:
         return tuple(self.memory_model.layer(number, choices, moment)
                      for number, choices in enumerate(self.configurations))
 
-    def copies_beside(self, assignment: Sequence[int], moment: int) -> list[np.ndarray]:
+    def copies_at(self, assignment: Sequence[int], moment: int) -> list[np.ndarray]:
         """What comes on top of `memory_with` for copies, per layer and configuration, were all other layers to stay as
         they are in this assignment (`MemoryModel.copies_at`)."""
-        return self.memory_model.copies_at(moment, self._chosen(assignment), self.configurations)
+        return self.memory_model.copies_at(self._chosen(assignment), moment, self.configurations)
 
     def memory_parts(self, assignment: Sequence[int]) -> dict[str, float]:
         """Bytes on the fullest device under a strategy, when it holds most, by `cost.held.MEMORY_PARTS`."""

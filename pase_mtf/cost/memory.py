@@ -249,13 +249,13 @@ class MemoryModel:
                 found[key] = _Copy(nbytes, min(begin, other.begin), max(end, other.end))
         return [*found.values(), *meanwhiles]
 
-    def copies_at(self, moment: int, configurations: Sequence[Configuration],
+    def copies_at(self, configurations: Sequence[Configuration], moment: int,
                   offered: Sequence[Sequence[Configuration]]) -> list[np.ndarray]:
         """What layers hold at a moment of tensors that they need otherwise than they lie, were all others to stay.
 
         Args:
-          moment: of the step.
           configurations: one per layer: those that stay.
+          moment: of the step.
           offered: per layer, those that it may have instead.
 
         Returns:

@@ -105,7 +105,7 @@ class Program:
             parameters = inspect.signature(build_graph).parameters
         self.arguments = tuple(name for name in _ARGUMENTS if name in parameters)
         # Who takes anything may hand it on to a function that takes none.
-        self._perhaps = not self.arguments
+        self._guessed = not self.arguments
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             self.arguments = _ARGUMENTS
         required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty
@@ -180,7 +180,7 @@ class Program:
                 return self._call({name: given[name] for name in self.arguments}, reads)
             except (TypeError, UsageError) as error:
                 cause = error if isinstance(error, TypeError) else error.__cause__
-                if not (self._perhaps and isinstance(cause, TypeError) and self.arguments
+                if not (self._guessed and isinstance(cause, TypeError) and self.arguments
                         and any(f"unexpected keyword argument '{name}'" in str(cause) for name in _ARGUMENTS)):
                     raise
         self.arguments, self.has_defaults = (), True

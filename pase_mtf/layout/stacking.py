@@ -22,7 +22,6 @@ __all__ = ["Stacking", "is_not_stacked"]
 _MOST_ELEMENTS = 2 ** 29
 _MANY_SLICES, _MOST_OF_MANY, _MOST_OF_FEW = 2 ** 16, 2 ** 27, 2 ** 16
 
-
 _NOT_STACKED: weakref.WeakSet[mtf.Graph] = weakref.WeakSet()
 
 

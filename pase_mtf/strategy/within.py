@@ -55,7 +55,7 @@ def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dic
                if priced.peak_memory(one.assignment)[0] <= memory_limit]
     initial = min(fitting, key=lambda one: one.cost).assignment if fitting else None
     return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
-                                copies=priced.copies_beside, cheapest=cheapest, initial=initial,
+                                copies=priced.copies_at, cheapest=cheapest, initial=initial,
                                 **{**options, "time_limit": budget.time_limit()})
 
 

@@ -44,6 +44,6 @@ def test_layers_add_up_to_no_more_than_is_there(name, shared, tmp_path):
         assert max(sums) <= most * (1 + 1e-9)
         tightest.append(max(sums) / most)
         # What layers would need of others that stay is about what there is beside the sum.
-        beside = sum(float(vector[0]) for vector in priced.copies_beside([0] * len(chosen), at))
+        beside = sum(float(vector[0]) for vector in priced.copies_at([0] * len(chosen), at))
         assert sum(float(vector[0]) for vector in priced.memory_with(at)) + beside > 0.9 * most
     assert np.median(tightest) > 0.6

@@ -73,13 +73,15 @@ def small(b):
     return [mtf.reduce_mean(mtf.read_variable(one.operation) + other + one)]
 
 
-def test_where_no_layout_helps_none_is_refused():
+@pytest.mark.parametrize(("build", "autostack"), [(read_anew, True), (small, False)])
+def test_the_layout_that_is_found_lowers(build, autostack):
+    """As the program can be lowered at all: where no layout helps, none is refused."""
     with tf.Graph().as_default():
         builder = Builder(tf.float32)
-        outputs = small(builder)
+        outputs = build(builder)
         found = find_layout(builder.graph, 8, outputs=outputs, machine="h100")
         impl = placement_mesh_impl.PlacementMeshImpl(found.mesh_shape, found.layout_rules, device_names(8))
-        mtf.Lowering(builder.graph, {outputs[0].mesh: impl}, autostack=False)
+        mtf.Lowering(builder.graph, {outputs[0].mesh: impl}, autostack=autostack)
 
 
 def test_a_program_that_stacks_nothing():
@@ -91,12 +93,3 @@ def test_a_program_that_stacks_nothing():
         mtf.Lowering(builder.graph, {outputs[0].mesh: impl}, autostack=False)
     mesh = parse_mesh_shape(layout[0])
     assert Verifier(captured.graph, outputs).problem(mesh, parse_rules(layout[1], mesh)) is None
-
-
-def test_the_layout_that_is_found_lowers():
-    with tf.Graph().as_default():
-        builder = Builder(tf.float32)
-        outputs = read_anew(builder)
-        found = find_layout(builder.graph, 8, outputs=outputs, machine="h100")
-        impl = placement_mesh_impl.PlacementMeshImpl(found.mesh_shape, found.layout_rules, device_names(8))
-        mtf.Lowering(builder.graph, {outputs[0].mesh: impl})
