@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable
-from pase_mtf.graph.all_reduces import messages_of, way_of
+from pase_mtf.graph.all_reduces import PIECES, RING, messages_of, way_of
 from pase_mtf.machine.machine import Machine
 
 __all__ = ["allreduce_seconds", "group_sizes"]
@@ -60,12 +60,12 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
                       stock: bool = False) -> np.ndarray:
     """Seconds of an all-reduce, done by all groups of devices at the same time.
 
-    On real devices: as many messages one after the other as the lowering makes of it (`graph.all_reduces`), each over
-    the slowest link that the group crosses. Bytes as of a reduce-scatter at each level, innermost first, so that
-    less is left for the next, and back: 2 (q - 1) / q of the remainder. A ring in the order of the devices crosses a
-    level as rarely, while others pass those within: an upper bound. Through a hub's own link go q - 1 blocks either
-    way, but members take turns as hubs. On shared cores each group of q sums once, for all: q blocks are read and one
-    is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it there
+    On real devices: the messages one after the other that the lowering makes of it (`_latency`), or where a library
+    sums along trees (`Machine.sums_by_trees`) those of a tree, where they take less. Bytes as of a reduce-scatter at
+    each level, innermost first, so that less is left for the next, and back: 2 (q - 1) / q of the remainder. A ring in
+    the order of the devices crosses a level as rarely, while others pass those within: an upper bound. Through a hub's
+    own link go q - 1 blocks either way, but members take turns as hubs. On shared cores each group of q sums once, for
+    all: q blocks are read and one is written, and 2 (q - 1) times one is sent. Where Mesh-TF itself does it there
     (mesh_tensorflow/placement_mesh_impl.py), every member flattens and splits its block, q rings of 2 q - 2 operations
     sum a q-th each, and every member puts them together; small blocks go round a single ring.
 
@@ -91,11 +91,40 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
             blocks = np.where(large, 7.0, 3.0) * size
         each = machine.with_overhead(blocks * nbytes / link.bandwidth, nodes) + messages * link.latency
         return np.where(size > 1, each * devices / size, 0.0)
-    size, left = groups.prod(axis=0), np.asarray(nbytes, np.float64)
-    slowest = np.max([np.where(across > 1, link.latency, 0.0) for link, across in zip(
-        machine.links, groups, strict=True)], axis=0)
-    seconds: np.ndarray = messages_of(way_of(left / _ITEMSIZE, size), size) * slowest
+    left = np.asarray(nbytes, np.float64)
+    seconds = _latency(left, groups, machine)
+    if machine.sums_by_trees and not stock:
+        seconds = np.minimum(seconds, _latency_of_trees(groups, machine))
     for link, across in zip(machine.links, groups, strict=True):
         seconds += 2.0 * (across - 1.0) / across * left / link.bandwidth
         left = left / across
+    return seconds
+
+
+def _latency(nbytes: np.ndarray, groups: np.ndarray, machine: Machine) -> np.ndarray:
+    """Seconds of latency of an all-reduce that the lowering makes of messages; see `allreduce_seconds`.
+
+    A piece goes round a ring in the order of the devices, so that most of its hops are within a node; where all
+    exchange pieces with all, most are sent to other nodes. Else the few messages are over the slowest link.
+    """
+    size = groups.prod(axis=0)
+    way = way_of(nbytes / _ITEMSIZE, size)
+    slowest, round_a_ring, to_all = np.zeros_like(size), np.zeros_like(size), np.zeros_like(size)
+    inner, outer = np.ones_like(size), size
+    for link, across in zip(machine.links, groups, strict=True):
+        outer = outer / across
+        slowest = np.maximum(slowest, np.where(across > 1, link.latency, 0.0))
+        round_a_ring += 2.0 * (across - 1.0) * outer * link.latency
+        to_all += 2.0 * (across - 1.0) * inner * link.latency
+        inner = inner * across
+    few: np.ndarray = messages_of(way, size) * slowest
+    return np.where(way == RING, round_a_ring, np.where(way == PIECES, to_all, few))
+
+
+def _latency_of_trees(groups: np.ndarray, machine: Machine) -> np.ndarray:
+    """Seconds of latency where the devices of a node are a chain and nodes are a binary tree of those of a level, up
+    and down: NCCL since 2.4 (Jeaugey, Massively scale your deep learning training with NCCL 2.4, 2019)."""
+    seconds: np.ndarray = 2.0 * (groups[0] - 1.0) * machine.links[0].latency
+    for link, across in zip(machine.links[1:], groups[1:], strict=True):
+        seconds = seconds + 2.0 * np.ceil(np.log2(across)) * link.latency
     return seconds

@@ -48,6 +48,7 @@ class _MachineFields(TypedDict):
     links: list[_LinkFields]
     shared_cores: NotRequired[bool]
     overhead_within: NotRequired[bool]
+    sums_by_trees: NotRequired[bool]
     unfolding_threads: NotRequired[int]
     efficiency: NotRequired[list[list[float]]]
     source: NotRequired[str]

@@ -50,6 +50,8 @@ class Machine:
       shared_cores: the devices are virtual and share cores and memory. Then the time of a step is the work of all
         devices together at the common rate, replicated work is paid once per replica, a tensor is sent from device to
         device by reference, and what is summed, sliced or concatenated is so once for all devices that need it.
+      sums_by_trees: sums between devices go by a library that takes trees where these are faster than rings. A graph
+        per rank hands them to NCCL on GPUs (`lowering.ranks`), which does so since version 2.4.
       unfolding_threads: how many threads compute one gradient of a convolution where they unfold its images for it:
         TensorFlow's own kernels for processors, where it does not take oneDNN's (`cost.unfolded`). 0: nothing is.
       efficiency: (FLOP of one product or convolution on a device, what fraction of its rate it reaches), FLOP rising;
@@ -66,6 +68,7 @@ class Machine:
     links: tuple[Link, ...]
     shared_cores: bool = False
     overhead_within: bool = False
+    sums_by_trees: bool = False
     unfolding_threads: int = 0
     efficiency: tuple[tuple[float, float], ...] = ()
     source: str = ""
@@ -136,7 +139,7 @@ def _wrong_type(machine: Machine) -> str:
     for name in ("name", "source"):
         if not isinstance(getattr(machine, name), str):
             return f"{name} is {shortened(getattr(machine, name))}, not text"
-    for name in ("shared_cores", "overhead_within"):
+    for name in ("shared_cores", "overhead_within", "sums_by_trees"):
         if not isinstance(getattr(machine, name), (bool, np.bool_)):
             return f"{name} is {shortened(getattr(machine, name))}, not true or false"
     if type(machine.unfolding_threads) is not int or machine.unfolding_threads < 0:

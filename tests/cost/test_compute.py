@@ -199,12 +199,26 @@ def test_slow_link_is_paid_for_what_the_fast_one_has_summed():
     assert seconds[0] == pytest.approx(2 * 3 / 4 * 8e6 / 1e9 + 2 * 1 / 2 * 2e6 / 1e6)
 
 
-def test_messages_are_those_of_the_lowering_over_the_slowest_link_that_is_crossed():
-    """Of a hub two, of a ring 2 (q - 1), of a pair one: by hand."""
+def test_messages_are_those_of_the_lowering_over_the_links_that_they_cross():
+    """Of a hub two, of a pair one, over the slowest link; by hand: round a ring of 4 x 4 a piece has 12 hops within
+    nodes and 3 across, and where all exchange pieces with all, 3 go within and 12 across; twice each."""
     machine = _machine(links=(Link(4, 1e30, 1.0), Link(64, 1e30, 10.0)))
-    sizes, groups = np.array([64.0, 64.0, 64.0, 4e6, 4e6, 4e6]), np.array([[4, 1, 4, 4, 2, 4], [1, 4, 2, 1, 1, 4]])
+    sizes = np.array([64.0, 64.0, 64.0, 4e6, 4e6, 4e6, 1e5])
+    groups = np.array([[4, 1, 4, 4, 2, 4, 4], [1, 4, 2, 1, 1, 4, 4]])
     seconds = allreduce_seconds(sizes, groups.astype(float), groups.prod(axis=0), machine)
-    np.testing.assert_allclose(seconds, [2.0, 20.0, 20.0, 6.0, 1.0, 300.0])
+    np.testing.assert_allclose(seconds, [2.0, 20.0, 20.0, 6.0, 1.0, 84.0, 246.0])
+
+
+def test_trees_take_as_many_messages_as_nodes_are_deep_where_that_is_less():
+    """By hand: up and down 3 hops within a node, and log2 of the nodes, rounded up, across."""
+    machine = _machine(links=(Link(4, 1e30, 1.0), Link(256, 1e30, 10.0)), sums_by_trees=True)
+    rings = dataclasses.replace(machine, sums_by_trees=False)
+    groups = np.array([[4, 4, 1, 4, 2], [1, 4, 64, 5, 1]], np.float64)
+    arguments = np.full(5, 4e7), groups, groups.prod(axis=0)
+    np.testing.assert_allclose(allreduce_seconds(*arguments, machine), [6.0, 46.0, 120.0, 66.0, 1.0])
+    np.testing.assert_allclose(allreduce_seconds(*arguments, machine, stock=True), allreduce_seconds(*arguments, rings))
+    small = np.full(5, 64.0), *arguments[1:]
+    assert np.all(allreduce_seconds(*small, machine) <= allreduce_seconds(*small, rings))
 
 
 def _einsum(inputs, output, sizes):
