@@ -18,6 +18,7 @@ from pase_mtf.errors import UsageError
 from pase_mtf.models import Model
 from pase_mtf.models.checks import kept_dtype
 from pase_mtf.models.presets import ModelConfig
+from pase_mtf.operations.widening import widened
 
 __all__ = ["WrittenOut", "check_microbatches", "import_features", "loss_and_gradients", "write_out"]
 
@@ -134,7 +135,7 @@ def _in_turn(features: Mapping[str, mtf.Tensor], loss_of: Callable[[dict[str, mt
 def _addable(gradients: Sequence[mtf.Tensor], config: ModelConfig) -> list[mtf.Tensor]:
     """Gradients of one microbatch in the type that variables are kept in: of a long sum in bfloat16 the eight bits
     would swallow what comes last."""
-    return [mtf.cast(gradient, tf.as_dtype(kept_dtype(config.dtype))) for gradient in gradients]
+    return [widened(gradient, tf.as_dtype(kept_dtype(config.dtype))) for gradient in gradients]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,4 +15,5 @@ from pase_mtf.operations import (  # noqa: F401  (they register themselves)
     shape,
     slicewise,
     variables,
+    widening,
 )

@@ -1,5 +1,6 @@
 """Activations in bfloat16: what is kept stays float32, and training is that of float32 up to eight bits."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from pase_mtf import models
-from pase_mtf.compat import tf
+from pase_mtf.compat import placement_mesh_impl, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.launch.arms.program import build_program, variables_by_name
+from pase_mtf.lowering.mesh import DeviceMeshImpl
 
 _PRODUCTS = ("matmul", "convolution")
 
@@ -87,6 +89,41 @@ def test_gradients_of_many_microbatches_add_up_in_float32(config):
     exact = found["float32", 1]
     far = {key: np.linalg.norm(change - exact) / np.linalg.norm(exact) for key, change in found.items()}
     assert far["bfloat16", 512] < 2 * far["bfloat16", 1] < 0.1, far
+
+
+@pytest.mark.parametrize("name", harness.some_slow(["rnnlm"], ["transformer", "alexnet"]))
+@pytest.mark.parametrize("rule", [harness.stock("all:2", "batch:all"), harness.under_strategy("data_parallel"),
+                                  harness.under_strategy("random2")], ids=["stock", "data_parallel", "random"])
+def test_gradients_of_microbatches_are_summed_over_devices_once(name, rule, config, monkeypatch):
+    """Priced so, lowered so (by stock Mesh-TF, too), and the same numbers as on one device, in its own type."""
+    in_loops = collections.Counter()
+    for impl in (DeviceMeshImpl, placement_mesh_impl.PlacementMeshImpl):
+        monkeypatch.setattr(impl, "allreduce", _counted(impl.allreduce, in_loops))
+    batches = list(itertools.islice(harness.model_batches(name, config(name, "float32")), 3))
+    priced, summed = {}, {}
+    for dtype, tolerance in (("bfloat16", 1e-2), ("float32", 1e-4)):
+        sizes, losses = dataclasses.replace(config(name, dtype), dropout=0.0), []
+        for lower in (harness.stock(), rule):
+            with tf.Graph().as_default():
+                program = build_program(models.get(name), sizes, sizes.batch, "sgd", 0.1, 3, 2)
+                priced[dtype] = collections.Counter(
+                    operation.trips for layer in export_graph(program.graph).layers
+                    for operation in layer.operations if operation.reduced)
+                in_loops.clear()
+                losses.append(harness.train(program, lower(program), batches).losses)
+                summed[dtype] = dict(in_loops)
+        np.testing.assert_allclose(losses[1], losses[0], rtol=tolerance)
+    assert priced["bfloat16"] == priced["float32"]
+    assert summed["bfloat16"] == summed["float32"] and summed["float32"][False] > 0
+
+
+def _counted(allreduce, in_loops):
+    """An all-reduce that counts whether it stands in a loop."""
+    def counting(impl, x, mesh_axes, kind):
+        if mesh_axes:
+            in_loops[tf.get_default_graph()._get_control_flow_context() is not None] += 1
+        return allreduce(impl, x, mesh_axes, kind)
+    return counting
 
 
 @pytest.mark.slow
