@@ -114,7 +114,8 @@ def test_gradients_of_microbatches_are_summed_over_devices_once(name, rule, conf
                 summed[dtype] = dict(in_loops)
         np.testing.assert_allclose(losses[1], losses[0], rtol=tolerance)
     assert priced["bfloat16"] == priced["float32"]
-    assert summed["bfloat16"] == summed["float32"] and summed["float32"][False] > 0
+    assert summed["bfloat16"] == summed["float32"]
+    assert summed["float32"][False] > 0
 
 
 def _counted(allreduce, in_loops):
