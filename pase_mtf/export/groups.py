@@ -42,7 +42,19 @@ class Group:
         """Whether the operation's dims are all the layer's, and it can split whatever the layer can."""
         names = {self.resolve(dim.name) for dim in fact.dims}
         return (names <= set(self.sizes) and not (names & self.legal) - {self.resolve(n) for n in fact.splittable}
-                and not self._confused(fact))
+                and not self._confused(fact) and not self._moved(fact) & self.legal)
+
+    def _moved(self, fact: OperationFacts) -> set[str]:
+        """The layer's names for dims whose splits a reshape cannot keep where they are: under one configuration what
+        it reads and what it makes would lie on devices in two ways. A rename moves as a whole, and is priced so."""
+        if fact.role != "rename":
+            return set()
+        x, y = fact.operation.inputs[0].shape, fact.operation.outputs[0].shape
+        if x.to_integer_list == y.to_integer_list:
+            return set()
+        kept = {self.resolve(old.name) for old, new in corresponding_dims(x, y)
+                if self.resolve(old.name) == self.resolve(new.name)}
+        return {self.resolve(dim.name) for dim in (*x.dims, *y.dims)} - kept
 
     def _confused(self, fact: OperationFacts) -> set[str]:
         """The layer's names that are two dims of one tensor: they are not laid out alike, as aliases have it."""
@@ -66,7 +78,7 @@ class Group:
             self.sizes[name].add(dim.size)
             if name not in legal:
                 self.legal.discard(name)
-        self.legal -= self._confused(fact)
+        self.legal -= self._confused(fact) | self._moved(fact)
 
     def take_over(self, other: Group) -> None:
         """Takes in all of another group."""

@@ -1,6 +1,7 @@
 """Export: every operation in one layer, gradients and optimizer with their layer, names and sizes right."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 
@@ -11,6 +12,7 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.errors import FormatError
 from pase_mtf.export.exporter import export_graph
+from pase_mtf.export.layer_marks import one_layer
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.operations.flow import all_operations
@@ -308,6 +310,30 @@ def test_convolution_and_pool_keep_space_whole():
     assert [(op.flops, op.reduced) for op in gradients] == [(convolution.flops, ("batch",))]
     flatten = next(layer for layer in exported.layers if "flat" in layer.dims and layer.kind == "pointwise")
     assert "batch" in flatten.splittable
+
+
+@pytest.mark.parametrize("held_together", [False, True])
+def test_a_reshape_that_cannot_keep_a_split_is_in_no_layer_that_has_it(held_together):
+    """The einsum knows all dims of both sides; split by heads, its output would have to be gathered for the reshape
+    within the layer, at no price."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        d, h, k = _dim("d", 512), _dim("heads", 8), _dim("k", 64)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 512]), mtf.Shape([B, d]))
+        with one_layer(graph) if held_together else contextlib.nullcontext():
+            y = mtf.einsum([x, _variable(mesh, "w", d, h, k)], output_shape=mtf.Shape([B, h, k]))
+            z = mtf.reshape(y, mtf.Shape([B, d]))
+        mtf.gradients([mtf.reduce_mean(mtf.square(z))], [variable.outputs[0] for variable in graph.all_variables])
+        exported = export_graph(graph)
+    reshapes = [(layer, operation) for layer in exported.layers for operation in layer.operations
+                if operation.role == "rename"]
+    assert {operation.phase for _, operation in reshapes} == {"forward", "backward"}
+    for layer, operation in reshapes:
+        (old,), (new,) = operation.inputs, operation.outputs
+        assert B.name in layer.splittable
+        assert not {name for name in {*old.dims} ^ {*new.dims} if name in layer.splittable}
+    assert any({"heads", "d"} <= set(layer.splittable) for layer in exported.layers) != held_together
 
 
 def _renamed(mesh, both_read_a_variable):
