@@ -34,16 +34,17 @@ def _one_hot_demands(operation: mtf.Operation, demands: StockDemands) -> None:
 
 
 def _lower_one_hot(op: mtf.ops.OneHotOperation, lowering: Lowering) -> None:
-    """Mesh-TF subtracts an int32 offset, which fails for int64 indices; here the offset is a number."""
+    """Mesh-TF subtracts an int32 offset, which fails for int64 indices; here the offset is a number. Differences of
+    narrow indices would wrap round, into the rows of another device."""
     impl, output, indices = lowering.mesh_impl(op), op.outputs[0], op.inputs[0]
     depth = impl.slice_shape(output.shape)[-1]
     partition = impl.partition(output.shape)
     offsets = [partition.block(position)[-1] * depth for position in range(impl.size)]
-    emitter = lowering.emitter
+    emitter, counted_in = lowering.emitter, indices.dtype if indices.dtype.size >= 4 else tf.int32
 
     def tf_fn(device: str, value: tf.Tensor, offset: int) -> tf.Tensor:
         if offset:
-            value = tf.subtract(value, emitter.constant(device, offset, indices.dtype))
+            value = tf.subtract(tf.cast(value, counted_in), emitter.constant(device, offset, counted_in))
         return tf.raw_ops.OneHot(
             indices=value, depth=emitter.constant(device, depth), on_value=scalar(device, op._on_value),
             off_value=scalar(device, op._off_value), axis=-1)
