@@ -14,9 +14,12 @@ from pase_mtf.operations.registry import Rule, add_rules
 
 _ops = mtf.ops
 
-# So many chunks, where the first dim has them: it is the batch, and the batch is what is split most. Fixed, because
-# the numbers depend on it.
-_CHUNKS = 8
+# So many chunks along a dim, or as many as divide both: 24 can be split by most numbers of devices. Fixed, because the
+# numbers depend on it.
+_CHUNKS = 24
+# Elements below which a chunk is cut along its first dim only: that is the batch, which is split most, and what a node
+# costs is more than what the rest of a small chunk does.
+_SMALL = 1 << 16
 
 
 def _lower(op: mtf.ops.RandomOperation, lowering: Lowering) -> None:
@@ -42,9 +45,10 @@ class _Chunks:
     def __init__(self, op: mtf.ops.RandomOperation, lowering: Lowering, shape: tuple[int, ...],
                  generate: Callable[..., tf.Tensor]) -> None:
         self._op, self._lowering, self._shape, self._generate = op, lowering, shape, generate
-        self._count = math.gcd(shape[0], _CHUNKS) if shape else 1
-        self._grid = ((self._count, 1), *((1, 1),) * (len(shape) - 1)) if shape else ()
-        self._size = (shape[0] // self._count, *shape[1:]) if shape else ()
+        counts = _cuts(shape)
+        self._count = math.prod(counts)
+        self._grid = tuple((count, math.prod(counts[dim + 1:])) for dim, count in enumerate(counts))
+        self._size = tuple(size // count for size, count in zip(shape, counts, strict=True))
         self._made: dict[tuple[str, int], tf.Tensor] = {}
 
     def _chunk(self, device: str, number: int, seed: tf.Tensor) -> tf.Tensor:
@@ -73,12 +77,24 @@ class _Chunks:
             counts, pieces = cover(source, target, self._shape, target.block(position))
             cells = []
             for piece in pieces:
-                cell = self._chunk(device, piece.block[0] if self._shape else 0, seed)
+                number = sum(place * stride for place, (_, stride) in zip(piece.block, self._grid, strict=True))
+                cell = self._chunk(device, number, seed)
                 cells.append(cell if piece.size == self._size else
                              emitter.slice(device, cell, piece.begin, piece.size))
             return self._lowering.assemble(cells, counts, device)
 
         return emitter.per_device(impl.devices, block, [range(impl.size), [self._lowering.random_seed()] * impl.size])
+
+
+def _cuts(shape: tuple[int, ...]) -> list[int]:
+    """Into how many chunks every dim is cut; a device that has a part of the tensor makes the chunks of that only."""
+    counts: list[int] = []
+    size = math.prod(shape)
+    for dim in shape:
+        counts.append(next(count for count in range(_CHUNKS, 0, -1) if count == 1 or (
+            math.gcd(dim, _CHUNKS) % count == 0 and (not counts or size // count >= _SMALL))))
+        size //= counts[-1]
+    return counts
 
 
 def _generator(op: mtf.ops.RandomOperation) -> Callable | None:

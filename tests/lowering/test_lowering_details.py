@@ -175,6 +175,15 @@ def test_random_numbers_do_not_depend_on_the_plan():
     assert len(np.unique(steps[0][1])) > 120
 
 
+@pytest.mark.parametrize("axis", [{"batch": 6}, {"length": 8}, {"units": 8}, {"length": 2, "units": 4}])
+def test_a_device_draws_no_more_of_a_large_random_tensor_than_it_has(builder, axis):
+    noise = mtf.random_uniform(builder.mesh, mtf.Shape([dim("batch", 6), dim("length", 512), dim("units", 8192)]))
+    PlanLowering(builder.graph, _plan(builder.graph, _spec(axis)), _DEVICES, shared_memory=False)
+    drawn = [np.prod(tf.get_static_value(op.inputs[0])) for op in tf.get_default_graph().get_operations()
+             if op.type == "StatelessRandomUniform"]
+    assert sum(drawn) == noise.shape.size
+
+
 def test_random_numbers_can_follow_the_step():
     with tf.Graph().as_default():
         b = Builder(tf.float32)
@@ -335,6 +344,18 @@ def test_what_can_be_split(builder):
     twice = mtf.einsum([builder.input("a", [dim("n", 4), dim("k", 4)]), builder.input("b", [dim("k", 4), dim("n", 8)])],
                        [dim("n", 4), dim("n", 8)])
     assert splittable_dims(twice.operation) == {"k"}
+
+
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.int8, tf.int64])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_one_hot_of_narrow_indices(builder, dtype, parts):
+    """The difference of an index and where a shard begins is another index in eight bits: 5 - 192 is 69."""
+    places, rows = dim("places", 128), dim("rows", 384)
+    indices = np.arange(128) * (2 if dtype == tf.uint8 else 1)
+    hot = mtf.one_hot(mtf.import_tf_tensor(builder.mesh, tf.constant(indices, dtype), mtf.Shape([places])), rows)
+    spec = _spec({"rows": parts})
+    (got,) = _values(PlanLowering(builder.graph, _plan(builder.graph, spec), _DEVICES, shared_memory=False), hot)
+    np.testing.assert_array_equal(got, np.eye(384)[indices])
 
 
 def test_bfloat16_activations_and_integer_einsums(builder):
