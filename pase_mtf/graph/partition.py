@@ -110,12 +110,20 @@ def of_mesh(mesh_impl: MeshImpl, shape: object, devices: Sequence[int]) -> Parti
     return Partition(tuple(devices), tuple(shards))
 
 
-def nearest(candidates: Sequence[int], devices: Sequence[int], device: int) -> int:
-    """The candidate position whose device is nearest: the device itself, else the one in the smallest common block.
+def nearest(candidates: Sequence[int], devices: Sequence[int], device: int, nodes: Sequence[int] = ()) -> int:
+    """The candidate position whose device is nearest: the device itself, else one that the innermost link joins.
 
-    Devices are numbered node by node, so the highest bit in which two numbers differ says how far apart they are.
+    Devices are numbered node by node. Of several in one node the one that differs in lower bits is taken: where links
+    that nobody told of join powers of two, it is behind the innermost of these.
+
+    Args:
+      candidates: positions, of which one is chosen.
+      devices: the number of the device at every position.
+      device: that asks.
+      nodes: how many devices the links join that are known, but the one that joins all (`Machine.nodes`).
     """
-    return min(candidates, key=lambda position: (devices[position] ^ device, position))
+    return min(candidates, key=lambda position: (
+        sum(devices[position] // size != device // size for size in nodes), devices[position] ^ device, position))
 
 
 def groups(positions: int, axes: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:

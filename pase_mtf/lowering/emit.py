@@ -8,6 +8,7 @@ constants are made once per graph, device and value.
 from __future__ import annotations
 
 import contextlib
+import collections
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ class Emitter:
       shared: whether all devices are processors of one host, which share its memory: what one of them holds, all can
         read, and nothing is gained by computing it twice.
       exchange: what crosses devices.
+      nodes: how many devices each process has, where there are several and their names tell; else empty.
       first_devices: the number of the first device of every process, where every process has a graph of its own; None
         where one process makes all nodes.
       first_own: the first device of this process.
@@ -73,11 +75,12 @@ class Emitter:
     def __init__(self, devices: Sequence[str], shared: bool | None = None):
         """Takes the names of the devices; `shared` is found out from them unless it is given."""
         self.devices = tuple(devices)
+        specs = [] if shared else [tf.DeviceSpec.from_string(device) for device in self.devices if device]
+        processes = collections.Counter((spec.job, spec.replica, spec.task) for spec in specs)
         if shared is None:
-            specs = [tf.DeviceSpec.from_string(device) for device in self.devices if device]
-            shared = all((spec.device_type or "CPU").upper() == "CPU" for spec in specs) and len(
-                {(spec.job, spec.replica, spec.task) for spec in specs}) <= 1
+            shared = all((spec.device_type or "CPU").upper() == "CPU" for spec in specs) and len(processes) <= 1
         self.shared = shared
+        self.nodes = (max(processes.values()),) if len(processes) > 1 else ()
         self.exchange = Copies()
         self.first_own = self.devices[0] if self.devices else ""
         self._constants: dict[Hashable, tf.Tensor] = {}

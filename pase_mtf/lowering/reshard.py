@@ -183,7 +183,8 @@ def move(tensors: Sequence[tf.Tensor], source: Partition, target: Partition, sha
         makers = positions[:1] if emitter.shared else positions
         for maker in makers:
             device = target.devices[maker]
-            found = [(nearest(source.holders[piece.block], source.devices, device), piece) for piece in pieces]
+            found = [(nearest(source.holders[piece.block], source.devices, device, emitter.nodes), piece)
+                     for piece in pieces]
             for position, piece in found:
                 slicer.want(position, piece)
             orders.append((positions if emitter.shared else (maker,), device, counts, found))
@@ -298,7 +299,7 @@ def reduce_and_move(tensors: Sequence[tf.Tensor], source: Partition, axes: Seque
     slicer, orders, counts_of = _Slicer(tensors, source, shape, emitter), [], []
     for position, device in enumerate(sums.devices):
         counts, pieces = cover(held, needed, (*shape, *sizes), needed.block(position))
-        found = [(nearest(held.holders[piece.block], source.devices, device), piece.without(len(sizes)))
+        found = [(nearest(held.holders[piece.block], source.devices, device, emitter.nodes), piece.without(len(sizes)))
                  for piece in pieces]
         for holder, piece in found:
             slicer.want(holder, piece)

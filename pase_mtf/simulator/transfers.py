@@ -48,6 +48,7 @@ def transfers(source: Partition, target: Partition, shape: Sequence[int], links:
       links: of the machine.
     """
     found: dict[tuple[int, int], list[int]] = {}
+    nodes = [link.devices for link in links[:-1]]
     if source == target:
         found = {(device, device): [0, 0] for device in source.devices}
     for parts, positions in target.holders.items() if source != target else ():
@@ -55,7 +56,7 @@ def transfers(source: Partition, target: Partition, shape: Sequence[int], links:
         for position in positions:
             receiver = target.devices[position]
             for block, elements in pieces:
-                sender = source.devices[nearest(source.holders[block], source.devices, receiver)]
+                sender = source.devices[nearest(source.holders[block], source.devices, receiver, nodes)]
                 entry = found.setdefault((receiver, sender), [0, 0])
                 if sender != receiver:
                     entry[0] += elements

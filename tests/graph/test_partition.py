@@ -109,6 +109,14 @@ def test_nearest_stays_in_the_node():
     assert nearest((0, 1), devices, 8) == 0
 
 
+def test_nearest_stays_in_nodes_of_any_size():
+    """Device 5 of a node of six differs from the first of the next by two bits only."""
+    assert nearest((0, 3, 6), range(12), 5, nodes=(6,)) == 0
+    assert nearest((0, 6), range(12), 5) == 6
+    assert nearest((0, 4, 6), range(24), 5, nodes=(3, 6)) == 4
+    assert nearest((0, 6), range(24), 5, nodes=(3, 6)) == 0
+
+
 def test_groups_differ_along_the_axes_only():
     assert groups(8, [(2, 2)]) == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert groups(4, [(2, 2), (2, 1)]) == [(0, 1, 2, 3)]
