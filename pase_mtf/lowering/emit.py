@@ -7,8 +7,8 @@ constants are made once per graph, device and value.
 
 from __future__ import annotations
 
-import contextlib
 import collections
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
