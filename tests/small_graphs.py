@@ -2,7 +2,8 @@
 
 import itertools
 
-from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Held, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation, Operand, Variable
+from pase_mtf.graph.spans import Held
 
 
 def dense(name, batch, inputs, outputs, *, dims=("batch", "in", "out"), training=True):

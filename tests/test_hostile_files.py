@@ -105,7 +105,8 @@ def test_strategies(files, tmp_path, where, value):
     (("layers", 0, "operations", 0, "role"), "guard"), (("layers", 0, "operations", 0, "shift"), ["batch"]),
     (("layers", 0, "operations", 0, "inputs"), [{}]), (("layers", 0, "operations", 0, "partial_sums"), [["batch"]] * 9),
     (("edges", 0, "source"), 99), (("edges", 0, "source"), -1), (("edges", 0, "shape"), [16]),
-    (("edges", 0, "itemsize"), 4.0),
+    (("edges", 0, "itemsize"), 4.0), *((("layers", 0, "operations", 0, "held"), [row]) for row in (
+        [0], [0] * 10, [0.5, 0, 1], [0, 0, -7.5], [0, 0, 1, -1.0], [0, 0, True])),
     (("edges", 0, "shape"), [2 ** 62, 2 ** 62]), (("edges", 0, "surprise"), 1), (("operations",), "9"), (("meta",), []),
     (("hash",), "0"), (("hash",), None)])
 def test_graphs(files, tmp_path, where, value):

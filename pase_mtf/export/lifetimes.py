@@ -23,10 +23,11 @@ from pase_mtf.export.moments import moments
 from pase_mtf.export.orders import awaited_by, in_turns, late_sums, ordered, runs_at_once
 from pase_mtf.export.phases import BACKWARD, UPDATE
 from pase_mtf.export.steps import Steps
-from pase_mtf.graph.computation_graph import Held, HeldCopy
-from pase_mtf.operations.einsum import product_of
+from pase_mtf.graph.spans import Held, HeldCopy
+from pase_mtf.operations.einsum import largest_besides, product_of
 from pase_mtf.operations.facts import OperationFacts
 from pase_mtf.operations.flow import Flow
+from pase_mtf.operations.registry import rule_of
 
 __all__ = ["Lifetimes", "lifetimes"]
 
@@ -41,7 +42,7 @@ class Lifetimes:
           steps: of the graph.
           orders: when tensors are there in each order of the operations.
         """
-        self._steps, self._orders, first = steps, orders, 0
+        self._steps, self._orders, self._last, first = steps, orders, 0, 0
         self._held: dict[int, list[Held]] = collections.defaultdict(list)
         self._moment_of: list[np.ndarray] = []
         self._first_read: dict[tuple[int, int], mtf.Tensor] = {}
@@ -51,6 +52,7 @@ class Lifetimes:
             moment_of = np.append(first + moments(order, steps), -1)
             self._moment_of.append(moment_of)
             first = int(moment_of[-2]) + 1
+            self._last = first - 1
             held = order.intervals
             columns = (moment_of[held.begin], moment_of[held.end], held.times, moment_of[held.waits_until],
                        moment_of[held.shared_until], moment_of[held.own_until], moment_of[held.shared_from])
@@ -65,11 +67,17 @@ class Lifetimes:
     def of_outputs(self, operation: mtf.Operation) -> tuple[Held, ...]:
         """When what the operation makes is there."""
         step = self._steps.tensors.step_of.get(operation, -1)
+        if step >= 0 and rule_of(operation).is_constant:  # made with the session, which keeps it
+            return tuple(Held(number, 0, self._last) for number in range(len(operation.outputs)))
         held, number = self._held.get(step, ()), product_of(operation)
-        # The product of which it makes a sum, if it does.
-        products = (Held(-1 - number, begin, begin) for begin in sorted({entry.begin for entry in held})
-                    if (step, begin) not in self._in_place) if number >= 0 else ()
-        return (*held, *products)
+        # What it makes besides: the product of which it makes a sum, or, of another shape, the largest of several.
+        begins = sorted({entry.begin for entry in held})
+        if number >= 0:
+            products = (Held(-1 - number, begin, begin) for begin in begins if (step, begin) not in self._in_place)
+            return (*held, *products)
+        besides = largest_besides(operation)
+        times = besides / max(operation.outputs[0].size, 1)
+        return (*held, *(Held(0, begin, begin, times) for begin in begins if besides))
 
     def of_sum(self, total: mtf.Tensor) -> tuple[Held, ...]:
         """When what a loop adds up is there, as the output of an operation of its own."""

@@ -13,7 +13,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from pase_mtf.errors import FormatError, shortened
 from pase_mtf.files import check_schema, read_json, write_atomically
@@ -21,8 +21,9 @@ from pase_mtf.garbage import uncollected
 from pase_mtf.graph.fields import EdgeFields, GraphFields, LayerFields, OperandFields
 from pase_mtf.graph.looked_up import LookedUp
 from pase_mtf.graph.plain import from_plain, keys_of, once, to_plain, unhashed_keys
+from pase_mtf.graph.spans import Held, HeldCopy, read_spans
 
-__all__ = ["ADDED", "ROLES", "ComputationGraph", "Edge", "Held", "Layer", "LayerOperation", "Operand", "Variable"]
+__all__ = ["ADDED", "ROLES", "ComputationGraph", "Edge", "Layer", "LayerOperation", "Operand", "Variable"]
 
 FORMAT = "pase_mtf.graph"
 VERSION = 3
@@ -47,50 +48,6 @@ class Operand:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     itemsize: int = 4
-
-
-class Held(NamedTuple):
-    """What an operation makes, while a device holds it. Moments of a step are numbered from 0.
-
-    Attributes:
-      output: the number of the output; -1 - n: what it makes besides, as large as its input n.
-      begin, end: the moments from which and until which it is there, both included; never, where `end` is before.
-      times: so many times the bytes of the output (what a function of slices makes besides has no shape here).
-      waits_until: where devices have to sum it, the moment until which it may be there: one device waits for the
-        others. Of what an update makes of a gradient, where devices have to sum that: the moment at which it is there
-        instead. -1: as `end` says.
-      shared_until: where it is a sum that one device makes for several of one host, the moment until which that may be
-        there besides what is made of it: the last of them writes in its place. -1: no longer than while it is made.
-      shared_from: the moment from which it may be there besides, as that is made of it.
-      own_until: the moment until which its layer needs it, though other layers read it until `end`: those that need it
-        as it lies (`HeldCopy.made`), or have copies. -1: until `end`.
-    """
-
-    output: int
-    begin: int
-    end: int
-    times: float = 1.0
-    waits_until: int = -1
-    shared_until: int = -1
-    own_until: int = -1
-    shared_from: int = -1
-
-
-class HeldCopy(NamedTuple):
-    """A copy of a tensor, in the parts that another layer reads, while a device holds it.
-
-    Attributes:
-      begin, end: the moments between which it is there, both included.
-      shared_until: where one device makes it for several of one host, the moment until which it is there; -1: `end`.
-      made: the `Held.begin` of what it is a copy of; that is there until `end` where no copy is needed. -1: unknown.
-      taken: where its last reader writes what it makes in its place, the moment at which that is made. -1: it does not.
-    """
-
-    begin: int
-    end: int
-    shared_until: int = -1
-    made: int = -1
-    taken: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -456,11 +413,11 @@ def _looked_up(data: Mapping[str, Any]) -> LookedUp | tuple[()]:
 
 
 def _edge(data: EdgeFields, known: dict[object, object]) -> Edge:
-    for span in data.get("held", ()):
-        if not 2 <= len(span) <= len(HeldCopy._fields) or span[0] < 0 or max(span) >= _MOST_MOMENTS:
-            raise ValueError(f"held: {shortened(span)}")
-    return from_plain(Edge, {**data, "held": [HeldCopy(*span) for span in data.get("held", ())],
-                             "looked_up": _looked_up(data)}, known)
+    held = read_spans(HeldCopy, data.get("held", ()))
+    for span in held:
+        if span.begin < 0 or max(span) >= _MOST_MOMENTS:
+            raise ValueError(f"held: {shortened(tuple(span))}")
+    return from_plain(Edge, {**data, "held": held, "looked_up": _looked_up(data)}, known)
 
 
 def _operand(data: OperandFields, known: dict[object, object]) -> Operand:
@@ -477,7 +434,7 @@ def _operation(data: Mapping[str, Any], known: dict[object, object]) -> LayerOpe
         **{name: once(data[name], known) for name in ("dims", "reduced", "shift")},
         "partial_sums": tuple(once(dims, known) for dims in data["partial_sums"]),
         "pending_outputs": tuple(data.get("handed_on", ())), "looked_up": _looked_up(data),
-        "held": tuple(Held(*entry) for entry in data.get("held", ())),
+        "held": tuple(read_spans(Held, data.get("held", ()))),
         "inputs": tuple(_operand(item, known) for item in data["inputs"]),
         "outputs": tuple(_operand(item, known) for item in data["outputs"])})
 

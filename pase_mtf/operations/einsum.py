@@ -35,8 +35,9 @@ def _kind(operation: mtf.Operation) -> str:
     everything = dim_sizes(operation.inputs)
     if set(everything) <= set(operation.outputs[0].shape.dimension_names):
         return "pointwise"
-    # Mesh-TF multiplies and reduces, without a matrix product, where one operand already has every dim.
-    if any(tensor.shape.ndims == len(everything) for tensor in operation.inputs):
+    # Mesh-TF multiplies and reduces, without a matrix product, where one operand already has every dim, and integers.
+    if not operation.outputs[0].dtype.is_floating or any(
+            tensor.shape.ndims == len(everything) for tensor in operation.inputs):
         return "reduction"
     return "matmul"
 
@@ -46,7 +47,21 @@ def product_of(operation: mtf.Operation) -> int:
     if not isinstance(operation, _ops.EinsumOperation) or _kind(operation) != "reduction":
         return -1
     count = len(dim_sizes(operation.inputs))
-    return next(number for number, tensor in enumerate(operation.inputs) if tensor.shape.ndims == count)
+    return next((number for number, tensor in enumerate(operation.inputs) if tensor.shape.ndims == count), -1)
+
+
+def largest_besides(operation: mtf.Operation) -> int:
+    """The elements of the largest product that the operation makes besides its output, where no input is as large
+    (`product_of`): of integers over all dims, of several tensors of the first two and so on. 0: none."""
+    if not isinstance(operation, _ops.EinsumOperation) or product_of(operation) >= 0:
+        return 0
+    kind = _kind(operation)
+    if kind == "reduction":
+        return math.prod(dim_sizes(operation.inputs).values())
+    if kind == "pointwise" or len(operation.inputs) < 3:
+        return 0
+    largest = int(_path(operation).largest_intermediate)
+    return largest if largest > operation.outputs[0].size else 0
 
 
 def _flops(operation: mtf.Operation) -> float:
@@ -57,13 +72,17 @@ def _flops(operation: mtf.Operation) -> float:
 
 
 def _flops_of_pairs(operation: mtf.Operation) -> float:
+    return float(_path(operation).opt_cost)
+
+
+def _path(operation: mtf.Operation) -> opt_einsum.contract.PathInfo:
     """Of a product of several tensors: TensorFlow multiplies two at a time, in the order that is found here, too."""
     shapes, output = [tensor.shape for tensor in operation.inputs], operation.outputs[0].shape
     used = {dim for shape in shapes for dim in shape.dims}
     equation = _ops._einsum_equation(shapes, mtf.Shape([dim for dim in output.dims if dim in used]))
     _, found = opt_einsum.contract_path(equation, *(shape.to_integer_list for shape in shapes), shapes=True,
                                         optimize="greedy")
-    return float(found.opt_cost)
+    return found
 
 
 def _splittable(operation: mtf.Operation) -> set[str]:
@@ -75,13 +94,16 @@ def _splittable(operation: mtf.Operation) -> set[str]:
 def _nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     if _kind(operation) == "pointwise":
         return Nodes(broadcast_runs=broadcast_runs(operation.outputs[0], operation.inputs))
-    if _kind(operation) == "matmul":
-        return Nodes()
-    # A product of all dims, which is written and read again by the sum.
-    sizes = dim_sizes(operation.inputs)
     ends = sum(tensor.size for tensor in tensors_of(operation))
-    whole = operation.inputs[product_of(operation)]
-    return Nodes(2, (ends + 2.0 * math.prod(sizes.values())) / max(ends, 1), broadcast_runs(whole, operation.inputs))
+    whole, besides = product_of(operation), largest_besides(operation)
+    if whole < 0 and not besides:
+        return Nodes()
+    # A product, which is written and read again by the next or the sum.
+    if whole < 0:
+        return Nodes(len(operation.inputs), (ends + 2.0 * besides) / max(ends, 1))
+    sizes = dim_sizes(operation.inputs)
+    return Nodes(2, (ends + 2.0 * math.prod(sizes.values())) / max(ends, 1),
+                 broadcast_runs(operation.inputs[whole], operation.inputs))
 
 
 def _reduction(impl: Mesh, old: mtf.Shape, new: mtf.Shape, kind: str) -> tuple[Callable, list[int]]:

@@ -13,6 +13,9 @@ from pase_mtf.operations.stock_sums import PendingSum, ReshapedSum
 
 _ops = mtf.ops
 
+_FEWEST_PARTS = 4
+"""How many times as large as what is found a dim has to be that is split for a top-k."""
+
 
 def _but_resized(operation: mtf.Operation) -> set[str]:
     """Concat, split, slice, pad, stack, unstack: all but the dim along which they work, which they declare."""
@@ -25,6 +28,19 @@ def _resizing_demands(operation: mtf.Operation, demands: StockDemands) -> None:
 
 def _top_k_demands(operation: mtf.Operation, demands: StockDemands) -> None:
     demands.keep_whole(operation, [operation._k_dim.name], "top-k makes it")
+
+
+def _top_k_splittable(operation: mtf.Operation) -> set[str]:
+    """Of a split dim every device finds the largest of its part and gives them to the others, each of which chooses
+    among all of these: where that is most of the dim, nothing is gained."""
+    reduced, found = operation._reduced_dim, operation._k_dim
+    few = _FEWEST_PARTS * found.size <= reduced.size
+    return names_of(operation) - {found.name, *([] if few else [reduced.name])}
+
+
+def _top_k_contracted(operation: mtf.Operation) -> tuple[tuple[str, ...], ...]:
+    """Not summed, but every device gets what the others have found, of both outputs."""
+    return ((operation._reduced_dim.name,),) * len(operation.outputs)
 
 
 def _one_hot_demands(operation: mtf.Operation, demands: StockDemands) -> None:
@@ -119,8 +135,8 @@ add_rules({
                               shift=lambda operation: (operation._dim.name, operation._offset)),
     _ops.OneHotOperation: Rule(kind=always("gather"), lower=_lower_one_hot, stock_demands=_one_hot_demands),
     _ops.TopKOperation: Rule(
-        kind=always("reduction"), splittable=lambda operation: names_of(operation) - {operation._k_dim.name},
-        layer="gather", is_anchor=True, stock_demands=_top_k_demands),
+        kind=always("reduction"), splittable=_top_k_splittable, contracted=_top_k_contracted, layer="gather",
+        is_anchor=True, stock_demands=_top_k_demands),
     _ops.ReshapeOperation: Rule(
         kind=always("none"), role=always("rename"), forwards_sums=True, is_view=True, lower=_lower_reshape,
         stock_demands=_reshape_demands, stock_sums=_reshaped_sums),

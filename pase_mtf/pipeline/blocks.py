@@ -8,8 +8,9 @@ import itertools
 import math
 from collections.abc import Hashable, Sequence
 
-from pase_mtf.graph.computation_graph import ADDED, ComputationGraph, Edge, Held, Layer, LayerOperation, Variable
+from pase_mtf.graph.computation_graph import ADDED, ComputationGraph, Edge, Layer, LayerOperation, Variable
 from pase_mtf.graph.partition import Partition
+from pase_mtf.graph.spans import Held
 
 __all__ = ["BLOCKS", "Blocks", "added_up", "find_blocks", "of_microbatch", "part_of_graph", "summed_within", "transfer"]
 

@@ -26,7 +26,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pase_mtf.cost.memory import MemoryModel
-from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Held, HeldCopy, Layer, LayerOperation
+from pase_mtf.graph.computation_graph import ComputationGraph, Edge, Layer, LayerOperation
+from pase_mtf.graph.spans import Held, HeldCopy
 from pase_mtf.pipeline.blocks import added_up, part_of_graph
 
 __all__ = ["StageMemory"]

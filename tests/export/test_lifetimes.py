@@ -64,3 +64,48 @@ def test_the_last_reader_of_a_copy_writes_in_its_place():
     beside = dataclasses.replace(exported, edges=tuple(dataclasses.replace(
         edge, held=tuple(copy._replace(taken=-1) for copy in edge.held)) for edge in exported.edges))
     assert sum(strategy_memory(exported, chosen).values()) < sum(strategy_memory(beside, chosen).values())
+
+
+def _largest(build):
+    """What one device needs of all, in bytes, by parts, with everything whole."""
+    exported = _exported(build)
+    return sum(strategy_memory(exported, [Configuration()] * len(exported.layers)).values())
+
+
+def test_products_that_an_einsum_makes_besides_are_there_while_it_runs():
+    """Integers are multiplied over all dims and summed; of three tensors two are multiplied first."""
+    rows, places, again, wide = (mtf.Dimension(name, size) for name, size in (
+        ("rows", 64), ("places", 256), ("again", 256), ("wide", 4096)))
+
+    def integers(mesh, _):
+        ids = mtf.import_tf_tensor(mesh, tf.ones([64, 256], tf.int32), mtf.Shape([rows, places]))
+        mtf.cumsum(ids, places)
+
+    def three(mesh, _):
+        x = mtf.import_tf_tensor(mesh, tf.ones([64, 256]), mtf.Shape([rows, places]))
+        y = mtf.import_tf_tensor(mesh, tf.ones([64, 256]), mtf.Shape([rows, again]))
+        w = mtf.import_tf_tensor(mesh, tf.ones([256, 256]), mtf.Shape([places, again]))
+        mtf.einsum([x, mtf.relu(y), w], output_shape=[rows])
+
+    def two(mesh, _):
+        x = mtf.import_tf_tensor(mesh, tf.ones([64, 256]), mtf.Shape([rows, places]))
+        w = mtf.import_tf_tensor(mesh, tf.ones([256, 4096]), mtf.Shape([places, wide]))
+        mtf.einsum([x, w], output_shape=[rows, wide])
+
+    least = _largest(lambda mesh, logits: None)
+    assert 64 * 256 * 256 * 4 <= _largest(integers) - least < 1.1 * 64 * 256 * 256 * 4
+    assert 64 * 256 * 4 * 2 < _largest(three) - least
+    assert not [held for operation in _operations(_exported(two)).values() for held in operation.held
+                if held.times != 1.0]
+
+
+def test_constants_are_there_all_the_time():
+    def build(mesh, logits):
+        mtf.reduce_sum(logits + mtf.zeros(mesh, mtf.Shape([B, mtf.Dimension("memory", 1 << 16), V])))
+
+    exported = _exported(build)
+    constant = next(operation for operation in _operations(exported).values() if operation.type == "Constant")
+    (held,) = constant.held
+    assert held.begin == 0
+    assert held.end >= max(other.end for layer in exported.layers for operation in layer.operations
+                           for other in operation.held)
