@@ -216,8 +216,7 @@ def _workers(found: dict[str, Any], scale: dict[str, Any]) -> str:
             "it. How the epochs grow with the batch is a matter of training to convergence, which we have not done. "
             "The last columns are their projection, at least so far ahead of data parallelism at scale, and how far "
             "ours is ahead of data parallelism at p = 128 to 1024 by the table above: the same global batch for both, "
-            "so that the epochs are equal, which theirs are not. There most of data parallelism are the rounds of long "
-            "rings, as said above: trees and gradients that are put together would bring ours down towards theirs.\n\n"
+            "so that the epochs are equal, which theirs are not.\n\n"
             + markdown.table(["model", *(f"SU_{size}" for size in sizes), *(f"epochs, M = {size}" for size in sizes),
                              "Pal et al.", "ours at scale"], rows))
 

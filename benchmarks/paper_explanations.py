@@ -42,22 +42,20 @@ is the paper's in every layer.""",
 }
 
 FIGURES = """\
-The order of the strategies is the paper's in most cases (counted above). How far they are apart is not: our
-predictions grow with the number of devices where the paper's measurements shrink (RNNLM from 4 on, AlexNet from 16) or
-stay (Inception-v3 and Transformer: within 0.07 and 0.24 of the measurements to 16 devices, up to 2.1 and 1.9 times them
-at 64). Most of data parallelism on so many devices is, as we price it, rounds of rings: every gradient is summed by
-itself, in 2 (p - 1) rounds of a latency each. Systems that put gradients together or sum them by trees take fewer, and
-are not priced. Time that no strategy saves would shrink the speedups, too: added to data parallelism and to ours alike,
-22, 34, 57, 158 and 209 ms a step at 4 to 64 devices give AlexNet the paper's speedups on the 1080 Ti. What it is we
-cannot tell: the numbers of these machines come from data sheets, nobody has calibrated the model on them, and neither
-the input nor the dispatch of ever smaller operations to ever more devices from one process is in it. RNNLM at p = 4 is
-predicted far too low. Transformer's expert is predicted below what was measured (0.60 against 0.91 at p = 8); we do not
-know why. The paper has no bars for the other four models. BIG LSTM under data parallelism fits no device of either
-cluster, so that its speedups are over something that could not be run."""
+The order of the strategies is the paper's in most cases (counted above). How far they are apart is, too, for two of the
+four models, on the 1080 Ti: Inception-v3 is within 0.07 of the measurements and Transformer within 0.31, on all numbers
+of devices. RNNLM and AlexNet are predicted to gain ever more from 16 on, where the paper's measurements shrink. Every
+gradient is priced as summed by itself, along trees where these take fewer messages, as NCCL does since 2.4; systems
+that put gradients together need fewer still. Time that no strategy saves would shrink the speedups: added to data
+parallelism and to ours alike, 22, 34, 55, 143 and 170 ms a step at 4 to 64 devices give AlexNet the paper's speedups on
+the 1080 Ti. What it is we cannot tell: the numbers of these machines come from data sheets, nobody has calibrated the
+model on them, and neither the input nor the dispatch of ever smaller operations to ever more devices from one process
+is in it. RNNLM at p = 4 is predicted far too low. Transformer's expert is predicted below what was measured (0.60
+against 0.91 at p = 8); we do not know why. The paper has no bars for the other four models. BIG LSTM under data
+parallelism fits no device of either cluster, so that its speedups are over something that could not be run."""
 
 SCALE = """\
-Data parallelism of the networks of convolutions gets slower from 128 devices on, nearly twice as slow with every
-doubling: the arithmetic of a device shrinks, and what is left are the rounds of ever longer rings, one ring per
-gradient (see above: with gradients put together, or trees, data parallelism would be less slow and the speedups
-smaller). Ours splits fewer weights over so many devices, and stays about where it was. One weird trick splits the fully
-connected layers alone, which is no help there. BIG LSTM has the most weights for its work."""
+Data parallelism of the networks of convolutions gains nothing from 128 devices on: the arithmetic of a device shrinks,
+what is left are the gradients, each summed by itself along a tree of nodes. Ours splits fewer weights over so many
+devices, and still gains. One weird trick splits the fully connected layers alone, which is no help there. BIG LSTM has
+the most weights for its work."""

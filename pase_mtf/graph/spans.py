@@ -72,5 +72,5 @@ def read_spans(kind: type[_Span], rows: Iterable[Sequence[float]]) -> list[_Span
         if not fewest <= len(row) <= len(kind._fields) or any(
                 type(value) is not int for name, value in zip(kind._fields, row, strict=False) if name != "times"):
             raise ValueError(f"held: {shortened(row)}")
-        found.append(kind(*row))
+        found.append(kind(*row))  # type: ignore[arg-type]
     return found
