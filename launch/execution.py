@@ -38,7 +38,7 @@ from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
 from pase_mtf.launch.strategies.pipelining import check_trained, find_pipelines
 from pase_mtf.launch.strategies.pricing import machine_of, prices_of, tell_untraced, watch_of
 from pase_mtf.launch.strategies.trying import choose_by_steps
-from pase_mtf.launch.training import History, train
+from pase_mtf.launch.training import BLOCK, History, train
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.pipeline import Pipeline
 from pase_mtf.strategy.judged_text import trial_text
@@ -294,8 +294,10 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
     with contextlib.closing(watch_of(run.prices)) as watch:
         interrupts.hold()  # what is measured from here on is written down whatever happens
         with Progress(options, len(arms), plan.first_step) as progress:
+            # What arms take in one turn is read while they take the turn before.
+            batches = built.data.batches(plan.first_step, ahead=max(BLOCK, options.warmup))
             history = train(
-                arms, built.data.batches(plan.first_step), warmup=options.warmup, steps=options.steps,
+                arms, batches, warmup=options.warmup, steps=options.steps,
                 first_step=plan.first_step, asked=lambda: interrupts.asked, check=judge.check, look=watch.look,
                 # In a process among several the others would wait for it.
                 ends_with=(DataError,) if alone else (),

@@ -107,13 +107,14 @@ def concatenate(xs: Sequence[mtf.Tensor], name: str) -> mtf.Tensor:
     return layers.local(lambda *xs: tf.concat(xs, -1), xs, shape, whole, gradient, "concat")
 
 
-def classify(x: mtf.Tensor, features: dict[str, mtf.Tensor], config: ImageConfig) -> mtf.Tensor:
+def classify(x: mtf.Tensor, features: dict[str, mtf.Tensor], config: ImageConfig, number: int = 0) -> mtf.Tensor:
     """The end of a network: the mean over the image, dropout, one fully connected layer, cross-entropy.
 
     Args:
       x: [batch, height, width, channels].
       features: the labels and, with dropout, the step.
       config: `classes`, `dropout`, and `dtype` and `seed` of the variables.
+      number: of this end, where a network has several: each drops others.
 
     Returns:
       The mean cross-entropy in nats, a scalar.
@@ -121,7 +122,7 @@ def classify(x: mtf.Tensor, features: dict[str, mtf.Tensor], config: ImageConfig
     x = global_average_pool(x)
     channels, classes = x.shape.dims[-1], mtf.Dimension("classes", config.classes)
     if config.dropout:
-        x = dropout(x, config.dropout, features["step"], config.seed * 1000)
+        x = dropout(x, config.dropout, features["step"], config.seed * 1000 + number)
     with tf.variable_scope("classifier"):
         weights = layers.variable(x.mesh, "weights", [channels, classes], config, stddev=math.sqrt(1 / channels.size))
         bias = layers.zeros(x.mesh, "bias", [classes], config)

@@ -99,7 +99,7 @@ def _auxiliary(x: mtf.Tensor, features: dict[str, mtf.Tensor], config: Inception
     output = mtf.Dimension("inner2", config.narrowed(768))
     height, width = (dim.size for dim in x.shape.dims[-3:-1])
     x = convolve_norm(x, output, (height, width), config, "whole", padding="VALID", epsilon=_EPSILON)
-    return classify(x, features, config)
+    return classify(x, features, config, number=1)
 
 
 def loss(mesh: mtf.Mesh, features: dict[str, mtf.Tensor], config: InceptionConfig) -> mtf.Tensor:

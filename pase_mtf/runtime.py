@@ -129,10 +129,13 @@ def available_bytes() -> int | None:
     found = [int(line.split()[1]) * 1024
              for line in _read(_PROC / "meminfo").splitlines() if line.startswith("MemAvailable")]
     for folder in _control_groups("memory"):
-        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for limit, used, cached in (("memory.max", "memory.current", "inactive_file"),
+                                    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
             most, now = _read(folder / limit), _read(folder / used)
             if most.isdigit() and now.isdigit():  # else "max" or -1: no limit
-                found.append(int(most) - int(now))
+                # Pages of files that were read count as used, and go as soon as memory is wanted.
+                stat = re.search(rf"^{cached} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
+                found.append(int(most) - max(0, int(now) - (int(stat[1]) if stat else 0)))
     return max(0, min(found)) if found else None
 
 
@@ -254,23 +257,29 @@ def choose_devices(flag: str, count: int) -> Devices:
     return Devices.first(count, "cpu", describe_host())
 
 
+# As TensorFlow writes a device of this process.
+_DEVICE_NAME = re.compile(
+    r"(/job:localhost)?(/replica:0)?(/task:0)?/?(device:)?(?P<kind>CPU|GPU):(?P<number>[0-9]{1,9})", re.IGNORECASE)
+
+
 def _explicit(flag: str, count: int) -> Devices:
     names = [name.strip() for name in flag.split(",") if name.strip()]
-    if len(set(names)) != len(names):
-        raise UsageError(f"--devices={flag}: a device is named twice; name {count} different ones")
     if len(names) != count:
         raise UsageError(f"--devices={flag}: names {len(names)} devices, --mesh wants {count}; make them agree")
-    kinds = set()
+    devices = []
     for name in names:
-        kind, _, number = name.upper().rpartition("DEVICE:")[2].partition(":")
-        if kind not in ("CPU", "GPU") or not re.fullmatch("[0-9]{1,9}", number):
+        written = re.fullmatch(_DEVICE_NAME, name)
+        if written is None:
             raise UsageError(f"--devices={flag}: {name!r} is no device name; write /device:CPU:0 or /device:GPU:0")
-        if kind == "GPU" and int(number) >= len(gpu_names()):
+        kind, number = written["kind"].lower(), int(written["number"])
+        if kind == "gpu" and number >= len(gpu_names()):
             raise UsageError(f"--devices={flag}: more GPUs than there are ({len(gpu_names())}); leave {name} out")
-        kinds.add(kind.lower())
-    if len(kinds) > 1:
+        devices.append((kind, number))
+    if len(set(devices)) != len(devices):
+        raise UsageError(f"--devices={flag}: a device is named twice; name {count} different ones")
+    if len({kind for kind, _ in devices}) > 1:
         raise UsageError(f"--devices={flag}: CPUs and GPUs mixed; a strategy is priced for devices of one kind")
-    kind = kinds.pop()
+    kind, names = devices[0][0], [f"/device:{kind.upper()}:{number}" for kind, number in devices]
     return Devices(kind, tuple(names), describe_host() if kind == "cpu" else ", ".join(sorted(set(gpu_names()))))
 
 
@@ -295,7 +304,9 @@ def gpu_bytes(devices: Devices) -> int:
     with tf.Session(devices.target, config=session_config(devices)) as session:
         found: list[int] = [
             device.memory_limit_bytes for device in session.list_devices() if device.device_type == "GPU"]
-    return min(found[:devices.count])
+    if devices.tasks:
+        return min(found[:devices.count])
+    return min(found[int(name.rpartition(":")[2])] for name in devices.names)
 
 
 def session_config(devices: Devices) -> tf.ConfigProto:

@@ -102,6 +102,12 @@ def test_the_host_is_described_with_the_cores_of_its_quota(kernel):
     ({"cgroup/memory.max": "max", "cgroup/memory.current": "1000"}, 8000 * 1024),
     ({"cgroup/memory.max": "5000", "cgroup/memory.current": "1000"}, 4000),
     ({"cgroup/memory.max": "5000", "cgroup/memory.current": "6000"}, 0),
+    # Pages of files that were read are given up as soon as memory is wanted.
+    ({"cgroup/memory.max": "5000", "cgroup/memory.current": "4900",
+      "cgroup/memory.stat": "anon 900\nfile 4000\ninactive_file 3000\n"}, 3100),
+    ({"proc/self/cgroup": "4:memory:/jobs", "cgroup/memory/jobs/memory.limit_in_bytes": "7000",
+      "cgroup/memory/jobs/memory.usage_in_bytes": "6500",
+      "cgroup/memory/jobs/memory.stat": "inactive_file 1\ntotal_inactive_file 6000\n"}, 6500),
     ({"proc/self/cgroup": "4:memory:/jobs", "cgroup/memory/jobs/memory.limit_in_bytes": "7000",
       "cgroup/memory/jobs/memory.usage_in_bytes": "500"}, 6500),
 ])
@@ -198,11 +204,16 @@ def test_a_list(gpus):
     gpus("A100")
     assert choose_devices("/device:CPU:3,/device:CPU:1", 2).names == ("/device:CPU:3", "/device:CPU:1")
     assert choose_devices("/device:GPU:0", 1).kind == "gpu"
+    assert choose_devices("cpu:1,/job:localhost/replica:0/task:0/device:CPU:0", 2).names == (
+        "/device:CPU:1", "/device:CPU:0")
 
 
 @pytest.mark.parametrize(("flag", "count", "says"), [
     ("/device:CPU:0", 2, "names 1 devices, --mesh wants 2"),
     ("/device:CPU:0,/device:CPU:0", 2, "named twice"),
+    ("/device:CPU:0,CPU:0", 2, "named twice"),
+    ("/device:CPU:0,/job:localhost/replica:0/task:0/device:cpu:0", 2, "named twice"),
+    ("/job:nowhere/xdevice:CPU:0", 1, "no device name"),
     ("/device:TPU:0", 1, "no device name"),
     ("/device:CPU:x", 1, "no device name"),
     ("/device:GPU:7", 1, "more GPUs than there are"),
@@ -221,6 +232,7 @@ def test_the_smallest_gpu_of_a_run_says_what_one_may_hold(monkeypatch):
     session = types.SimpleNamespace(list_devices=lambda: listed)
     monkeypatch.setattr("pase_mtf.compat.tf.Session", lambda target, config: contextlib.nullcontext(session))
     assert runtime.gpu_bytes(Devices("gpu", ("/device:GPU:0", "/device:GPU:1"), "two GPUs")) == 16_000
+    assert runtime.gpu_bytes(Devices("gpu", ("/device:GPU:0", "/device:GPU:2"), "two GPUs")) == 8_000
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/task").is_dir(), reason="threads are counted where Linux shows them")

@@ -22,6 +22,11 @@ if TYPE_CHECKING:  # slow to import: see `Data.batches`
 
 __all__ = ["Batch", "Data", "Source", "StepBatch", "number_of"]
 
+_KEYS = 3
+"""Words of 32 bits that TensorFlow's kernel takes as a key (Simon, a block cipher, as a permutation)."""
+_ROUNDS = 8
+"""Of the cipher. After the four that TensorFlow takes by default, orders by keys that differ a little are alike."""
+
 Batch = dict[str, np.ndarray]
 """Feature name -> values of a batch of examples."""
 
@@ -94,11 +99,12 @@ class Data:
         """The tokenizer of a text, None for other data."""
         return self.source.vocabulary
 
-    def batches(self, start_step: int = 0) -> Iterator[StepBatch]:
+    def batches(self, start_step: int = 0, ahead: int = 2) -> Iterator[StepBatch]:
         """Endless batches, shuffled anew every epoch, from that step on; they depend on the seed and the step only.
 
         Args:
           start_step: number of the first batch.
+          ahead: how many batches are read before they are asked for: as many as whoever asks takes at once.
 
         Yields:
           feature name -> array with the batch in front (but "step", a scalar).
@@ -107,11 +113,11 @@ class Data:
           DataError: an example cannot be read after all.
         """
         from pase_mtf.compat import tf  # here, as the command line imports this module before TensorFlow is wanted
-        failures: list[PaseError] = []
+        failures: list[Exception] = []
         # A graph and a session of its own: neither the caller's graph nor TensorFlow's eager mode (which would take
         # the GPUs' memory) has to do with reading files.
         with tf.Graph().as_default() as graph, tf.device("/device:CPU:0"):
-            iterator = tf.data.make_initializable_iterator(self._dataset(start_step, failures))
+            iterator = tf.data.make_initializable_iterator(self._dataset(start_step, ahead, failures))
             element = iterator.get_next()
         session = tf.Session(graph=graph, config=tf.ConfigProto(device_count={"GPU": 0}))
         try:
@@ -121,8 +127,9 @@ class Data:
                 try:
                     batch = StepBatch(self._whole(session.run(element)), step)
                 except tf.errors.OpError as error:
-                    raise failures[0] if failures else DataError(
-                        f"cannot read the data: {error.message.splitlines()[0]}") from None
+                    cause = failures[0] if failures else error
+                    raise cause if isinstance(cause, PaseError) else DataError(
+                        f"cannot read the data: {_first_line(cause)}") from None
                 if self.counts_steps:
                     batch["step"] = np.asarray(step, np.int32)
                 yield batch
@@ -139,11 +146,11 @@ class Data:
             whole[name][list(self.rows)] = values
         return whole
 
-    def _dataset(self, start_step: int, failures: list[PaseError]) -> tf.data.Dataset:
+    def _dataset(self, start_step: int, ahead: int, failures: list[Exception]) -> tf.data.Dataset:
         """The batches as a dataset in the current graph.
 
         Args:
-          start_step: number of the first batch.
+          start_step, ahead: as in `batches`.
           failures: filled with what `Source.load` raised: tf.data would wrap it in a page of text.
         """
         from pase_mtf.compat import tf  # as in `batches`
@@ -153,7 +160,7 @@ class Data:
         def load(numbers: np.ndarray) -> list[np.ndarray]:
             try:
                 loaded = source.load(numbers)
-            except PaseError as error:
+            except Exception as error:
                 failures.append(error)
                 raise
             return [np.ascontiguousarray(loaded[name], source.types[name][0]) for name in names]
@@ -164,13 +171,24 @@ class Data:
             size = tf.constant(source.examples, tf.int64)
             epochs = places // size
             # The public index_shuffle pads a matrix of keys on the wrong side (TensorFlow 2.21); its kernel is fine.
-            keys = tf.stack([tf.zeros_like(epochs), tf.fill([len(rows)], tf.constant(self.seed, tf.int64)), epochs], 1)
+            keys = tf.ensure_shape(tf.numpy_function(self._keys, [epochs], tf.uint32), [len(rows), _KEYS])
             numbers = tf.raw_ops.RandomIndexShuffle(
-                index=places % size, seed=tf.cast(keys, tf.uint32), max_index=size - 1, rounds=4)
+                index=places % size, seed=keys, max_index=size - 1, rounds=_ROUNDS)
             arrays = tf.numpy_function(load, [numbers], [tf.as_dtype(source.types[name][0]) for name in names])
             for name, array in zip(names, arrays, strict=True):
                 array.set_shape([len(rows), *source.types[name][1]])
             return dict(zip(names, arrays, strict=True))
 
         places = tf.data.Dataset.range(start_step * self.batch, np.iinfo(np.int64).max)
-        return places.batch(self.batch, drop_remainder=True).map(features).prefetch(2)
+        return places.batch(self.batch, drop_remainder=True).map(features).prefetch(ahead)
+
+    def _keys(self, epochs: np.ndarray) -> np.ndarray:
+        """The keys of the permutations of these epochs, uint32 [n, 3]: nothing of one is in another."""
+        different, place = np.unique(epochs, return_inverse=True)
+        return np.stack([np.random.SeedSequence([self.seed, int(epoch)]).generate_state(_KEYS)
+                         for epoch in different])[place]
+
+
+def _first_line(error: Exception) -> str:
+    """Of its message, or what it is where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -39,6 +39,9 @@ def image_source(paths: Sequence[str], config: ImageConfig) -> Source:
     Raises:
       DataError: what is wrong with which file.
     """
+    if config.image_channels not in (1, 3):
+        raise DataError(f"image_channels={config.image_channels}: pictures are read in grey (1) or in colour (3); take "
+                        "one of these, or synthetic data")
     if len(paths) == 2:
         return _idx_source(paths[0], paths[1], config)
     path = paths[0]
@@ -160,13 +163,12 @@ def _source(description: str, examples: int, load: Callable[[np.ndarray], Batch]
 
 def _read_label_list(path: str, config: ImageConfig) -> tuple[list[str], np.ndarray]:
     """File names and labels. Labels are numbers, or names of classes, numbered in alphabetical order."""
-    lines = read_lines(path)
+    lines, example = read_lines(path), f"lines such as \"cat.png{',' if path.endswith('.csv') else ' '}3\""
     if path.endswith(".csv"):
         try:
             rows = [[field.strip() for field in row] for row in csv.reader(lines)]
         except csv.Error as error:
-            raise DataError(f"{path}: no comma-separated values ({error}); write lines such as \"cat.png,3\""
-                            ) from error
+            raise DataError(f"{path}: no comma-separated values ({error}); write {example}") from error
     else:
         rows = [line.rsplit(None, 1) for line in lines]
     entries = []
@@ -174,11 +176,12 @@ def _read_label_list(path: str, config: ImageConfig) -> tuple[list[str], np.ndar
         if not any(row):
             continue
         if len(row) != 2 or not all(row):
-            raise DataError(f"{path}: line {number} is not a file and a label; write lines such as "
-                            f"\"cat.png{',' if path.endswith('.csv') else ' '}3\"")
+            raise DataError(f"{path}: line {number} is not a file and a label; write {example}")
         entries.append(row)
     if path.endswith(".csv") and len(entries) > 1 and not _is_number(entries[0][1]) and _is_number(entries[1][1]):
         entries = entries[1:]  # a heading
+    if not entries:
+        raise DataError(f"{path}: lists no images; write {example}")
     names, given = [entry[0] for entry in entries], [entry[1] for entry in entries]
     if all(map(_is_number, given)):
         labels = np.array([int(label) for label in given], object)
@@ -210,7 +213,7 @@ def _open_image(path: str) -> PIL.Image.Image:
     except FileNotFoundError as error:
         raise DataError(f"{path}: named in the label list, and not in the folder; take it off the list or add the "
                         "file") from error
-    except (OSError, PIL.Image.DecompressionBombError) as error:
+    except (OSError, ValueError, PIL.Image.DecompressionBombError) as error:  # ValueError: of texts in it, or profiles
         raise DataError(f"{path}: not a readable JPEG or PNG file; replace it or take it off the label list") from error
 
 

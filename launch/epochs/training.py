@@ -112,7 +112,8 @@ def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int) -> _Ste
     gradients = [mtf.cast(gradient, tf.as_dtype(kept_dtype(config.dtype))) for gradient in mtf.gradients(
         [loss], [variable.outputs[0] for variable in variables], [weight])]
     weighed = [weight, loss * weight, *gradients]
-    rate, imported_rate = fed("rate", mtf.Shape([]), tf.float32)
+    # Mesh-TF's Adam computes in float32, its SGD multiplies gradients by the rate.
+    rate, imported_rate = fed("rate", mtf.Shape([]), gradients[0].dtype if config.optimizer == "sgd" else tf.float32)
     sums = [fed(f"sum{number}", gradient.shape, gradient.dtype) for number, gradient in enumerate(gradients)]
     updates = _OPTIMIZERS[config.optimizer](imported_rate).apply_grads([imported for _, imported in sums], variables)
     # Ours and not mtf.Lowering: variables are read once a step, and updates follow that read.

@@ -69,6 +69,15 @@ def test_every_seed_has_initial_values_of_its_own(preset):
     assert len(losses) == 2
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_in_float64(preset, optimizer):
+    config, model = load_config("alexnet", preset, dtype="float64", optimizer=optimizer), models.get("alexnet")
+    batch = next(open_data(None, model, config, 16, 0).batches())
+    with Trainer(model, config, 16, seed=0) as trainer:
+        losses = [trainer.step([batch], 1, 0.05 if optimizer == "sgd" else 1e-4) for _ in range(3)]
+    assert losses[-1] < losses[0]
+
+
 def test_pieces_count_by_their_words(tmp_path):
     """The transformer's loss is a mean over words, of which pieces have more or fewer."""
     path = tmp_path / "micro.json"

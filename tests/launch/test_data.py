@@ -6,6 +6,7 @@ import gzip
 import itertools
 import os
 import struct
+import threading
 
 import numpy as np
 import PIL.Image
@@ -13,7 +14,7 @@ import pytest
 
 from pase_mtf import models
 from pase_mtf.errors import DataError
-from pase_mtf.launch.data import open_data
+from pase_mtf.launch.data import Data, Source, open_data
 from pase_mtf.launch.data.images import read_idx
 from pase_mtf.launch.data.text import END, PADDING
 
@@ -275,6 +276,74 @@ def test_a_picture_damaged_behind_its_header_is_named_when_it_is_read(picture_fo
     with pytest.raises(DataError, match=r"picture 1\.jpg: damaged") as caught:
         next(data.batches())
     assert "\n" not in str(caught.value)
+
+
+def _refused_picture(folder, message, **info):
+    PIL.Image.new("RGB", (32, 32)).save(folder / "picture 1.png", **info)
+    (folder / "labels.txt").write_text("picture 1.png 0\n")
+    _refused(str(folder), ALEXNET, IMAGES, message)
+
+
+def test_a_picture_with_too_long_a_text_in_it_is_named(picture_folder):
+    info = PIL.PngImagePlugin.PngInfo()
+    info.add_text("words", "x" * (2 << 20), zip=True)
+    _refused_picture(picture_folder, "picture 1.png: not a readable JPEG or PNG file", pnginfo=info)
+
+
+def test_a_list_of_nothing_is_refused(picture_folder):
+    (picture_folder / "labels.txt").unlink()
+    (picture_folder / "labels.csv").write_text(",\n")
+    _refused(str(picture_folder), ALEXNET, IMAGES, "labels.csv: lists no images")
+
+
+def test_pictures_of_other_than_one_or_three_channels_are_refused_at_once(picture_folder):
+    config = dataclasses.replace(IMAGES, image_channels=4)
+    _refused(str(picture_folder), ALEXNET, config, "image_channels=4: pictures are read in grey")
+
+
+def test_any_error_of_a_source_is_one_line():
+    def load(numbers):
+        raise RuntimeError("the tape\nis torn")
+
+    data = open_data(None, ALEXNET, IMAGES, 6, 0)
+    data = dataclasses.replace(data, source=dataclasses.replace(data.source, load=load))
+    with pytest.raises(DataError, match=r"^cannot read the data: the tape$"):
+        next(data.batches())
+
+
+def _order(seed, epoch, examples=60_000):
+    """The numbers of all examples in the order of an epoch."""
+    source = Source("numbers", examples, lambda numbers: {"number": numbers}, {"number": (np.dtype(np.int64), ())})
+    return next(Data(source, examples, seed).batches(epoch))["number"]
+
+
+@pytest.mark.parametrize(("one", "other"), [((0, 0), (0, 1)), ((0, 0), (1, 0)), ((0, 0), (0, 256)), ((0, 0), (256, 0)),
+                                            ((1, 2), (2, 1))])
+def test_orders_of_epochs_and_seeds_have_nothing_in_common(one, other):
+    """Where a list is sorted by ten classes, a place has the same class in both orders in one case of ten."""
+    orders = [_order(*which) for which in (one, other)]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(60_000))
+        assert abs(np.corrcoef(order, np.arange(60_000))[0, 1]) < 0.02
+    assert abs(np.corrcoef(*orders)[0, 1]) < 0.02
+    same = (orders[0] // 6_000 == orders[1] // 6_000).mean()
+    assert 0.08 < same < 0.12
+
+
+def test_as_many_batches_are_read_ahead_as_are_asked_for(monkeypatch):
+    """While devices compute, all that they ask for at once afterwards is read."""
+    read, enough = [], threading.Event()
+
+    def load(numbers):
+        read.append(numbers)
+        if len(read) >= 6:
+            enough.set()
+        return data.source.load(numbers)
+
+    data = open_data(None, ALEXNET, IMAGES, 6, 0)
+    batches = dataclasses.replace(data, source=dataclasses.replace(data.source, load=load)).batches(ahead=5)
+    next(batches)
+    assert enough.wait(60)
 
 
 def test_synthetic_data_says_so_and_can_be_learned():

@@ -81,6 +81,13 @@ def test_plain_mesh_tensorflow_gives_the_same_with_channels_split():
     harness.assert_trains_as_one_device("inception_v3", _DROPPING, rule)
 
 
+def test_the_auxiliary_classifier_drops_what_the_other_does_not(monkeypatch):
+    seeds = []
+    monkeypatch.setattr("pase_mtf.models.convolutional.dropout", lambda x, rate, step, seed: seeds.append(seed) or x)
+    harness.export_model("inception_v3", dataclasses.replace(SMALL, dropout=0.2, auxiliary=0.4))
+    assert len(seeds) == len(set(seeds)) == 2
+
+
 @pytest.mark.parametrize(("auxiliary", "count"), [(0.0, 23_834_568), (0.4, 27_161_264)])
 def test_has_the_published_number_of_parameters(auxiliary, count):
     # torchvision's inception_v3, without and with its auxiliary classifier: no moving averages. Keras' has 23,817,352
