@@ -301,15 +301,20 @@ class ComputationGraph:
 
     def to_dot(self) -> str:
         """The graph in Graphviz's language: a box per layer with its dims, an arrow per edge with its shape."""
-        lines = [f'digraph "{self.name}" {{', "  node [shape=box, fontname=Helvetica];"]
+        lines = [f'digraph "{_escaped(self.name)}" {{', "  node [shape=box, fontname=Helvetica];"]
         for number, layer in enumerate(self.layers):
             dims = ", ".join(f"{name}={size}" for name, size in layer.dims.items())
-            lines.append(f'  n{number} [label="{layer.name}\\n{layer.kind}\\n{dims}"];')
+            lines.append(f'  n{number} [label="{_escaped(layer.name)}\\n{layer.kind}\\n{_escaped(dims)}"];')
         for edge in self.edges:
             if edge.phase == "forward":
                 shape = ",".join(map(str, edge.shape))
                 lines.append(f'  n{edge.source} -> n{edge.target} [label="{shape}"];')
         return "\n".join([*lines, "}", ""])
+
+
+def _escaped(text: str) -> str:
+    """As it stands between quotes in Graphviz's language."""
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _problem(graph: ComputationGraph) -> str:

@@ -68,7 +68,8 @@ def _flops(operation: mtf.Operation) -> float:
     if _kind(operation) == "matmul" and len(operation.inputs) > 2:
         return _flops_of_pairs(operation)
     times = 2.0 if _kind(operation) == "matmul" else float(len(operation.inputs))
-    return times * math.prod(dim_sizes(tensors_of(operation)).values())
+    # Over dims that only the output has, what was found is broadcast.
+    return times * math.prod(dim_sizes(operation.inputs).values())
 
 
 def _flops_of_pairs(operation: mtf.Operation) -> float:

@@ -220,7 +220,8 @@ def test_same_program_same_hash_and_round_trip(trained, tmp_path):
     assert loaded == exported
     assert loaded.hash == exported.hash
     assert loaded.meta == {"batch": 8}
-    dot = exported.to_dot()
+    dot = dataclasses.replace(exported, name='in "quotes"').to_dot()
+    assert dot.startswith('digraph "in \\"quotes\\"" {')
     assert dot.count("->") == sum(edge.phase == "forward" for edge in exported.edges)
 
 
@@ -334,6 +335,31 @@ def test_a_reshape_that_cannot_keep_a_split_is_in_no_layer_that_has_it(held_toge
         assert B.name in layer.splittable
         assert not {name for name in {*old.dims} ^ {*new.dims} if name in layer.splittable}
     assert any({"heads", "d"} <= set(layer.splittable) for layer in exported.layers) != held_together
+
+
+def test_what_is_printed_is_read():
+    """Moved to where it is printed, and kept until then."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        shown = mtf.einsum([x, _variable(mesh, "w", D, F)], output_shape=mtf.Shape([B, F]), name="shown")
+        other = mtf.einsum([x, _variable(mesh, "v", D, K)], output_shape=mtf.Shape([B, K]), name="other")
+        mtf.Print(other, [shown], "shown", name="print")
+        exported = export_graph(graph)
+    edges = [edge for edge in exported.edges if edge.tensor.startswith("shown")]
+    assert [exported.layers[edge.target].name for edge in edges] == ["print"]
+
+
+def test_an_einsum_that_broadcasts_works_on_its_inputs_dims():
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        mtf.einsum([x, _variable(mesh, "w", D, F)], output_shape=mtf.Shape([B, L, F]), name="product")
+        product = next(operation for layer in export_graph(graph).layers for operation in layer.operations
+                       if operation.name == "product")
+    assert product.flops == 2 * B.size * D.size * F.size
 
 
 def _renamed(mesh, both_read_a_variable):
