@@ -31,7 +31,7 @@ class OperationFacts:
       name: its name, which need not be unique.
       index: its position in `all_operations`: that in `mtf.Graph.operations`, if no loop stands before it.
       rule: of its class.
-      is_needed: whether an assignment needs it; of a graph without assignments all are needed.
+      is_needed: whether an assignment needs it, or the program that the graph is of (`needed_for_updates`).
       outputs: what it makes.
       sources: what it reads, by the tensors that operations before it made (`Flow.origin`).
       makers: of each of `sources`, the index of the operation that makes it; -1 where none of the graph does.
@@ -190,12 +190,15 @@ def needed_for_updates(operations: Sequence[mtf.Operation]) -> list[bool]:
       operations: of the graph, in its order, those in a loop before the loop.
 
     Returns:
-      Per operation whether an assignment needs it; of a graph without assignments all are needed.
+      Per operation whether an assignment needs it. Of a graph whose assignments set nothing that is trained (moving
+      averages, a count of steps) all are needed: gradients, if there are any, are for somebody outside of it.
     """
     rules = [rule_of(operation) for operation in operations]
-    assigns = [bool(rule.assigns(operation)) for rule, operation in zip(rules, operations, strict=True)]
-    if not any(assigns):
+    trained = set(map(id, operations[0].graph.trainable_variables)) if operations else set()
+    assigned = [rule.assigns(operation) for rule, operation in zip(rules, operations, strict=True)]
+    if not any(id(variable) in trained for pairs in assigned for variable, _ in pairs):
         return [True] * len(operations)
+    assigns = list(map(bool, assigned))
     needed: set[int] = set()
     found = []
     for operation, rule, is_assignment in zip(reversed(operations), reversed(rules), reversed(assigns), strict=True):

@@ -337,6 +337,25 @@ def test_a_reshape_that_cannot_keep_a_split_is_in_no_layer_that_has_it(held_toge
     assert any({"heads", "d"} <= set(layer.splittable) for layer in exported.layers) != held_together
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_gradients_are_needed_where_no_assignment_trains(trains):
+    """A program that applies them itself may keep moving averages in the graph all the same."""
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        w = _variable(mesh, "w", D, F)
+        average = mtf.get_variable(mesh, "average", mtf.Shape([F]), trainable=False)
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        y = mtf.einsum([x, w], output_shape=mtf.Shape([B, F]), name="product")
+        gradient, _ = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [w, x])
+        mtf.assign(average, mtf.reduce_mean(y, output_shape=mtf.Shape([F])))
+        if trains:
+            mtf.assign_sub(w, gradient)
+        backward = [operation.name for layer in export_graph(graph).layers for operation in layer.operations
+                    if operation.phase == "backward" and operation.name.startswith("product") and operation.flops]
+    assert len(backward) == (1 if trains else 2)
+
+
 def test_what_is_printed_is_read():
     """Moved to where it is printed, and kept until then."""
     with tf.Graph().as_default():
