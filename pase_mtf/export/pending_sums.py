@@ -68,7 +68,9 @@ def pending_sums(facts: Iterable[OperationFacts], layer_of: Callable[[mtf.Operat
         if found or not fact.rule.forwards_sums or not fact.reads:
             continue
         sums = {pending.get(tensor) for tensor in fact.reads}
-        if (len(sums) == 1 and None not in sums and all(
+        # Of several only such of one shape are added before they are summed over devices: others are broadcast.
+        alike = fact.rule.is_view or all(tensor.shape == outputs[0].shape for tensor in fact.reads)
+        if (alike and len(sums) == 1 and None not in sums and all(
                 layer_of(tensor.operation) == layer and consumers[tensor] == 1 for tensor in fact.reads)):
             for tensor in fact.reads:
                 del due[tensor]

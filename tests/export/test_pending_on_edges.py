@@ -30,6 +30,22 @@ def _clipped(mesh):
         mtf.assign(weight.operation, gradient / norm)
 
 
+@pytest.mark.parametrize(("dims", "sums"), [([BATCH, INPUTS], 1), ([INPUTS], 2)])
+def test_sums_of_one_shape_are_added_before_they_are_summed_over_devices(dims, sums):
+    """Of two shapes each is summed by itself: one is broadcast."""
+    with tf.Graph().as_default():
+        mesh = mtf.Mesh(mtf.Graph(), "mesh")
+        weights = mtf.get_variable(mesh, "weights", mtf.Shape([INPUTS, OUT]))
+        one, other = (mtf.import_tf_tensor(mesh, tf.zeros([16] * len(of)), mtf.Shape(of))
+                      for of in ([BATCH, INPUTS], dims))
+        products = [mtf.einsum([x, weights], mtf.Shape([*x.shape.dims[:-1], OUT])) for x in (one, other)]
+        mtf.reduce_sum(mtf.square(mtf.add(*products, output_shape=mtf.Shape([BATCH, OUT]))))
+        exported = export_graph(mesh.graph)
+    found = [operation for layer in exported.layers for operation in layer.operations
+             if INPUTS.name in operation.reduced]
+    assert len(found) == sums
+
+
 def _grouped(mesh):
     """One assignment for the variables of all layers."""
     weights, gradients = _perceptron(mesh)
