@@ -15,6 +15,8 @@ __all__ = ["synthetic_source"]
 
 _EXAMPLES = 1 << 16
 _PATCHES = 4096
+_WORDS = 1 << 24
+"""Of a text, at most: a few hundred megabytes while it is made."""
 
 
 def synthetic_source(kind: str, config: ModelConfig, seed: int) -> Source:
@@ -80,8 +82,9 @@ def _text(config: TextConfig, seed: int) -> Source:
     generator = np.random.default_rng([seed, 3])
     words = config.vocab - RESERVED
     frequency = 1 / np.arange(1, words + 1)
+    examples = max(1, min(_EXAMPLES, _WORDS // config.length))
     # Windows that share nothing: of some that did, those held out would be trained on.
-    drawn = generator.choice(words, size=_EXAMPLES * config.length + 1, p=frequency / frequency.sum())
+    drawn = generator.choice(words, size=examples * config.length + 1, p=frequency / frequency.sum())
     follows = generator.random(len(drawn)) < 0.75
     successor = generator.permutation(words)
 
@@ -92,7 +95,7 @@ def _text(config: TextConfig, seed: int) -> Source:
             windows[:, step] = np.where(follows[places[:, step]], successor[windows[:, step - 1]], windows[:, step])
         return next_tokens(windows + RESERVED)
 
-    description = (f"synthetic (no --data): {_EXAMPLES:,} windows of {config.length} words out of {words:,}, three "
+    description = (f"synthetic (no --data): {examples:,} windows of {config.length} words out of {words:,}, three "
                    "quarters of them decided by the word before")
     shape = (np.dtype(np.int32), (config.length,))
-    return Source(description, _EXAMPLES, load, {"tokens": shape, "targets": shape})
+    return Source(description, examples, load, {"tokens": shape, "targets": shape})

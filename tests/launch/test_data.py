@@ -7,6 +7,7 @@ import itertools
 import os
 import struct
 import threading
+import tracemalloc
 
 import numpy as np
 import PIL.Image
@@ -299,6 +300,19 @@ def test_a_list_of_nothing_is_refused(picture_folder):
 def test_pictures_of_other_than_one_or_three_channels_are_refused_at_once(picture_folder):
     config = dataclasses.replace(IMAGES, image_channels=4)
     _refused(str(picture_folder), ALEXNET, config, "image_channels=4: pictures are read in grey")
+
+
+def test_synthetic_text_of_long_windows_takes_little_memory():
+    config = models.load_config("rnnlm", "tiny", batch=2, length=4096)
+    tracemalloc.start()
+    try:
+        data = open_data(None, models.get("rnnlm"), config, 2, 0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 600e6
+    assert data.source.examples == 4096
+    assert _take(data, 1)[0]["tokens"].shape == (2, 4096)
 
 
 def test_any_error_of_a_source_is_one_line():
