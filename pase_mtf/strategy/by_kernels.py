@@ -61,6 +61,8 @@ def kernel_times(machine: GivenMachine, devices: int, kind: str = "cpu", *, agai
     if is_kernel_file(machine):
         saved = SavedKernels(machine, devices)
         tell(f"kernels: {len(saved.times)} are known, from {os.fspath(machine)}; none is measured here")
+        for note in saved.notes:
+            tell.note(note)
         return saved
     if not is_local(machine):
         raise UsageError(f"measured prices are of the machine at hand, or of a file that python -m "

@@ -4,13 +4,15 @@ the machine's, or from a file."""
 import pytest
 
 from pase_mtf import export_graph, find_strategy
-from pase_mtf.calibration.cache import fingerprint_of_kernels, kernels_path
+from pase_mtf.calibration.cache import KERNEL_VERSION, fingerprint_of_kernels, kernels_path
 from pase_mtf.calibration.load import load_machine
 from pase_mtf.calibration.references import REFERENCES
 from pase_mtf.compat import mtf, tf
 from pase_mtf.errors import FormatError, InfeasibleError, PaseError, UsageError
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.kernel_table import save_tables
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import TINY, Timing
 from pase_mtf.strategy import by_kernels
 from pase_mtf.strategy.strategy import Strategy
 
@@ -87,6 +89,19 @@ def test_who_does_not_price_by_kernels(saved, program):
         find_strategy(export_graph(program), 4, machine=str(saved))
     with pytest.raises(UsageError, match="holds kernel times"):
         load_machine(str(saved), 4)
+
+
+@pytest.mark.parametrize(("older", "told"), [(0, False), (1, True)])
+def test_a_file_of_another_way_of_timing_is_said(tmp_path, capsys, older, told):
+    path = tmp_path / "mine.json"
+    save_tables(path, [KernelTimes({**fingerprint_of_kernels(8), "version": KERNEL_VERSION - older},
+                                   {TINY: Timing(1e-5)})])
+    by_kernels.kernel_times(str(path), 8)
+    known, *notes = capsys.readouterr().err.splitlines()
+    assert known == f"kernels: 1 are known, from {path}; none is measured here"
+    assert [note.startswith(f"note: {path}: its kernels were timed in another way (version {KERNEL_VERSION - 1}, "
+                            f"today's is {KERNEL_VERSION})")
+            for note in notes] == [True] * told
 
 
 def test_gpus_are_not_priced(cache_dir):
