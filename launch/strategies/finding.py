@@ -194,12 +194,14 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
                    else data_parallel(graph, mesh.devices))
         return prices.improve(by_hand, "mcmc", seconds=seconds, seed=seed)
     if prices is not None:
+        end = time.monotonic() + seconds
         configurations = _find(arm, plan, graph, machine, None, 0.0).configurations if arm.method != "changed" else (
             changed_configurations(prices.find(seconds=seconds).configurations,
                                    random_configurations(graph, mesh.devices, int(arm.argument), seed),
                                    int(arm.argument), seed))
+        # Of the same share as the search for what is changed.
         return prices.evaluate(configurations, arm.method if arm.method == "expert" and not arm.argument else arm.name,
-                               seconds=seconds)
+                               seconds=_share(end, 1.0))
     find = functools.partial(find_strategy, graph, mesh.devices, machine)
     given = functools.partial(evaluate_strategy, graph, devices=mesh.devices, machine=machine, name=arm.name)
     match arm.method:

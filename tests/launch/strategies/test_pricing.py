@@ -105,10 +105,12 @@ def test_a_run_that_goes_on_takes_what_is_known_best_where_it_is(tmp_path):
         assert resumed(Options(resume=str(tmp_path)), set()).prices is None
 
 
-@pytest.mark.parametrize("arms", [1, 3])
-def test_all_arms_share_the_seconds_for_measuring(monkeypatch, arms):
-    """Each may take of what is left; what is trained two thirds, if others are to follow."""
-    given, now = [], [100.0]
+@pytest.mark.parametrize(("compare", "expected"), [
+    ("none", [60.0]), ("data_parallel,random:1,search", [40.0, 10.0, 10.0]), ("changed:1", [40.0, 20.0, 0.0])])
+def test_all_arms_share_the_seconds_for_measuring(monkeypatch, compare, expected):
+    """Each may take of what is left; what is trained two thirds, if others are to follow. One that takes some layers of
+    the best strategy has no second share for these."""
+    given, now, graph = [], [100.0], perceptron((32, 64, 64, 16), batch=64)
     monkeypatch.setattr("pase_mtf.launch.strategies.finding.time.monotonic", lambda: now[0])
 
     class Prices:
@@ -118,7 +120,7 @@ def test_all_arms_share_the_seconds_for_measuring(monkeypatch, arms):
         def evaluate(self, configurations, name, *, seconds):
             given.append(seconds)
             now[0] += seconds
-            return types.SimpleNamespace(memory_bytes=0.0, configurations=(), seconds=1.0)
+            return types.SimpleNamespace(memory_bytes=0.0, configurations=graph.layers, seconds=1.0)
 
         def again(self, strategy):
             return strategy
@@ -127,9 +129,9 @@ def test_all_arms_share_the_seconds_for_measuring(monkeypatch, arms):
             return 1.0
 
     plan = resolve(Options(model="alexnet", devices="cpu", prices="measured", measure_seconds=60,
-                           compare="data_parallel,random:1,search" if arms > 1 else "none"))
-    find_strategies(plan, perceptron((32, 64, 64, 16), batch=64), Machine.load("h100"), Prices())
-    assert given == pytest.approx([60.0] if arms == 1 else [40.0, 10.0, 10.0])
+                           compare=compare))
+    find_strategies(plan, graph, Machine.load("h100"), Prices())
+    assert given == pytest.approx(expected)
 
 
 def test_not_for_gpus(monkeypatch, capsys):
