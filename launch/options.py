@@ -194,6 +194,9 @@ class Options:
         for name in (name for name, asked in measuring.items() if asked and self.machine != LOCAL):
             raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
                              f"--machine={self.machine}")
+        if self.prices == "roofline" and is_kernel_file(self.machine):
+            raise UsageError(f"--prices={self.prices}: --machine={self.machine} holds the times of kernels, and no "
+                             "rates; leave it out, or name a machine with rates, such as h100")
         for name, least in (("batch", 1), ("measure_seconds", 1), ("steps", 1), ("warmup", 1), ("log_every", 1),
                             ("seed", 0), ("checkpoint_every", 1), ("max_restarts", 0)):
             value = getattr(self, name)

@@ -8,11 +8,15 @@ import sys
 import pytest
 
 from pase_mtf import models
+from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.__main__ import main
 from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
+from pase_mtf.machine.kernel_table import save_tables
+from pase_mtf.machine.kernel_times import KernelTimes
+from pase_mtf.machine.kernels import TINY, Timing
 
 _MODEL = "--model=alexnet"
 _TINY = models.load_config("alexnet", "tiny")
@@ -78,6 +82,20 @@ def test_bad_usage(arguments, says, capsys):
     assert says in err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+def test_kernel_times_have_no_rates(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    save_tables(path, [KernelTimes(fingerprint_of_kernels(8), {TINY: Timing(1e-5)})])
+    flags = [_MODEL, "--devices=cpu", f"--machine={path}", "--print_config"]
+    assert main([*flags, "--prices=roofline"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: --prices=roofline: --machine={path} holds the times of kernels, and no rates; leave")
+    assert err.count("\n") == 1
+    for more in ([], ["--prices=measured"]):
+        assert main([*flags, *more]) == 0
+        assert json.loads(capsys.readouterr().out)["options"]["prices"] == "measured"
 
 
 @pytest.mark.parametrize("flag", ["strategy", "machine", "compare"])
