@@ -37,9 +37,10 @@ def simpler(found: Strategy, priced: PricedNetwork, memory_limit: float | None, 
         by_hand = data_parallel(priced.graph, priced.devices)
     except InfeasibleError:
         return found  # the batch does not divide by so many devices
-    useful = useful_devices(priced.graph, by_hand)
+    own: SearchReport = {"useful_devices": useful_devices(priced.graph, by_hand),
+                         "suggested_devices": fuller_devices(priced.graph, priced.devices, by_hand)}
     priced, assignment = with_configurations(priced, by_hand)
-    simple = price_assignment(found.name, priced, assignment, {**found.search, "useful_devices": useful})
+    simple = price_assignment(found.name, priced, assignment, {**found.search, **own})
     if simple.configurations == found.configurations or (
             memory_limit is not None and simple.memory_bytes > memory_limit):
         return found

@@ -124,8 +124,11 @@ class MeasuredPrices:
             "layers": len(self._graph.layers), "configurations": sum(map(len, priced.configurations)),
             "method": "exact",
             "useful_devices": useful_devices(self._graph, best),
-            "suggested_devices": fuller_devices(self._graph, self._meter.devices, best), **self._report(best)})
-        return simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
+            "suggested_devices": fuller_devices(self._graph, self._meter.devices, best)})
+        if simple_within > 0.0:
+            found = simpler(found, priced, memory_limit, simple_within)
+        found.search.update(self._report(found.configurations))
+        return found
 
     def evaluate(self, configurations: Sequence[Configuration], name: str, *, seconds: float = math.inf) -> Strategy:
         """The strategy of given configurations, its kernels measured as far as the seconds go."""

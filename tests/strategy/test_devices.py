@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 from small_graphs import perceptron
 
+from pase_mtf.cost.build import build_network
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.choosing import simpler
 from pase_mtf.strategy.devices import devices_text, fuller_devices, useful_devices
 from pase_mtf.strategy.find import find_strategy
-from pase_mtf.strategy.strategy import Strategy
+from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 GRAPH = perceptron((64, 128, 32, 64), batch=32)
 
@@ -55,6 +57,15 @@ def test_all_devices_work(tmp_path):
     assert devices_text(8, useful_devices(GRAPH, split), None) == ""
     found.save(tmp_path / "strategy.json")
     assert Strategy.load(tmp_path / "strategy.json").search["useful_devices"] == found.search["useful_devices"]
+
+
+def test_data_parallelism_that_is_taken_instead_has_devices_of_its_own():
+    machine = Machine.load("h100")
+    found = evaluate_strategy(GRAPH, [Configuration((("batch", 4), ("", 2)))] * len(GRAPH.layers), 8, machine, search={
+        "lower_bound": 1e-9, "useful_devices": 4.0, "suggested_devices": 7})
+    taken = simpler(found, build_network(GRAPH, machine, 8), None, 1e9)
+    assert taken.search["simpler"] == "data_parallel"
+    assert (taken.search["useful_devices"], taken.search["suggested_devices"]) == (pytest.approx(8), None)
 
 
 def test_data_parallelism_is_not_asked_where_it_cannot_be():

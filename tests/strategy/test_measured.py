@@ -218,6 +218,16 @@ def test_data_parallelism_where_it_is_as_good(graph, everything):
     assert found.seconds == pytest.approx(seconds[found.configurations])
 
 
+def test_data_parallelism_that_is_taken_instead_tells_its_own_kernels():
+    graph = perceptron((16, 256, 16, 8), 4)
+    prices = MeasuredPrices(graph, _Source(graph), PretendedMeter())
+    best, taken = prices.find(), prices.find(simple_within=1e3)
+    alone = prices.evaluate(data_parallel(graph, _DEVICES), "data_parallel")
+    assert taken.configurations == alone.configurations
+    assert taken.search["kernels"] == alone.search["kernels"]
+    assert taken.search["kernels"]["of_strategy"] != best.search["kernels"]["of_strategy"]
+
+
 @pytest.mark.parametrize("disturbed", [0, 2])
 def test_what_was_timed_while_others_slowed_the_machine_is_said(disturbed):
     told, meter = [], PretendedMeter()
