@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from pase_mtf.errors import InfeasibleError
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph, Layer
 from pase_mtf.graph.configurations import Configuration
 
@@ -152,10 +152,14 @@ def expert(graph: ComputationGraph, devices: int,
     Raises:
       InfeasibleError: the batch does not split over this many devices, or an axis of the transformer's mesh splits
         nothing of its blocks.
+      UsageError: the mesh needs more devices than there are.
     """
     if any("heads" in layer.dims for layer in graph.layers):
         rows, columns = ((mesh[0][1], mesh[1][1]) if mesh is not None and len(mesh) == 2
                          else _transformer_mesh(devices))
+        if rows * columns > devices:
+            raise UsageError(f"mesh={shortened(mesh)}: needs {rows * columns} devices, there are {devices}; give axes "
+                             "for no more")
         return _transformer_layout(graph, rows, columns)
     if any(name in layer.splittable for layer in graph.layers for name in _RECURRENT):
         return _updated_in_place(graph, _pipelines(graph, devices))

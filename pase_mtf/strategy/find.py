@@ -168,15 +168,17 @@ def _by_measured_kernels(graph: object, devices: int, machine: GivenMachine, met
     if method not in ("exact", "mcmc", *BY_HAND):
         raise UsageError(f"method {method!r} is for roofline prices; take \"exact\"")
     tell = Telling()
-    kernels = kernel_times(machine, devices, tell=tell)
-    from pase_mtf.export.exporter import export_graph  # what is wrong with a file is told before TensorFlow is loaded
+    # Exporting needs TensorFlow, which a search alone does not.
+    from pase_mtf.export.exporter import export_graph
     exported = export_graph(graph, sharded_updates=sharded_updates)
-    prices = prices_by_kernels(graph, exported, kernels, tell)
+    written = method if method in BY_HAND else start_from or "data_parallel"
+    # What cannot be written is told before anything is measured.
+    by_hand = () if method == "exact" else _by_hand(exported, devices, written, mesh)
+    prices = prices_by_kernels(graph, exported, kernel_times(machine, devices, tell=tell), tell)
     if method in BY_HAND:
-        found = prices.evaluate(_by_hand(exported, devices, method, mesh), method, seconds=seconds)
+        found = prices.evaluate(by_hand, method, seconds=seconds)
     elif method == "mcmc":
-        start = _by_hand(exported, devices, start_from or "data_parallel", mesh)
-        found = prices.improve(start, method, seconds=seconds, seed=seed)
+        found = prices.improve(by_hand, method, seconds=seconds, seed=seed)
     else:
         found = prices.find(seconds=seconds, memory_limit=memory_limit, simple_within=simple_within,
                             known=known)

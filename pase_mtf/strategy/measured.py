@@ -31,7 +31,7 @@ from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.kernels_text import origin_text
 from pase_mtf.strategy.measuring import measure, missing_of
 from pase_mtf.strategy.search_report import KernelsReport, SearchReport
-from pase_mtf.strategy.strategy import Strategy, price_assignment, with_configurations
+from pase_mtf.strategy.strategy import Strategy, check_configurations, price_assignment, with_configurations
 from pase_mtf.strategy.within import solve_within
 
 __all__ = ["MeasuredPrices"]
@@ -131,7 +131,12 @@ class MeasuredPrices:
         return found
 
     def evaluate(self, configurations: Sequence[Configuration], name: str, *, seconds: float = math.inf) -> Strategy:
-        """The strategy of given configurations, its kernels measured as far as the seconds go."""
+        """The strategy of given configurations, its kernels measured as far as the seconds go.
+
+        Raises:
+          UsageError: as of `check_configurations`.
+        """
+        check_configurations(self._graph, configurations, self._meter.devices)
         self._known.look(configurations)
         self._measure([configurations], time.perf_counter() + seconds)
         priced, assignment = with_configurations(self._priced(bounds=False), configurations)
@@ -177,7 +182,11 @@ class MeasuredPrices:
           name: of the strategy.
           seconds: how long to search and to measure.
           seed: of its random numbers.
+
+        Raises:
+          UsageError: as of `check_configurations`.
         """
+        check_configurations(self._graph, start, self._meter.devices)
         begin = time.perf_counter()
         end = begin + seconds
         self._known.look(start)

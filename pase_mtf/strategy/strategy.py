@@ -34,7 +34,8 @@ from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.tables import LayerSeconds, alternatives_table, difference_table, layers_table, seconds_by_kind
 from pase_mtf.strategy.within import frontier_of
 
-__all__ = ["FORMAT", "VERSION", "Strategy", "evaluate_strategy", "price_assignment", "with_configurations"]
+__all__ = ["FORMAT", "VERSION", "Strategy", "check_configurations", "evaluate_strategy", "price_assignment",
+           "with_configurations"]
 
 FORMAT = "pase_mtf.strategy"
 VERSION = 2
@@ -341,6 +342,29 @@ class Strategy:
                 f"this is {graph.name} with {len(graph.layers)} layers (hash {graph.hash}); search again for this one")
 
 
+def check_configurations(graph: ComputationGraph, configurations: Sequence[Configuration], devices: int) -> None:
+    """Refuses configurations that a graph on p devices cannot have.
+
+    Args:
+      graph: the graph.
+      configurations: one per layer.
+      devices: p.
+
+    Raises:
+      UsageError: not one configuration per layer, or one that its layer does not allow, or that needs more devices.
+    """
+    if len(configurations) != len(graph.layers):
+        raise UsageError(f"{len(configurations)} configurations for {len(graph.layers)} layers; give one per layer")
+    for layer, configuration in zip(graph.layers, configurations, strict=True):
+        for dim, shards in configuration.splits.items():
+            if dim not in layer.splittable or layer.dims[dim] % shards:
+                raise UsageError(f"layer {layer.name!r}: {dim} cannot be split into {shards}; "
+                                 f"it allows {', '.join(layer.splittable) or 'no split'} (sizes {layer.dims})")
+        if configuration.devices > devices:
+            raise UsageError(f"layer {layer.name!r}: {configuration} needs {configuration.devices} devices, "
+                             f"there are {devices}")
+
+
 @checked_arguments
 def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configuration], devices: int,
                       machine: GivenMachine = LOCAL, *, name: str = "given",
@@ -366,16 +390,7 @@ def evaluate_strategy(graph: ComputationGraph, configurations: Sequence[Configur
         raise UsageError(f"configurations={shortened(configurations)}: give a Configuration per layer")
     if type(devices) is not int or devices < 1:
         raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
-    if len(configurations) != len(graph.layers):
-        raise UsageError(f"{len(configurations)} configurations for {len(graph.layers)} layers; give one per layer")
-    for layer, configuration in zip(graph.layers, configurations, strict=True):
-        for dim, shards in configuration.splits.items():
-            if dim not in layer.splittable or layer.dims[dim] % shards:
-                raise UsageError(f"layer {layer.name!r}: {dim} cannot be split into {shards}; "
-                                 f"it allows {', '.join(layer.splittable) or 'no split'} (sizes {layer.dims})")
-        if configuration.devices > devices:
-            raise UsageError(f"layer {layer.name!r}: {configuration} needs {configuration.devices} devices, "
-                             f"there are {devices}")
+    check_configurations(graph, configurations, devices)
     # The alternatives are priced as well, so that `explain` can show them.
     priced = build_network(graph, load_machine(machine, devices), devices)
     return price_assignment(name, *with_configurations(priced, configurations), cast(SearchReport, search or {}))

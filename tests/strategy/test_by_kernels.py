@@ -1,6 +1,8 @@
 """find_strategy by measured kernels: of the machine at hand, where a clock that tells what it is asked to stands for
 the machine's, or from a file."""
 
+import contextlib
+
 import pytest
 
 from pase_mtf import export_graph, find_strategy
@@ -17,19 +19,25 @@ from pase_mtf.strategy import by_kernels
 from pase_mtf.strategy.strategy import Strategy
 
 
-@pytest.fixture(scope="module")
-def program():
-    """An mtf.Graph: two products and their update."""
+@contextlib.contextmanager
+def _built(inner="hidden"):
+    """An mtf.Graph: two products and their update; the dim between them has this name."""
     with tf.Graph().as_default():
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
-        batch, io, hidden = mtf.Dimension("batch", 16), mtf.Dimension("io", 64), mtf.Dimension("hidden", 128)
+        batch, io, hidden = mtf.Dimension("batch", 16), mtf.Dimension("io", 64), mtf.Dimension(inner, 128)
         x = mtf.import_tf_tensor(mesh, tf.zeros([16, 64]), mtf.Shape([batch, io]))
         w = mtf.get_variable(mesh, "w", mtf.Shape([io, hidden]))
         v = mtf.get_variable(mesh, "v", mtf.Shape([hidden, io]))
         y = mtf.einsum([mtf.relu(mtf.einsum([x, w], mtf.Shape([batch, hidden]))), v], mtf.Shape([batch, io]))
         loss = mtf.reduce_mean(mtf.square(y - x))
         mtf.optimize.SgdOptimizer(0.1).apply_grads(mtf.gradients([loss], [w, v]), [w.operation, v.operation])
+        yield graph
+
+
+@pytest.fixture(scope="module")
+def program():
+    with _built() as graph:
         yield graph
 
 
@@ -89,6 +97,13 @@ def test_who_does_not_price_by_kernels(saved, program):
         find_strategy(export_graph(program), 4, machine=str(saved))
     with pytest.raises(UsageError, match="holds kernel times"):
         load_machine(str(saved), 4)
+
+
+@pytest.mark.parametrize("how", [{"method": "expert"}, {"method": "mcmc", "start_from": "expert"}])
+def test_a_mesh_for_more_devices_is_refused_before_anything_is_measured(cache_dir, timed_kernels, how):
+    with _built("heads") as graph, pytest.raises(UsageError, match="needs 16 devices, there are 4"):
+        find_strategy(graph, 4, prices="measured", mesh=[("rows", 4), ("cols", 4)], **how)
+    assert not timed_kernels
 
 
 @pytest.mark.parametrize(("older", "told"), [(0, False), (1, True)])

@@ -8,7 +8,8 @@ from pretended_meter import PretendedMeter
 from small_graphs import perceptron
 
 from pase_mtf.cost.kernels import KnownKernels
-from pase_mtf.graph.configurations import enumerate_configurations
+from pase_mtf.errors import UsageError
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
 from pase_mtf.machine.kernels import Block, Kernel
 from pase_mtf.strategy.experts import data_parallel, expert
 from pase_mtf.strategy.measured import MeasuredPrices
@@ -208,6 +209,15 @@ def test_given_strategies(graph, everything):
     assert found.search["kernels"]["of_strategy"] == found.search["kernels"]["measured_of_strategy"]
     # Alternatives of its layers are priced as well, if only by a model.
     assert "batch" in found.explain(0)
+
+
+def test_strategies_for_more_devices_are_refused_before_anything_is_measured(graph):
+    meter = PretendedMeter()
+    prices = MeasuredPrices(graph, _Source(graph), meter)
+    for price in (prices.evaluate, prices.improve):
+        with pytest.raises(UsageError, match="needs 8 devices, there are 4"):
+            price([Configuration((("", 8),))] * len(graph.layers), "given")
+    assert not meter.asked
 
 
 def test_data_parallelism_where_it_is_as_good(graph, everything):

@@ -421,6 +421,8 @@ def test_the_transformer_layout():
                               Configuration((("batch", 2), ("", 4))))
     assert expert(net, 4)[0] == Configuration((("batch", 4),))  # the paper's mesh for 4 devices is 4 x 1
     assert expert(net, 8, mesh=[("rows", 4), ("cols", 2)])[0] == Configuration((("batch", 4), ("heads", 2)))
+    with pytest.raises(UsageError, match="needs 8 devices, there are 4"):
+        expert(net, 4, mesh=[("rows", 4), ("cols", 2)])
     for devices, reason in ((12, "batch=16 by 3 "), (7, "heads=8 or d_ff=64 by 7;")):  # meshes of 3 x 4 and 1 x 7
         with pytest.raises(InfeasibleError, match=reason):
             expert(net, devices)
