@@ -42,6 +42,7 @@ from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Timing
 
 if TYPE_CHECKING:
+    from pase_mtf.calibration.meter import KernelMeter
     from pase_mtf.compat import mtf
     from pase_mtf.graph.computation_graph import ComputationGraph
     from pase_mtf.strategy.by_kernels import Telling
@@ -156,25 +157,31 @@ def run(request: Request, interrupts: Interrupts) -> int:
     if request.save is not None:
         check_target(request.save, fingerprint_of_kernels(1))
     plans, code = request.plans(), 0
+    meters: dict[int, KernelMeter] = {}
     if plans or request.graphs:
         try:
-            _measure(request, plans)
+            _measure(request, plans, meters)
         except KeyboardInterrupt:
             code = interrupts.exit_code or INTERRUPTED
-            print("interrupted; what was measured is kept, and the same command"
+            lost = sum(meter.unkept for meter in meters.values())
+            print(f"interrupted; {lost} kernels that were measured are not kept" if lost else
+                  "interrupted; what was measured is kept, and the same command"
                   f"{' without --recalibrate' * request.recalibrate} goes on from there", file=sys.stderr)
     if request.listing:
         _list(request)
     if request.save is not None and code and request.recalibrate:
         print(f"{request.save}: left as it is, as not all was measured again", file=sys.stderr)
     elif request.save is not None:
-        _save(request)
+        _save(request, meters)
     return code
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
-def _measure(request: Request, plans: Sequence[Plan]) -> None:
-    from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels  # loads numba
+def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMeter]) -> None:
+    """Measures; the meter of every number of devices is put among these as soon as it is there."""
+    # They load numba.
+    from pase_mtf.calibration.meter import KernelMeter
+    from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
     end = time.monotonic() + request.seconds
     share = end
 
@@ -195,13 +202,20 @@ def _measure(request: Request, plans: Sequence[Plan]) -> None:
             tell("export: the program is built")
             with export() as (program, graph):
                 if kernels is None:
-                    kernels = kernel_times("local", mesh.devices, again=request.recalibrate, tell=tell)
+                    kernels = kernel_times("local", mesh.devices, again=request.recalibrate,
+                                           tell=Telling(f"{mesh.devices} devices"))
+                    assert isinstance(kernels, KernelMeter)
+                    meters[mesh.devices] = kernels
                 prices = prices_by_kernels(program, graph, kernels, tell)
                 for line in _fill(prices, graph, mesh, left, request.prove, tell):
                     print(f"{name} on {mesh.devices} devices: {line}", flush=True)
-        assert kernels is not None
-        print(f"{len(kernels.times)} kernels of {mesh.devices} devices are kept in {kernels_path(mesh.devices)}",
-              flush=True)
+        print(_kept_text(meters[mesh.devices]), flush=True)
+
+
+def _kept_text(meter: KernelMeter) -> str:
+    """What is known now, and where."""
+    known = f"{len(meter.times)} kernels of {meter.devices} devices are"
+    return f"{known} known, {meter.unkept} of them not kept" if meter.unkept else f"{known} kept in {meter.path}"
 
 
 _Export = Callable[[], contextlib.AbstractContextManager[tuple["mtf.Graph", "ComputationGraph"]]]
@@ -278,8 +292,10 @@ def _of_today(times: KernelTimes) -> bool:
             and times.on == fingerprint_of_kernels(devices, kind))
 
 
-def _save(request: Request) -> None:
-    tables = [times for _, times in _kept(request) if len(times)]
+def _save(request: Request, meters: Mapping[int, KernelMeter]) -> None:
+    """Saves what is kept and what was measured now, which there may have been no place to keep for."""
+    known = {str(meter.path): meter.times_to_save() for meter in meters.values()}
+    tables = [found for path, times in _kept(request) if len(found := known.get(path, times))]
     if not tables:
         counts = ",".join(str(mesh.devices) for mesh in request.meshes) or "8"
         raise UsageError(f"--save={request.save}: no kernels are kept of this machine for {counts} devices; measure "

@@ -46,12 +46,12 @@ class KernelMeter:
       spent: seconds that measuring took.
       measured: how many kernels were measured here.
       disturbed: how many of them while others slowed the machine, which is taken off.
-      notes: what people should know of the numbers, a sentence each.
+      notes: what people should know of the numbers, a sentence each; of what has been found out so far.
       failed: kernels that cannot be timed, and why.
     """
 
     def __init__(self, devices: int, kind: str = "cpu", *, path: str | os.PathLike[str] | None = None,
-                 again: bool = False) -> None:
+                 again: bool = False, note: Callable[[str], object] = lambda text: None) -> None:
         """Reads what is kept.
 
         Args:
@@ -60,6 +60,7 @@ class KernelMeter:
           path: of the file that keeps the times; by default in the user's cache folder.
           again: begin with nothing, and measure all that is needed once more; the file that there was is renamed
             (".old") when the first new times are kept.
+          note: is called with each of the notes once, when it is found out.
         """
         check_request(devices, kind)
         self.path = pathlib.Path(path) if path is not None else kernels_path(devices, kind)
@@ -70,9 +71,30 @@ class KernelMeter:
         self.spent, self.measured = 0.0, 0
         self._again, self._drift, self.disturbed = again, 1.0, 0
         self.notes: list[str] = []
+        self._tell = note
         self.failed: dict[Kernel, str] = {}
+        self._unkept: dict[Kernel, Timing] = {}  # at the speed of the file
         if self.times.damaged:
-            self.notes.append(f"{self.path}: {self.times.damaged} lines are damaged; what they told is measured again")
+            self._note(f"{self.path}: {self.times.damaged} lines are damaged; what they told is measured again")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            self._tell(text)
+
+    @property
+    def unkept(self) -> int:
+        """How many kernels were measured here that the file does not hold, as it could not be written."""
+        return len(self._unkept)
+
+    def times_to_save(self) -> KernelTimes:
+        """All that is known, at the speed of the file that keeps it: what that holds by now (other runs may
+        have added to it), and what is known here, also where it could not be written."""
+        found = KernelTimes(self.times.on)
+        if not self._again:  # else it still holds what does not count any more
+            found.update(dict(load_times(self.path).items()))
+        found.update(dict(self.times.scaled(1.0 / self._kept_drift).items()))
+        return found
 
     @property
     def memory_per_device(self) -> float:
@@ -89,7 +111,7 @@ class KernelMeter:
         """
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         if load > _BUSY * cores():
-            self.notes.append(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
+            self._note(f"the machine is busy (load {load:.1f} on {cores():g} cores): times may be too long")
         found = self._time(REFERENCES, np.inf, progress)
         kept = {kernel: timing.seconds for kernel in REFERENCES if (timing := self.times.get(kernel))}
         self._compare({kernel: found[kernel].seconds for kernel in self.telling if kernel in found})
@@ -104,18 +126,18 @@ class KernelMeter:
             return
         low, high = map(float, np.percentile(ratios, (25, 75)))
         if high > _AGREEING * low:
-            self.notes.append(f"the machine is not steady: half of the reference kernels take {low:.2f} to {high:.2f} "
-                              f"times what was kept in {self.path}, which is used as it is")
+            self._note(f"the machine is not steady: half of the reference kernels take {low:.2f} to {high:.2f} times "
+                       f"what was kept in {self.path}, which is used as it is")
             return
         drifts = [float(np.median(ratios)), *self._looks(tuple(found))]
         if not (all(map(_is_off, drifts)) and len({drift > 1.0 for drift in drifts}) == 1):
-            self.notes.append(f"the machine is not steady: within seconds reference kernels take {min(drifts):.2f} to "
-                              f"{max(drifts):.2f} times what was kept in {self.path}, which is used as it is")
+            self._note(f"the machine is not steady: within seconds reference kernels take {min(drifts):.2f} to "
+                       f"{max(drifts):.2f} times what was kept in {self.path}, which is used as it is")
             return
         self._drift = drift = float(np.median(drifts))
         self.times = self.times.scaled(drift)
-        self.notes.append(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times are "
-                          "scaled by that; --recalibrate measures them again")
+        self._note(f"reference kernels take {drift:.2f} times what was kept in {self.path}: the kept times are scaled "
+                   "by that; --recalibrate measures them again")
 
     def _ratios(self, found: Mapping[Kernel, float]) -> list[float]:
         """How many times what is kept some reference kernels take."""
@@ -154,9 +176,7 @@ class KernelMeter:
         Returns:
           How many were measured.
         """
-        found = self._time(self.missing(kernels), seconds, progress)
-        self.times.update(found)
-        return len(found)
+        return len(self._time(self.missing(kernels), seconds, progress))
 
     def _time(self, kernels: Sequence[Kernel], seconds: float,
               progress: Callable[[int], object]) -> dict[Kernel, Timing]:
@@ -179,6 +199,7 @@ class KernelMeter:
             for batch in timer.time(wanted, seconds - (begin - asked), progress):
                 found.update(batch)
                 if kernels is not REFERENCES:
+                    self.times.update(batch)  # each at once: who interrupts the next keeps it
                     self._keep(batch)
         self.failed.update(timer.failed)
         self.disturbed += timer.disturbed
@@ -200,17 +221,18 @@ class KernelMeter:
         return self._drift if begun(self.path) == self._begun else 1.0
 
     def _keep(self, timings: Mapping[Kernel, Timing]) -> None:
-        """Appends times to the file, as they would have been before: all that it holds is of one speed."""
+        """Appends times to the file, as they would have been before: all that it holds is of one speed. What cannot be
+        written is tried again with what comes next: somebody may have freed space meanwhile."""
         drift = self._kept_drift
-        before = {kernel: dataclasses.replace(timing, seconds=timing.seconds / drift)
-                  for kernel, timing in timings.items()}
+        self._unkept.update({kernel: dataclasses.replace(timing, seconds=timing.seconds / drift)
+                             for kernel, timing in timings.items()})
         try:
-            if before:
-                append_times(self.path, before, self.times.on, anew=self._again)
+            if self._unkept:
+                append_times(self.path, self._unkept, self.times.on, anew=self._again)
                 self._again = False
+                self._unkept.clear()
         except UsageError as error:  # not being able to keep the numbers does not make them wrong
-            if not any(note.startswith(str(error)[:20]) for note in self.notes):
-                self.notes.append(str(error))
+            self._note(f"what is measured is not kept: {error}")
 
 
 def _is_off(drift: float) -> bool:

@@ -51,7 +51,7 @@ def kernel_times(machine: GivenMachine, devices: int, kind: str = "cpu", *, agai
       devices: how many.
       kind: of the machine at hand's devices.
       again: begin with nothing of what is kept.
-      tell: is told what is being done.
+      tell: is told what is being done, and what people should know of the times, also of those that are measured later.
 
     Raises:
       UsageError: another machine; a file that tells of other numbers of devices; GPUs.
@@ -69,12 +69,10 @@ def kernel_times(machine: GivenMachine, devices: int, kind: str = "cpu", *, agai
                          f"pase_mtf.calibration --save wrote; {shortened(machine)} is neither")
     if kind != "cpu":
         raise UsageError("measured prices are those of CPUs only; take roofline prices, or devices of kind cpu")
-    meter = KernelMeter(devices, kind, again=again)
+    meter = KernelMeter(devices, kind, again=again, note=tell.note)
     tell(f"kernels: {len(meter.times)} are known, kept in {meter.path}")
     tell(f"reference kernels: {len(REFERENCES)} are timed")
     meter.start()
-    for note in meter.notes:
-        tell.note(note)
     return meter
 
 

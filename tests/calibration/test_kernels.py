@@ -276,6 +276,8 @@ def test_a_machine_that_became_slower(cache_dir, timed):
     assert kept.get(_ADD).seconds == 2e-3  # what is kept stays what was measured,
     assert kept.get(_MULTIPLY).seconds == pytest.approx(1e-3)  # or would have been then
     assert slower.times.get(_MULTIPLY).seconds == 2e-3
+    saved = slower.times_to_save()
+    assert [saved.get(kernel).seconds for kernel in (_ADD, _MULTIPLY)] == pytest.approx([2e-3, 1e-3])
 
 
 def test_a_reference_kernel_that_a_table_lacks_is_kept_at_its_speed(cache_dir, timed):
@@ -387,6 +389,41 @@ def test_what_another_run_measured_meanwhile_is_not_measured_again(cache_dir, ti
     assert meter.times.get(_ADD).seconds == (2e-3 if again else 5e-3)
     assert spent[0] < 60.0  # waiting counts
     assert sum(counts) == (0 if again else 1)
+
+
+def test_what_cannot_be_kept_is_said_once_and_written_once_it_can_be(timed, tmp_path):
+    (tmp_path / "full").write_text("no folder")
+    told = []
+    meter = KernelMeter(4, path=tmp_path / "full" / "times.jsonl", note=told.append)
+    meter.start()
+    for kernel in _KERNELS[:-1]:
+        meter.measure([kernel])
+    assert [note.startswith(f"what is measured is not kept: cannot write {meter.path}: ") for note in told] == [True]
+    assert meter.notes == told
+    assert meter.unkept == len(meter.times) == len(REFERENCES) + len(_KERNELS) - 1
+    assert dict(meter.times_to_save().items()) == dict(meter.times.items())
+    (tmp_path / "full").unlink()
+    meter.measure(_KERNELS)
+    assert meter.unkept == 0
+    assert len(load_times(meter.path)) == len(REFERENCES) + len(_KERNELS)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_saved_is_all_that_counts(cache_dir, timed, monkeypatch, again):
+    """Of a table that cannot be written to: what it holds, unless that is measured again, and what was measured."""
+    append_times(kernels_path(4), {_ADD: Timing(1e-3)}, fingerprint_of_kernels(4))
+    meter = KernelMeter(4, again=again)
+
+    def full(*_, **__):
+        raise UsageError("cannot write it: the disk is full; free space")
+
+    with monkeypatch.context() as while_full:
+        while_full.setattr(metering, "append_times", full)
+        meter.measure([_MULTIPLY])
+    append_times(kernels_path(4), {_KERNELS[1]: Timing(1e-3)}, fingerprint_of_kernels(4))  # by another run, since
+    saved = meter.times_to_save()
+    assert {kernel for kernel, _ in saved.items()} == {_MULTIPLY} | (set() if again else {_ADD, _KERNELS[1]})
+    assert saved.on == fingerprint_of_kernels(4)
 
 
 @pytest.mark.parametrize(("name", "value"), [

@@ -139,6 +139,34 @@ def test_interrupted_it_keeps_what_was_measured(cache_dir, timed_kernels, preset
     assert not before.intersection(timed_kernels) - set(REFERENCES)
 
 
+@pytest.fixture
+def no_cache(tmp_path, monkeypatch):
+    """A place for kernel times that cannot be written to."""
+    (tmp_path / "cache").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_what_cannot_be_kept_is_said_and_saved(no_cache, timed_kernels, preset, tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={path}"]) == 0
+    out, err = capsys.readouterr()
+    count = len(set(timed_kernels))
+    assert err.count("note: what is measured is not kept: cannot write ") == 1
+    assert "are kept" not in out
+    assert f"{count} kernels of 2 devices are known, {count} of them not kept\n" in out
+    assert {kernel for kernel, _ in table_for(path, 2).items()} == set(timed_kernels)
+
+
+def test_what_cannot_be_kept_is_saved_when_interrupted(no_cache, timed_kernels, preset, tmp_path, monkeypatch, capsys):
+    from pase_mtf.calibration import kernels
+    path = tmp_path / "mine.json"
+    monkeypatch.setattr(kernels.KernelTimer, "time", _interrupted(kernels.KernelTimer.time))
+    assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={path}"]) == 130
+    count = len(REFERENCES) + 24
+    assert len(table_for(path, 2)) == count
+    assert f"interrupted; {count} kernels that were measured are not kept\n" in capsys.readouterr().err
+
+
 def test_interrupted_anew_twice_it_loses_nothing_of_before(cache_dir, timed_kernels, preset, tmp_path, monkeypatch,
                                                            capsys):
     from pase_mtf.calibration import kernels
