@@ -191,7 +191,6 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
     total, number = len(request.meshes) * (len(request.models) + len(request.graphs)), 0
     builders = [(text, _builder(text)) for text in request.graphs]
     for mesh in request.meshes:
-        kernels = None
         programs: list[tuple[str, _Export]] = [(plan.options.model, _exporter(plan)) for plan in plans
                                                if plan.options.mesh == mesh.text]
         programs += [(text, functools.partial(build, mesh.devices)) for text, build in builders]
@@ -201,12 +200,12 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
             tell = Telling(f"{name} on {mesh.devices} devices ({number} of {total})")
             tell("export: the program is built")
             with export() as (program, graph):
-                if kernels is None:
+                if mesh.devices not in meters:  # once, however many meshes: --recalibrate begins anew with each
                     kernels = kernel_times("local", mesh.devices, again=request.recalibrate,
                                            tell=Telling(f"{mesh.devices} devices"))
                     assert isinstance(kernels, KernelMeter)
                     meters[mesh.devices] = kernels
-                prices = prices_by_kernels(program, graph, kernels, tell)
+                prices = prices_by_kernels(program, graph, meters[mesh.devices], tell)
                 for line in _fill(prices, graph, mesh, left, request.prove, tell):
                     print(f"{name} on {mesh.devices} devices: {line}", flush=True)
         print(_kept_text(meters[mesh.devices]), flush=True)
@@ -279,9 +278,9 @@ def _line(name: str, strategy: Strategy) -> str:
 def _kept(request: Request) -> list[tuple[str, KernelTimes]]:
     """The tables of the machine at hand that are meant: (file, times)."""
     if request.meshes:
-        paths = [kernels_path(mesh.devices) for mesh in request.meshes]
-        return [(str(path), load_times(path, fingerprint_of_kernels(mesh.devices)))
-                for path, mesh in zip(paths, request.meshes, strict=True)]
+        counts = dict.fromkeys(mesh.devices for mesh in request.meshes)
+        return [(str(path), load_times(path, fingerprint_of_kernels(devices)))
+                for devices in counts for path in [kernels_path(devices)]]
     found = [(str(path), load_times(path)) for path in kernel_tables()]
     return [(path, times) for path, times in found if _of_today(times)]
 

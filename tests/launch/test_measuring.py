@@ -184,6 +184,18 @@ def test_interrupted_anew_twice_it_loses_nothing_of_before(cache_dir, timed_kern
     assert kernels_path(2).with_name(kernels_path(2).name + ".old").read_bytes() == whole
 
 
+def test_meshes_of_as_many_devices_are_measured_anew_once(cache_dir, timed_kernels, preset, tmp_path, capsys):
+    flags = ["--model=alexnet", f"--preset={preset}", "--mesh=2,rows:2", f"--save={tmp_path / 'mine.json'}"]
+    assert main(flags) == 0
+    whole = kernels_path(2).read_bytes()
+    timed_kernels.clear()
+    assert main([*flags, "--recalibrate"]) == 0
+    assert kernels_path(2).with_name(kernels_path(2).name + ".old").read_bytes() == whole
+    assert len(timed_kernels) == len(set(timed_kernels)) == len(load_times(kernels_path(2)))
+    told = f"{len(timed_kernels)} kernels of 2 devices"
+    assert f"saved in {tmp_path / 'mine.json'}: {told}; search by them" in capsys.readouterr().out
+
+
 def test_seconds_are_a_budget(cache_dir, timed_kernels, preset, capsys):
     assert main(["--model=alexnet", f"--preset={preset}", "--mesh=2", "--seconds=1e-9"]) == 0
     assert set(timed_kernels) == set(REFERENCES)
