@@ -156,29 +156,31 @@ def run(request: Request, interrupts: Interrupts) -> int:
     """
     if request.save is not None:
         check_target(request.save, fingerprint_of_kernels(1))
-    plans, code = request.plans(), 0
+    plans, code, whole = request.plans(), 0, True
     meters: dict[int, KernelMeter] = {}
     if plans or request.graphs:
         try:
-            _measure(request, plans, meters)
+            whole = _measure(request, plans, meters)
         except KeyboardInterrupt:
-            code = interrupts.exit_code or INTERRUPTED
+            code, whole = interrupts.exit_code or INTERRUPTED, False
             lost = sum(meter.unkept for meter in meters.values())
             print(f"interrupted; {lost} kernels that were measured are not kept" if lost else
                   "interrupted; what was measured is kept, and the same command"
                   f"{' without --recalibrate' * request.recalibrate} goes on from there", file=sys.stderr)
     if request.listing:
         _list(request)
-    if request.save is not None and code and request.recalibrate:
-        print(f"{request.save}: left as it is, as not all was measured again", file=sys.stderr)
-    elif request.save is not None:
-        _save(request, meters)
+    if request.save is not None:
+        _save(request, meters, whole)
     return code
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
-def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMeter]) -> None:
-    """Measures; the meter of every number of devices is put among these as soon as it is there."""
+def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMeter]) -> bool:
+    """Measures; the meter of every number of devices is put among these as soon as it is there.
+
+    Returns:
+      Whether no program's seconds were over before all of it was measured.
+    """
     # They load numba.
     from pase_mtf.calibration.meter import KernelMeter
     from pase_mtf.strategy.by_kernels import Telling, kernel_times, prices_by_kernels
@@ -188,7 +190,7 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
     def left() -> float:
         return max(0.0, share - time.monotonic())
 
-    total, number = len(request.meshes) * (len(request.models) + len(request.graphs)), 0
+    total, number, whole = len(request.meshes) * (len(request.models) + len(request.graphs)), 0, True
     builders = [(text, _builder(text)) for text in request.graphs]
     for mesh in request.meshes:
         programs: list[tuple[str, _Export]] = [(plan.options.model, _exporter(plan)) for plan in plans
@@ -208,7 +210,9 @@ def _measure(request: Request, plans: Sequence[Plan], meters: dict[int, KernelMe
                 prices = prices_by_kernels(program, graph, meters[mesh.devices], tell)
                 for line in _fill(prices, graph, mesh, left, request.prove, tell):
                     print(f"{name} on {mesh.devices} devices: {line}", flush=True)
+                whole = whole and left() > 0.0
         print(_kept_text(meters[mesh.devices]), flush=True)
+    return whole
 
 
 def _kept_text(meter: KernelMeter) -> str:
@@ -291,17 +295,33 @@ def _of_today(times: KernelTimes) -> bool:
             and times.on == fingerprint_of_kernels(devices, kind))
 
 
-def _save(request: Request, meters: Mapping[int, KernelMeter]) -> None:
-    """Saves what is kept and what was measured now, which there may have been no place to keep for."""
+def _save(request: Request, meters: Mapping[int, KernelMeter], whole: bool) -> None:
+    """Saves what is kept and what was measured now, which there may have been no place to keep for; unless the file
+    holds what would be lost, as not the whole was measured."""
     known = {str(meter.path): meter.times_to_save() for meter in meters.values()}
     tables = [found for path, times in _kept(request) if len(found := known.get(path, times))]
     if not tables:
         counts = ",".join(str(mesh.devices) for mesh in request.meshes) or "8"
         raise UsageError(f"--save={request.save}: no kernels are kept of this machine for {counts} devices; measure "
                          f"some first (--model=transformer --mesh={counts})")
+    alone = {} if whole else _in_it_alone(str(request.save), tables)
+    if alone:
+        told = ", ".join(f"{count} kernels of {devices} devices" for devices, count in alone.items())
+        print(f"{request.save}: left as it is, as not all was measured{' again' * request.recalibrate}, and it holds "
+              f"{told} that were not; the same command{' without --recalibrate' * request.recalibrate} goes on from "
+              "there", file=sys.stderr)
+        return
     save_tables(str(request.save), tables)
     told = ", ".join(f"{len(times)} kernels of {times.on['devices']} devices" for times in tables)
     print(f"saved in {request.save}: {told}; search by them with --machine={request.save}", flush=True)
+
+
+def _in_it_alone(path: str, tables: Sequence[KernelTimes]) -> dict[int, int]:
+    """Number of devices -> how many kernels of a file would be lost if these tables took the place of its own."""
+    new = {times.on["devices"]: times for times in tables}
+    found = {times.on["devices"]: sum(kernel not in new[times.on["devices"]] for kernel, _ in times.items())
+             for times in check_target(path, tables[0].on) if times.on["devices"] in new}
+    return {devices: count for devices, count in found.items() if count}
 
 
 def _list(request: Request) -> None:

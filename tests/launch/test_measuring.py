@@ -178,7 +178,7 @@ def test_interrupted_anew_twice_it_loses_nothing_of_before(cache_dir, timed_kern
         assert main([*flags, "--recalibrate"]) == 130
         err = capsys.readouterr().err
         assert "the same command without --recalibrate goes on" in err
-        assert "mine.json: left as it is" in err
+        assert "mine.json: left as it is, as not all was measured again" in err
         assert (tmp_path / "mine.json").read_bytes() == saved
     assert len(kernels_path(2).read_bytes()) < len(whole)
     assert kernels_path(2).with_name(kernels_path(2).name + ".old").read_bytes() == whole
@@ -194,6 +194,32 @@ def test_meshes_of_as_many_devices_are_measured_anew_once(cache_dir, timed_kerne
     assert len(timed_kernels) == len(set(timed_kernels)) == len(load_times(kernels_path(2)))
     told = f"{len(timed_kernels)} kernels of 2 devices"
     assert f"saved in {tmp_path / 'mine.json'}: {told}; search by them" in capsys.readouterr().out
+
+
+def test_measured_anew_within_seconds_it_loses_nothing_that_was_saved(measured, timed_kernels, preset, capsys):
+    path, _, _ = measured
+    saved = path.read_bytes()
+    lost = len(table_for(path, 2)) - len(REFERENCES)
+    flags = ["--model=alexnet", f"--preset={preset}", "--mesh=2", f"--save={path}", "--seconds=1e-9"]
+    # Neither anew, nor where that goes on, as it is told to.
+    for more, again, without in ((["--recalibrate"], " again", " without --recalibrate"), ([], "", "")):
+        assert main([*flags, *more]) == 0
+        out, err = capsys.readouterr()
+        assert (f"mine.json: left as it is, as not all was measured{again}, and it holds {lost} kernels of 2 devices "
+                f"that were not; the same command{without} goes on from there\n") in err
+        assert "saved in" not in out
+        assert path.read_bytes() == saved
+    assert main(flags[:-1]) == 0
+    assert len(table_for(path, 2)) >= len(REFERENCES) + lost
+
+
+def test_within_seconds_what_loses_nothing_is_saved(measured, preset, capsys):
+    path, _, _ = measured
+    flags = ["--model=alexnet", f"--preset={preset}", "--mesh=2", "--seconds=1e-9"]
+    for file in (path, path.with_name("new.json")):
+        assert main([*flags, f"--save={file}"]) == 0
+        assert f"saved in {file}: " in capsys.readouterr().out
+        assert dict(table_for(file, 2).items()) == dict(load_times(kernels_path(2)).items())
 
 
 def test_seconds_are_a_budget(cache_dir, timed_kernels, preset, capsys):
