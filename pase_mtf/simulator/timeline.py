@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pase_mtf.files import write_atomically
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Slice", "Timeline"]
 
-_MICROSECONDS = 1e6
+_NANOSECONDS = 1e9
+_ROWS = ("kernels", "communication")
 _COLORS = {"kernels": "tab:blue", "all-reduce": "tab:red", "gradient all-reduce": "tab:orange",
            "resharding": "tab:purple", "transfer": "tab:green"}
 
@@ -38,6 +41,33 @@ class Slice(NamedTuple):
     receiver: int
     begin: float
     end: float
+
+
+def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
+    """Slices in as few lanes as hold them one after the other: each goes to the first that is free when it begins."""
+    lanes: list[list[Slice]] = []
+    for one in sorted(slices, key=lambda one: (one.begin, one.end)):
+        lane = next((lane for lane in lanes if lane[-1].end <= one.begin), None)
+        if lane is None:
+            lanes.append([one])
+        else:
+            lane.append(one)
+    return lanes
+
+
+def _event(one: Slice, row: int) -> dict[str, object]:
+    """A slice as one of Chrome's trace events, in a row of its device."""
+    # Whole nanoseconds, as Perfetto counts: two that meet would else overlap by what is cut off.
+    begin, end = round(_NANOSECONDS * one.begin), round(_NANOSECONDS * one.end)
+    to = f" to device {one.receiver}" if one.receiver != one.device else ""
+    return {"ph": "X", "name": f"{one.layer} {one.phase}", "cat": one.kind, "pid": one.device, "tid": row,
+            "ts": _microseconds(begin), "dur": _microseconds(end - begin), "args": {"what": f"{one.kind}{to}"}}
+
+
+def _microseconds(nanoseconds: int) -> float:
+    """The number that makes so many nanoseconds for who multiplies it by 1000 and cuts off what is no whole one."""
+    found = nanoseconds / 1000
+    return found if int(found * 1000) == nanoseconds else math.nextafter(found, math.inf)
 
 
 class Timeline(NamedTuple):
@@ -72,18 +102,29 @@ class Timeline(NamedTuple):
             found[one.kind] = found.get(one.kind, 0.0) + one.end - one.begin
         return found
 
-    def trace(self) -> dict[str, object]:
-        """The step as Chrome's trace events: a process per device, in it a row for kernels and one for what is sent."""
-        events: list[dict[str, object]] = []
-        for device in range(self.devices):
-            events.append({"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}})
-            events += [{"ph": "M", "name": "thread_name", "pid": device, "tid": row, "args": {"name": name}}
-                       for row, name in enumerate(("kernels", "communication"))]
+    def _rows(self) -> Iterator[tuple[int, str, list[list[Slice]]]]:
+        """(device, what the row is of, its lanes) of every row: what a device does at once is in lanes of its own."""
+        rows: dict[tuple[int, str], list[Slice]] = {
+            (device, name): [] for device in range(self.devices) for name in _ROWS}
         for one in self.slices:
-            to = f" to device {one.receiver}" if one.receiver != one.device else ""
-            events.append({"ph": "X", "name": f"{one.layer} {one.phase}", "cat": one.kind, "pid": one.device,
-                           "tid": int(one.kind != "kernels"), "ts": _MICROSECONDS * one.begin,
-                           "dur": _MICROSECONDS * (one.end - one.begin), "args": {"what": f"{one.kind}{to}"}})
+            rows[one.device, _ROWS[one.kind != "kernels"]].append(one)
+        for (device, name), slices in rows.items():
+            yield device, name, _lanes(slices)
+
+    def trace(self) -> dict[str, object]:
+        """The step as Chrome's trace events: a process per device, with a row for kernels and one for what is sent, and
+        more of them where several go on at once, as viewers drop events that overlap in part in one row."""
+        events: list[dict[str, object]] = [
+            {"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}}
+            for device in range(self.devices)]
+        rows = dict.fromkeys(range(self.devices), 0)
+        for device, name, lanes in self._rows():
+            for number, lane in enumerate(lanes or [[]], 1):
+                named = name if number == 1 else f"{name} ({number})"
+                events.append({"ph": "M", "name": "thread_name", "pid": device, "tid": rows[device],
+                               "args": {"name": named}})
+                events += [_event(one, rows[device]) for one in lane]
+                rows[device] += 1
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"name": self.name}}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -91,18 +132,20 @@ class Timeline(NamedTuple):
         write_atomically(path, json.dumps(self.trace()))
 
     def draw(self, axes: Axes) -> None:
-        """Draws the step: two rows per device, kernels above what is sent.
+        """Draws the step: two rows per device, kernels above what is sent; what goes on at once shares a row's height.
 
         Args:
           axes: to draw into.
         """
+        for row, (_, _, lanes) in enumerate(self._rows()):
+            for number, lane in enumerate(lanes):
+                height = 0.8 / len(lanes)
+                for kind in dict.fromkeys(one.kind for one in lane):
+                    axes.broken_barh([(1e3 * one.begin, 1e3 * (one.end - one.begin)) for one in lane
+                                      if one.kind == kind], (row - 0.4 + number * height, height),
+                                     facecolors=_COLORS[kind])
         for kind, color in _COLORS.items():
-            of_kind = [one for one in self.slices if one.kind == kind]
-            for row in sorted({2 * one.device + (kind != "kernels") for one in of_kind}):
-                spans = [(1e3 * one.begin, 1e3 * (one.end - one.begin)) for one in of_kind
-                         if 2 * one.device + (kind != "kernels") == row]
-                axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=color)
-            if of_kind:
+            if any(one.kind == kind for one in self.slices):
                 axes.plot([], [], color=color, linewidth=6, label=kind)
         axes.set_yticks([2 * device + 0.5 for device in range(self.devices)],
                         [f"device {device}" for device in range(self.devices)])

@@ -24,7 +24,7 @@ from pase_mtf.simulator.simulate import Simulator
 from pase_mtf.simulator.slots import join
 from pase_mtf.simulator.stages import Stages, gradient_seconds
 from pase_mtf.simulator.step import Step
-from pase_mtf.simulator.timeline import Timeline
+from pase_mtf.simulator.timeline import Slice, Timeline
 from pase_mtf.simulator.transfers import transfers
 from pase_mtf.strategy.find import find_strategy
 
@@ -224,6 +224,50 @@ def test_a_timeline_can_be_opened(tmp_path, graphs):
     axes = Figure().add_subplot()
     timeline.draw(axes)
     assert len(axes.get_yticklabels()) == 4
+
+
+def _rows_of(trace):
+    """(device, row's name) -> (begin, end) of its events, in nanoseconds, as Perfetto reads them."""
+    events = trace["traceEvents"]
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    found = {(pid, name): [] for (pid, _), name in names.items()}
+    assert len(found) == len(names)
+    for event in events:
+        if event["ph"] == "X":
+            begin, took = int(1000 * event["ts"]), int(1000 * event["dur"])
+            found[event["pid"], names[event["pid"], event["tid"]]].append((begin, begin + took))
+    return found
+
+
+def test_what_is_sent_over_several_links_at_once_has_rows_of_its_own():
+    """Perfetto drops what overlaps in part in one row."""
+    graph = perceptron(widths=(64, 64, 64), training=False)
+    split = [Configuration((("batch", 8),)), Configuration((("width1", 8),))]
+    priced = build_network(graph, TWO_LEVELS, 8, [[one] for one in split])
+    timeline = Simulator(priced).timeline([0, 0])
+    rows = _rows_of(json.loads(json.dumps(timeline.trace())))
+    assert sum(map(len, rows.values())) == len(timeline.slices)
+    # The others begin with their neighbours, and wait for who sends to the other four.
+    assert {device for device, name in rows if name == "communication (2)"} == {3, 7}
+    for spans in rows.values():
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(spans)))
+
+
+def test_kernels_of_one_device_that_run_at_once():
+    """As TensorFlow runs them: one begins within another, and one after all, on the nanosecond."""
+    spans = ((1.0e-6, 1.001e-6), (0.0, 4.001e-6), (2.0e-6, 9.0e-6), (4.001e-6, 7.0e-6))
+    timeline = Timeline("traced", 2, 9e-6, tuple(
+        Slice("kernels", "forward", f"layer {number}", 1, 1, *span) for number, span in enumerate(spans)))
+    assert _rows_of(timeline.trace()) == {
+        (0, "kernels"): [], (0, "communication"): [], (1, "communication"): [],
+        (1, "kernels"): [(0, 4001), (4001, 7000)], (1, "kernels (2)"): [(1000, 1001), (2000, 9000)]}
+    from matplotlib.figure import Figure
+    axes = Figure().add_subplot()
+    timeline.draw(axes)
+    # Neither hides the other: they share the height of their row, the third of four.
+    boxes = sorted({(round(path.get_extents().ymin, 3), round(path.get_extents().ymax, 3))
+                    for bars in axes.collections for path in bars.get_paths()})
+    assert boxes == [(1.6, 2.0), (2.0, 2.4)]
 
 
 def test_an_empty_timeline():
