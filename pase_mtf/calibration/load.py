@@ -18,12 +18,12 @@ from pase_mtf.calibration.cache import (
     tensorflow_version,
     write_cached,
 )
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.machine.kernel_table import is_table
 from pase_mtf.machine.machine import LOCAL, Machine
 from pase_mtf.runtime import Devices
 
-__all__ = ["PRICES", "GivenMachine", "is_kernel_file", "is_local", "load_machine"]
+__all__ = ["PRICES", "GivenMachine", "are_measured", "is_kernel_file", "is_local", "load_machine"]
 
 GivenMachine: TypeAlias = Machine | str | os.PathLike[str] | None
 """What a caller may name as the machine: a Machine, the name of one, the path of its file, or "local" (None is the
@@ -44,6 +44,25 @@ def is_local(machine: GivenMachine) -> bool:
 def is_kernel_file(machine: GivenMachine) -> TypeGuard[str | os.PathLike[str]]:
     """Whether what a caller names as the machine is a file of kernel times, which is no Machine."""
     return isinstance(machine, (str, os.PathLike)) and not is_local(machine) and is_table(machine)
+
+
+def are_measured(prices: str | None, machine: GivenMachine) -> bool:
+    """Whether prices are those of measured kernels.
+
+    Args:
+      prices: one of `PRICES`; None: what there is of the machine.
+      machine: as of `load_machine`, or a file of kernel times.
+
+    Raises:
+      UsageError: no such prices, or rates of a machine of which a file knows the kernels only.
+    """
+    if prices is not None and prices not in PRICES:
+        raise UsageError(f"prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
+    of_kernels = is_kernel_file(machine)
+    if prices == "roofline" and of_kernels:
+        raise UsageError(f"prices={prices}: {machine} holds the times of kernels, and no rates; leave prices out, or "
+                         "name a machine with rates, such as h100")
+    return of_kernels or prices == "measured"
 
 
 def load_machine(machine: GivenMachine = LOCAL, devices: int = 8, kind: str = "cpu", *,

@@ -12,7 +12,7 @@ from absl import flags
 
 from pase_mtf._early_signals import give_back
 from pase_mtf.amounts import parse_bytes
-from pase_mtf.calibration.load import PRICES, is_kernel_file
+from pase_mtf.calibration.load import are_measured
 from pase_mtf.errors import PaseError, UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.flag_text import flag_text
@@ -39,8 +39,9 @@ def _define() -> None:
                               "dim=other for two that are to share an axis (may be repeated)", flag_values=_FLAGS)
     flags.DEFINE_string("machine", "local", "whose numbers count: a name, a file (also of kernel times), or local "
                         "(measured)", flag_values=_FLAGS)
-    flags.DEFINE_string("prices", "roofline", "roofline (by the rates of the machine) or measured (the kernels of the "
-                        "layouts themselves, timed here or told by the file of --machine)", flag_values=_FLAGS)
+    flags.DEFINE_string("prices", None, "roofline (by the rates of the machine) or measured (the kernels of the "
+                        "layouts themselves, timed here or told by the file of --machine); by default what there is of "
+                        "the machine", flag_values=_FLAGS)
     flags.DEFINE_string("measure_seconds", "60", "with measured prices, how long to lower and to measure",
                         flag_values=_FLAGS)
     flags.DEFINE_string("memory_limit", "device", "what a layout may need per device: bytes, 11GB, 10.5GiB, "
@@ -102,9 +103,7 @@ def _run(arguments: Sequence[str]) -> Layout:
         raise UsageError("--mesh is missing; say how many devices: --mesh=8")
     time_limit = _number("time_limit", _FLAGS.time_limit, float)
     measure_seconds = _number("measure_seconds", _FLAGS.measure_seconds, float)
-    if _FLAGS.prices not in PRICES:
-        raise UsageError(f"--prices={_FLAGS.prices}: unknown; {nearest(_FLAGS.prices, PRICES)}")
-    if _FLAGS.explain and (_FLAGS.prices == "measured" or is_kernel_file(_FLAGS.machine)):
+    if are_measured(_FLAGS.prices, _FLAGS.machine) and _FLAGS.explain:
         raise UsageError("--explain is for roofline prices; leave it out, or leave out --prices=measured")
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pase_mtf.amounts import parse_bytes
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import PRICES, GivenMachine, is_kernel_file, load_machine
+from pase_mtf.calibration.load import GivenMachine, are_measured, load_machine
 from pase_mtf.compat import mtf, tf
-from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.layout.by_kernels import check_program, find_layout_by_kernels, machine_of_kernels
@@ -43,7 +43,7 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
                 fixed: Mapping[str, str | None] | None = None, *, together: Sequence[tuple[str, str]] = (),
                 compare: Sequence[GivenLayout] = (), alternatives: int = 3,
                 exported: ComputationGraph | None = None, name: str = "program",
-                time_limit: float | None = None, prices: str = "roofline", measure_seconds: float = 60.0) -> Layout:
+                time_limit: float | None = None, prices: str | None = None, measure_seconds: float = 60.0) -> Layout:
     """Finds the mesh shape and the layout rules under which an unchanged program runs fastest.
 
     Every factorisation of p into at most three axes competes (in every order that the machine's links tell apart), with
@@ -73,7 +73,7 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
       prices: "roofline": by the rates of the machine; "measured": layouts in the order of what they take at least, each
         lowered by Mesh-TensorFlow's own code and priced by its TensorFlow kernels, timed on the CPUs at hand (or told
         by a file of kernel times, given as the machine), until no other can be better. For programs without loops,
-        whose graph does not depend on the layout.
+        whose graph does not depend on the layout. None: "measured" where the machine is such a file, else "roofline".
       measure_seconds: with measured prices, how long to lower and to measure.
 
     Returns:
@@ -92,11 +92,9 @@ def find_layout(graph: mtf.Graph | Callable[..., object], devices: int | None = 
         raise UsageError(f"find_layout: alternatives={alternatives}: give 0 or more")
     if time_limit is not None and not time_limit > 0:
         raise UsageError(f"find_layout: time_limit={time_limit}: not above zero; give seconds")
-    if prices not in PRICES:
-        raise UsageError(f"find_layout: prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
     if not measure_seconds > 0.0:
         raise UsageError(f"find_layout: measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
-    measured = prices == "measured" or is_kernel_file(machine)
+    measured = are_measured(prices, machine)
     deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
     mesh, devices = mesh_and_devices(mesh_shape, devices)
     compared = tuple(compared_layouts(compare, devices))

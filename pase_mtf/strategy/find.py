@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import PRICES, GivenMachine, is_kernel_file, load_machine
+from pase_mtf.calibration.load import GivenMachine, are_measured, load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -33,7 +33,7 @@ __all__ = ["find_strategy", "least_seconds", "simpler", "solve_within"]
 def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: GivenMachine = LOCAL,
                   method: str = "exact", *, mesh: Sequence[tuple[str, int]] | None = None, idle: bool = False,
                   start_from: str | None = None, memory_limit: float | None = None, simple_within: float = 0.0,
-                  simulate: int | None = None, prices: str = "roofline", measure_seconds: float = 60.0,
+                  simulate: int | None = None, prices: str | None = None, measure_seconds: float = 60.0,
                   sharded_updates: bool = False, known: Sequence[Configuration] | None = None,
                   **options: Any) -> Strategy:
     """Finds the cheapest strategy for a graph on p devices.
@@ -65,7 +65,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
       prices: "roofline": by the rates of the machine; "measured": by the TensorFlow kernels that strategies run on the
         CPUs at hand, each timed once, when a strategy that may be the best runs it, and kept (docs/launcher.md). For an
         mtf.Graph, and "exact", "mcmc" or a method written by hand. The strategy's search says how many "kernels" it
-        consists of, and of how many the times are measured; those of the others are estimated.
+        consists of, and of how many the times are measured; those of the others are estimated. None: "measured" where
+        the machine is a file of kernel times, else "roofline".
       measure_seconds: with measured prices, how long to look and to measure.
       sharded_updates: of an mtf.Graph, make the updates of every layer's weights a layer beside it, which may be split
         in another way: devices that hold the same weights then need not all update all of them, nor keep all of the
@@ -105,12 +106,11 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
     if not measure_seconds > 0.0:
         raise UsageError(f"measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
-    if prices not in PRICES:
-        raise UsageError(f"prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
+    measured = are_measured(prices, machine)
     if sharded_updates and isinstance(graph, ComputationGraph):
         raise UsageError(f"sharded_updates=True: {shortened(graph.name)} is exported already; give its mtf.Graph, or "
                          "export_graph(..., sharded_updates=True)")
-    if prices == "measured" or is_kernel_file(machine):
+    if measured:
         refused = {"simulate": simulate, "idle": idle, **options}
         refused.pop("seed", None)
         for name in (name for name, value in refused.items() if value):

@@ -8,14 +8,16 @@ import sys
 import pytest
 
 from pase_mtf.calibration import cache, calibrate, load
-from pase_mtf.calibration.cache import cache_path, fingerprint
-from pase_mtf.calibration.load import load_machine
+from pase_mtf.calibration.cache import cache_path, fingerprint, fingerprint_of_kernels
+from pase_mtf.calibration.load import are_measured, load_machine
 from pase_mtf.errors import FormatError, UsageError
 from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.epochs.options import parser as epochs_parser
 from pase_mtf.layout import __main__ as layout_command
 from pase_mtf.layout.capture import swap_lowering
 from pase_mtf.layout.find import find_layout
+from pase_mtf.machine.kernel_table import save_tables
+from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.machine import KINDS, LOCAL, Link, Machine
 from pase_mtf.pipeline.find import find_pipeline
 from pase_mtf.strategy.find import find_strategy
@@ -190,3 +192,17 @@ def test_measures_where_nothing_can_be_locked(calls, cache_dir):
     cache_dir.write_text("no folder")
     assert load_machine("local", 4)
     assert calls == [4]
+
+
+def test_prices_are_those_that_there_are_of_a_machine(tmp_path):
+    kernels = tmp_path / "kernels.json"
+    save_tables(kernels, [KernelTimes(fingerprint_of_kernels(8), {})])
+    assert not are_measured(None, "h100")
+    assert not are_measured("roofline", "local")
+    assert are_measured("measured", "local")
+    assert are_measured(None, kernels)
+    assert are_measured("measured", kernels)
+    with pytest.raises(UsageError, match=r"prices=roofline: .*kernels\.json holds the times of kernels"):
+        are_measured("roofline", kernels)
+    with pytest.raises(UsageError, match="did you mean 'measured'"):
+        are_measured("mesured", "h100")
