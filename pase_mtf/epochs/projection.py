@@ -71,8 +71,8 @@ class Mix:
         """How many times as fast as another mix this one comes to the target."""
         value = other.seconds_per_example / self.seconds_per_example
         mine, theirs = self.epochs, other.epochs
-        if mine == theirs:  # the same batch: one curve, whatever it is
-            return Ratio(value, value, value)
+        if self.batch == other.batch:  # the same runs on both sides, whose spread cancels out
+            return Ratio(value, value, value, theirs.at_least, mine.at_least)
         scale = value * mine.median / theirs.median
         return Ratio(value, scale * theirs.low / mine.high, scale * theirs.high / mine.low, theirs.at_least,
                      mine.at_least)

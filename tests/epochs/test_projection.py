@@ -97,6 +97,29 @@ def test_of_two_bounds_neither_is_ahead():
     assert "unknown" in projection_text(projection)
 
 
+def test_data_parallelism_that_never_reached_its_target_is_not_known_to_be_best():
+    """Compared with itself: its row says nothing, and what is known of fewer devices counts."""
+    curve = EpochCurve((Run(16, 2.0), Run(32, 3.0), Run(64, 6.0), Run(128, 30.0, reached=False),
+                        Run(256, 30.0, reached=False)))
+    steps = StepTimes(16, {(workers, ways): 0.1 / (1.0, 1.7)[ways - 1] for workers in (1, 2, 4, 8, 16)
+                           for ways in (1, 2)})
+    projection = project_training(curve, steps, [1, 2, 4, 8, 16], [1, 2])
+    last = projection.points[-1]
+    assert last.best is last.data_parallel
+    assert not last.gain.is_known
+    assert ratio_text(last.gain) == "unknown"
+    assert projection.hybrid_from == 2
+    assert "hybrid is ahead of data parallelism alone from 2 devices on" in projection_text(projection)
+
+
+def test_two_batches_that_both_end_at_the_cap_are_not_one():
+    """Their epochs are equal, and nothing is known of either."""
+    curve = EpochCurve((Run(32, 30.0, reached=False), Run(64, 30.0, reached=False)))
+    gain = project_training(curve, StepTimes(32, {(2, 1): 0.1, (1, 2): 0.04}), [2], [1, 2]).points[0].gain
+    assert gain.value == pytest.approx(1.25)
+    assert not gain.is_known
+
+
 def test_batches_beyond_the_curve_are_left_out_and_said():
     projection = project_training(_curve({1: 4.0, 2: 4.0}), _steps(), [4], [1, 2])
     point = projection.points[0]
