@@ -43,6 +43,12 @@ class Ratio:
         """Whether it tells anything: of two that did not reach the target nothing is."""
         return not (self.at_least and self.at_most)
 
+    @property
+    def is_ahead(self) -> bool | None:
+        """Whether it is faster; None where the side that the truth may lie on leaves that open."""
+        open_side = self.at_most if self.value > 1.0 else self.at_least
+        return None if open_side else self.value > 1.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
@@ -109,11 +115,10 @@ class Point:
         return best.ahead_of(alone) if best and alone else None
 
     @property
-    def hybrid(self) -> bool:
-        """Whether a mix of several devices to a worker is ahead."""
-        best, gain = self.best, self.gain
-        return best is not None and gain is not None and gain.is_known and best.ways > 1 and (
-            gain.value > 1.0 or gain.at_least)
+    def hybrid(self) -> bool | None:
+        """Whether a mix of several devices to a worker is ahead of data parallelism alone; None where that is not known:
+        a mix that reaches the target is preferred to one that does not, though that may be done first."""
+        return self.gain.is_ahead if self.gain else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +136,16 @@ class Projection:
     points: tuple[Point, ...]
 
     @property
+    def decided(self) -> tuple[Point, ...]:
+        """The numbers of devices of which it is known whether hybrid is ahead."""
+        return tuple(point for point in self.points if point.hybrid is not None)
+
+    @property
     def hybrid_from(self) -> int | None:
-        """The least number of devices from which on hybrid is ahead of data parallelism alone, wherever the two are
-        known; None where it is not at the largest of these."""
+        """The least number of devices from which on hybrid is ahead of data parallelism alone, wherever that is known;
+        None where it is not at the largest of these."""
         found = None
-        for point in reversed([point for point in self.points if point.gain and point.gain.is_known]):
+        for point in reversed(self.decided):
             if not point.hybrid:
                 break
             found = point.devices

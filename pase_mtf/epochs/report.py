@@ -51,11 +51,11 @@ def summary_lines(projection: Projection, examples: int | None = None) -> list[s
       projection: of a range of devices.
       examples: of an epoch: then the shortest training is told in hours.
     """
-    lines, known = [], [point for point in projection.points if point.gain and point.gain.is_known]
+    lines = []
     if (start := projection.hybrid_from) is not None:
         lines.append(f"hybrid is ahead of data parallelism alone from {start} devices on")
-    elif known:
-        lines.append(f"hybrid is not ahead of data parallelism alone on {known[-1].devices} devices")
+    elif projection.decided:
+        lines.append(f"hybrid is not ahead of data parallelism alone on {projection.decided[-1].devices} devices")
     alone, best, gain = projection.best_alone, projection.best_of_all, projection.gain_at_scale
     if alone and best and best.best and gain:
         end = " (the most that it is known on: more might do better)" if projection.alone_still_gains else ""

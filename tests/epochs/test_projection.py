@@ -78,11 +78,22 @@ def test_spread_is_that_of_the_worst_and_the_best_runs():
 
 def test_what_never_reached_its_target_is_a_bound():
     curve = EpochCurve((Run(32, 4.0), Run(64, 4.0, reached=False)))
-    point = project_training(curve, _steps(), [2], [1, 2]).points[0]
-    assert point.best.ways == 2  # though its rival would be done first, if it were done
+    projection = project_training(curve, _steps(), [2], [1, 2])
+    point = projection.points[0]
+    assert point.best.ways == 2  # though its rival may be done first, where it takes hardly longer than it was given
     assert point.gain.at_least
-    assert ratio_text(point.gain).startswith("> ")
-    assert point.hybrid
+    assert ratio_text(point.gain) == "> 0.78"
+    assert point.hybrid is None  # "more than 0.78" may be less than 1
+    assert projection.hybrid_from is None
+    assert "hybrid is" not in projection_text(projection)
+
+
+def test_a_bound_above_one_is_ahead():
+    curve = EpochCurve((Run(32, 4.0), Run(64, 8.0, reached=False)))
+    projection = project_training(curve, _steps(), [2], [1, 2])
+    assert ratio_text(projection.points[0].gain) == "> 1.56"
+    assert projection.points[0].hybrid
+    assert projection.hybrid_from == 2
 
 
 def test_of_two_bounds_neither_is_ahead():
