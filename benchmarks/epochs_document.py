@@ -11,7 +11,7 @@ from benchmarks import markdown
 from benchmarks.paper_numbers import PAL
 from pase_mtf.epochs.curve import EpochCurve, Run
 from pase_mtf.epochs.projection import Projection, Ratio, project_training
-from pase_mtf.epochs.report import HEAD, projection_rows, ratio_text
+from pase_mtf.epochs.report import HEAD, epochs_text, projection_rows, range_text, ratio_text, spread_text
 from pase_mtf.epochs.step_times import StepTimes
 
 __all__ = ["CURVES", "MIXES", "PLACES", "curve_of", "curves_of", "document", "free_of_scaling", "projection_of"]
@@ -84,8 +84,7 @@ def _curve_table(results: Mapping[str, Any], model: str) -> str:
         epochs, mine = curve.at(batch), [run for run in curve.runs if run.batch == batch]
         assert epochs is not None
         assert first is not None
-        rows.append([batch, f"{'> ' if epochs.at_least else ''}{epochs.median:.2f}",
-                     f"{epochs.low:.2f} to {epochs.high:.2f}", f"{epochs.median / first.median:.2f}",
+        rows.append([batch, epochs_text(epochs), range_text(epochs), f"{epochs.median / first.median:.2f}",
                      f"{epochs.median / batch * curve.batches[0] / first.median:.3f}",
                      f"{sum(run.reached for run in mine)} of {len(mine)}"])
     return markdown.table(["batch", "epochs, median", "spread", "times the epochs of the smallest",
@@ -132,7 +131,10 @@ def _ahead_from(cases: Sequence[tuple[str, Projection]]) -> str:
 
 
 def _gain_text(gain: Ratio | None) -> str:
-    return f"{ratio_text(gain)} ({gain.low:.2f} to {gain.high:.2f})" if gain else ""
+    if gain is None:
+        return ""
+    spread = spread_text(gain)
+    return ratio_text(gain) + (f" ({spread})" if spread else "")
 
 
 def _scale_table(results: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
+from pase_mtf.epochs.report import epochs_text, range_text
 from pase_mtf.errors import UsageError
 from pase_mtf.launch.console import INTERRUPTED
 from pase_mtf.launch.data import open_data
@@ -75,8 +76,7 @@ def curve_table(curve: EpochCurve) -> str:
         mine = [run for run in curve.runs if run.batch == batch]
         epochs, missed = curve.at(batch), sum(not run.reached for run in mine)
         assert epochs is not None
-        rows.append([batch, f"{'over ' if epochs.at_least else ''}{epochs.median:.2f}",
-                     f"{epochs.low:.2f} to {epochs.high:.2f}", f"{len(mine)} ({missed} not reached)" if missed
-                     else len(mine)])
+        rows.append([batch, epochs_text(epochs), range_text(epochs),
+                     f"{len(mine)} ({missed} not reached)" if missed else len(mine)])
     return tabulate(rows, ["batch", "epochs", "spread", "runs"], disable_numparse=True,
                     colalign=("right", "right", "left", "left"))

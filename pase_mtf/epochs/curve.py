@@ -56,6 +56,7 @@ class Epochs:
       low, high: the least and the most of the runs, in the same way.
       at_least: the target was not reached by half of the runs (of either neighbour): the truth is not below.
       source: "measured", "interpolated" or "extrapolated".
+      high_at_least: it was not by one of the runs, so that the most of them is not below `high`.
     """
 
     median: float
@@ -63,6 +64,7 @@ class Epochs:
     high: float
     at_least: bool = False
     source: str = "measured"
+    high_at_least: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +123,7 @@ class EpochCurve:
         median, low, high = (math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in (
             (below.median, above.median), (below.low, above.low), (below.high, above.high)))
         return Epochs(median, low, high, below.at_least or above.at_least,
-                      "interpolated" if inside else "extrapolated")
+                      "interpolated" if inside else "extrapolated", below.high_at_least or above.high_at_least)
 
     def _measured(self, batch: int) -> Epochs:
         # A run that did not reach the target takes longer than any that did.
@@ -129,7 +131,7 @@ class EpochCurve:
         epochs = [run.epochs for run in runs]
         middle = runs[(len(runs) - 1) // 2:len(runs) // 2 + 1]
         return Epochs(statistics.mean(run.epochs for run in middle), min(epochs), max(epochs),
-                      not middle[-1].reached)
+                      not middle[-1].reached, high_at_least=not runs[-1].reached)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EpochCurve:

@@ -30,6 +30,8 @@ class Ratio:
       value: by the medians of the epochs.
       low, high: at worst and at best, by the runs' spread at both batches.
       at_least, at_most: the rival, or the thing itself, did not reach the target: the truth is not below, or above.
+      low_at_most, high_at_least: a run of the thing itself, or of the rival, did not: at worst it is not above `low`, or
+        at best not below `high`.
     """
 
     value: float
@@ -37,6 +39,8 @@ class Ratio:
     high: float
     at_least: bool = False
     at_most: bool = False
+    low_at_most: bool = False
+    high_at_least: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -81,7 +85,7 @@ class Mix:
             return Ratio(value, value, value, theirs.at_least, mine.at_least)
         scale = value * mine.median / theirs.median
         return Ratio(value, scale * theirs.low / mine.high, scale * theirs.high / mine.low, theirs.at_least,
-                     mine.at_least)
+                     mine.at_least, mine.high_at_least, theirs.high_at_least)
 
 
 @dataclasses.dataclass(frozen=True)

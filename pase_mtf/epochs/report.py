@@ -7,7 +7,7 @@ from tabulate import tabulate
 from pase_mtf.epochs.curve import Epochs
 from pase_mtf.epochs.projection import Mix, Point, Projection, Ratio
 
-__all__ = ["projection_rows", "projection_text", "ratio_text", "summary_lines"]
+__all__ = ["epochs_text", "projection_rows", "projection_text", "range_text", "ratio_text", "spread_text", "summary_lines"]
 
 HEAD = ("devices", "best mix", "batch", "epochs", "ms a step", "data parallel: epochs", "ms a step", "ahead", "spread")
 """Titles of the columns of `projection_rows`."""
@@ -23,6 +23,20 @@ def ratio_text(ratio: Ratio) -> str:
     if not ratio.is_known:
         return "unknown"
     return f"{'> ' if ratio.at_least else '< ' if ratio.at_most else ''}{ratio.value:.2f}"
+
+
+def range_text(epochs: Epochs) -> str:
+    """The least and the most epochs of the runs, with > where the most is not known, as one did not reach the target."""
+    return f"{epochs.low:.2f} to {'> ' if epochs.high_at_least else ''}{epochs.high:.2f}"
+
+
+def spread_text(ratio: Ratio) -> str:
+    """How many times as fast at worst and at best, with the side on which the truth may lie where a run did not reach the
+    target; empty where nothing is known."""
+    if not ratio.is_known:
+        return ""
+    return (f"{'< ' if ratio.low_at_most else ''}{ratio.low:.2f} to "
+            f"{'> ' if ratio.high_at_least else ''}{ratio.high:.2f}")
 
 
 def _mix_text(mix: Mix) -> str:
@@ -41,7 +55,7 @@ def _row(point: Point) -> list[str]:
         return [str(point.devices), "unknown", "", "", "", *theirs, "", ""]
     return [str(point.devices), _mix_text(best), str(best.batch), epochs_text(best.epochs),
             f"{1e3 * best.step.seconds:.2f}", *theirs, ratio_text(gain) if gain else "",
-            f"{gain.low:.2f} to {gain.high:.2f}" if gain and gain.is_known else ""]
+            spread_text(gain) if gain else ""]
 
 
 def summary_lines(projection: Projection, examples: int | None = None) -> list[str]:
@@ -84,6 +98,9 @@ def _notes(projection: Projection) -> list[str]:
                      "slope of the outermost two")
     if any(mix.epochs.at_least for mix in mixes):
         notes.append("note: > the target was not reached by half of the runs; it takes at least that")
+    if any(point.gain and point.gain.is_known and (point.gain.low_at_most or point.gain.high_at_least)
+           for point in projection.points):
+        notes.append("note: < and > in a spread: a run did not reach the target, so that the truth may lie beyond")
     if sources := {mix.step.source for mix in mixes} - {"given"}:
         notes.append(f"note: some steps are {' and '.join(sorted(sources))} from those that are given")
     return notes

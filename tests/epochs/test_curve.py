@@ -44,6 +44,9 @@ def test_a_run_that_missed_its_target_takes_longer_than_any_that_reached_it():
     runs = (Run(8, 3.0, seed=0), Run(8, 2.0, reached=False, seed=1), Run(8, 4.0, seed=2))
     found = EpochCurve(runs).at(8)
     assert (found.median, found.at_least) == (4.0, False)  # 3, 4, and one of more
+    assert found.high_at_least
+    assert EpochCurve((*runs, Run(32, 5.0))).at(16).high_at_least
+    assert not EpochCurve(runs[::2]).at(8).high_at_least
     runs += (Run(8, 2.0, reached=False, seed=3), Run(8, 2.0, reached=False, seed=4))
     found = EpochCurve((*runs, Run(32, 5.0))).at(8)
     assert found.at_least

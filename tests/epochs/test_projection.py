@@ -1,10 +1,12 @@
 """Projections against Pal et al.'s formulas, by hand."""
 
+import dataclasses
+
 import pytest
 
 from pase_mtf import EpochCurve, StepTimes, project_training
 from pase_mtf.epochs.curve import Run
-from pase_mtf.epochs.report import projection_text, ratio_text
+from pase_mtf.epochs.report import projection_text, ratio_text, spread_text
 from pase_mtf.errors import UsageError
 
 # Two devices to a worker take a step in 1 / 1.4 of the time; 2, 4, 8 workers are as efficient as 1, 0.9, 0.8, 0.7.
@@ -74,6 +76,24 @@ def test_spread_is_that_of_the_worst_and_the_best_runs():
     ratio = (0.1 / 0.9 / 2) / (0.1 / 1.4)  # of seconds an example: two workers of one, and one worker of two
     assert gain.value == pytest.approx(ratio * 8 / 4)
     assert (gain.low, gain.high) == (pytest.approx(ratio * 6 / 5), pytest.approx(ratio * 9 / 3))
+
+
+def test_an_end_of_the_spread_that_rests_on_a_run_without_its_target_is_open():
+    """That run ended at its cap, which is no number of epochs to the target."""
+    missed = Run(32, 30.0, False, 2)
+    runs = (Run(32, 3.0, True, 0), Run(32, 3.1, True, 1), missed)
+    rival = project_training(EpochCurve((Run(16, 2.0), *runs)), StepTimes(16, {(2, 1): 0.1, (1, 2): 0.1 / _SU_2}), [2],
+                             [1, 2])
+    assert rival.points[0].best.ways == 2
+    assert spread_text(rival.points[0].gain) == "1.05 to > 10.50"
+    assert ratio_text(rival.points[0].gain) == "1.08"  # that of the median, which reached it
+    assert "note: < and > in a spread" in projection_text(rival)
+    itself = project_training(EpochCurve((*runs, Run(64, 9.0))), _steps(), [2], [1, 2])
+    assert itself.points[0].best.ways == 2
+    assert spread_text(itself.points[0].gain) == "< 0.23 to 2.33"
+    reached = dataclasses.replace(missed, reached=True)
+    known = project_training(EpochCurve((Run(16, 2.0), *runs[:2], reached)), rival.steps, [2], [1, 2])
+    assert "in a spread" not in projection_text(known)
 
 
 def test_what_never_reached_its_target_is_a_bound():
