@@ -30,8 +30,8 @@ class Ratio:
       value: by the medians of the epochs.
       low, high: at worst and at best, by the runs' spread at both batches.
       at_least, at_most: the rival, or the thing itself, did not reach the target: the truth is not below, or above.
-      low_at_most, high_at_least: a run of the thing itself, or of the rival, did not: at worst it is not above `low`, or
-        at best not below `high`.
+      low_at_most, high_at_least: a run of the thing itself, or of the rival, did not: the worst is not above `low`, or
+        the best not below `high`.
     """
 
     value: float
@@ -96,11 +96,13 @@ class Point:
       devices: N.
       mixes: those of which step and epochs are known, by ways; of those not reaching the target the least time.
       unknown: ways -> why a mix is not known.
+      outside: ways -> the batch of a mix, where that is why: the curve does not tell its epochs.
     """
 
     devices: int
     mixes: tuple[Mix, ...]
     unknown: dict[int, str]
+    outside: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def best(self) -> Mix | None:
@@ -120,8 +122,11 @@ class Point:
 
     @property
     def hybrid(self) -> bool | None:
-        """Whether a mix of several devices to a worker is ahead of data parallelism alone; None where that is not known:
-        a mix that reaches the target is preferred to one that does not, though that may be done first."""
+        """Whether a mix of several devices to a worker is ahead of data parallelism alone.
+
+        None where that is not known: a mix that reaches the target is preferred to one that does not, though that may
+        be done first.
+        """
         return self.gain.is_ahead if self.gain else None
 
 
@@ -241,7 +246,7 @@ def project_training(curve: EpochCurve, steps: StepTimes, devices: Sequence[int]
 
 
 def _point(curve: EpochCurve, steps: StepTimes, devices: int, ways: Sequence[int], extrapolate: bool) -> Point:
-    mixes, unknown = [], {}
+    mixes, unknown, outside = [], {}, {}
     for each in ways:
         if devices % each:
             continue
@@ -249,9 +254,10 @@ def _point(curve: EpochCurve, steps: StepTimes, devices: int, ways: Sequence[int
         batch = workers * steps.worker_batch
         step, epochs = steps.at(workers, each), curve.at(batch, extrapolate=extrapolate)
         if epochs is None:
+            outside[each] = batch
             unknown[each] = f"batch {batch} is outside of {curve.batches[0]} to {curve.batches[-1]}"
         elif step is None:
             unknown[each] = f"no step of {workers} workers with {each} devices each"
         else:
             mixes.append(Mix(workers, each, batch, step, epochs))
-    return Point(devices, tuple(mixes), unknown)
+    return Point(devices, tuple(mixes), unknown, outside)

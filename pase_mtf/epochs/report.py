@@ -7,7 +7,8 @@ from tabulate import tabulate
 from pase_mtf.epochs.curve import Epochs
 from pase_mtf.epochs.projection import Mix, Point, Projection, Ratio
 
-__all__ = ["epochs_text", "projection_rows", "projection_text", "range_text", "ratio_text", "spread_text", "summary_lines"]
+__all__ = ["HEAD", "epochs_text", "projection_rows", "projection_text", "range_text", "ratio_text", "spread_text",
+           "summary_lines"]
 
 HEAD = ("devices", "best mix", "batch", "epochs", "ms a step", "data parallel: epochs", "ms a step", "ahead", "spread")
 """Titles of the columns of `projection_rows`."""
@@ -26,13 +27,15 @@ def ratio_text(ratio: Ratio) -> str:
 
 
 def range_text(epochs: Epochs) -> str:
-    """The least and the most epochs of the runs, with > where the most is not known, as one did not reach the target."""
+    """The least and the most epochs of the runs, with > where one did not reach the target: it takes more than that."""
     return f"{epochs.low:.2f} to {'> ' if epochs.high_at_least else ''}{epochs.high:.2f}"
 
 
 def spread_text(ratio: Ratio) -> str:
-    """How many times as fast at worst and at best, with the side on which the truth may lie where a run did not reach the
-    target; empty where nothing is known."""
+    """How many times as fast at worst and at best; empty where nothing is known.
+
+    < and > say on which side the truth may lie, where a run did not reach the target.
+    """
     if not ratio.is_known:
         return ""
     return (f"{'< ' if ratio.low_at_most else ''}{ratio.low:.2f} to "
@@ -84,13 +87,16 @@ def summary_lines(projection: Projection, examples: int | None = None) -> list[s
 def _notes(projection: Projection) -> list[str]:
     """What is assumed, and what is not known."""
     notes, mixes = [], [mix for point in projection.points for mix in point.mixes]
-    unknown = {reason: point.devices for point in reversed(projection.points) for reason in point.unknown.values()}
     batches = projection.curve.batches
-    if outside := [devices for reason, devices in unknown.items() if reason.startswith("batch")]:
-        notes.append(f"note: epochs are known of batches {batches[0]} to {batches[-1]}; mixes outside, from "
-                     f"{min(outside)} devices on, are left out (--extrapolate)")
-    if missing := [f"{reason} ({devices} devices)" for reason, devices in unknown.items()
-                   if not reason.startswith("batch")]:
+    outside = [(point.devices, batch) for point in projection.points for batch in point.outside.values()]
+    below = [f"of smaller ones, on up to {devices} devices" for devices, batch in outside if batch < batches[0]]
+    above = [f"of larger ones, from {devices} devices on" for devices, batch in outside if batch > batches[-1]]
+    if outside:
+        notes.append(f"note: epochs are known of batches {batches[0]} to {batches[-1]}; mixes "
+                     f"{', and '.join([*below[-1:], *above[:1]])}, are left out (--extrapolate)")
+    unknown = {reason: point.devices for point in reversed(projection.points)
+               for ways, reason in point.unknown.items() if ways not in point.outside}
+    if missing := [f"{reason} ({devices} devices)" for reason, devices in unknown.items()]:
         notes.append(f"note: {missing[0]}" + (f", and {len(missing) - 1} more mixes are not known"
                                               if len(missing) > 1 else ""))
     if any(mix.epochs.source == "extrapolated" for mix in mixes):

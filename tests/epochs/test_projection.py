@@ -157,10 +157,20 @@ def test_batches_beyond_the_curve_are_left_out_and_said():
     assert list(point.unknown) == [1]
     assert point.gain is None
     assert point.best.ways == 2
-    assert "mixes outside, from 4 devices on, are left out (--extrapolate)" in projection_text(projection)
+    assert "to 64; mixes of larger ones, from 4 devices on, are left out (--extrapolate)" in projection_text(projection)
     bold = project_training(_curve({1: 4.0, 2: 8.0}), _steps(), [4], [1, 2], extrapolate=True)
     assert bold.points[0].data_parallel.epochs.median == pytest.approx(16.0)
     assert "~16.00" in projection_text(bold)
+
+
+def test_batches_below_the_curve_are_said_as_such():
+    curve, steps = EpochCurve((Run(128, 4.0), Run(256, 6.0))), _steps()
+    few = projection_text(project_training(curve, steps, [1, 2, 4, 8], [1, 2]))
+    assert "128 to 256; mixes of smaller ones, on up to 4 devices, are left out" in few  # two workers with two each
+    both = projection_text(project_training(curve, steps, [1, 2, 4, 8, 16], [1, 2]))
+    assert "mixes of smaller ones, on up to 4 devices, and of larger ones, from 16 devices on, are left out" in both
+    assert "larger" not in few
+    assert "no step of 16" not in both  # its batch is why it is left out
 
 
 def test_steps_that_are_not_known_are_said():
