@@ -29,7 +29,8 @@ class ArmRow(TypedDict):
         nothing overlaps, but for a pipeline, of which nothing but simulated steps is known. Files of earlier versions
         lack it.
       stages, microbatches: of a pipeline; None of other arms. Files of earlier versions lack them.
-      pipeline_gap: of a pipeline that was searched, the "gap" of its search. Files of earlier versions lack it.
+      pipeline_gap: of a pipeline that was searched, the "gap" of its search; None where no bound is known. Files of
+        earlier versions lack it.
       measured_ms_spread, measured_ms_quartiles: half the distance of the quartiles, and these.
       examples_per_second, speedup_over_data_parallel, speedup_over_stock: by the measured times.
       predicted_bytes, measured_bytes: memory of the fullest device.

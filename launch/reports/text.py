@@ -21,7 +21,7 @@ from pase_mtf.launch.flag_values import ArmName
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.summary import ArmRow
 from pase_mtf.machine.machine import Machine
-from pase_mtf.pipeline.pipeline import Pipeline
+from pase_mtf.pipeline.pipeline import Pipeline, distance_text
 from pase_mtf.strategy.devices import devices_text
 from pase_mtf.strategy.judged_text import judged_text, trial_text
 from pase_mtf.strategy.kernels_text import kernels_text
@@ -168,9 +168,8 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
         said.append(f"{parallel['predicted_ms'] / row['predicted_ms']:.2f}× data parallelism, predicted")
     if isinstance(chosen, Pipeline):
         if chosen.search["pairs"]:
-            above = chosen.search.get("gap", 0.0)
             simulated = f"{chosen.search['simulated']} pipelines simulated"
-            said.append(f"{simulated}, {gap_text(above, 'the shortest of all')}" if above > 0.0
+            said.append(f"{simulated}{distance_text(chosen.search)}" if chosen.search.get("gap", 0.0) > 0.0
                         else f"the shortest step of {simulated}")
     elif chosen.search.get("optimal"):
         said.append("proven optimal")

@@ -25,6 +25,7 @@ from pase_mtf.pipeline.shortest import Cuts, Simulated, shortest_steps
 from pase_mtf.pipeline.simulate import Laid, Step, simulate_step
 from pase_mtf.pipeline.stage_costs import StageCosts
 from pase_mtf.pipeline.stage_memory import StageMemory
+from pase_mtf.strategy.choosing import gap_above
 
 __all__ = ["evaluate_pipeline", "find_measured_pipeline", "find_pipeline"]
 
@@ -59,8 +60,8 @@ def find_pipeline(graphs: Mapping[int, ComputationGraph], devices: int = 8, mach
     Returns:
       The pipeline. Its search says "blocks", "pairs" (runs of blocks on groups of devices), "searched" (exact searches,
       of blocks and of stages that matter), "optimal" (whether all of these are proven), "microbatches" (the numbers
-      that were tried), "simulated", "gap" (by what fraction its simulated step is above the shortest, at most), and
-      "seconds" of all of it.
+      that were tried), "simulated", "lower_bound" (seconds that no step is shorter than), "gap" (by what fraction its
+      simulated step is above the shortest, at most), and "seconds" of all of it.
 
     Raises:
       UsageError: no graph, or a number that makes no sense.
@@ -134,18 +135,22 @@ class _Search:
             all_costs.append(costs)
             told.update({"blocks": max(told["blocks"], made.count), "pairs": told["pairs"] + costs.pairs})
         if not found:
-            name, limit = next(iter(self._graphs.values())).name, self._limit
-            raise InfeasibleError(
-                f"{name}: no pipeline of {self._stages or 'two or more'} stages on {self._devices} devices" + (
-                    "" if limit is None else f" within {limit:.0f} bytes each") + "; the layers make "
-                f"{told['blocks']} blocks; take fewer stages" + ("" if limit is None else ", or more microbatches"))
+            raise self._none(told["blocks"], all(costs.optimal for costs in all_costs))
         shorter, least = shortest_steps(all_cuts, numbers, min(one.step.seconds for one in found), seconds)
         chosen = _simplest([*found, *shorter])
         told.update({"searched": sum(costs.searched for costs in all_costs),
                      "optimal": all(costs.optimal for costs in all_costs),
                      "simulated": sum(cuts.simulated for cuts in all_cuts.values()),
-                     "gap": max(0.0, float(chosen.step.seconds / least) - 1.0)})
+                     "lower_bound": float(least), "gap": gap_above(float(chosen.step.seconds), float(least))})
         return chosen, told
+
+    def _none(self, blocks: int, proven: bool) -> InfeasibleError:
+        """What is raised where none of so many blocks was found."""
+        name, limit = next(iter(self._graphs.values())).name, self._limit
+        within, more = ("", "") if limit is None else (f" within {limit:.0f} bytes each", ", or more microbatches")
+        return InfeasibleError(
+            f"{name}: {'no' if proven else 'found no'} pipeline of {self._stages or 'two or more'} stages on "
+            f"{self._devices} devices{within}; the layers make {blocks} blocks; take fewer stages{more}", proven=proven)
 
     def step(self, candidate: Simulated, prices: Mapping[int, StagePrices]) -> Simulated:
         """The same pipeline by other prices."""
@@ -209,8 +214,8 @@ def find_measured_pipeline(graphs: Mapping[int, ComputationGraph], sources: Mapp
             break
     prices = kernels.prices()
     best = _simplest([search.step(candidate, prices) for candidate in kept])
-    other, told = search.best(prices, _SECONDS)
-    told["gap"] = max(0.0, (1.0 + told["gap"]) * best.step.seconds / other.step.seconds - 1.0)
+    _, told = search.best(prices, _SECONDS)
+    told["gap"] = gap_above(best.step.seconds, told["lower_bound"])
     best = search.in_stages(best, kernels, begin + seconds)
     told["seconds"] = time.perf_counter() - begin
     told["kernels"] = kernels.report(best.microbatches, best.stages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -79,8 +80,11 @@ class PipelineReport(TypedDict, total=False):
       optimal: whether what all of them found is proven.
       microbatches: the numbers that were tried.
       simulated: how many cuts were.
-      gap: by what fraction, at most, its simulated step is longer than that of any cut of these blocks whose stages
-        have their cheapest strategies; of a pipeline that is given nothing is known.
+      lower_bound: seconds that no simulated step is shorter than of any cut of these blocks whose stages have their
+        cheapest strategies, found or not; of a pipeline that is given nothing is known. Files of earlier versions lack
+        it.
+      gap: by what fraction its simulated step is longer than that at most. In files of earlier versions what searches
+        found counts as the cheapest strategy, proven or not.
       seconds: of all of it.
       kernels: those that prices are made of, where these are measured.
     """
@@ -91,6 +95,7 @@ class PipelineReport(TypedDict, total=False):
     optimal: bool
     microbatches: list[int]
     simulated: int
+    lower_bound: float
     gap: float
     seconds: float
     kernels: KernelsReport
@@ -119,13 +124,18 @@ class _PipelineFields(TypedDict):
 def distance_text(found: PipelineReport) -> str:
     """How much shorter the step of another cut may be, behind a comma; empty where an earlier version does not say.
 
+    Where no bound holds for all cuts it is said of those that were searched.
+
     Args:
       found: the report of a search.
     """
     if "gap" not in found:
         return ""
-    return ", " + (gap_text(found["gap"], "the shortest of all") if found["gap"] > 0.0
-                   else "proven to be the shortest of all")
+    bounded = math.isfinite(found["gap"]) and (found["optimal"] or "lower_bound" in found)
+    least = "the shortest of all" if bounded else "the shortest of those that were searched"
+    if math.isfinite(found["gap"]) and found["gap"] > 0.0:
+        return f", {gap_text(found['gap'], least)}"
+    return f", {'proven to be ' if bounded else ''}{least}"
 
 
 @dataclasses.dataclass(frozen=True)

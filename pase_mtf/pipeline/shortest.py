@@ -91,6 +91,7 @@ class Cuts:
         self._cutting = Cutting(blocks.count, devices, microbatches, shared_cores=self._shared,
                                 nodes=prices.machine.nodes)
         self._known: dict[Place, tuple[Laid, StageSeconds] | None] = {}
+        self._unproven: set[Place] = set()
         self._taken: dict[Place, Quickest] = {}
         self._simulated: dict[Placed, Simulated] = {}
         self._rests: dict[tuple[int, int, int], _Rest] = {(0, blocks.count, used): _NONE for used in range(devices + 1)}
@@ -144,6 +145,10 @@ class Cuts:
             self._simulated[stages] = Simulated(self.microbatches, laid, step)
         return self._simulated[stages]
 
+    def is_proven(self, stages: Placed) -> bool:
+        """Whether every stage that was searched has its cheapest strategy, or is known to have none."""
+        return self._unproven.isdisjoint(place for place, _ in stages)
+
     @property
     def simulated(self) -> int:
         """How many cuts were."""
@@ -191,8 +196,14 @@ class Cuts:
     def _look(self, place: Place) -> None:
         choice = self._costs.best(place.first, place.stop, place.devices,
                                   in_flight(self._schedule, place.left, self.microbatches))
+        if not choice.proven:  # another strategy may take less, though not less than is known of all
+            self._unproven.add(place)
+            if self._shared:  # what is priced is what is simulated
+                self._taken[place] = Quickest(*(max(least, choice.lower_bound) for least in self._quickest(place)))
         if math.isinf(choice.seconds):
-            self._known[place], self._taken[place] = None, Quickest(math.inf, math.inf, math.inf)
+            self._known[place] = None
+            if choice.proven:
+                self._taken[place] = Quickest(math.inf, math.inf, math.inf)
             return
         starts = self._blocks.starts
         laid = Laid(starts[place.first], starts[place.stop], 0, place.devices, choice.configurations)
@@ -200,7 +211,8 @@ class Cuts:
         forward, backward, update = taken = next((taken for _, taken in alike), None) or stage_seconds(
             laid, self._prices)
         self._known[place] = laid, taken
-        self._taken[place] = Quickest(forward, forward + backward, forward + backward + update)
+        if choice.proven:
+            self._taken[place] = Quickest(forward, forward + backward, forward + backward + update)
 
 
 def shortest_steps(all_cuts: Mapping[int, Cuts], numbers: Sequence[int], best: float, seconds: float,
@@ -215,9 +227,10 @@ def shortest_steps(all_cuts: Mapping[int, Cuts], numbers: Sequence[int], best: f
 
     Returns:
       Every cut that was shorter than all before, and seconds that no cut's step is shorter than: the shortest of all
-      that is known where the time sufficed.
+      that is known where the time sufficed, and every search of a stage that matters is proven.
     """
     end, order, found = time.perf_counter() + seconds, itertools.count(), list[Simulated]()
+    unproven = math.inf  # what cuts take at least of which more is not known
     heap = [(cuts.bound((), number), next(order), count, number, Placed())
             for count, cuts in all_cuts.items() for number in cuts.roots(numbers)]
     heapq.heapify(heap)
@@ -226,7 +239,7 @@ def shortest_steps(all_cuts: Mapping[int, Cuts], numbers: Sequence[int], best: f
         if bound * (1.0 + _ROUNDING) >= best:
             break
         if time.perf_counter() > end:
-            return found, bound
+            return found, min(bound, unproven)
         cuts = all_cuts[count]
         again = max(bound, cuts.bound(stages, number))
         if again > bound or (len(stages) == number and cuts.look(stages)):
@@ -238,4 +251,6 @@ def shortest_steps(all_cuts: Mapping[int, Cuts], numbers: Sequence[int], best: f
         if len(stages) == number and (simulated := cuts.simulate(stages)) and simulated.step.seconds < best:
             best = simulated.step.seconds
             found.append(simulated)
-    return found, best
+        if len(stages) == number and not cuts.is_proven(stages):
+            unproven = min(unproven, bound)
+    return found, min(best, unproven)

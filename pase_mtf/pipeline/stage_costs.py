@@ -36,12 +36,17 @@ class StageChoice(NamedTuple):
 
     Attributes:
       seconds: of a microbatch, its share of the update and what the stage receives among it; inf where none keeps to
-        the memory.
+        the memory, or none was found that does.
       configurations: per layer.
+      proven: whether no other takes less, or none keeps to the memory.
+      lower_bound: seconds that none takes less than, without what the stage receives; inf where none keeps to the
+        memory.
     """
 
     seconds: float
     configurations: tuple[Configuration, ...]
+    proven: bool = True
+    lower_bound: float = 0.0
 
 
 class Quickest(NamedTuple):
@@ -61,7 +66,19 @@ class Quickest(NamedTuple):
 _SECONDS = 1.0
 """Of the search for one stage within a limit of memory."""
 
-_NONE = StageChoice(math.inf, ())
+
+class _Found(NamedTuple):
+    """What a search found.
+
+    Attributes:
+      solution: None: nothing.
+      lower_bound: that nothing costs less than; inf: there is nothing.
+      proven: whether nothing costs less than the solution, or there is nothing.
+    """
+
+    solution: Solution | None
+    lower_bound: float
+    proven: bool
 
 
 class _Group:
@@ -147,7 +164,7 @@ class StageCosts:
         self._blocks, self._prices, self._microbatches = blocks, prices, microbatches
         self._memory, self._limit = memory, math.inf if memory_limit is None or memory is None else memory_limit
         self._groups: dict[int, _Group] = {}
-        self._found: dict[Hashable, Solution | None] = {}
+        self._found: dict[Hashable, _Found] = {}
         self.searched, self.pairs, self.optimal = 0, 0, True
         self._within, self._of_block = functools.cache(self._kept), functools.cache(self._least_of_block)
 
@@ -187,11 +204,12 @@ class StageCosts:
             found = self._free(begin, end, devices)
         else:
             found = self._within(self._memory.model(begin, end, in_flight), begin, end, devices)
-        if found is None:
-            return _NONE
+        if found.solution is None:
+            return StageChoice(math.inf, (), found.proven, found.lower_bound)
         offered = self._group(devices).configurations[begin:end]
-        return StageChoice(found.cost + self._received(begin, end, devices), tuple(
-            choices[choice] for choices, choice in zip(offered, found.assignment, strict=True)))
+        return StageChoice(found.solution.cost + self._received(begin, end, devices), tuple(
+            choices[choice] for choices, choice in zip(offered, found.solution.assignment, strict=True)), found.proven,
+            found.lower_bound)
 
     def _layers(self, first: int, stop: int) -> tuple[int, int]:
         return self._blocks.starts[first], self._blocks.starts[stop]
@@ -203,10 +221,9 @@ class StageCosts:
 
     def _least_of_block(self, block: int, devices: int) -> float:
         """Seconds that no strategy of a block takes less than."""
-        found = self._free(*self._layers(block, block + 1), devices)
-        return math.inf if found is None else found.lower_bound
+        return self._free(*self._layers(block, block + 1), devices).lower_bound
 
-    def _free(self, begin: int, end: int, devices: int) -> Solution | None:
+    def _free(self, begin: int, end: int, devices: int) -> _Found:
         """The best strategy of some layers, whatever it holds."""
         group = self._group(devices)
         key = group.key(begin, end)
@@ -214,7 +231,7 @@ class StageCosts:
             self._found[key] = self._searched(lambda: solve(group.network(begin, end), certificate=False))
         return self._found[key]
 
-    def _kept(self, model: MemoryModel, begin: int, end: int, devices: int) -> Solution | None:
+    def _kept(self, model: MemoryModel, begin: int, end: int, devices: int) -> _Found:
         """The best strategy of some layers that keeps to the limit."""
         group = self._group(devices)
         offered = group.configurations[begin:end]
@@ -230,15 +247,15 @@ class StageCosts:
         return self._searched(lambda: minimise_within_peak(
             group.network(begin, end), memory, peak, self._limit, time_limit=_SECONDS, certificate=False))
 
-    def _searched(self, search: Callable[[], Solution]) -> Solution | None:
-        """What a search finds; None: nothing."""
+    def _searched(self, search: Callable[[], Solution]) -> _Found:
+        """What a search finds; of costs nothing is below 0, whatever it proves."""
         self.searched += 1
         try:
-            found = search()
+            solution = search()
+            found = _Found(solution, max(0.0, solution.lower_bound), solution.optimal)
         except InfeasibleError as error:
-            self.optimal &= error.proven
-            return None
-        self.optimal &= found.optimal
+            found = _Found(None, max(0.0, error.lower_bound), error.proven)
+        self.optimal &= found.proven
         return found
 
     def _received(self, begin: int, end: int, devices: int) -> float:

@@ -175,6 +175,10 @@ def test_that_none_was_found_is_no_proof(graph, proven, monkeypatch):
                        StageMemory(graph, _COUNT, shared=False), 1000.0)
     assert costs.best(0, 1, 2, 1).seconds == math.inf
     assert costs.optimal == proven
+    with pytest.raises(InfeasibleError, match="no pipeline of 2 stages") as caught:
+        find_pipeline({_COUNT: graph}, 4, harness.MACHINE, stages=2, blocks=2, memory_limit=1000.0)
+    assert caught.value.proven == proven
+    assert ("found no" in str(caught.value)) != proven
 
 
 def test_blocks_are_cut_where_gradients_come_back_the_way_tensors_went(graph):
