@@ -27,7 +27,7 @@ from pase_mtf.strategy.simulated import is_simulated
 from pase_mtf.strategy.strategy import Strategy, evaluate_strategy
 
 __all__ = ["MAIN_SHARE", "SIMPLE_WITHIN", "Found", "as_stock", "changed_configurations", "duplicates",
-           "find_strategies", "possible_arms", "random_configurations", "strategy_by_hand"]
+           "find_strategies", "possible_arms", "random_configurations", "share_of", "strategy_by_hand"]
 
 SIMPLE_WITHIN = 0.01
 """Data parallelism is trained where the best strategy is predicted faster by no more than this fraction: a promise so
@@ -97,14 +97,14 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
     found, limit = Found({}, {}), plan.options.bytes_per_device(machine)
     if main.method != PIPELINE:
         # What is trained gets the most of it; what it does not need is left to the others.
-        share = _share(end, MAIN_SHARE if others else 1.0)
+        share = share_of(end, MAIN_SHARE if others else 1.0)
         found.strategies[main.name] = _find(main, plan, graph, machine, prices, share, known)
         if problem := _too_large(found.strategies[main.name], limit):
             raise OutOfMemoryError(f"arm {main.name}: {problem}; take a smaller --batch or --preset, more devices, or "
                                    "--strategy=search, which keeps to the limit")
     for number, arm in enumerate(others):
         try:
-            strategy = _find(arm, plan, graph, machine, prices, _share(end, 1.0 / (len(others) - number)), known)
+            strategy = _find(arm, plan, graph, machine, prices, share_of(end, 1.0 / (len(others) - number)), known)
         except InfeasibleError as error:
             found.left_out[arm.name] = str(error)
             continue
@@ -170,7 +170,7 @@ def _price_alike(strategies: dict[str, Strategy], main: ArmName, prices: Measure
         strategies[main.name] = prices.again(strategies[main.name], best.configurations)
 
 
-def _share(end: float, share: float) -> float:
+def share_of(end: float, share: float) -> float:
     """Seconds that one arm may measure for, of those that are left."""
     return share * max(0.0, end - time.monotonic())
 

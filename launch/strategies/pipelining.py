@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Sequence
 
 from pase_mtf import models
@@ -13,6 +14,7 @@ from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.console import Stage
 from pase_mtf.launch.flag_values import PIPELINE, ArmName
 from pase_mtf.launch.plan import Plan
+from pase_mtf.launch.strategies.finding import MAIN_SHARE, share_of
 from pase_mtf.lowering.kernels import GraphKernels
 from pase_mtf.machine.machine import Machine
 from pase_mtf.pipeline.find import evaluate_pipeline, find_measured_pipeline, find_pipeline
@@ -48,7 +50,7 @@ def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices
       arms: all of it.
       machine: whose rates and links count.
       prices: those of the other arms by measured kernels, whose times count in their stead.
-      seconds: how long kernels may be measured.
+      seconds: how long kernels may be measured, for all of these arms.
 
     Returns:
       Arm -> pipeline, and arm -> why there is none.
@@ -60,10 +62,14 @@ def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices
     """
     found: dict[str, Pipeline] = {}
     left_out: dict[str, str] = {}
-    for arm in (arm for arm in arms if arm.method == PIPELINE):
+    staged, end = [arm for arm in arms if arm.method == PIPELINE], time.monotonic() + seconds
+    for left, arm in zip(range(len(staged), 0, -1), staged, strict=True):
+        # What is trained gets the most of it, as among strategies.
+        share = share_of(end, MAIN_SHARE if left > 1 and arm == arms[0] else 1.0 / left)
+        until = time.monotonic() + share
         try:
-            found[arm.name] = (_load(arm.argument, plan, machine, prices, seconds) if arm.argument
-                               else _find(plan, machine, prices, seconds))
+            found[arm.name] = (_load(arm.argument, plan, machine, prices, until) if arm.argument
+                               else _find(plan, machine, prices, until))
         except InfeasibleError as error:
             if arm == arms[0]:
                 raise
@@ -71,7 +77,8 @@ def find_pipelines(plan: Plan, arms: Sequence[ArmName], machine: Machine, prices
     return found, left_out
 
 
-def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, seconds: float) -> Pipeline:
+def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
+    """The pipeline that is searched; kernels are measured until then, by `time.monotonic`."""
     if reason := _impossible(plan):
         raise InfeasibleError(reason)
     limit = plan.options.bytes_per_device(machine)
@@ -84,11 +91,11 @@ def _find(plan: Plan, machine: Machine, prices: MeasuredPrices | None, seconds: 
                                  memory_limit=within)
         sources = {count: GraphKernels(one.graph, graph) for count, (one, graph) in programs.items()}
         return find_measured_pipeline(graphs, sources, prices.meter, schedule=plan.options.schedule,
-                                      memory_limit=within, seconds=seconds, progress=Telling())
+                                      memory_limit=within, seconds=share_of(until, 1.0), progress=Telling())
 
 
-def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, seconds: float) -> Pipeline:
-    """The pipeline of a file, priced for this run."""
+def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None, until: float) -> Pipeline:
+    """The pipeline of a file, priced for this run; kernels are measured until then, by `time.monotonic`."""
     if reason := _impossible(plan):
         raise InfeasibleError(reason)
     kept, options = Pipeline.load(path), plan.options
@@ -105,7 +112,7 @@ def _load(path: str, plan: Plan, machine: Machine, prices: MeasuredPrices | None
                                 f"run is {graph.hash}; take the flags of that run, or search anew")
         measured = None if prices is None else (GraphKernels(one.graph, graph), prices.meter)
         found = evaluate_pipeline(graph, kept.laid(), kept.microbatches, kept.schedule, machine, measured,
-                                  seconds=seconds, progress=Telling())
+                                  seconds=share_of(until, 1.0), progress=Telling())
     limit = options.bytes_per_device(machine)
     if found.memory_bytes > limit:
         needs = f"{path}: needs {bytes_text(found.memory_bytes)} per device, {bytes_text(limit)} are allowed"

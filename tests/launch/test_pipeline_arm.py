@@ -1,11 +1,14 @@
 """Runs with a pipeline among their arms: its losses, its numbers, and why there may be none."""
 
+import dataclasses
 import json
+import types
 
 import pytest
 from micro_models import SIZES
 
 from pase_mtf.launch.__main__ import main
+from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.options import Options
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies.pipelining import find_pipelines
@@ -119,6 +122,36 @@ def test_it_keeps_to_the_memory(preset):
     found, left_out = find_pipelines(plan, plan.options.arms, Machine.load("a100"), None, 0.0)
     assert found == {}
     assert "no pipeline of two or more stages on 2 devices within 1000 bytes each" in left_out["pipeline"]
+
+
+@pytest.mark.parametrize(("strategy", "shares"), [("search", [20.0, 20.0, 19.0]), ("pipeline", [40.0, 10.0, 9.0])])
+def test_pipelines_share_the_seconds_for_measuring(preset, tmp_path, monkeypatch, strategy, shares):
+    """Each may take of what is left; what is trained two thirds. Building a program counts, and what is not used."""
+    given, now, machine = [], [100.0], Machine.load("a100")
+    options = Options(model="alexnet", preset=preset, mesh="2", devices="cpu", machine="a100", compare="pipeline")
+    plan = resolve(options)
+    pipeline, = find_pipelines(plan, plan.options.arms, machine, None, 0.0)[0].values()
+    paths = [str(tmp_path / name) for name in ("one.json", "other.json")]
+    for path in paths:
+        pipeline.save(path)
+    plan = resolve(dataclasses.replace(options, strategy=strategy, compare=",".join(["pipeline", *paths])))
+
+    def measured(*_, seconds, **__):
+        given.append(seconds)
+        now[0] += seconds
+        return pipeline
+
+    def built(*arguments):
+        now[0] += len(given) == 2  # the last begins later
+        return microbatch_of(*arguments)
+
+    monkeypatch.setattr("pase_mtf.launch.strategies.finding.time.monotonic", lambda: now[0])
+    for name, stand_in in (("find_measured_pipeline", measured), ("evaluate_pipeline", measured),
+                           ("microbatch_of", built)):
+        monkeypatch.setattr(f"pase_mtf.launch.strategies.pipelining.{name}", stand_in)
+    found, left_out = find_pipelines(plan, plan.options.arms, machine, types.SimpleNamespace(meter=None), 60.0)
+    assert (len(found), left_out) == (3, {})
+    assert given == pytest.approx(shares)
 
 
 def test_it_is_trained_kept_and_resumed(launch):
