@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,11 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "Measured", "RunFile", "Settings", "measure", "pieces_of", "split"]
 
 FORMAT = "pase_mtf.epochs"
-VERSION = 1
+VERSION = 2
+_INCOMPLETE = 1
+"""The version whose runs were judged by those held-out examples that filled pieces of their batch."""
 RULES = {"linear": 1.0, "sqrt": 0.5, "constant": 0.0}
 """How the learning rate grows with the batch -> the power of the batch that it is proportional to."""
 _SPLIT_SEED = 0
 _LOOKS = 10
+"""At the held-out examples in an epoch at least, if it has as many steps; always after as many whole steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Settings:
       sizes: of the model, `dataclasses.asdict` of its configuration (less the seed).
       data: what it trains on, in a line.
       examples: to train on: an epoch.
-      held_out: other examples, whose loss is looked at ten times an epoch (at most once a step).
+      held_out: other examples, whose loss is looked at ten to twenty times an epoch, or after every step where an epoch
+        has fewer.
       target: the mean loss of these, in nats, that ends a run.
       rate: learning rate of the batch `rate_batch`.
       rate_batch: in examples.
@@ -127,9 +131,10 @@ class RunFile:
 
         Raises:
           FormatError: the file is something else.
-          UsageError: its runs have other settings; names the first that differs.
+          UsageError: its runs have other settings, or were judged by other held-out examples; names the first that
+            differs.
         """
-        self.path = path
+        self.path, self._settings = path, settings
         self._head = json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(settings)})
         self.rows: dict[tuple[int, int], Measured] = {}
         if os.path.exists(path):
@@ -144,16 +149,22 @@ class RunFile:
                                      for field in dataclasses.fields(Measured)}
             rows = [Measured(**{name: types[name](value) for name, value in row.items()})
                     for row in csv.DictReader(rest)]
-            if kept["format"] != FORMAT or kept["version"] != VERSION:
+            if kept["format"] != FORMAT or kept["version"] not in (_INCOMPLETE, VERSION):
                 raise ValueError(kept["format"])
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             raise FormatError(f"{self.path}: not a CSV that this command wrote ({shortened(error)}); choose another "
                               "name") from error
         wanted = json.loads(self._head)
-        for name, value in wanted.items():
+        for name in dataclasses.asdict(self._settings):
+            value = wanted[name]
             if kept.get(name) != value:
                 raise UsageError(f"{self.path}: its runs have {name}={shortened(kept.get(name))}, not "
                                  f"{shortened(value)}; choose another name, or give the same")
+        held_out = self._settings.held_out
+        for row in rows if kept["version"] == _INCOMPLETE else []:
+            if left_out := held_out % pieces_of(row.batch, self._settings.piece)[0]:
+                raise UsageError(f"{self.path}: an earlier version judged its runs of batch {row.batch} by "
+                                 f"{held_out - left_out} of the {held_out} held-out examples; choose another name")
         self.rows = {(row.batch, row.seed): row for row in rows}
 
     def add(self, row: Measured) -> None:
@@ -222,8 +233,9 @@ def _measure(settings: Settings, train: Source, held: Source, config: ModelConfi
     start = time.process_time()
     piece, count = pieces_of(batch, settings.piece)
     stream = Data(train, piece, seed).batches()
-    with Trainer(models.get(settings.model), config, piece, seed, threads) as trainer:
-        epochs, loss, steps = _train(settings, trainer, stream, batch, count, list(_pieces(held, piece)),
+    pieces, rest = _in_pieces(held, piece)
+    with Trainer(models.get(settings.model), config, piece, seed, threads, rest=held.examples % piece) as trainer:
+        epochs, loss, steps = _train(settings, trainer, stream, batch, count, lambda: trainer.loss(pieces, rest),
                                      lambda epochs, loss: tell(batch, seed, epochs, loss))
     reached = loss <= settings.target
     return Measured(batch, seed, epochs if math.isfinite(loss) else settings.cap, int(reached), loss, steps,
@@ -231,7 +243,7 @@ def _measure(settings: Settings, train: Source, held: Source, config: ModelConfi
 
 
 def _train(settings: Settings, trainer: Trainer, stream: Iterator[Batch], batch: int, count: int,
-           held: Iterable[Batch], tell: Callable[[float, float], object]) -> tuple[float, float, int]:
+           held_out_loss: Callable[[], float], tell: Callable[[float, float], object]) -> tuple[float, float, int]:
     """(epochs, held-out loss, steps) at the end of a run."""
     look = max(1, settings.examples // (_LOOKS * batch))
     epochs, loss, steps = 0.0, math.inf, 0
@@ -242,14 +254,15 @@ def _train(settings: Settings, trainer: Trainer, stream: Iterator[Batch], batch:
         if not math.isfinite(trained):
             return epochs, math.nan, steps
         if steps % look == 0 or epochs >= settings.cap:
-            loss = trainer.loss(held)
+            loss = held_out_loss()
             tell(epochs, loss)
             if not math.isfinite(loss):
                 return epochs, math.nan, steps
     return epochs, loss, steps
 
 
-def _pieces(held: Source, piece: int) -> Iterator[Batch]:
-    """All held-out examples but those that fill no piece."""
-    for start in range(0, held.examples - piece + 1, piece):
-        yield held.load(np.arange(start, start + piece))
+def _in_pieces(held: Source, piece: int) -> tuple[list[Batch], Batch | None]:
+    """(all pieces of the held-out examples, those that fill none, if there are any): every batch is judged by all."""
+    whole = held.examples - held.examples % piece
+    pieces = [held.load(np.arange(start, start + piece)) for start in range(0, whole, piece)]
+    return pieces, held.load(np.arange(whole, held.examples)) if whole < held.examples else None

@@ -12,10 +12,9 @@ from tqdm import tqdm
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.epochs.report import epochs_text, range_text
-from pase_mtf.errors import UsageError
 from pase_mtf.launch.console import INTERRUPTED
 from pase_mtf.launch.data import open_data
-from pase_mtf.launch.epochs.measure import RunFile, Settings, measure, pieces_of
+from pase_mtf.launch.epochs.measure import RunFile, Settings, measure
 from pase_mtf.launch.epochs.options import new_file
 from pase_mtf.launch.interrupts import Interrupts
 from pase_mtf.launch.plan import check_packages
@@ -44,8 +43,6 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
         flags.learning_rate or config.learning_rate, flags.rate_batch or config.batch, flags.rule, flags.warmup,
         flags.cap, flags.piece)
     settings.check()
-    if (largest := max(pieces_of(batch, flags.piece)[0] for batch in flags.batches)) > flags.held_out:
-        raise UsageError(f"--held_out={flags.held_out}: fewer than the {largest} examples of a piece; hold out more")
     new_file("output", flags.output, overwrite=True)
     file = RunFile(flags.output, settings)
     todo = [(batch, seed) for batch in flags.batches for seed in flags.seeds if (batch, seed) not in file.rows]

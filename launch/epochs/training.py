@@ -27,13 +27,21 @@ _OPTIMIZERS = {"sgd": mtf.optimize.SgdOptimizer, "adam": mtf.optimize.AdamWeight
 
 
 @dataclasses.dataclass(frozen=True)
-class _Step:
-    """A lowered program: what a piece is fed into and what comes of it, and the update that sums are fed into. The loss
-    of a piece and its gradients are times its weight."""
+class _Piece:
+    """What examples are fed into, and what comes of them: what they count by, and their mean loss times that."""
 
     features: dict[str, tf.Tensor]
     weight: tf.Tensor
     loss: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A lowered program: a piece and its gradients, times its weight, what fills no piece, which is only looked at, and
+    the update that sums of gradients are fed into."""
+
+    piece: _Piece
+    rest: _Piece | None
     gradients: list[tf.Tensor]
     rate: tf.Tensor
     sums: list[tf.Tensor]
@@ -44,7 +52,8 @@ class _Step:
 class Trainer:
     """A model whose batch is one or more pieces. A context: on its end the session is closed."""
 
-    def __init__(self, model: Model[ModelConfig], config: ModelConfig, piece: int, seed: int, threads: int = 1):
+    def __init__(self, model: Model[ModelConfig], config: ModelConfig, piece: int, seed: int, threads: int = 1, *,
+                 rest: int = 0):
         """Builds and lowers the program for one device, and sets the initial values.
 
         Args:
@@ -53,10 +62,11 @@ class Trainer:
           piece: examples whose gradients are computed at once.
           seed: of the initial values.
           threads: that TensorFlow computes with.
+          rest: examples that fill no piece, whose loss is asked for; 0: there are none.
         """
         with tf.Graph().as_default() as graph:
             tf.set_random_seed(seed)
-            self._step = _lowered(model, dataclasses.replace(config, seed=seed), piece)
+            self._step = _lowered(model, dataclasses.replace(config, seed=seed), piece, rest)
         graph.finalize()
         self._session = tf.Session(graph=graph, config=tf.ConfigProto(
             device_count={"GPU": 0}, intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads))
@@ -70,22 +80,33 @@ class Trainer:
           count: how many make a batch.
           rate: the learning rate.
         """
-        loss, *gradients = self._mean(itertools.islice(pieces, count), [self._step.loss, *self._step.gradients])
-        self._session.run(self._step.update, {**dict(zip(self._step.sums, gradients, strict=True)),
-                                              self._step.rate: rate})
+        step = self._step
+        taken = ((step.piece, piece) for piece in itertools.islice(pieces, count))
+        loss, *gradients = self._mean(taken, step.gradients)
+        self._session.run(step.update, {**dict(zip(step.sums, gradients, strict=True)), step.rate: rate})
         return float(loss)
 
-    def loss(self, pieces: Iterable[Batch]) -> float:
-        """The mean loss over these pieces, in nats; nothing is learned from them."""
-        return float(self._mean(pieces, [self._step.loss])[0])
+    def loss(self, pieces: Iterable[Batch], rest: Batch | None = None) -> float:
+        """The mean loss over these examples, in nats; nothing is learned from them.
 
-    def _mean(self, pieces: Iterable[Batch], fetched: Sequence[tf.Tensor]) -> list[np.ndarray]:
-        """The mean over pieces of what is weighed."""
-        runs = (self._session.run([self._step.weight, *fetched], {
-            self._step.features[name]: values for name, values in piece.items()}) for piece in pieces)
+        Args:
+          pieces: of them.
+          rest: those that fill no piece, as many as were announced; None: there are none.
+        """
+        step = self._step
+        fed = [(step.piece, piece) for piece in pieces]
+        if rest is not None:
+            assert step.rest is not None
+            fed.append((step.rest, rest))
+        return float(self._mean(fed)[0])
+
+    def _mean(self, fed: Iterable[tuple[_Piece, Batch]], fetched: Sequence[tf.Tensor] = ()) -> list[np.ndarray]:
+        """The mean loss, and the mean of what else is weighed."""
+        runs = (self._session.run([piece.weight, piece.loss, *fetched], {
+            piece.features[name]: values for name, values in examples.items()}) for piece, examples in fed)
         weight, *total = functools.reduce(lambda before, found: [
             mine + more for mine, more in zip(before, found, strict=True)], runs)
-        return [values / max(weight, 1.0) for values in total]
+        return [values / (weight or 1.0) for values in total]  # where nothing counts all are 0, and stay so
 
     def __enter__(self) -> Trainer:
         return self
@@ -94,34 +115,45 @@ class Trainer:
         self._session.close()
 
 
-def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int) -> _Step:
+def _fed(mesh: mtf.Mesh, name: str, shape: mtf.Shape, dtype: tf.DType) -> tuple[tf.Tensor, mtf.Tensor]:
+    placeholder = tf.placeholder(dtype, shape.to_integer_list, name=name)
+    return placeholder, mtf.import_tf_tensor(mesh, placeholder, shape)
+
+
+def _forward(mesh: mtf.Mesh, model: Model[ModelConfig], config: ModelConfig, examples: int, piece: int,
+             ) -> tuple[dict[str, tf.Tensor], mtf.Tensor, mtf.Tensor]:
+    """(what so many examples are fed into, what they count by, their mean loss): of a piece, or of what fills none."""
+    features = {name: _fed(mesh, name, *kind) for name, kind in model.features(config, examples).items()}
+    given = {name: imported for name, (_, imported) in features.items()}
+    loss = model.loss(mesh, given, config)
+    weight = mtf.constant(mesh, examples / piece, dtype=loss.dtype) if model.weight is None else mtf.cast(
+        model.weight(given, config), loss.dtype)
+    return {name: placeholder for name, (placeholder, _) in features.items()}, weight, loss
+
+
+def _lowered(model: Model[ModelConfig], config: ModelConfig, piece: int, rest: int) -> _Step:
     """The program in the current tf.Graph."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh", mtf.utils.BalancedVariablePlacer([_DEVICE]))
-
-    def fed(name: str, shape: mtf.Shape, dtype: tf.DType) -> tuple[tf.Tensor, mtf.Tensor]:
-        placeholder = tf.placeholder(dtype, shape.to_integer_list, name=name)
-        return placeholder, mtf.import_tf_tensor(mesh, placeholder, shape)
-
-    features = {name: fed(name, shape, dtype) for name, (shape, dtype) in model.features(config, piece).items()}
-    given = {name: imported for name, (_, imported) in features.items()}
-    loss, variables = model.loss(mesh, given, config), graph.trainable_variables
-    weight = mtf.constant(mesh, 1.0, dtype=loss.dtype) if model.weight is None else mtf.cast(
-        model.weight(given, config), loss.dtype)
+    features, weight, loss = _forward(mesh, model, config, piece, piece)
+    variables = graph.trainable_variables
     # Added up over many pieces: in the type that variables are kept in.
     gradients = [mtf.cast(gradient, tf.as_dtype(kept_dtype(config.dtype))) for gradient in mtf.gradients(
         [loss], [variable.outputs[0] for variable in variables], [weight])]
-    weighed = [weight, loss * weight, *gradients]
+    parts = [(features, weight, loss), *([_forward(mesh, model, config, rest, piece)] if rest else [])]
+    parts = [(fed, mine, mine * mean) for fed, mine, mean in parts]
     # Mesh-TF's Adam computes in float32, its SGD multiplies gradients by the rate.
-    rate, imported_rate = fed("rate", mtf.Shape([]), gradients[0].dtype if config.optimizer == "sgd" else tf.float32)
-    sums = [fed(f"sum{number}", gradient.shape, gradient.dtype) for number, gradient in enumerate(gradients)]
+    of_rate = gradients[0].dtype if config.optimizer == "sgd" else tf.float32
+    rate, imported_rate = _fed(mesh, "rate", mtf.Shape([]), of_rate)
+    sums = [_fed(mesh, f"sum{number}", gradient.shape, gradient.dtype) for number, gradient in enumerate(gradients)]
     updates = _OPTIMIZERS[config.optimizer](imported_rate).apply_grads([imported for _, imported in sums], variables)
     # Ours and not mtf.Lowering: variables are read once a step, and updates follow that read.
     lowering = PlanLowering(graph, uniform_plan(graph, "all:1", "", [_DEVICE]), [_DEVICE])
-    exported = [lowering.export_to_tf_tensor(tensor) for tensor in weighed]
+    export = lowering.export_to_tf_tensor
+    pieces = [_Piece(fed, export(mine), export(weighed)) for fed, mine, weighed in parts]
     update = tf.group([lowering.lowered_operation(operation) for operation in updates])
     initialize = tf.global_variables_initializer()
     with tf.control_dependencies([initialize]):
         start = lowering.copy_masters_to_slices()
-    return _Step({name: placeholder for name, (placeholder, _) in features.items()}, exported[0], exported[1],
-                 exported[2:], rate, [placeholder for placeholder, _ in sums], update, tf.group(initialize, start))
+    return _Step(pieces[0], pieces[1] if rest else None, list(map(export, gradients)), rate,
+                 [placeholder for placeholder, _ in sums], update, tf.group(initialize, start))

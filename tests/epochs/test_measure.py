@@ -12,7 +12,7 @@ from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.errors import DataError, FormatError, UsageError
 from pase_mtf.launch.data import open_data
 from pase_mtf.launch.epochs.command import main
-from pase_mtf.launch.epochs.measure import Measured, RunFile, Settings, pieces_of, split
+from pase_mtf.launch.epochs.measure import Measured, RunFile, Settings, _in_pieces, pieces_of, split
 from pase_mtf.launch.epochs.training import Trainer
 from pase_mtf.models.presets import load_config
 
@@ -56,6 +56,37 @@ def test_pieces_train_as_their_batch_does(preset, optimizer):
             losses[piece] = [*(trainer.step(cut, 16 // piece, 0.05) for _ in steps), trainer.loss(_cut(held, piece))]
     np.testing.assert_allclose(losses[4], losses[16], rtol=2e-5)
     assert len(set(losses[16])) == 4
+
+
+@pytest.mark.parametrize("name", ["alexnet", "transformer"])
+def test_what_fills_no_piece_is_looked_at_too(preset, tmp_path, name):
+    """By its examples, or by its words, of which it has fewer."""
+    model, path = models.get(name), tmp_path / "micro.json"
+    path.write_text(json.dumps({**SIZES[name], "preset": "tiny"}))
+    config = load_config(name, preset if name == "alexnet" else str(path))
+    source = open_data(None, model, config, 16, 0).source
+    losses = []
+    for piece, sizes in ((16, [16]), (8, [8, 8]), (6, [6, 6, 4]), (20, [16])):
+        pieces, rest = _in_pieces(dataclasses.replace(source, examples=16), piece)
+        shapes = [len(next(iter(part.values()))) for part in [*pieces, *([rest] if rest else [])]]
+        assert shapes == sizes
+        with Trainer(model, config, piece, seed=3, rest=16 % piece) as trainer:
+            losses.append(trainer.loss(pieces, rest))
+    np.testing.assert_allclose(losses, losses[0], rtol=2e-5)
+
+
+def test_every_batch_is_judged_by_all_held_out_examples(preset, tmp_path, monkeypatch):
+    """Whatever pieces it is computed in: of 64, pieces of 6 are 60."""
+    seen, loss = set(), Trainer.loss
+
+    def looked(self, pieces, rest=None):
+        pieces = list(pieces)
+        images = np.concatenate([part["images"] for part in [*pieces, *([rest] if rest else [])]])
+        seen.add(images.tobytes())
+        return loss(self, pieces, rest)
+    monkeypatch.setattr(Trainer, "loss", looked)
+    assert _measure(preset, tmp_path / "curve.csv", "--batches=4,12,16", "--seeds=0", "--cap=0.5") == 0
+    assert len(seen) == 1
 
 
 def test_every_seed_has_initial_values_of_its_own(preset):
@@ -208,6 +239,22 @@ def test_what_another_process_added_stays(tmp_path):
     for seed, file in enumerate(files):
         file.add(Measured(8, seed, 1.5, 1, 0.9, 12, 0.1, 3.25))
     assert sorted(RunFile(path, _SETTINGS).rows) == [(8, 0), (8, 1)]
+
+
+def test_runs_that_an_earlier_version_judged_by_fewer_examples_are_not_gone_on_with(tmp_path):
+    """Of 16 held-out examples two pieces of 6 were looked at; those of 8 were all."""
+    path = tmp_path / "curve.csv"
+    for batch in (8, 12):
+        RunFile(str(path), _SETTINGS).add(Measured(batch, 0, 1.5, 1, 0.9, 12, 0.1, 3.25))
+        now = path.read_text()
+        path.write_text(now.replace('"version": 2', '"version": 1'))
+        if batch == 8:
+            RunFile(str(path), _SETTINGS).add(Measured(16, 0, 1.5, 1, 0.9, 12, 0.1, 3.25))
+            assert '"version": 2' in path.read_text()
+    with pytest.raises(UsageError, match="runs of batch 12 by 12 of the 16 held-out examples; choose another name"):
+        RunFile(str(path), _SETTINGS)
+    path.write_text(now)
+    assert len(RunFile(str(path), _SETTINGS).rows) == 3
 
 
 @pytest.mark.parametrize("text", ["", "batch,epochs\n1,2\n", "# {}\n", '# {"format": "x", "version": 1}\n',

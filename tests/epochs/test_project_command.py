@@ -46,7 +46,6 @@ def curve(tmp_path):
     (["measure", "--model=alexnet", "--output=x.csv"], "--target"),
     (["measure", "--model=alexnet", "--output=x.csv", "--target=1", "--seeds=a"], "whole numbers"),
     (["measure", "--model=alexnet", "--output=no/x.csv", "--target=1"], "no folder"),
-    (["measure", "--model=alexnet", "--output=x.csv", "--target=1", "--held_out=8"], "examples of a piece"),
     (["measure", "--model=alexnet", "--output=x.csv", "--target=1", "--data=nowhere"], "nowhere"),
     (["measure", "--model=alexnet", "--output=x.csv", "--target=1", "--rule=cubic"], "cubic")])
 def test_wrong_inputs_are_one_line(curve, tmp_path, monkeypatch, capsys, flags, message):
