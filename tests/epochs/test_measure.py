@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.errors import DataError, FormatError, UsageError
 from pase_mtf.launch.data import open_data
 from pase_mtf.launch.epochs.command import main
-from pase_mtf.launch.epochs.measure import Measured, RunFile, Settings, _in_pieces, pieces_of, split
+from pase_mtf.launch.epochs.measure import Measured, RunFile, Settings, _in_pieces, _train, pieces_of, split
 from pase_mtf.launch.epochs.training import Trainer
 from pase_mtf.models.presets import load_config
 
@@ -87,6 +88,16 @@ def test_every_batch_is_judged_by_all_held_out_examples(preset, tmp_path, monkey
     monkeypatch.setattr(Trainer, "loss", looked)
     assert _measure(preset, tmp_path / "curve.csv", "--batches=4,12,16", "--seeds=0", "--cap=0.5") == 0
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(("batch", "looks"), [(1, 10), (4, 16), (6, 11), (8, 8), (64, 1)])
+def test_held_out_examples_are_looked_at_ten_to_twenty_times_an_epoch(batch, looks):
+    """Or after every step, where an epoch of 64 has fewer than ten."""
+    seen = []
+    settings = dataclasses.replace(_SETTINGS, cap=20.0)
+    _train(settings, types.SimpleNamespace(step=lambda *_: 2.0), iter(()), batch, 1, lambda: 2.0,
+           lambda epochs, loss: seen.append(epochs))
+    assert len(seen) / seen[-1] == pytest.approx(looks, abs=0.7)
 
 
 def test_every_seed_has_initial_values_of_its_own(preset):
