@@ -94,12 +94,13 @@ def _curve_table(results: Mapping[str, Any], model: str) -> str:
 def _settings_text(results: Mapping[str, Any], model: str) -> str:
     found, facts = (results["curves"][model][part] for part in ("settings", "facts"))
     sizes = found["sizes"]
-    return (f"{found['data']}; sizes in `{sizes['preset']}`. {found['examples']:,} examples are an epoch; after every "
-            f"tenth of one the loss of {found['held_out']} others is looked at, and a run ends when it is at most "
-            f"{found['target']:g} nats. {sizes['optimizer']}, learning rate {found['rate']:g} at batch "
-            f"{found['rate_batch']}, times the square root of the batch beside it (`--rule={found['rule']}`), "
-            f"rising from 0 over {found['warmup']:g} epochs; at most {found['cap']:g} epochs. A batch above "
-            f"{found['piece']} is pieces of that size, whose gradients are summed. Measured on {_facts_text(facts)}.")
+    return (f"{found['data']}; sizes in `{sizes['preset']}`. {found['examples']:,} examples are an epoch; ten to "
+            f"twenty times in each, or after every step where there are fewer, the loss of {found['held_out']} others "
+            f"is looked at, and a run ends when it is at most {found['target']:g} nats. {sizes['optimizer']}, learning "
+            f"rate {found['rate']:g} at batch {found['rate_batch']}, times the square root of the batch beside it "
+            f"(`--rule={found['rule']}`), rising from 0 over {found['warmup']:g} epochs; at most {found['cap']:g} "
+            f"epochs. A batch above {found['piece']} is pieces of that size, whose gradients are summed. Measured on "
+            f"{_facts_text(facts)}.")
 
 
 def _facts_text(facts: Mapping[str, str]) -> str:
@@ -223,5 +224,5 @@ _DIFFERENCES = (
     "- **At scale.** \"Times as fast\" lets both take the devices that suit them, hybrid up to eight times as "
     "many; \"ahead on these\" is on equal numbers. Where data parallelism alone still gains at the end of its "
     "curve (\"end\"), the first is too high.\n"
-    "- **Resolution.** Held-out examples are looked at ten times an epoch, so seeds that differ by less show no "
-    "spread. A batch with fewer runs than the others says so in its last column.")
+    "- **Resolution.** Held-out examples are looked at ten to twenty times an epoch, so seeds that differ by less "
+    "show no spread. A batch with fewer runs than the others says so in its last column.")
