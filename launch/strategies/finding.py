@@ -201,7 +201,7 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
                                    int(arm.argument), seed))
         # Of the same share as the search for what is changed.
         return prices.evaluate(configurations, arm.method if arm.method == "expert" and not arm.argument else arm.name,
-                               seconds=_share(end, 1.0))
+                               seconds=share_of(end, 1.0))
     find = functools.partial(find_strategy, graph, mesh.devices, machine)
     given = functools.partial(evaluate_strategy, graph, devices=mesh.devices, machine=machine, name=arm.name)
     match arm.method:
