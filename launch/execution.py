@@ -295,7 +295,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
         interrupts.hold()  # what is measured from here on is written down whatever happens
         with Progress(options, len(arms), plan.first_step) as progress:
             # What arms take in one turn is read while they take the turn before.
-            batches = built.data.batches(plan.first_step, ahead=max(BLOCK, options.warmup))
+            batches = built.data.batches(plan.first_step, ahead=BLOCK)
             history = train(
                 arms, batches, warmup=options.warmup, steps=options.steps,
                 first_step=plan.first_step, asked=lambda: interrupts.asked, check=judge.check, look=watch.look,

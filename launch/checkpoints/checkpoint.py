@@ -61,6 +61,7 @@ class _Manifest(TypedDict):
     graph_hash: str
     files: dict[str, FileEntry | int]
     next_loss: NotRequired[float | None]
+    order: NotRequired[int]
     sha256: NotRequired[str]
 
 
@@ -74,12 +75,14 @@ class CheckpointInfo:
       graph_hash: of the program whose variables it holds.
       next_loss: the loss of that step, the first that is not done, under the strategy it was trained with; None where
         that is not known.
+      order: in which the examples come whose losses the run tells (`data.ORDER`); 1 of runs before there was another.
     """
 
     folder: str
     step: int
     graph_hash: str
     next_loss: float | None = None
+    order: int = 1
 
     @property
     def prefix(self) -> str:
@@ -88,7 +91,7 @@ class CheckpointInfo:
 
 
 def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] | None], *, step: int, graph_hash: str,
-                    next_loss: float | None = None) -> None:
+                    next_loss: float | None = None, order: int = 1) -> None:
     """Writes a checkpoint beside the others, renames it into place, and removes all but the last two.
 
     Killed at any moment, it leaves the earlier ones as they were.
@@ -99,7 +102,7 @@ def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] |
         of those that others have written, brought to the disk, and read for their hashes.
       step: training steps done; a checkpoint of that step that is there already is kept as it is.
       graph_hash: of the program.
-      next_loss: see CheckpointInfo.
+      next_loss, order: see CheckpointInfo.
 
     Raises:
       UsageError: it cannot be written (disk full, no permission).
@@ -120,7 +123,7 @@ def save_checkpoint(folder: str, save: Callable[[str], Mapping[str, FileEntry] |
                      for name in sorted(os.listdir(temporary))}
             manifest = {"format": FORMAT, "version": VERSION, "step": step, "graph_hash": graph_hash,
                         "next_loss": next_loss if next_loss is None or math.isfinite(next_loss) else None,
-                        "files": files}
+                        "order": order, "files": files}
             manifest["sha256"] = _own_hash(manifest)
             write_atomically(os.path.join(temporary, MANIFEST), json.dumps(manifest, indent=2) + "\n")
             os.chmod(temporary, 0o755)
@@ -228,7 +231,7 @@ def _checked(folder: str, named: int | None) -> CheckpointInfo:
         raise FormatError(f"{path}: is of step {step}, its folder says {named}; it was moved or changed")
     for name, entry in manifest["files"].items():
         _check_file(os.path.join(folder, name), entry if isinstance(entry, dict) else {"bytes": entry})
-    return CheckpointInfo(folder, step, manifest["graph_hash"], manifest.get("next_loss"))
+    return CheckpointInfo(folder, step, manifest["graph_hash"], manifest.get("next_loss"), manifest.get("order", 1))
 
 
 def _check_file(file: str, entry: Mapping[str, object]) -> None:

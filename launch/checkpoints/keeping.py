@@ -11,7 +11,7 @@ from typing import Protocol
 
 from pase_mtf.errors import DataError, UsageError
 from pase_mtf.launch.checkpoints.checkpoint import FileEntry, save_checkpoint
-from pase_mtf.launch.data import Batch, Data
+from pase_mtf.launch.data import ORDER, Batch, Data
 from pase_mtf.launch.training import Record
 
 __all__ = ["EVERY_SECONDS", "Keeper"]
@@ -95,4 +95,5 @@ class Keeper:
         with contextlib.suppress(*([DataError] if self._alone else [])):
             loss = self._arm.loss(next(self._data.batches(self._done)))
         if self._finite and (loss is None or math.isfinite(loss)):
-            save_checkpoint(self._folder, self._arm.save, step=self._done, graph_hash=self._graph_hash, next_loss=loss)
+            save_checkpoint(self._folder, self._arm.save, step=self._done, graph_hash=self._graph_hash, next_loss=loss,
+                            order=ORDER)

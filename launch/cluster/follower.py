@@ -127,7 +127,7 @@ class _Feed:
         """That of a step."""
         while step not in self._held:
             if self._batches is None or not self._next <= step <= self._next + self._kept:
-                self._batches, self._next, self._held = self._data.batches(step, ahead=self._kept), step, {}
+                self._batches, self._next, self._held = self._data.batches(step, ahead=BLOCK), step, {}
             self._held[self._next] = next(self._batches)
             self._next += 1
             for old in sorted(self._held)[:-self._kept]:

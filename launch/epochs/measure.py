@@ -32,8 +32,9 @@ __all__ = ["RULES", "Measured", "RunFile", "Settings", "measure", "pieces_of", "
 
 FORMAT = "pase_mtf.epochs"
 VERSION = 2
-_INCOMPLETE = 1
-"""The version whose runs were judged by those held-out examples that filled pieces of their batch."""
+_OTHERWISE = 1
+"""The version whose runs saw their examples in another order, and were judged by those held-out examples alone that
+filled pieces of their batch: they are read, and joined by no run of today."""
 RULES = {"linear": 1.0, "sqrt": 0.5, "constant": 0.0}
 """How the learning rate grows with the batch -> the power of the batch that it is proportional to."""
 _SPLIT_SEED = 0
@@ -131,10 +132,9 @@ class RunFile:
 
         Raises:
           FormatError: the file is something else.
-          UsageError: its runs have other settings, or were judged by other held-out examples; names the first that
-            differs.
+          UsageError: its runs have other settings; names the first that differs.
         """
-        self.path, self._settings = path, settings
+        self.path, self._settings, self._version = path, settings, VERSION
         self._head = json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(settings)})
         self.rows: dict[tuple[int, int], Measured] = {}
         if os.path.exists(path):
@@ -149,7 +149,7 @@ class RunFile:
                                      for field in dataclasses.fields(Measured)}
             rows = [Measured(**{name: types[name](value) for name, value in row.items()})
                     for row in csv.DictReader(rest)]
-            if kept["format"] != FORMAT or kept["version"] not in (_INCOMPLETE, VERSION):
+            if kept["format"] != FORMAT or kept["version"] not in (_OTHERWISE, VERSION):
                 raise ValueError(kept["format"])
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             raise FormatError(f"{self.path}: not a CSV that this command wrote ({shortened(error)}); choose another "
@@ -160,17 +160,20 @@ class RunFile:
             if kept.get(name) != value:
                 raise UsageError(f"{self.path}: its runs have {name}={shortened(kept.get(name))}, not "
                                  f"{shortened(value)}; choose another name, or give the same")
-        held_out = self._settings.held_out
-        for row in rows if kept["version"] == _INCOMPLETE else []:
-            if left_out := held_out % pieces_of(row.batch, self._settings.piece)[0]:
-                raise UsageError(f"{self.path}: an earlier version judged its runs of batch {row.batch} by "
-                                 f"{held_out - left_out} of the {held_out} held-out examples; choose another name")
+        self._version = kept["version"]
         self.rows = {(row.batch, row.seed): row for row in rows}
+
+    def check_more(self) -> None:
+        """Raises UsageError where the runs that are there saw other examples than those to come would."""
+        if self._version != VERSION:
+            raise UsageError(f"{self.path}: an earlier version of this command measured its {len(self.rows)} runs, on "
+                             "examples in another order; choose another name, and all are measured")
 
     def add(self, row: Measured) -> None:
         """Adds a run, and writes the file whole, with what another process has added meanwhile."""
         if os.path.exists(self.path):
             self._read()
+        self.check_more()
         self.rows[row.batch, row.seed] = row
         text = io.StringIO()
         writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Measured)], lineterminator="\n")

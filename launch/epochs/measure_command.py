@@ -46,6 +46,8 @@ def run(flags: argparse.Namespace, interrupts: Interrupts) -> int:
     new_file("output", flags.output, overwrite=True)
     file = RunFile(flags.output, settings)
     todo = [(batch, seed) for batch in flags.batches for seed in flags.seeds if (batch, seed) not in file.rows]
+    if todo:
+        file.check_more()
     if len(todo) < len(flags.batches) * len(flags.seeds):
         print(f"{len(file.rows)} runs are in {flags.output} already; {len(todo)} to go", file=sys.stderr)
     with tqdm(total=len(todo), unit="run", file=sys.stderr, dynamic_ncols=True, disable=None) as bar:

@@ -16,7 +16,7 @@ from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.cluster.board import Board
 from pase_mtf.launch.console import Stage
-from pase_mtf.launch.data import Data
+from pase_mtf.launch.data import ORDER, Data
 from pase_mtf.launch.flag_values import parse_arms
 from pase_mtf.launch.judging.losses import FIRST, FIRST_NARROW, Comparison, agree, largest_update, updates_of
 from pase_mtf.launch.judging.settling import STEPS, Settled, settle
@@ -130,6 +130,8 @@ def losses_before(plan: Plan) -> list[float]:
         return []
     if plan.config.dropout > 0.0 and plan.earlier.get("microbatches", "1") != plan.options.microbatches:
         return []  # every microbatch draws a mask of its own: other masks, other losses
+    if plan.checkpoint.order != ORDER:
+        return []  # an earlier version took the examples in another order
     name = parse_arms(plan.earlier["strategy"], "none")[0].name
     known = {} if plan.checkpoint.next_loss is None else {plan.first_step: plan.checkpoint.next_loss}
     known.update(_metrics(os.path.join(plan.options.resume, "metrics.jsonl"), name))

@@ -252,20 +252,20 @@ def test_what_another_process_added_stays(tmp_path):
     assert sorted(RunFile(path, _SETTINGS).rows) == [(8, 0), (8, 1)]
 
 
-def test_runs_that_an_earlier_version_judged_by_fewer_examples_are_not_gone_on_with(tmp_path):
-    """Of 16 held-out examples two pieces of 6 were looked at; those of 8 were all."""
-    path = tmp_path / "curve.csv"
-    for batch in (8, 12):
-        RunFile(str(path), _SETTINGS).add(Measured(batch, 0, 1.5, 1, 0.9, 12, 0.1, 3.25))
-        now = path.read_text()
-        path.write_text(now.replace('"version": 2', '"version": 1'))
-        if batch == 8:
-            RunFile(str(path), _SETTINGS).add(Measured(16, 0, 1.5, 1, 0.9, 12, 0.1, 3.25))
-            assert '"version": 2' in path.read_text()
-    with pytest.raises(UsageError, match="runs of batch 12 by 12 of the 16 held-out examples; choose another name"):
-        RunFile(str(path), _SETTINGS)
-    path.write_text(now)
-    assert len(RunFile(str(path), _SETTINGS).rows) == 3
+def test_runs_of_an_earlier_version_are_read_and_not_added_to(tmp_path):
+    """They saw the examples in another order."""
+    path, row = tmp_path / "curve.csv", Measured(8, 0, 1.5, 1, 0.9, 12, 0.1, 3.25)
+    RunFile(str(path), _SETTINGS).add(row)
+    RunFile(str(path), _SETTINGS).check_more()
+    old = path.read_text().replace('"version": 2', '"version": 1')
+    path.write_text(old)
+    file = RunFile(str(path), _SETTINGS)
+    assert list(file.rows.values()) == [row]
+    for add in (file.check_more, lambda: file.add(dataclasses.replace(row, seed=1))):
+        with pytest.raises(UsageError, match="measured its 1 runs, on examples in another order; choose another name"):
+            add()
+    assert path.read_text() == old
+    assert len(EpochCurve.load(path).runs) == 1
 
 
 @pytest.mark.parametrize("text", ["", "batch,epochs\n1,2\n", "# {}\n", '# {"format": "x", "version": 1}\n',

@@ -33,9 +33,9 @@ def _read(info):
 
 
 def test_round_trip(tmp_path):
-    _write(tmp_path, 7, next_loss=1.25)
+    _write(tmp_path, 7, next_loss=1.25, order=2)
     info = find_checkpoint(str(tmp_path))
-    assert (info.step, info.graph_hash, info.next_loss) == (7, "abc", 1.25)
+    assert (info.step, info.graph_hash, info.next_loss, info.order) == (7, "abc", 1.25, 2)
     assert _read(info) == "weights"
     assert os.listdir(tmp_path) == ["checkpoint"]
     assert os.listdir(tmp_path / "checkpoint") == ["step-7"]
