@@ -76,8 +76,12 @@ class Lifetimes:
             products = (Held(-1 - number, begin, begin) for begin in begins if (step, begin) not in self._in_place)
             return (*held, *products)
         besides = largest_besides(operation)
-        times = besides / max(operation.outputs[0].size, 1)
-        return (*held, *(Held(0, begin, begin, times) for begin in begins if besides))
+        if not besides:
+            return tuple(held)
+        # Told by the largest input: who splits that splits what is made of it.
+        number = max(range(len(operation.inputs)), key=lambda place: operation.inputs[place].size)
+        times = besides / operation.inputs[number].size
+        return (*held, *(Held(-1 - number, begin, begin, times) for begin in begins))
 
     def of_sum(self, total: mtf.Tensor) -> tuple[Held, ...]:
         """When what a loop adds up is there, as the output of an operation of its own."""

@@ -17,9 +17,9 @@ _ops = mtf.ops
 # So many chunks along a dim, or as many as divide both: 24 can be split by most numbers of devices. Fixed, because the
 # numbers depend on it.
 _CHUNKS = 24
-# Elements below which a chunk is cut along its first dim only: that is the batch, which is split most, and what a node
-# costs is more than what the rest of a small chunk does.
-_SMALL = 1 << 16
+# Along the first dim: that is the batch, which is split most. And along others, the largest first, as long as a chunk
+# has so many elements and there are no more chunks than that: each is some nodes on every device that makes it.
+_SMALL, _MOST = 1 << 16, 64
 
 
 def _lower(op: mtf.ops.RandomOperation, lowering: Lowering) -> None:
@@ -88,12 +88,11 @@ class _Chunks:
 
 def _cuts(shape: tuple[int, ...]) -> list[int]:
     """Into how many chunks every dim is cut; a device that has a part of the tensor makes the chunks of that only."""
-    counts: list[int] = []
-    size = math.prod(shape)
-    for dim in shape:
-        counts.append(next(count for count in range(_CHUNKS, 0, -1) if count == 1 or (
-            math.gcd(dim, _CHUNKS) % count == 0 and (not counts or size // count >= _SMALL))))
-        size //= counts[-1]
+    counts, size = [1] * len(shape), math.prod(shape)
+    for place, dim in enumerate([0, *sorted(range(1, len(shape)), key=lambda dim: -shape[dim])][:len(shape)]):
+        made = math.prod(counts)
+        counts[dim] = next(count for count in range(_CHUNKS, 0, -1) if math.gcd(shape[dim], _CHUNKS) % count == 0 and (
+            count == 1 or place == 0 or (size // (made * count) >= _SMALL and made * count <= _MOST)))
     return counts
 
 

@@ -148,6 +148,8 @@ class StageMemory:
     def _kept(self, held: Held, run: _Run, *, fed: bool) -> list[Held]:
         """What the others in flight hold of it."""
         order = self._order(held.begin)
+        if held.end > order.last:  # in all orders: a constant, of which a stage has one
+            return []
         if held.waits_until >= 0 or not (fed or held.begin <= order.forward <= held.end):
             return []
         first, last = run.offset + order.first, run.offset + order.last

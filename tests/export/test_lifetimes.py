@@ -94,7 +94,13 @@ def test_products_that_an_einsum_makes_besides_are_there_while_it_runs():
 
     least = _largest(lambda mesh, logits: None)
     assert 64 * 256 * 256 * 4 <= _largest(integers) - least < 1.1 * 64 * 256 * 256 * 4
-    assert _largest(three) - least > 64 * 256 * 4 * 2
+    # Split along what is summed over, every device multiplies its part.
+    exported = _exported(integers)
+    split = [Configuration((("places" if "places" in layer.splittable else "", 8),)) for layer in exported.layers]
+    assert sum(strategy_memory(exported, split).values()) - least < 64 * 256 * 256 * 4 / 4
+    besides = {name: [held.times * operation.inputs[-1 - held.output].shape[0] for held in operation.held
+                      if held.output < 0] for name, operation in _operations(_exported(three)).items()}
+    assert [found for found in besides.values() if found], besides
     assert not [held for operation in _operations(_exported(two)).values() for held in operation.held
                 if held.times != 1.0]
 

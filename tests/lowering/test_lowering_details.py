@@ -175,13 +175,14 @@ def test_random_numbers_do_not_depend_on_the_plan():
     assert len(np.unique(steps[0][1])) > 120
 
 
-@pytest.mark.parametrize("axis", [{"batch": 6}, {"length": 8}, {"units": 8}, {"length": 2, "units": 4}])
+@pytest.mark.parametrize("axis", [{"batch": 6}, {"units": 8}, {"batch": 2, "units": 4}])
 def test_a_device_draws_no_more_of_a_large_random_tensor_than_it_has(builder, axis):
     noise = mtf.random_uniform(builder.mesh, mtf.Shape([dim("batch", 6), dim("length", 512), dim("units", 8192)]))
     PlanLowering(builder.graph, _plan(builder.graph, _spec(axis)), _DEVICES, shared_memory=False)
     drawn = [np.prod(tf.get_static_value(op.inputs[0])) for op in tf.get_default_graph().get_operations()
              if op.type == "StatelessRandomUniform"]
     assert sum(drawn) == noise.shape.size
+    assert len(drawn) <= 64
 
 
 def test_random_numbers_can_follow_the_step():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pase_mtf import models
-from pase_mtf.compat import tf
+from pase_mtf.compat import mtf, tf
 from pase_mtf.cost.memory import strategy_memory
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph.configurations import Configuration
@@ -111,3 +111,26 @@ def test_one_microbatch_holds_what_a_step_does():
 def test_the_order_of_turns_is_no_part_of_a_graph():
     case = _Case("gnmt", 4)
     assert export_graph(case.one.graph).hash == case.graph.hash
+
+
+def test_a_stage_has_a_constant_once():
+    """However many microbatches are in flight."""
+    batch, wide = mtf.Dimension("batch", 8), mtf.Dimension("wide", 1 << 16)
+
+    def memory(constant, flying):
+        with tf.Graph().as_default():
+            graph = mtf.Graph()
+            mesh = mtf.Mesh(graph, "mesh")
+            x = mtf.import_tf_tensor(mesh, tf.zeros([8, 1 << 16]), mtf.Shape([batch, wide]))
+            weights = mtf.get_variable(mesh, "weights", mtf.Shape([wide]))
+            y = mtf.relu(x * weights)
+            y += mtf.zeros(mesh, mtf.Shape([constant]))
+            gradients = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [weights])
+            mtf.assign_sub(weights.operation, gradients[0])
+            exported = export_graph(graph)
+        stages = StageMemory(exported, 8, shared=False)
+        layers = len(exported.layers)
+        return sum(stages.model(0, layers, flying).peak([Configuration()] * layers)[0].values())
+
+    for flying in (1, 8):
+        assert memory(wide, flying) - memory(batch, flying) == pytest.approx(4 * ((1 << 16) - 8), rel=0.5)
