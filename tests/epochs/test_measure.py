@@ -11,9 +11,18 @@ from micro_models import SIZES
 from pase_mtf import models
 from pase_mtf.epochs.curve import EpochCurve
 from pase_mtf.errors import DataError, FormatError, UsageError
-from pase_mtf.launch.data import open_data
+from pase_mtf.launch.data import Source, open_data
 from pase_mtf.launch.epochs.command import main
-from pase_mtf.launch.epochs.measure import Measured, RunFile, Settings, _in_pieces, _train, pieces_of, split
+from pase_mtf.launch.epochs.measure import (
+    Measured,
+    RunFile,
+    Settings,
+    _in_pieces,
+    _train,
+    measure,
+    pieces_of,
+    split,
+)
 from pase_mtf.launch.epochs.training import Trainer
 from pase_mtf.models.presets import load_config
 
@@ -210,6 +219,52 @@ def test_interrupted_it_goes_on_where_it_was(preset, tmp_path, monkeypatch, caps
     assert _measure(preset, path) == 0
     assert len(kept) == 3
     assert kept == path.read_text().splitlines()[:3]
+
+
+class _Seen:
+    """Takes the place of a Trainer: keeps what it is given; the held-out loss is below any target after 20 steps."""
+
+    runs: list["_Seen"]
+
+    def __init__(self, model, config, piece, seed, *unused, **settings):
+        self.of, self.trained, self.rates, self.held = (model, config, piece, seed), [], [], set()
+        self.runs.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        pass
+
+    def step(self, pieces, count, rate):
+        self.trained += [int(number) for _ in range(count) for number in next(pieces)["number"]]
+        self.rates.append(rate)
+        return 5.0
+
+    def loss(self, pieces, rest):
+        self.held |= {int(number) for piece in [*pieces, *filter(None, [rest])] for number in piece["number"]}
+        return 0.5 if len(self.rates) >= 20 else 5.0
+
+
+def test_what_a_run_trains_on_and_counts(tmp_path, monkeypatch):
+    """Batches of 8 end at the cap, of 4 at the target: epochs count what was trained on, which is not held out."""
+    monkeypatch.setattr("pase_mtf.launch.epochs.training.Trainer", type("_Own", (_Seen,), {"runs": (runs := [])}))
+    settings, config = dataclasses.replace(_SETTINGS, piece=4, held_out=18), object()
+    source = Source("numbers", 96, lambda chosen: {"number": chosen}, {"number": (np.dtype(np.int64), ())})
+    rows = list(measure(settings, source, config, RunFile(str(tmp_path / "curve.csv"), settings), [4, 8], [0, 7]))
+    assert [(row.batch, row.seed, row.reached) for row in rows] == [(4, 0, 1), (8, 0, 0), (4, 7, 1), (8, 7, 0)]
+    assert [run.of for run in runs] == [(models.get("alexnet"), config, 4, row.seed) for row in rows]
+    for row, run in zip(rows, runs, strict=True):
+        assert row.steps == len(run.rates) >= (20 if row.reached else 16)
+        assert row.epochs == row.steps * row.batch / 64 == len(run.trained) / 64
+        assert run.rates == [settings.rate_of(row.batch, step * row.batch) for step in range(1, row.steps + 1)]
+        assert len(set(run.trained[:64])) == 64  # an epoch
+        assert len(run.held) == 18
+        assert not run.held & set(run.trained)
+    first, second, third, fourth = (run.trained[:64] for run in runs)
+    assert first == second  # the stream is that of the seed, whatever the batch
+    assert third == fourth != first
+    assert sorted(third) == sorted(first)
 
 
 def test_rates_follow_their_rule():
