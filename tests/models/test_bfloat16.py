@@ -91,6 +91,21 @@ def test_gradients_of_many_microbatches_add_up_in_float32(config):
     assert far["bfloat16", 512] < 2 * far["bfloat16", 1] < 0.1, far
 
 
+@pytest.mark.parametrize("name", harness.some_slow(["alexnet"], ["transformer", "rnnlm"]))
+def test_updates_of_their_own_are_of_weights_in_float32(name, config):
+    """Steps so short that weights of eight bits would hide them."""
+    narrow, wide = (dataclasses.replace(config(name, dtype), dropout=0.0, learning_rate=1e-3)
+                    for dtype in ("bfloat16", "float32"))
+    found = []
+    for sizes, rule in ((wide, harness.stock()), *((narrow, harness.under_strategy("random1", sharded_updates=sharded))
+                                                   for sharded in (False, True))):
+        changes = harness.train_model(name, sizes, rule, steps=1).changes
+        found.append(np.concatenate([np.ravel(changes[key]) for key in sorted(changes)]))
+    exact, *narrow_ones = found
+    whole, sharded = (np.linalg.norm(change - exact) / np.linalg.norm(exact) for change in narrow_ones)
+    assert sharded < 2 * whole < 0.1
+
+
 @pytest.mark.parametrize("name", harness.some_slow(["rnnlm"], ["transformer", "alexnet"]))
 @pytest.mark.parametrize("rule", [harness.stock("all:2", "batch:all"), harness.under_strategy("data_parallel"),
                                   harness.under_strategy("random2")], ids=["stock", "data_parallel", "random"])
