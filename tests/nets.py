@@ -44,6 +44,8 @@ class Builder:
         self.graph = mtf.Graph()
         self.mesh = mtf.Mesh(self.graph, "mesh")
         self.dtype = dtype
+        # Variables stay wide, as those of models do.
+        self.kept = mtf.VariableDType(*[tf.float32 if dtype == tf.bfloat16 else dtype] * 2, dtype)
 
     def values(self, name: str, shape: list[int]) -> np.ndarray:
         return np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
@@ -51,8 +53,8 @@ class Builder:
     def variable(self, name: str, dims: list, scale: float = 0.5) -> mtf.Tensor:
         shape = mtf.Shape(dims)
         values = self.values(name, shape.to_integer_list) * scale
-        return mtf.get_variable(self.mesh, name, shape, dtype=self.dtype,
-                                initializer=tf.constant_initializer(values, self.dtype))
+        return mtf.get_variable(self.mesh, name, shape, dtype=self.kept,
+                                initializer=tf.constant_initializer(values, self.kept.master_dtype))
 
     def input(self, name: str, dims: list) -> mtf.Tensor:
         shape = mtf.Shape(dims)

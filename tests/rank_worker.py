@@ -36,7 +36,7 @@ def cluster_devices(ranks: int, each: int) -> list[str]:
 def _program(case: dict[str, Any]) -> Any:
     name = case["name"]
     if name in nets.NETS | nets.OTHERS:
-        return nets.build(name, case.get("optimizer", "sgd"), tf.float32)
+        return nets.build(name, case.get("optimizer", "sgd"), tf.as_dtype(case.get("dtype", "float32")))
     config = models.load_config(name, case.get("preset", "tiny"))
     return build_program(models.get(name), config, config.batch, case.get("optimizer", config.optimizer),
                          config.learning_rate, seed=3)
@@ -57,8 +57,8 @@ def train_case(case: dict[str, Any], devices: list[str], rank: int | None = None
     Args:
       case: "name" of a net or a model, "steps", "plan" (the seed of a random plan), "layout" (mesh shape and layout
         rules of all operations) or "strategy" (a kind that `harness.find` knows); perhaps "preset", "optimizer",
-        "sharded_updates" (of a strategy's graph), "alone" (whether the loss is fetched by itself, too), and "differs"
-        (added to the seed for every rank).
+        "dtype" (of a net), "sharded_updates" (of a strategy's graph), "alone" (whether the loss is fetched by itself,
+        too), and "differs" (added to the seed for every rank).
       devices: names of all.
       rank: of this process; None: one process makes all nodes.
       target, config: of the session.
@@ -110,8 +110,9 @@ def train_case(case: dict[str, Any], devices: list[str], rank: int | None = None
                 losses.append(value)
             session.run(collect, **steps)
             variables = session.run(masters)
-    return {"losses": np.asarray(losses), "nodes": np.asarray(nodes),
-            **{f"output/{number}": value for number, value in enumerate(found)},
+    # NumPy's files know no bfloat16.
+    return {"losses": np.asarray(losses, np.float64), "nodes": np.asarray(nodes),
+            **{f"output/{number}": np.asarray(value, np.float64) for number, value in enumerate(found)},
             **{f"variable/{name}": value for name, value in variables.items()}}
 
 

@@ -40,11 +40,12 @@ def _same_as_one_process(cases, ranks, folder, *, each=1, tolerance=1e-6):
 
 
 def test_two_ranks_train_as_one_process_does_and_refuse_what_differs(tmp_path):
-    """Loops, random numbers, functions of slices, layers on one of the two devices, rows of tables; then ranks that
-    disagree."""
+    """Loops, random numbers, functions of slices, layers on one of the two devices, rows of tables, a type that no
+    collective knows; then ranks that disagree."""
     _same_as_one_process([{"name": "odd_functions", "plan": 1, "steps": 2, "alone": True},
                           _tables("all:2", "batch:all"),
                           *_sharded_updates("zero", "random1"),
+                          {"name": "mlp", "plan": 1, "dtype": "bfloat16", "steps": 2},
                           {"name": "mlp", "plan": 0, "steps": 1, "differs": 1}], 2, tmp_path)
 
 
