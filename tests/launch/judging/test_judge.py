@@ -2,7 +2,9 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from micro_models import SIZES
 from planting import KINDS, Plant, planted
@@ -14,7 +16,7 @@ from pase_mtf.launch.command_line import parse_command_line
 from pase_mtf.launch.data import open_data
 from pase_mtf.launch.judging import judge
 from pase_mtf.launch.judging.judge import Judge
-from pase_mtf.launch.judging.settling import settle
+from pase_mtf.launch.judging.settling import Settled, settle
 from pase_mtf.launch.plan import resolve
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.launch.training import train
@@ -81,6 +83,36 @@ def test_a_wrong_strategy_is_caught(tmp_path, kind):
     right, = case.build("data_parallel")
     assert _assert_caught(case, kind, case.places()[kind][-1], right)
     right.close()
+
+
+class _Narrow:
+    """Takes the place of an arm: products with few bits after the point make its first step a bit other than exact."""
+
+    def __init__(self, name, rounding):
+        self.name, self.loss, self._after = name, 2.0 * (1.0 + rounding / 10), 1.0 + 1e-2 * (1.0 + rounding)
+
+    def values(self, up_to_date=True):
+        return {"weight": np.full(8, self._after if up_to_date else 1.0, np.float32)}.items()
+
+    def differing_replicas(self):
+        return None
+
+
+@pytest.mark.parametrize(("dtype", "rounding", "settled"), [
+    ("float32", 0.0, False), ("float32", 0.05, True), ("bfloat16", 0.05, False), ("bfloat16", 0.5, True)])
+def test_products_of_few_bits_are_allowed_more(tmp_path, monkeypatch, dtype, rounding, settled):
+    """What arms differ by in bfloat16, right ones too, would be settled in every run: a training in float64."""
+    plan = resolve(parse_command_line([
+        "--model=alexnet", "--preset=tiny", "--mesh=4", "--devices=cpu", "--machine=h100", f"--dtype={dtype}",
+        f"--output_dir={tmp_path / 'run'}"]))
+    asked = []
+    monkeypatch.setattr(judge, "settle", lambda *of: asked.append(of) or Settled({}, 2.0, 3))
+    arms = [_Narrow("search", 0.0), _Narrow("data_parallel", rounding)]
+    data = SimpleNamespace(batches=lambda step: iter(()))
+    found = Judge(plan, dict.fromkeys(("search", "data_parallel")), arms, data)
+    losses = {arm.name: [arm.loss] for arm in arms}
+    assert found.check(SimpleNamespace(losses=lambda name, since: losses[name][since:], first_step=0)) is None
+    assert (len(asked) == 1) == (found.note is not None) == settled
 
 
 # Both kinds in every model: half a minute each.
