@@ -287,6 +287,18 @@ class ExactAdam(mtf.optimize.AdamWeightDecayOptimizer):
         return [mtf.assign_sub(var, self.learning_rate * update), mtf.assign(m, next_m), mtf.assign(v, next_v)]
 
 
+class Writing(mtf.optimize.SgdOptimizer):
+    """SGD by another assignment than that of a difference."""
+
+    def __init__(self, learning_rate: float, assignment: Callable[..., mtf.Operation]):
+        super().__init__(learning_rate)
+        self._assignment = assignment
+
+    def apply_grad(self, grad: mtf.Tensor, var: mtf.Variable) -> list[mtf.Operation]:
+        step = grad * -self.lr
+        return [self._assignment(var, var.value + step if self._assignment is mtf.assign else step)]
+
+
 def build(name: str, optimizer: str, dtype: tf.DType) -> Net:
     """A net with its gradients and updates, in the current tf.Graph."""
     net = (NETS | OTHERS)[name](Builder(dtype))
@@ -294,6 +306,8 @@ def build(name: str, optimizer: str, dtype: tf.DType) -> Net:
     gradients = net.gradients or mtf.gradients([net.loss], [variable.outputs[0] for variable in variables])
     rule = {
         "sgd": lambda: mtf.optimize.SgdOptimizer(0.05),
+        "assign": lambda: Writing(0.05, mtf.assign),
+        "assign_add": lambda: Writing(0.05, mtf.assign_add),
         "adam": lambda: (mtf.optimize.AdamWeightDecayOptimizer if dtype == tf.float32 else ExactAdam)(0.01),
         "adafactor": lambda: mtf.optimize.AdafactorOptimizer(learning_rate=0.01, decay_rate=0.8),
     }[optimizer]()
