@@ -37,9 +37,11 @@ def _idx(array, magic=None):
     return struct.pack(f">I{array.ndim}I", magic or 0x800 + array.ndim, *array.shape) + array.tobytes()
 
 
-@pytest.mark.parametrize(("model", "config"), [(ALEXNET, IMAGES), (TRANSFORMER, TEXT)])
+@pytest.mark.parametrize(("model", "config"), [
+    (ALEXNET, dataclasses.replace(IMAGES, dropout=0.1)), (TRANSFORMER, TEXT)])
 def test_a_process_reads_its_own_rows(model, config):
-    """The same examples in the same rows; where others' are there is nothing."""
+    """The same examples in the same rows; where others' are there is nothing. Masks of dropout are those of the step.
+    """
     data = open_data(None, model, config, config.batch, 0)
     asked = []
 
@@ -50,9 +52,11 @@ def test_a_process_reads_its_own_rows(model, config):
     of_rank = dataclasses.replace(data, rows=(1, 2), source=dataclasses.replace(data.source, load=load))
     for number, (batch, whole) in enumerate(zip(_take(of_rank, 3, 5), _take(data, 3, 5), strict=True)):
         assert batch.number == whole.number == 5 + number
+        assert batch.keys() == whole.keys() >= ({"step"} if config.dropout else set())
         for name, values in batch.items():
-            expected = np.zeros_like(whole[name])
-            expected[1:3] = whole[name][1:3]
+            expected = whole[name].copy()
+            if name != "step":
+                expected[[0, *range(3, config.batch)]] = 0
             assert values.dtype == expected.dtype
             np.testing.assert_array_equal(values, expected)
     assert set(asked) == {2}
