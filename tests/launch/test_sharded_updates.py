@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from cluster_runs import metrics
 
 from pase_mtf.pipeline.pipeline import Pipeline
 
@@ -12,15 +13,19 @@ def _summary(folder):
 
 
 def test_a_run_with_sharded_updates_is_resumed_on_more_devices(launch):
-    """Adam's slots lie in other shards then: checkpoints hold them whole."""
-    code, folder, _, err = launch("--sharded_updates", "--strategy=zero", "--compare=search", "--optimizer=adam",
-                                    "--steps=2")
+    """Adam's slots lie in other shards then: checkpoints hold them whole, and losses are those without interruption."""
+    adam = ["--optimizer=adam", "--learning_rate=0.002"]
+    code, folder, _, err = launch("--sharded_updates", "--strategy=zero", "--compare=search", *adam, "--steps=2")
     assert code == 0, err
     graph = json.loads((folder / "graph.json").read_text())
     assert any(layer["kind"] == "update" for layer in graph["layers"])
-    code, again, _, err = launch(f"--resume={folder}", "--compare=none", "--mesh=4", "--steps=1", output="again")
+    code, again, _, err = launch(f"--resume={folder}", "--compare=none", "--mesh=4", "--steps=2", output="again")
     assert code == 0, err
     assert json.loads((again / "config.json").read_text())["options"]["sharded_updates"]
+    code, whole, _, err = launch("--strategy=data_parallel", "--compare=none", *adam, "--steps=5", output="whole")
+    assert code == 0, err
+    halves = {**metrics(folder, "zero"), **metrics(again, "zero")}
+    assert halves == pytest.approx(metrics(whole, "data_parallel"), rel=1e-4)
 
 
 def test_a_run_without_them_goes_on_with_them(launch, finished):
