@@ -265,11 +265,19 @@ def embeddings(b: Builder) -> Net:
     return Net(b.graph, b.mesh, cross_entropy(logits, b.labels("wanted", [batch, length], 64), words), [logits])
 
 
+def large_sums(b: Builder) -> Net:
+    """A sum, maxima and minima over the batch, of so many elements that they go round a ring of three."""
+    batch, rows, columns = dim("batch", 6), dim("rows", 128), dim("columns", 160)
+    x = b.input("x", [batch, rows, columns]) * b.variable("scale", [rows, columns])
+    made = [reduced(x, reduced_dim=batch) for reduced in (mtf.reduce_sum, mtf.reduce_max, mtf.reduce_min)]
+    return Net(b.graph, b.mesh, mtf.add_n([mtf.reduce_mean(mtf.square(one)) for one in made]), made)
+
+
 NETS: dict[str, Callable[[Builder], Net]] = {
     "mlp": mlp, "cnn": cnn, "transformer": transformer, "odd_shapes": odd_shapes, "odd_functions": odd_functions,
     "microbatches": microbatches}
 
-OTHERS: dict[str, Callable[[Builder], Net]] = {"embeddings": embeddings}
+OTHERS: dict[str, Callable[[Builder], Net]] = {"embeddings": embeddings, "large_sums": large_sums}
 """Nets for what some tests are of."""
 
 

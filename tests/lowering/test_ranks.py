@@ -61,6 +61,11 @@ def test_four_ranks_give_each_other_rows(tmp_path):
                           _tables("a:2;b:2", "model:a;length:b"), *text], 4, tmp_path)
 
 
+@pytest.mark.slow
+def test_three_ranks_sum_what_is_large(tmp_path):
+    _same_as_one_process([{"name": "large_sums", "layout": ["all:3", "batch:all"], "steps": 2}], 3, tmp_path)
+
+
 def test_ranks_send_rows_of_tables_and_no_tables(monkeypatch):
     """Of three tables rows, of one those of two gathers; of that which something else is added to what is added up."""
     monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
@@ -195,17 +200,21 @@ def test_ranks_that_cannot_be(devices, number, options, message):
         PlanLowering(mtf.Graph(), {}, devices, rank=Rank.of(devices, number, **options))
 
 
-@pytest.mark.parametrize(("ranks", "words", "kind"), [
-    (3, 2000, "CollectiveReduceV2"), (3, 100, "CollectiveGatherV2"), (2, 2000, "CollectiveGatherV2")])
-def test_tensorflow_sums_what_is_large_round_its_ring(ranks, words, kind, monkeypatch):
+@pytest.mark.parametrize(("ranks", "words", "made", "kind", "merged"), [
+    (3, 2000, "CollectiveReduceV2", "SUM", b"Add"), (3, 2000, "CollectiveReduceV2", "MAX", b"Max"),
+    (3, 2000, "CollectiveReduceV2", "MIN", b"Min"), (3, 100, "CollectiveGatherV2", "SUM", None),
+    (2, 2000, "CollectiveGatherV2", "SUM", None)])
+def test_tensorflow_sums_what_is_large_round_its_ring(ranks, words, made, kind, merged, monkeypatch):
     """What a hop is too small for, and what two devices have, all gather."""
     monkeypatch.setattr(collectives, "_KEYS", itertools.count(1))
     devices = cluster_devices(ranks, 1)
     with tf.Graph().as_default() as graph:
         emitter = RankEmitter(devices, Rank.of(devices, 1))
         xs = [emitter.run_on(device, lambda: tf.zeros([words, 16])) for device in devices]
-        all_reduce(xs, [range(ranks)], devices, emitter)
-        assert {operation.type for operation in graph.get_operations() if "Collective" in operation.type} == {kind}
+        all_reduce(xs, [range(ranks)], devices, emitter, kind)
+        found = [operation for operation in graph.get_operations() if "Collective" in operation.type]
+        assert {operation.type for operation in found} == {made}
+        assert not merged or {operation.get_attr("merge_op") for operation in found} == {merged}
 
 
 @pytest.mark.parametrize(("name", "plan", "ranks"), [
