@@ -27,9 +27,9 @@ def _program(name, config, count, optimizer="sgd"):
 
 
 @pytest.mark.parametrize(("name", "count", "kind"), harness.some_slow(
-    [("alexnet", 2, "random0")],
-    [("transformer", 4, "exact"), ("transformer", 2, "random1"), ("gnmt", 2, "exact"), ("gnmt", 4, "random0"),
-     ("biglstm", 8, "exact"), ("alexnet", 8, "exact")]))
+    [("transformer", 2, "random1")],
+    [("transformer", 4, "exact"), ("gnmt", 2, "exact"), ("gnmt", 4, "random0"), ("biglstm", 8, "exact"),
+     ("alexnet", 2, "random0"), ("alexnet", 8, "exact")]))
 def test_losses_and_variables_are_those_of_the_whole_batch(name, count, kind, tmp_path):
     """Sentences are padded to different degrees, so that a mean of means would be another loss."""
     config = _config(name, tmp_path)
