@@ -273,11 +273,21 @@ def large_sums(b: Builder) -> Net:
     return Net(b.graph, b.mesh, mtf.add_n([mtf.reduce_mean(mtf.square(one)) for one in made]), made)
 
 
+def wide(b: Builder) -> Net:
+    """A perceptron with a weight that Adafactor keeps the means of rows and columns of, and others that it does not."""
+    batch, features, hidden, classes = dim("batch", 8), dim("features", 128), dim("hidden", 128), dim("classes", 8)
+    x = mtf.einsum([b.input("x", [batch, features]), b.variable("w1", [features, hidden], 0.05)], [batch, hidden])
+    logits = mtf.einsum([mtf.tanh(x + b.variable("b1", [hidden])), b.variable("w2", [hidden, classes])],
+                        [batch, classes])
+    return Net(b.graph, b.mesh, cross_entropy(logits, b.labels("y", [batch], 8), classes), [logits])
+
+
 NETS: dict[str, Callable[[Builder], Net]] = {
     "mlp": mlp, "cnn": cnn, "transformer": transformer, "odd_shapes": odd_shapes, "odd_functions": odd_functions,
     "microbatches": microbatches}
 
-OTHERS: dict[str, Callable[[Builder], Net]] = {"embeddings": embeddings, "large_sums": large_sums}
+OTHERS: dict[str, Callable[[Builder], Net]] = {"embeddings": embeddings, "large_sums": large_sums,
+                                              "wide": wide}
 """Nets for what some tests are of."""
 
 
