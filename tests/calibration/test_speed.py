@@ -1,7 +1,7 @@
 """How fast the machine is while steps are timed, against what prices say."""
 
 import contextlib
-import statistics
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,13 +92,46 @@ def test_note():
         [2.0, 1.0, 1.5])
 
 
+class _Busy:
+    """Takes the place of a session, and of its clocks: of all that is run the first thing, the kernel, is ten times the
+    work of the others, and everything takes some times as long as its work, which is on all cores at once."""
+
+    wall, work, factor = 0.0, 0.0, 1.0
+
+    def __init__(self, *unused, **settings):
+        self._targets = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        pass
+
+    def run(self, target):
+        pass
+
+    def make_callable(self, target):
+        if target not in self._targets:
+            self._targets.append(target)
+        seconds = 1e-2 if target is self._targets[0] else 1e-3
+
+        def run():
+            _Busy.wall += self.factor * seconds
+            _Busy.work += timing.cores() * seconds
+        return run
+
+
 @pytest.mark.parametrize("waiting", [False, True])
 def test_what_kernels_wait_for_others_is_told_of_a_busy_machine(monkeypatch, waiting):
-    """A clock by which everything takes ten times as long, while the work of the cores stays what it is."""
-    kernels, clock = REFERENCES[6:7], timing.time.perf_counter
+    """Everything takes ten times as long, while the work of the cores stays what it is. Prices grow by a third at most.
+    """
+    monkeypatch.setattr(timing, "_dispatches", {})
+    monkeypatch.setattr(timing.tf, "Session", _Busy)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(
+        perf_counter=lambda: _Busy.wall, process_time=lambda: _Busy.work))
     seconds = {}
     for factor in (1.0, 10.0):
-        monkeypatch.setattr(timing.time, "perf_counter", lambda factor=factor: factor * clock())
-        with contextlib.closing(KernelWatch(kernels, 2, waiting=waiting)) as watch:
-            seconds[factor] = statistics.median(watch.seconds()[kernels[0]] for _ in range(5))
-    assert (seconds[10.0] > 4 * seconds[1.0]) == waiting
+        monkeypatch.setattr(_Busy, "factor", factor)
+        with contextlib.closing(KernelWatch(REFERENCES[6:7], 2, waiting=waiting)) as watch:
+            seconds[factor], = watch.seconds().values()
+    assert seconds[10.0] / seconds[1.0] == pytest.approx(10.0 if waiting else 4 / 3)
