@@ -182,6 +182,7 @@ def test_sigterm_while_the_files_are_written(launch, monkeypatch):
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
 
 
+@pytest.mark.slow
 def test_killed_in_training(tmp_path, preset, launch):
     """kill -9: the next run goes on from the last checkpoint, with the losses that would have come."""
     folder = tmp_path / "killed"

@@ -174,6 +174,7 @@ def test_it_is_trained_kept_and_resumed(launch):
     assert _losses(again, "pipeline") == pytest.approx(_losses(again, "data_parallel"), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_trained_one_that_is_wrong_is_caught(launch, monkeypatch):
     right = microbatches._one_imported
     monkeypatch.setattr(microbatches, "_one_imported", lambda *rest: right(*rest[:-1], 0))

@@ -57,9 +57,13 @@ def test_the_same_command_begins_goes_on_and_is_done(preset, crashing, tmp_path,
     (folder / "mine.txt").write_text("stays")
     crashing(command, 5)
     assert (list(metrics(folder)), find_checkpoint(str(folder)).step) == ([0, 1, 2, 3, 4], 4)
+    # Elsewhere, too.
+    assert main([f"--resume={folder}", f"--output_dir={tmp_path / 'elsewhere'}", "--steps=2"]) == 0
+    whole = metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "elsewhere") == pytest.approx({step: whole[step] for step in (4, 5, 6)}, rel=1e-6)
     assert main(command) == 0
     assert f"{folder} at step 4" in capsys.readouterr().out
-    assert metrics(folder) == pytest.approx(metrics(tmp_path / "whole"), rel=1e-6)
+    assert metrics(folder) == pytest.approx(whole, rel=1e-6)
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
     assert (folder / "mine.txt").read_text() == "stays"
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

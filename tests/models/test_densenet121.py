@@ -69,6 +69,7 @@ def test_has_the_published_number_of_parameters():
     assert harness.parameters("densenet121", models.load_config("densenet121", "big")) == 7_978_856
 
 
+@pytest.mark.slow
 def test_the_best_strategy_of_a_small_size_beats_data_parallelism():
     graph = harness.export_model("densenet121", models.load_config("densenet121", "tiny"))
     strategy = harness.find("exact", graph, 8)

@@ -107,6 +107,7 @@ def test_the_filters_are_those_of_keras():
     assert found == wanted
 
 
+@pytest.mark.slow
 def test_the_best_strategy_of_a_small_size_beats_data_parallelism():
     graph = harness.export_model("inception_v3", models.load_config("inception_v3", "tiny"))
     strategy = harness.find("exact", graph, 8)
