@@ -308,8 +308,10 @@ def _save(request: Request, meters: Mapping[int, KernelMeter], whole: bool) -> N
     if alone:
         told = ", ".join(f"{count} kernels of {devices} devices" for devices, count in alone.items())
         print(f"{request.save}: left as it is, as not all was measured{' again' * request.recalibrate}, and it holds "
-              f"{told} that were not; the same command{' without --recalibrate' * request.recalibrate} goes on from "
-              "there", file=sys.stderr)
+              f"{told} that were not; " + (
+                  "what was measured now could be kept nowhere" if any(meter.unkept for meter in meters.values()) else
+                  f"the same command{' without --recalibrate' * request.recalibrate} goes on from there"),
+              file=sys.stderr)
         return
     save_tables(str(request.save), tables)
     told = ", ".join(f"{len(times)} kernels of {times.on['devices']} devices" for times in tables)

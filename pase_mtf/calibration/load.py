@@ -46,21 +46,22 @@ def is_kernel_file(machine: GivenMachine) -> TypeGuard[str | os.PathLike[str]]:
     return isinstance(machine, (str, os.PathLike)) and not is_local(machine) and is_table(machine)
 
 
-def are_measured(prices: str | None, machine: GivenMachine) -> bool:
+def are_measured(prices: str | None, machine: GivenMachine, called: str = "prices") -> bool:
     """Whether prices are those of measured kernels.
 
     Args:
       prices: one of `PRICES`; None: what there is of the machine.
       machine: as of `load_machine`, or a file of kernel times.
+      called: how the caller calls the prices.
 
     Raises:
       UsageError: no such prices, or rates of a machine of which a file knows the kernels only.
     """
     if prices is not None and prices not in PRICES:
-        raise UsageError(f"prices={shortened(prices)}: unknown; {nearest(prices, PRICES)}")
+        raise UsageError(f"{called}={shortened(prices, quoted=called == 'prices')}: unknown; {nearest(prices, PRICES)}")
     of_kernels = is_kernel_file(machine)
     if prices == "roofline" and of_kernels:
-        raise UsageError(f"prices={prices}: {machine} holds the times of kernels, and no rates; leave prices out, or "
+        raise UsageError(f"{called}={prices}: {machine} holds the times of kernels, and no rates; leave it out, or "
                          "name a machine with rates, such as h100")
     return of_kernels or prices == "measured"
 

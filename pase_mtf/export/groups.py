@@ -54,7 +54,7 @@ class Group:
             return set()
         kept = {self.resolve(old.name) for old, new in corresponding_dims(x, y)
                 if self.resolve(old.name) == self.resolve(new.name)}
-        return {self.resolve(dim.name) for dim in (*x.dims, *y.dims)} - kept
+        return {self.resolve(dim.name) for dim in (*x.dims, *y.dims) if dim.size > 1} - kept
 
     def _confused(self, fact: OperationFacts) -> set[str]:
         """The layer's names that are two dims of one tensor: they are not laid out alike, as aliases have it."""

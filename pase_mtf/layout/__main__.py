@@ -103,7 +103,7 @@ def _run(arguments: Sequence[str]) -> Layout:
         raise UsageError("--mesh is missing; say how many devices: --mesh=8")
     time_limit = _number("time_limit", _FLAGS.time_limit, float)
     measure_seconds = _number("measure_seconds", _FLAGS.measure_seconds, float)
-    if are_measured(_FLAGS.prices, _FLAGS.machine) and _FLAGS.explain:
+    if are_measured(_FLAGS.prices, _FLAGS.machine, "--prices") and _FLAGS.explain:
         raise UsageError("--explain is for roofline prices; leave it out, or leave out --prices=measured")
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:

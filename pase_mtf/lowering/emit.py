@@ -61,7 +61,8 @@ class Emitter:
       shared: whether all devices are processors of one host, which share its memory: what one of them holds, all can
         read, and nothing is gained by computing it twice.
       exchange: what crosses devices.
-      nodes: how many devices each process has, where there are several and their names tell; else empty.
+      nodes: how many devices each process has, where there are several processes; else empty. Which of them share a
+        host names do not tell.
       first_devices: the number of the first device of every process, where every process has a graph of its own; None
         where one process makes all nodes.
       first_own: the first device of this process.
@@ -95,6 +96,7 @@ class Emitter:
             return self, self.devices.index(device)
         if device not in self._extended:
             self._extended[device] = Emitter((*self.devices, device), self.shared)
+            self._extended[device].nodes = self.nodes
         return self._extended[device], len(self.devices)
 
     def turn(self, members: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from pase_mtf.arguments import checked_arguments
-from pase_mtf.calibration.load import GivenMachine, are_measured, load_machine
+from pase_mtf.calibration.load import GivenMachine, are_measured, is_local, load_machine
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.errors import InfeasibleError, UsageError, nearest, shortened
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -168,13 +168,15 @@ def _by_measured_kernels(graph: object, devices: int, machine: GivenMachine, met
     if method not in ("exact", "mcmc", *BY_HAND):
         raise UsageError(f"method {method!r} is for roofline prices; take \"exact\"")
     tell = Telling()
+    # A wrong file is told before TensorFlow is loaded; what cannot be written by hand, before anything is measured.
+    early = method == "exact" or not is_local(machine)
+    kernels = kernel_times(machine, devices, tell=tell) if early else None
     # Exporting needs TensorFlow, which a search alone does not.
     from pase_mtf.export.exporter import export_graph
     exported = export_graph(graph, sharded_updates=sharded_updates)
     written = method if method in BY_HAND else start_from or "data_parallel"
-    # What cannot be written is told before anything is measured.
     by_hand = () if method == "exact" else _by_hand(exported, devices, written, mesh)
-    prices = prices_by_kernels(graph, exported, kernel_times(machine, devices, tell=tell), tell)
+    prices = prices_by_kernels(graph, exported, kernels or kernel_times(machine, devices, tell=tell), tell)
     if method in BY_HAND:
         found = prices.evaluate(by_hand, method, seconds=seconds)
     elif method == "mcmc":

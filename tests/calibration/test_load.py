@@ -206,3 +206,5 @@ def test_prices_are_those_that_there_are_of_a_machine(tmp_path):
         are_measured("roofline", kernels)
     with pytest.raises(UsageError, match="did you mean 'measured'"):
         are_measured("mesured", "h100")
+    with pytest.raises(UsageError, match=r"^--prices=mesured: unknown"):
+        are_measured("mesured", "h100", "--prices")

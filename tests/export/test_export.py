@@ -381,6 +381,18 @@ def test_an_einsum_that_broadcasts_works_on_its_inputs_dims():
     assert product.flops == 2 * B.size * D.size * F.size
 
 
+def test_a_dim_of_one_is_no_split_that_a_reshape_could_lose():
+    with tf.Graph().as_default():
+        graph = mtf.Graph()
+        mesh = mtf.Mesh(graph, "mesh")
+        x = mtf.import_tf_tensor(mesh, tf.zeros([8, 16]), mtf.Shape([B, D]))
+        one = _dim("one", 1)
+        wide = mtf.einsum([x, _variable(mesh, "w", D, one, F)], output_shape=mtf.Shape([B, one, F]), name="product")
+        mtf.reduce_sum(mtf.reshape(mtf.relu(wide), mtf.Shape([B, F]), name="squeeze"), name="sum")
+        layers = [layer.name for layer in export_graph(graph).layers]
+    assert layers == ["product", "sum"]
+
+
 def _renamed(mesh, both_read_a_variable):
     x = mtf.einsum([mtf.import_tf_tensor(mesh, tf.zeros([8, 4, 16]), mtf.Shape([B, L, D])), _variable(mesh, "w", D, F)],
                    output_shape=[B, L, F])
