@@ -41,9 +41,9 @@ def test_batches_by_their_steps(monkeypatch):
     opened = []
 
     class Counted(type(data)):
-        def batches(self, start_step=0):
+        def batches(self, start_step=0, ahead=2):
             opened.append((start_step, self.rows))
-            return super().batches(start_step)
+            return super().batches(start_step, ahead)
 
     feed = _Feed(Counted(**{field.name: getattr(data, field.name) for field in dataclasses.fields(data)}), 3)
     expected = list(itertools.islice(data.batches(), 8))
