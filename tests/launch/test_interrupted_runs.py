@@ -12,6 +12,7 @@ import pytest
 from cluster_runs import metrics
 
 from pase_mtf.calibration import load
+from pase_mtf.files import write_atomically
 from pase_mtf.launch import execution
 from pase_mtf.launch.arms import program, recipe
 from pase_mtf.launch.arms.arm import Arm
@@ -34,7 +35,7 @@ def test_a_picture_that_cannot_be_read_ends_a_run_as_a_signal_does(launch, monke
         if not whole:
             for path in folder.glob("*.jpg"):  # behind their headers, which are looked at before
                 whole[path] = path.read_bytes()
-                path.write_bytes(whole[path][:1500])
+                write_atomically(path, whole[path][:1500])  # they are read ahead meanwhile
         return step(self, batch, trace)
     monkeypatch.setattr(Arm, "step", damaging)
     code, run, out, err = launch(f"--data={folder}", "--compare=none", "--steps=60")
