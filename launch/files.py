@@ -199,6 +199,31 @@ def _step_of(line: str) -> float:
         return math.inf
 
 
+def _notes(plan: Plan, machine: Machine, graph: ComputationGraph, chosen: Mapping[str, Chosen], history: History,
+           rows: Mapping[str, ArmRow], fitting: Fitting | None) -> dict[str, str]:
+    """What report.html says below its pictures: heading -> text."""
+    main = next(iter(chosen.values()))
+    searched = chosen.get("search", main)
+    notes = {"Search": search_summary(searched, graph)} if isinstance(searched, Strategy) else {}
+    if fitting:
+        notes["Memory"] = fitting.text()
+    if history.disagreement:
+        notes = {"Losses disagree": history.disagreement, **notes}
+    elif history.note:
+        notes = {"Losses": history.note, **notes}
+    if note := speed_note(history.slowness):
+        notes["Speed of the machine"] = f"{note[0].upper()}{note[1:]}."
+    if history.records and (note := elsewhere_note(plan, machine)):
+        notes["Predicted times"] = note
+    if note := orders_note(rows):
+        notes["Simulated steps"] = note
+    notes.update({name.capitalize(): pipeline.table() for name, pipeline in chosen.items()
+                  if isinstance(pipeline, Pipeline) and pipeline is not main})
+    if history.records:
+        notes["Measured memory"] = MEMORY_METHOD
+    return notes
+
+
 def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[str, str],
                   graph: ComputationGraph, names: Sequence[str], chosen: Mapping[str, Chosen],
                   left_out: Mapping[str, str], layout: str,
@@ -234,24 +259,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
     for arm in arms:
         if arm.measured_bytes is not None and history.records.get(arm.name):
             files.memory(arm.name, history.records[arm.name][-1].step, arm.measured_bytes)
-    searched = strategies.get("search", main if isinstance(main, Strategy) else None)
-    notes = {"Search": search_summary(searched, graph)} if searched else {}
-    if fitting:
-        notes["Memory"] = fitting.text()
-    if history.disagreement:
-        notes = {"Losses disagree": history.disagreement, **notes}
-    elif history.note:
-        notes = {"Losses": history.note, **notes}
-    if note := speed_note(history.slowness):
-        notes["Speed of the machine"] = f"{note[0].upper()}{note[1:]}."
-    if history.records and (note := elsewhere_note(plan, machine)):
-        notes["Predicted times"] = note
-    if note := orders_note(rows):
-        notes["Simulated steps"] = note
-    notes.update({name.capitalize(): pipeline.table() for name, pipeline in chosen.items()
-                  if isinstance(pipeline, Pipeline) and pipeline is not main})
-    if measured:
-        notes["Measured memory"] = MEMORY_METHOD
+    notes = _notes(plan, machine, graph, chosen, history, rows, fitting)
     # Who interrupts a run does not want to wait for it; of a pipeline none of these is known.
     pictured = main if isinstance(main, Strategy) and not history.interrupted else None
     timeline, traced = _timelines(pictured, arms) if pictured else (None, None)

@@ -83,29 +83,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
       UsageError: an unknown method or machine, fewer than one device, or a `simple_within` below 0.
       InfeasibleError: no strategy satisfies the constraints.
     """
-    if type(devices) is not int or devices < 1:
-        raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
-    if not (isinstance(simple_within, Real) and simple_within >= 0.0):
-        raise UsageError(f"simple_within={shortened(simple_within)}: give a fraction of at least 0, such as 0.01")
-    if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit >= 0.0)):
-        raise UsageError(f"memory_limit={shortened(memory_limit)}: give a number of bytes, or None")
-    if not (mesh is None or (isinstance(mesh, (tuple, list)) and all(
-            isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] and axis[1] > 0 for axis in mesh))):
-        raise UsageError(f"mesh={shortened(mesh)}: give pairs of a name and a size, such as [(\"rows\", 2)]")
-    if not (simulate is None or (type(simulate) is int and simulate >= 0)):
-        raise UsageError(f"simulate={shortened(simulate)}: give how many strategies to simulate, or 0")
-    if simulate and method not in ("exact", "mcmc"):
-        raise UsageError(f"method {method!r} finds no strategies to simulate; take \"exact\"")
-    if method not in (*methods(), *BY_HAND):
-        raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
-    if start_from is not None and start_from not in BY_HAND:
-        raise UsageError(f"unknown start {start_from!r}; {nearest(start_from, BY_HAND)}")
-    if start_from is not None and method in ("exact", *BY_HAND):
-        raise UsageError(f"start_from={start_from!r}: method {method!r} begins nowhere; take \"mcmc\", or leave it out")
-    if memory_limit is not None and method != "exact":
-        raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
-    if not measure_seconds > 0.0:
-        raise UsageError(f"measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
+    _check(devices, method, mesh, start_from, memory_limit, simple_within, simulate, measure_seconds)
     measured = are_measured(prices, machine)
     if sharded_updates and isinstance(graph, ComputationGraph):
         raise UsageError(f"sharded_updates=True: {shortened(graph.name)} is exported already; give its mtf.Graph, or "
@@ -136,9 +114,37 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         "seconds": time.perf_counter() - start, "build_seconds": built - start, "optimal": solution.optimal,
         "gap": solution.gap, "lower_bound": solution.lower_bound, "layers": len(graph.layers),
         "configurations": sum(map(len, priced.configurations)), "method": method, **simulated})
-    found.search.update(useful_devices=useful_devices(graph, found.configurations),
-                        suggested_devices=fuller_devices(graph, devices, found.configurations))
+    found.search.update({"useful_devices": useful_devices(graph, found.configurations),
+                         "suggested_devices": fuller_devices(graph, devices, found.configurations)})
     return simpler(found, priced, memory_limit, simple_within) if simple_within > 0.0 else found
+
+
+def _check(devices: int, method: str, mesh: Sequence[tuple[str, int]] | None, start_from: str | None,
+           memory_limit: float | None, simple_within: float, simulate: int | None, measure_seconds: float) -> None:
+    """Raises UsageError for the first argument of `find_strategy` that is none, or that goes with no other."""
+    if type(devices) is not int or devices < 1:
+        raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
+    if not (isinstance(simple_within, Real) and simple_within >= 0.0):
+        raise UsageError(f"simple_within={shortened(simple_within)}: give a fraction of at least 0, such as 0.01")
+    if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit >= 0.0)):
+        raise UsageError(f"memory_limit={shortened(memory_limit)}: give a number of bytes, or None")
+    if not (mesh is None or (isinstance(mesh, (tuple, list)) and all(
+            isinstance(axis, (tuple, list)) and list(map(type, axis)) == [str, int] and axis[1] > 0 for axis in mesh))):
+        raise UsageError(f"mesh={shortened(mesh)}: give pairs of a name and a size, such as [(\"rows\", 2)]")
+    if not (simulate is None or (type(simulate) is int and simulate >= 0)):
+        raise UsageError(f"simulate={shortened(simulate)}: give how many strategies to simulate, or 0")
+    if simulate and method not in ("exact", "mcmc"):
+        raise UsageError(f"method {method!r} finds no strategies to simulate; take \"exact\"")
+    if method not in (*methods(), *BY_HAND):
+        raise UsageError(f"unknown method {method!r}; {nearest(method, [*methods(), *BY_HAND])}")
+    if start_from is not None and start_from not in BY_HAND:
+        raise UsageError(f"unknown start {start_from!r}; {nearest(start_from, BY_HAND)}")
+    if start_from is not None and method in ("exact", *BY_HAND):
+        raise UsageError(f"start_from={start_from!r}: method {method!r} begins nowhere; take \"mcmc\", or leave it out")
+    if memory_limit is not None and method != "exact":
+        raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
+    if not measure_seconds > 0.0:
+        raise UsageError(f"measure_seconds={shortened(measure_seconds)}: give seconds, such as 60")
 
 
 def _solved(priced: PricedNetwork, method: str, memory_limit: float | None, simulate: int | None,
