@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import Self
 
 from pase_mtf.amounts import parse_bytes
-from pase_mtf.calibration.load import PRICES, is_kernel_file
+from pase_mtf.calibration.load import are_measured, is_kernel_file
 from pase_mtf.errors import UsageError, nearest, shortened
 from pase_mtf.launch.cluster.flag import ClusterFlag, parse_cluster
 from pase_mtf.launch.flag_values import (
@@ -187,16 +187,12 @@ class Options:
             raise UsageError(f"--optimizer={self.optimizer}: unknown; {nearest(self.optimizer, OPTIMIZERS)}")
         if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"--learning_rate={self.learning_rate}: give a positive number, such as 0.01")
-        if self.prices is not None and self.prices not in PRICES:
-            raise UsageError(f"--prices={self.prices}: unknown; {nearest(self.prices, PRICES)}")
+        are_measured(self.prices, self.machine, "--prices")
         measuring = {"recalibrate": self.recalibrate,
                      "prices": self.prices == "measured" and not is_kernel_file(self.machine)}
         for name in (name for name, asked in measuring.items() if asked and self.machine != LOCAL):
             raise UsageError(f"--{name} is for the machine at hand; leave it out, or leave out "
                              f"--machine={self.machine}")
-        if self.prices == "roofline" and is_kernel_file(self.machine):
-            raise UsageError(f"--prices={self.prices}: --machine={self.machine} holds the times of kernels, and no "
-                             "rates; leave it out, or name a machine with rates, such as h100")
         for name, least in (("batch", 1), ("measure_seconds", 1), ("steps", 1), ("warmup", 1), ("log_every", 1),
                             ("seed", 0), ("checkpoint_every", 1), ("max_restarts", 0)):
             value = getattr(self, name)

@@ -52,7 +52,7 @@ def are_measured(prices: str | None, machine: GivenMachine, called: str = "price
     Args:
       prices: one of `PRICES`; None: what there is of the machine.
       machine: as of `load_machine`, or a file of kernel times.
-      called: how the caller calls the prices.
+      called: how the caller calls the prices: "prices" or "--prices".
 
     Raises:
       UsageError: no such prices, or rates of a machine of which a file knows the kernels only.
@@ -61,8 +61,9 @@ def are_measured(prices: str | None, machine: GivenMachine, called: str = "price
         raise UsageError(f"{called}={shortened(prices, quoted=called == 'prices')}: unknown; {nearest(prices, PRICES)}")
     of_kernels = is_kernel_file(machine)
     if prices == "roofline" and of_kernels:
-        raise UsageError(f"{called}={prices}: {machine} holds the times of kernels, and no rates; leave it out, or "
-                         "name a machine with rates, such as h100")
+        dashes = "--" * called.startswith("--")
+        raise UsageError(f"{called}={prices}: {dashes}machine={machine} holds the times of kernels, and no rates; "
+                         "leave it out, or name a machine with rates, such as h100")
     return of_kernels or prices == "measured"
 
 

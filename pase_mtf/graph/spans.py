@@ -14,9 +14,9 @@ class Held(NamedTuple):
     """What an operation makes, while a device holds it. Moments of a step are numbered from 0.
 
     Attributes:
-      output: the number of the output; -1 - n: what it makes besides, as large as its input n.
+      output: the number of the output; -1 - n: what it makes besides, split as its input n.
       begin, end: the moments from which and until which it is there, both included; never, where `end` is before.
-      times: so many times the bytes of the output (what a function of slices makes besides has no shape here).
+      times: so many times the bytes of the output, or of that input: what is made besides has no shape here.
       waits_until: where devices have to sum it, the moment until which it may be there: one device waits for the
         others. Of what an update makes of a gradient, where devices have to sum that: the moment at which it is there
         instead. -1: as `end` says.

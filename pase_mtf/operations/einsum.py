@@ -66,14 +66,10 @@ def largest_besides(operation: mtf.Operation) -> int:
 
 def _flops(operation: mtf.Operation) -> float:
     if _kind(operation) == "matmul" and len(operation.inputs) > 2:
-        return _flops_of_pairs(operation)
+        return float(_path(operation).opt_cost)
     times = 2.0 if _kind(operation) == "matmul" else float(len(operation.inputs))
     # Over dims that only the output has, what was found is broadcast.
     return times * math.prod(dim_sizes(operation.inputs).values())
-
-
-def _flops_of_pairs(operation: mtf.Operation) -> float:
-    return float(_path(operation).opt_cost)
 
 
 def _path(operation: mtf.Operation) -> opt_einsum.contract.PathInfo:
@@ -100,11 +96,10 @@ def _nodes(operation: mtf.Operation, _: dict[Hashable, Nodes]) -> Nodes:
     if whole < 0 and not besides:
         return Nodes()
     # A product, which is written and read again by the next or the sum.
-    if whole < 0:
-        return Nodes(len(operation.inputs), (ends + 2.0 * besides) / max(ends, 1))
-    sizes = dim_sizes(operation.inputs)
-    return Nodes(2, (ends + 2.0 * math.prod(sizes.values())) / max(ends, 1),
-                 broadcast_runs(operation.inputs[whole], operation.inputs))
+    size = besides or math.prod(dim_sizes(operation.inputs).values())
+    nodes, runs = (len(operation.inputs), 0.0) if besides else (
+        2, broadcast_runs(operation.inputs[whole], operation.inputs))
+    return Nodes(nodes, (ends + 2.0 * size) / max(ends, 1), runs)
 
 
 def _reduction(impl: Mesh, old: mtf.Shape, new: mtf.Shape, kind: str) -> tuple[Callable, list[int]]:

@@ -88,11 +88,11 @@ class _Chunks:
 
 def _cuts(shape: tuple[int, ...]) -> list[int]:
     """Into how many chunks every dim is cut; a device that has a part of the tensor makes the chunks of that only."""
-    counts, size = [1] * len(shape), math.prod(shape)
-    for place, dim in enumerate([0, *sorted(range(1, len(shape)), key=lambda dim: -shape[dim])][:len(shape)]):
-        made = math.prod(counts)
-        counts[dim] = next(count for count in range(_CHUNKS, 0, -1) if math.gcd(shape[dim], _CHUNKS) % count == 0 and (
-            count == 1 or place == 0 or (size // (made * count) >= _SMALL and made * count <= _MOST)))
+    counts, of_all = [1] * len(shape), min(_MOST, math.prod(shape) // _SMALL)
+    for dim in sorted(range(len(shape)), key=lambda dim: (dim > 0, -shape[dim])):
+        most = of_all // math.prod(counts) if dim else _CHUNKS
+        divisors = (count for count in range(1, most + 1) if math.gcd(shape[dim], _CHUNKS) % count == 0)
+        counts[dim] = max(divisors, default=1)
     return counts
 
 
