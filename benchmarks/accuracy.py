@@ -31,9 +31,9 @@ from tqdm import tqdm
 from benchmarks import markdown
 from benchmarks.launching import ROOT, commit, prepare_data, processor, run_launcher
 from pase_mtf import models
+from pase_mtf.calibration.load import PRICES
 from pase_mtf.files import write_atomically
 from pase_mtf.launch.console import LOSSES_DISAGREE
-from pase_mtf.launch.options import PRICES
 from pase_mtf.runtime import describe_host
 
 __all__ = ["agreement", "document", "main", "points"]
