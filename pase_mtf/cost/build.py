@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -175,13 +175,14 @@ class PricedNetwork:
 class _Builder:
     """Prices layers and edges, each shape once."""
 
-    def __init__(self, machine: Machine, model: str) -> None:
-        self._reshardings, self._model = Reshardings(machine), model
+    def __init__(self, graph: ComputationGraph, machine: Machine, model: str) -> None:
+        self._graph, self._model = graph, model
+        self._reshardings = Reshardings.of_graph(graph, machine)
         # By the identity of what `table` and `_shardings` return, which live as long as the builder.
         self._tables: dict[tuple[int, tuple[tuple[str, int], ...]], ConfigurationTable] = {}
         self._parts: dict[tuple[tuple[OperationSignature, ...], int], np.ndarray] = {}
         self._shardings: dict[tuple[int, tuple[int, ...]], DistinctShardings] = {}
-        self._matrices: dict[tuple[int, int, tuple[int, ...], int, tuple[int, ...], int], np.ndarray] = {}
+        self._matrices: dict[Hashable, np.ndarray] = {}
         # By contents.
         self._equal_tables: dict[tuple[bytes, bytes, tuple[int, ...]], ConfigurationTable] = {}
         self._equal_shardings: dict[tuple[bytes, bytes, bytes, tuple[int, ...]], DistinctShardings] = {}
@@ -238,13 +239,15 @@ class _Builder:
     def _matrix(self, source: DistinctShardings, target: DistinctShardings, edge: Edge) -> np.ndarray:
         # Arrays of equal contents are one object (see `_sharding`).
         shards = id(source.shards), id(target.shards)
-        key = (*shards, edge.shape, edge.itemsize, edge.looked_up, edge.trips)
+        waits = self._graph.layers[edge.target].kind == "update"
+        key = (*shards, edge.shape, edge.itemsize, edge.looked_up, edge.trips, waits)
         if key in self._matrices:
             return self._matrices[key]
         if edge.trips != 1:
             matrix = edge.trips * self._matrix(source, target, dataclasses.replace(edge, trips=1))
         elif source.shards.shape[1] > len(edge.shape):
-            matrix = pending_seconds(source, target, edge.shape, edge.itemsize, self._reshardings, edge.looked_up)
+            matrix = pending_seconds(source, target, edge.shape, edge.itemsize, self._reshardings, edge.looked_up,
+                                     waits=waits)
         elif self._model == "seconds":
             matrix = self._reshardings.seconds(source, target, edge.shape, edge.itemsize)
         else:
@@ -279,7 +282,7 @@ def build_network(graph: ComputationGraph, machine: Machine, devices: int,
         raise UsageError(f"unknown cost model {model!r}; {nearest(model, MODELS)}")
     machine.check_devices(devices)
     offered = _offered(graph, machine, devices, configurations, idle)
-    builder = _Builder(machine, model)
+    builder = _Builder(graph, machine, model)
     positions = [dim_positions(layer) for layer in graph.layers]
     tables = []
     for layer, choices, position in zip(graph.layers, offered, positions, strict=True):

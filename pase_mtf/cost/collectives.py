@@ -57,7 +57,7 @@ def _runs(table: ConfigurationTable, columns: Sequence[int]) -> Iterator[tuple[n
 
 
 def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarray, machine: Machine, *,
-                      stock: bool = False) -> np.ndarray:
+                      stock: bool = False, bucket: float = 0.0) -> np.ndarray:
     """Seconds of an all-reduce, done by all groups of devices at the same time.
 
     On real devices: the messages one after the other that the lowering makes of it (`_latency`), or where a library
@@ -75,6 +75,8 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
       devices: int64 [K], devices that take part, in all groups together.
       machine: its links.
       stock: Mesh-TF lowers it, not we.
+      bucket: elements of what is summed together with it, itself among them: it takes its part of their latency. By
+        default, and where it has more itself, it is alone.
 
     Returns:
       float64 [K]; 0 where the group is one device.
@@ -92,9 +94,11 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
         each = machine.with_overhead(blocks * nbytes / link.bandwidth, nodes) + messages * link.latency
         return np.where(size > 1, each * devices / size, 0.0)
     left = np.asarray(nbytes, np.float64)
-    seconds = _latency(left, groups, machine)
+    together = np.maximum(left, bucket * _ITEMSIZE)
+    seconds = _latency(together, groups, machine)
     if machine.sums_by_trees and not stock:
         seconds = np.minimum(seconds, _latency_of_trees(groups, machine))
+    seconds = seconds * np.divide(left, together, out=np.ones_like(together), where=together > 0.0)
     for link, across in zip(machine.links, groups, strict=True):
         seconds += 2.0 * (across - 1.0) / across * left / link.bandwidth
         left = left / across

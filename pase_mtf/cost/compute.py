@@ -88,9 +88,9 @@ def layer_parts(signature: Sequence[OperationSignature], table: ConfigurationTab
             result[PHASES.index(entry.phase)] += times * devices * row
             result[_OVERHEAD] += times * devices * (machine.with_overhead(row, entry.nodes) - row)
     for entry, times in operations.items():
-        for (columns, tensors), _ in entry.sums_within(on_edges=reshardings.sums_on_edges):
+        for (columns, tensors), gradient in entry.sums_within(on_edges=reshardings.sums_on_edges):
             result[_ALLREDUCE + PHASES.index(entry.phase)] += times * sum_seconds(
-                columns, tensors, entry.row_sum, table, reshardings)
+                columns, tensors, entry.row_sum, table, reshardings, gradient=gradient)
         if entry.move:
             result[_RESHARDING + PHASES.index(entry.phase)] += times * move_seconds(entry.move, table, reshardings)
     return result
@@ -144,7 +144,7 @@ def _transposed(entry: OperationSignature, shares: _Shares) -> _Terms:
 
 # -- what crosses between devices -------------------------------------------------------------------------------------
 def sum_seconds(reduced: Sequence[int], tensors: Sequence[TensorBytes], row_sum: RowSum | None,
-                table: ConfigurationTable, reshardings: Reshardings) -> np.ndarray:
+                table: ConfigurationTable, reshardings: Reshardings, *, gradient: bool) -> np.ndarray:
     """Seconds of combining the partial sums of some tensors within a layer, under each of K configurations.
 
     Args:
@@ -153,6 +153,7 @@ def sum_seconds(reduced: Sequence[int], tensors: Sequence[TensorBytes], row_sum:
       row_sum: the one sum, where it is of rows that were looked up.
       table: the configurations.
       reshardings: price what moves, on the machine whose numbers count.
+      gradient: these are gradients of weights, which wait for each other and are summed in buckets.
 
     Returns:
       float64 [K]; of all-reduces, or where fewer elements travel so, of rows that devices give each other.
@@ -160,7 +161,7 @@ def sum_seconds(reduced: Sequence[int], tensors: Sequence[TensorBytes], row_sum:
     nbytes = np.asarray(sum(size * table.share(columns) for columns, size in tensors))
     machine = reshardings.machine
     seconds = allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine,
-                                stock=reshardings.stock)
+                                stock=reshardings.stock, bucket=reshardings.bucket if gradient else 0.0)
     if row_sum is None or not reshardings.sums_on_edges:
         return seconds
     as_rows = travel_as_rows(row_sum, table)

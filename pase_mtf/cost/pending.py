@@ -26,7 +26,8 @@ _Shards = tuple[tuple[int, int], ...]
 
 
 def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape: Sequence[int], itemsize: int,
-                    reshardings: Reshardings, looked_up: LookedUp | tuple[()] = ()) -> np.ndarray:
+                    reshardings: Reshardings, looked_up: LookedUp | tuple[()] = (), *,
+                    waits: bool = False) -> np.ndarray:
     """Seconds to sum a tensor that is held in part, and to move it, on devices of their own.
 
     Args:
@@ -36,6 +37,7 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
       itemsize: bytes per element.
       reshardings: of a machine whose devices are their own.
       looked_up: what the sum consists of, where it is of rows that were looked up.
+      waits: it is the gradient of a weight: where its parts are, it is summed in a bucket.
 
     Returns:
       float64 [R, C]. Where fewer elements travel as rows, that of these and of a move; where a device needs less than
@@ -51,8 +53,11 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
                               like[source.index].astype(np.int32))
     moved: np.ndarray = reshardings.seconds(whole, target, shape, itemsize)[like]
     parts = source.shards[:, rank:].prod(axis=1)
-    seconds: np.ndarray = moved + _allreduced(source, rank, nbytes, reshardings)[:, None]
     blocks, wanted = source.shards[:, :rank].prod(axis=1), target.shards.prod(axis=1)
+    in_place = waits & (moved == 0.0) & (blocks[:, None] == wanted)
+    alone, together = (_allreduced(source, rank, nbytes, reshardings, bucket)[:, None]
+                       for bucket in (0.0, reshardings.bucket))
+    seconds: np.ndarray = moved + np.where(in_place, together, alone)
     pieces = {column: piece.shards for column, (devices, shards) in enumerate(zip(
         target.devices.tolist(), _shards_of(target), strict=True))
         if (piece := scattered(Partition(tuple(range(devices)), shards), tuple(shape))) is not None}
@@ -91,12 +96,13 @@ def _rows(source: DistinctShardings, rank: int, shape: Sequence[int], itemsize: 
                              float(math.prod(shape[dim] for dim in row) * itemsize), reshardings)
 
 
-def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings: Reshardings) -> np.ndarray:
-    """Seconds of the all-reduces where the parts are made, float64 [R]."""
+def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings: Reshardings, bucket: float,
+                ) -> np.ndarray:
+    """Seconds of the all-reduces where the parts are made, in a bucket of so many elements, float64 [R]."""
     table = ConfigurationTable(source.devices, source.shards, source.strides)
     groups = group_sizes(table, range(rank, source.shards.shape[1]), reshardings.machine)
     return allreduce_seconds(nbytes / source.shards[:, :rank].prod(axis=1), groups, source.devices,
-                             reshardings.machine)
+                             reshardings.machine, bucket=bucket)
 
 
 def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Shards], wanted: list[_Shards], nbytes: float

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["HUB", "PAIR", "PIECES", "RING", "messages_of", "way_of"]
+__all__ = ["HUB", "PAIR", "PIECES", "RING", "bucket_of", "buckets", "messages_of", "way_of"]
 
 PAIR, HUB, PIECES, RING = range(4)
 """Two devices give each other all they have. One device sums and the others read it there. All exchange pieces with
@@ -17,6 +18,9 @@ all, sum one each, and exchange the sums. Every device adds its piece to what th
 _SMALL = 1 << 14
 _PIECE = 1 << 11
 """Elements of a piece that is worth a hop of its own."""
+_BUCKET = 1 << 18
+"""Elements of sums that are made together, where they can wait for each other: beyond, bytes take longer than messages
+(docs/lowering.md has what was measured)."""
 
 
 def way_of(elements: Any, devices: Any) -> Any:
@@ -50,3 +54,40 @@ def messages_of(way: Any, devices: Any) -> Any:
     """
     pieces = 2 * (devices - 1)
     return np.choose(way, [1, 2, pieces, pieces])
+
+
+def buckets(elements: Sequence[int]) -> list[list[int]]:
+    """Which sums are made together, of those that can wait for each other: they share their messages.
+
+    As Horovod's tensor fusion (Sergeev and Del Balso, 2018) and DistributedDataParallel (Li et al., 2020) do it: in
+    the order in which they are made, so that a bucket is summed while the parts of the next are still computed.
+
+    Args:
+      elements: of each sum, in the order in which they are made.
+
+    Returns:
+      Their numbers, ascending; one of more elements than a bucket takes is alone, and those around it are not.
+    """
+    found: list[list[int]] = []
+    latest: list[int] = []
+    room = 0
+    for number, count in enumerate(elements):
+        if count > _BUCKET:
+            found.append([number])
+            continue
+        if not latest or count > room:
+            latest, room = [], _BUCKET
+            found.append(latest)
+        latest.append(number)
+        room -= count
+    return found
+
+
+def bucket_of(elements: Iterable[int]) -> int:
+    """How many elements the buckets of a program's sums have, as prices take it: all that a bucket takes, or all there
+    are of small sums where that is less. 0 where there are none.
+
+    Args:
+      elements: of each sum.
+    """
+    return min(_BUCKET, sum(count for count in elements if count <= _BUCKET))

@@ -17,6 +17,7 @@ from pase_mtf.export.exporter import export_as
 from pase_mtf.garbage import uncollected
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
+from pase_mtf.lowering.buckets import Buckets
 from pase_mtf.lowering.emit import Emitter, on, scopes
 from pase_mtf.lowering.mesh import DeviceMeshImpl, PendingSum
 from pase_mtf.lowering.mesh_spec import MeshSpec
@@ -85,6 +86,8 @@ class PlanLowering(mtf.Lowering):
       scopes: name scopes of nodes, and what they were lowered from.
     """
 
+    _buckets: Buckets | None = None
+
     @uncollected()
     def __init__(self, graph: mtf.Graph, plan: Mapping[mtf.Operation, _Mesh], devices: Sequence[str],
                  step: tf.Tensor | None = None, shared_memory: bool | None = None, rank: Rank | None = None,
@@ -122,6 +125,8 @@ class PlanLowering(mtf.Lowering):
         self._assign_impls(plan)
         self._updating.update({variable: self._impl(legal_spec(self._spec(mesh), variable))
                                for variable, mesh in (updates or {}).items()})
+        if not self.emitter.shared:  # else nothing is sent, and sums are made once
+            self._buckets = Buckets(flow, self._impl_of.__getitem__)
         taking = TurnTaking()
         for turn in turns or [Turn(graph.operations)]:
             with taking.turn(turn), self.emitter.behind_turns(turn.after):
@@ -132,6 +137,8 @@ class PlanLowering(mtf.Lowering):
         self.lower_operation(operation)
         kind = type(operation).__name__
         for output in operation.outputs:
+            if self._buckets is not None and operation not in self._idle:
+                self._buckets.add(output, self._stored[output])
             self.add_counter(f"output/{kind}", self.laid_out_size(output))
             self.add_counter(f"output_unique/{kind}", output.size)
 
@@ -218,6 +225,8 @@ class PlanLowering(mtf.Lowering):
                 self.scopes[scope] = operation
                 if operation in self._idle:
                     self.idle_scopes.add(scope)
+                elif self._buckets is not None:
+                    self._buckets.before(operation)
                 if lower_by_rule is None:
                     operation.lower(self)
                 else:

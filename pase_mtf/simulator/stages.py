@@ -13,7 +13,7 @@ from pase_mtf.cost.compute import PARTS, sum_seconds
 from pase_mtf.cost.resharding import Reshardings
 from pase_mtf.cost.signature import PHASES, OperationSignature, counted, layer_signature
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
-from pase_mtf.graph.computation_graph import Layer
+from pase_mtf.graph.computation_graph import Edge, Layer
 from pase_mtf.graph.partition import groups
 
 __all__ = ["LayerStages", "Stage", "Stages", "first_operations", "gradient_seconds", "nodes_by_phase"]
@@ -75,13 +75,18 @@ class Stages:
           priced: in seconds.
           gradients: whether they are summed over devices.
         """
-        self._priced, self._reshardings, self._gradients = priced, Reshardings(priced.machine), gradients
+        self._priced, self._gradients = priced, gradients
+        self._reshardings = Reshardings.of_graph(priced.graph, priced.machine)
         self._signatures: dict[int, tuple[OperationSignature, ...]] = {}
         self._found: dict[tuple[int, int], LayerStages] = {}
 
     def alike(self, layer: int) -> int:
         """Equal for layers that do the same under configurations of the same index."""
         return id(self._priced.parts[layer])  # which are one object for layers that cost the same
+
+    def bucket_of(self, edge: Edge) -> float:
+        """Elements of what is summed together with partial sums that go over an edge; 0: they do not wait."""
+        return self._reshardings.bucket if self._priced.graph.layers[edge.target].kind == "update" else 0.0
 
     def of(self, layer: int, choice: int) -> LayerStages:
         """What a layer does under the configuration with that index. All of it adds up to what the layer costs, but for
@@ -156,7 +161,7 @@ def gradient_seconds(priced: PricedNetwork) -> list[np.ndarray]:
     Where devices share cores prices may be of measured kernels: it is a share of what all-reduces are priced at.
     """
     found: dict[int, np.ndarray] = {}
-    machine, reshardings = priced.machine, Reshardings(priced.machine)
+    machine, reshardings = priced.machine, Reshardings.of_graph(priced.graph, priced.machine)
     for layer, choices, parts in zip(priced.graph.layers, priced.configurations, priced.parts, strict=True):
         if id(parts) not in found:
             signature = [entry for entry in layer_signature(layer) if any(entry.gradients)]
@@ -196,7 +201,7 @@ def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTa
     seconds: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
     for entry, times in counted(signature).items():
         for (columns, outputs), gradient in entry.sums_within(on_edges=reshardings.sums_on_edges):
-            taken = sum_seconds(columns, outputs, entry.row_sum, table, reshardings)
+            taken = sum_seconds(columns, outputs, entry.row_sum, table, reshardings, gradient=gradient)
             key = gradient, tuple(sorted(set(columns)))
             seconds[key] = seconds.get(key, 0.0) + times * taken
     return seconds

@@ -1,0 +1,85 @@
+"""Gradients that are summed together share their messages, in prices and in the simulator as in the lowering."""
+
+import math
+
+import nets
+import numpy as np
+import pytest
+from prices import price_strategy
+
+from pase_mtf.compat import tf
+from pase_mtf.cost.build import build_network
+from pase_mtf.cost.collectives import allreduce_seconds
+from pase_mtf.export.exporter import export_graph
+from pase_mtf.graph import all_reduces
+from pase_mtf.graph.all_reduces import bucket_of, messages_of, way_of
+from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.machine import Link, Machine
+from pase_mtf.simulator.simulate import Simulator
+
+_RATES = dict.fromkeys(("matmul", "convolution", "pointwise", "reduction", "gather"), 1e30)
+# A message is a second and nothing else costs anything.
+COUNTING = Machine("counting", _RATES, 1e30, 1e30, 0.0, (Link(8, 1e30, 1.0),))
+_WEIGHTS = 8 * 16 + 16 + 16 * 16 + 16 * 8
+
+
+def _exported(**options):
+    return export_graph(nets.build("mlp", "sgd", tf.float32).graph, **options)
+
+
+def _by_batch(graph, devices):
+    return [Configuration((("batch", devices),)) if "batch" in layer.splittable else Configuration((("", devices),))
+            for layer in graph.layers]
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("sharded_updates", [False, True])
+def test_the_gradients_of_a_program_take_the_messages_of_one_sum(devices, sharded_updates):
+    graph = _exported(sharded_updates=sharded_updates)
+    assert bucket_of(math.prod(variable.operand.shape) for layer in graph.layers for variable in layer.variables
+                     if variable.trainable) == _WEIGHTS
+    priced = price_strategy(graph, COUNTING, devices, _by_batch(graph, devices))
+    messages = float(messages_of(way_of(_WEIGHTS, devices), devices))
+    summed = sum(seconds for part, seconds in priced.parts.items()
+                 if part in ("all-reduce backward", "resharding backward", "resharding update", "all-reduce update"))
+    assert summed == pytest.approx(messages)
+
+
+@pytest.mark.parametrize("sharded_updates", [False, True])
+def test_simulated_sums_share_their_messages(sharded_updates):
+    graph = _exported(sharded_updates=sharded_updates)
+    priced = build_network(graph, COUNTING, 4, [(one,) for one in _by_batch(graph, 4)])
+    strategy = [0] * len(graph.layers)
+    messages = float(messages_of(way_of(_WEIGHTS, 4), 4))
+    forward = priced.breakdown(strategy).parts["all-reduce forward"]
+    # All take the same links, one after the other.
+    assert Simulator(priced).seconds(strategy) == pytest.approx(forward + messages)
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_equal_parts_of_a_bucket_cost_what_it_costs(trees):
+    machine = Machine("real", _RATES, 1e30, 1e30, 0.0, (Link(4, 1e9, 1e-5), Link(64, 1e8, 1e-4)), sums_by_trees=trees)
+    groups, devices = np.array([[4.0], [8.0]]), np.array([32])
+    whole, = allreduce_seconds(np.array([4e5]), groups, devices, machine)
+    part, = allreduce_seconds(np.array([1e5]), groups, devices, machine, bucket=1e5)
+    alone, = allreduce_seconds(np.array([1e5]), groups, devices, machine)
+    assert 4 * part == pytest.approx(whole)
+    assert alone > part
+    # What is larger than a bucket is alone.
+    assert allreduce_seconds(np.array([8e5]), groups, devices, machine, bucket=1e5)[0] == (
+        allreduce_seconds(np.array([8e5]), groups, devices, machine)[0])
+
+
+def test_without_gradients_nothing_is_divided():
+    assert allreduce_seconds(np.zeros(1), np.array([[4.0]]), np.array([4]), COUNTING)[0] == messages_of(
+        way_of(0, 4), 4)
+
+
+def test_forward_sums_are_alone(monkeypatch):
+    """What is read before others are made shares nothing."""
+    graph = _exported()
+    split = [Configuration((("features", 4),)) if "features" in layer.splittable else Configuration((("", 4),))
+             for layer in graph.layers]
+    forward = price_strategy(graph, COUNTING, 4, split).parts["all-reduce forward"]
+    monkeypatch.setattr(all_reduces, "_BUCKET", 0)
+    assert price_strategy(graph, COUNTING, 4, split).parts["all-reduce forward"] == forward > 0
