@@ -45,7 +45,8 @@ class Buckets:
         Rows that were looked up, and what another mesh implementation sees of a sum, are not.
         """
         if type(laid_out) is _Sum and laid_out._reduced is None and self._is_read_in_place(tensor, laid_out.mesh_impl):
-            key = self._key_of[tensor] = laid_out.mesh_impl.spec, tuple(laid_out.mesh_axes), tensor.dtype
+            devices = laid_out.mesh_impl.spec.devices
+            key = self._key_of[tensor] = devices, _summed_along(laid_out), tensor.dtype
             self._waiting[key][id(laid_out)] = laid_out
 
     def _is_read_in_place(self, tensor: mtf.Tensor, impl: DeviceMeshImpl) -> bool:
@@ -73,8 +74,14 @@ def _read_by(operation: mtf.Operation) -> Iterable[mtf.Tensor]:
     return dict.fromkeys((*operation.inputs, *rule_of(operation).reads(operation)))
 
 
+def _summed_along(lazy: _Sum) -> tuple[tuple[int, int], ...]:
+    """(size, stride) of the mesh axes that it is summed over, outermost first: whatever they split besides."""
+    found: Sequence[tuple[int, int]] = lazy.mesh_impl.strides(lazy.mesh_axes)
+    return tuple(sorted(found, key=lambda axis: -axis[1]))
+
+
 def _make(sums: Sequence[_Sum]) -> None:
-    """Makes sums of one mesh implementation over the same of its axes, those that share a bucket by one all-reduce."""
+    """Makes sums over the same groups of devices, those that share a bucket by one all-reduce."""
     for bucket in buckets([math.prod(each.slice_shape) for each in sums]):
         if len(bucket) > 1:  # else whoever reads it makes it
             _make_together([sums[number] for number in bucket])
@@ -95,9 +102,9 @@ def _make_together(sums: Sequence[_Sum]) -> None:
     with tf.name_scope(ALL_REDUCE):
         rows = zip(*(each.laid_out_input.tensor_list for each in sums), strict=True)
         parts = [end_to_end(device, row) for device, row in zip(impl.devices, rows, strict=True)]
-        totals = all_reduce(parts, groups(impl.size, impl.strides(sums[0].mesh_axes)), impl.devices, emitter)
+        totals = all_reduce(parts, groups(impl.size, _summed_along(sums[0])), impl.devices, emitter)
         columns = zip(*map(taken_apart, impl.devices, totals), strict=True)
     for each, blocks in zip(sums, columns, strict=True):
-        each._reduced = impl.LaidOutTensor(list(blocks))
+        each._reduced = each.mesh_impl.LaidOutTensor(list(blocks))
         if each.add_counter_fn:
             each.add_counter_fn()

@@ -9,6 +9,7 @@ from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph import all_reduces
 from pase_mtf.graph.all_reduces import bucket_of
+from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering import buckets, reshard
 from pase_mtf.lowering.lowering import PlanLowering
@@ -72,6 +73,29 @@ def test_of_split_weights_a_device_sums_its_part(together, all_reduced):
     # Whole weights of two layers, and half of those of two.
     assert together == [4]
     assert all_reduced.count(8 * 16 + 16 + 16 * 8 + 8 * 8) == 1
+
+
+def _split_by(configurations):
+    """Every layer by the first of these that it can be split by."""
+    def lowered(net):
+        exported = export_graph(net.graph)
+        chosen = [next((Configuration(splits) for splits in configurations
+                        if {dim for dim, _ in splits if dim} <= set(layer.splittable)), Configuration((("", 4),)))
+                  for layer in exported.layers]
+        return PlanLowering(net.graph, plan_from_configurations(net.graph, exported, chosen, 4), _DEVICES,
+                            shared_memory=False)
+    return lowered
+
+
+@pytest.mark.parametrize(("configurations", "expected"), [
+    ([(("batch", 2), ("hidden", 2)), (("batch", 2), ("classes", 2))], [4]),  # pairs of devices 0 and 2, 1 and 3
+    ([(("hidden", 2), ("batch", 2)), (("classes", 2), ("batch", 2))], [4]),
+    ([(("hidden", 2), ("batch", 2)), (("batch", 2), ("classes", 2))], [3]),  # w3 over others than w1, b1 and w2
+])
+def test_what_else_layers_split_makes_no_difference(configurations, expected, together):
+    found = nets.train_net("mlp", "sgd", tf.float64, _split_by(configurations))
+    _same(found, nets.one_device("mlp", "sgd", tf.float64))
+    assert together == expected
 
 
 def test_a_full_bucket_is_followed_by_another(together, monkeypatch):
