@@ -15,7 +15,8 @@ the strategy.
 - What a copy is put together from, while it is made (`cost.copies`).
 - What the last reader of a tensor or a copy writes in its place, which counts instead of it from then on.
 - What arrives for a sum, or the sum itself, as large as what is summed, while that is made: of gradients that waited
-  for each other, of one at a time, and with what the update makes of the sum while that is still there.
+  for each other, of one at a time, or on devices of their own of a bucket of them (`graph.all_reduces.buckets`), and
+  with what the update makes of the sums while they are still there.
 - Where devices share a host, one makes sums and copies for several; the last of these writes what it makes of it in its
   place. What that is lasts, on the device that made the sum or the copy, beside what this device makes of it itself.
   The sum lies in the place of one of its parts: nothing arrives.
@@ -34,10 +35,14 @@ import numpy as np
 from pase_mtf.cost.copies import Moved, moved, until_taken, whole_bytes
 from pase_mtf.cost.held import ACTIVATIONS, BUFFERS, MEMORY_PARTS, AllItems, LayerItems, Shares
 from pase_mtf.cost.unfolded import Unfolded
+from pase_mtf.graph.all_reduces import at_once
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
 
 __all__ = ["MemoryModel", "strategy_memory"]
+
+_ITEMSIZE = 4
+"""Bytes of an element of a gradient, mostly."""
 
 
 class _Copy(NamedTuple):
@@ -213,13 +218,19 @@ class MemoryModel:
     def _arriving(self, arriving: np.ndarray, nbytes: np.ndarray, made: np.ndarray, awaiting: Mapping[int, int],
                   ) -> Iterator[_Copy]:
         """What arrives for the sum of a gradient, and what the update makes of the sum while it is there: at the end of
-        the backward pass, of the layer of which that is most."""
+        the backward pass, of the layer of which that is most, or of a bucket."""
         items, elsewhere = self._items, np.zeros(len(made))
         for target, source in awaiting.items():
             elsewhere[source] = max(elsewhere[source], made[target])
         layer, moments, most = items.layer[arriving], items.waits_until[arriving], np.zeros(self.moments)
         # Another layer takes its part of a sum when all has arrived.
-        np.maximum.at(most, moments, np.maximum(nbytes[arriving] + made[layer], elsewhere[layer]))
+        each = np.maximum(nbytes[arriving] + made[layer], elsewhere[layer])
+        np.maximum.at(most, moments, each)
+        if not self._shared:
+            small = np.flatnonzero(at_once(nbytes[arriving] / _ITEMSIZE) == 1.0)
+            summed, together = (np.bincount(moments[small], column[small], self.moments)
+                                for column in (nbytes[arriving] / _ITEMSIZE, each))
+            most = np.maximum(most, together * at_once(summed))
         return (_Copy(float(most[moment]), moment, moment) for moment in np.unique(moments).tolist())
 
     def _copies(self, configurations: Sequence[Configuration], by_edge: Sequence[Moved],

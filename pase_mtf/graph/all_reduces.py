@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["HUB", "PAIR", "PIECES", "RING", "bucket_of", "buckets", "messages_of", "way_of"]
+__all__ = ["HUB", "PAIR", "PIECES", "RING", "at_once", "bucket_of", "buckets", "messages_of", "way_of"]
 
 PAIR, HUB, PIECES, RING = range(4)
 """Two devices give each other all they have. One device sums and the others read it there. All exchange pieces with
@@ -91,3 +91,12 @@ def bucket_of(elements: Iterable[int]) -> int:
       elements: of each sum.
     """
     return min(_BUCKET, sum(count for count in elements if count <= _BUCKET))
+
+
+def at_once(elements: Any) -> Any:
+    """Which fraction of the sums that wait for each other may be made at the same time: a bucket of them.
+
+    Args:
+      elements: an int or an array: of those that each are no larger than a bucket, together.
+    """
+    return np.minimum(1.0, _BUCKET / np.maximum(elements, 1))

@@ -10,6 +10,7 @@ from prices import price_strategy
 from pase_mtf.compat import tf
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.collectives import allreduce_seconds
+from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph import all_reduces
 from pase_mtf.graph.all_reduces import bucket_of, messages_of, way_of
@@ -83,3 +84,20 @@ def test_forward_sums_are_alone(monkeypatch):
     forward = price_strategy(graph, COUNTING, 4, split).parts["all-reduce forward"]
     monkeypatch.setattr(all_reduces, "_BUCKET", 0)
     assert price_strategy(graph, COUNTING, 4, split).parts["all-reduce forward"] == forward > 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_memory_of_what_is_summed_at_once(shared, monkeypatch):
+    """What arrives of all gradients of a bucket is there together; of one at a time where each is alone."""
+    graph = _exported()
+    strategy = _by_batch(graph, 4)
+    whole = MemoryModel(graph, shared).peak(strategy)[0]
+    monkeypatch.setattr(all_reduces, "_BUCKET", 8 * 16 + 16)
+    some = MemoryModel(graph, shared).peak(strategy)[0]
+    monkeypatch.setattr(all_reduces, "_BUCKET", 0)
+    alone = MemoryModel(graph, shared).peak(strategy)[0]
+    largest = 4 * 16 * 16
+    assert alone["communication buffers"] == some["communication buffers"] == largest
+    assert whole["communication buffers"] == (largest if shared else 4 * _WEIGHTS)
+    assert {part: held for part, held in whole.items() if part != "communication buffers"} == {
+        part: held for part, held in alone.items() if part != "communication buffers"}
