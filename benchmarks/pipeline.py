@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -60,6 +61,9 @@ _BY_METHOD = ("data_parallel", "expert", "exact")
 _ARMS = ("data_parallel", "expert", "pipeline")
 _OPEN = 1.25e9
 _PARTS = ("predicted", "measured")
+_CLIENTS = ("one", "ranks")
+_MEASURED_FIRST = {"schedule": "1f1b", "clients": "one"}
+"""Which of the ways to train a pipeline are measured where nobody asks for others."""
 
 
 def _sizes(case: tuple[str, str, dict[str, int]], folder: str) -> str:
@@ -146,25 +150,27 @@ class _Results:
         kept = [other for other in self.rows[part] if not key.items() <= other.items()]
         facts = {"processor": describe_host(), "commit": commit() or "unknown"}
         self.rows[part] = sorted([*kept, {**key, **row, "facts": facts}],
-                                 key=lambda row: (row["model"], row["machine"], row["devices"]))
+                                 key=lambda row: tuple(row[name] for name in key))
         write_atomically(str(self._path), json.dumps(self.rows, indent=1) + "\n")
         write_atomically(str(self._path.with_suffix(".md")), document(self.rows))
 
 
-def _keys(flags: argparse.Namespace, machines: Sequence[str], results: _Results, part: str) -> Iterator[dict[str, Any]]:
+def _keys(flags: argparse.Namespace, results: _Results, part: str) -> Iterator[dict[str, Any]]:
     cases = [case for case, (model, *_) in (PREDICTED if part == "predicted" else MEASURED).items()
              if model in flags.models.split(",")]
-    for case in cases:
-        for machine in machines:
-            for devices in map(int, flags.devices.split(",")):
-                key = {"model": case, "machine": machine, "devices": devices}
-                if flags.again or not results.has(part, key):
-                    yield key
+    named: dict[str, Sequence[Any]] = {"model": cases, "machine": flags.machines.split(","),
+                                       "devices": [int(word) for word in flags.devices.split(",")]}
+    if part == "measured":
+        named |= {"schedule": flags.schedules.split(","), "clients": flags.clients.split(",")}
+    for values in itertools.product(*named.values()):
+        key = dict(zip(named, values, strict=True))
+        if flags.again or not results.has(part, key):
+            yield key
 
 
 def _predict_all(flags: argparse.Namespace, results: _Results, folder: str) -> None:
     graphs: dict[str, Any] = {}
-    for key in _keys(flags, flags.machines.split(","), results, "predicted"):
+    for key in _keys(flags, results, "predicted"):
         case = key["model"]
         if case not in graphs:
             model = PREDICTED[case][0]
@@ -183,7 +189,7 @@ def _measure_all(flags: argparse.Namespace, results: _Results, folder: str) -> N
     Raises:
       RuntimeError: a run failed.
     """
-    keys = list(_keys(flags, flags.machines.split(","), results, "measured"))
+    keys = list(_keys(flags, results, "measured"))
     for devices in dict.fromkeys(key["devices"] for key in keys):
         with namespaces.hosts(devices) as hosts, tempfile.TemporaryDirectory(prefix="pase_mtf-pipeline-") as runs:
             cluster = Cluster(hosts, runs)
@@ -197,7 +203,8 @@ def _measure_all(flags: argparse.Namespace, results: _Results, folder: str) -> N
                 preset = _sizes(MEASURED[key["model"]], folder)
                 summary = cluster.launch([
                     f"--model={MEASURED[key['model']][0]}", f"--preset={preset}", f"--steps={flags.steps}",
-                    "--warmup=1", f"--compare={','.join(_ARMS)}"])
+                    "--warmup=1", f"--compare={','.join(_ARMS)}", f"--schedule={key['schedule']}",
+                    f"--clients={key['clients']}"])
                 for name in ("output", "model"):  # they name folders that are gone
                     summary["facts"].pop(name, None)
                 summary.pop("preset", None)
@@ -207,7 +214,8 @@ def _measure_all(flags: argparse.Namespace, results: _Results, folder: str) -> N
 
 
 def _line(key: dict[str, Any], milliseconds: dict[str, float | None]) -> str:
-    return f"{key['model']} on {key['devices']} of {key['machine']}: " + ", ".join(
+    rest = "".join(f", {key[name]}" for name in _MEASURED_FIRST if name in key)
+    return f"{key['model']} on {key['devices']} of {key['machine']}{rest}: " + ", ".join(
         f"{name} {value:,.1f} ms" for name, value in milliseconds.items() if value)
 
 
@@ -283,7 +291,8 @@ def _measured(rows: Sequence[dict[str, Any]]) -> list[str]:
         pipeline = arms.get("pipeline")
         best = arms["search"]["measured_ms"]
         lines.append([
-            row["model"], row["machine"], str(row["devices"]), f"{row['rate'] / 1e6:.2f}",
+            row["model"], row["machine"], str(row["devices"]), row["schedule"], row["clients"],
+            f"{row['rate'] / 1e6:.2f}",
             *(_milliseconds(arms, name) for name in ("data_parallel", "expert", "search", "pipeline")),
             f"{best / pipeline['measured_ms']:.2f}×" if pipeline else "-",
             f"{pipeline['microbatches']} through {pipeline['stages']}" if pipeline else
@@ -292,16 +301,17 @@ def _measured(rows: Sequence[dict[str, Any]]) -> list[str]:
             "differ" if row["summary"]["disagreement"] else "equal", row["facts"]["commit"]])
     processors = ", ".join(dict.fromkeys(row["facts"]["processor"] for row in rows))
     return ["## Measured over slow links", "Hosts of one computer, a device each, whose links are held to the rate at "
-            "which a worker has as many FLOP a byte as a GPU of the cluster, as in [cluster.md](cluster.md); one "
-            f"client of all. {sizes[:1].upper()}{sizes[1:]}. Milliseconds of a step, median ± half the distance of the "
+            "which a worker has as many FLOP a byte as a GPU of the cluster, as in [cluster.md](cluster.md). "
+            f"*Clients*: one of all, or a graph per rank. {sizes[:1].upper()}{sizes[1:]}. Milliseconds of a "
+            "step, median ± half the distance of the "
             f"quartiles, of {max(row['summary']['arms']['search']['measured_steps'] for row in rows)} steps at most. "
             f"All hosts share the cores of one computer ({processors}; load over a "
             f"minute {min(min(row['load']) for row in rows):.1f} to {max(max(row['load']) for row in rows):.1f}, of "
             "which the workers are a part).",
-            table(["case", "cluster", "hosts", "MB/s of a link", "data parallel", "expert", "searched", "pipeline",
-                   "over searched", "microbatches, stages", "predicted: searched", "predicted: pipeline", "losses",
-                   "commit"],
-                  lines, left=(0, 1))]
+            table(["case", "cluster", "hosts", "order", "clients", "MB/s of a link", "data parallel", "expert",
+                   "searched", "pipeline", "over searched", "microbatches, stages", "predicted: searched",
+                   "predicted: pipeline", "losses", "commit"],
+                  lines, left=(0, 1, 3, 4))]
 
 
 def _milliseconds(arms: dict[str, Any], name: str) -> str:
@@ -327,11 +337,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", default="4,8", help="numbers of devices")
     parser.add_argument("--parts", default=",".join(_PARTS), help="predicted (by simulation), measured (on hosts with "
                         "slow links)")
+    parser.add_argument("--schedules", default=_MEASURED_FIRST["schedule"], help="orders of microbatches that are "
+                        f"measured, of {', '.join(SCHEDULES)} (default: %(default)s)")
+    parser.add_argument("--clients", default=_MEASURED_FIRST["clients"], help="that are measured, of "
+                        f"{', '.join(_CLIENTS)} (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=6, help="measured of every arm")
     parser.add_argument("--again", action="store_true", help="rows that are there already, too")
     parser.add_argument("--output", default=str(FOLDER))
     flags = parser.parse_args(arguments)
-    for name, known in (("models", tuple(MEASURED)), ("parts", _PARTS)):
+    for name, known in (("models", tuple(MEASURED)), ("parts", _PARTS), ("schedules", SCHEDULES),
+                        ("clients", _CLIENTS)):
         if wrong := next((one for one in getattr(flags, name).split(",") if one not in known), None):
             raise UsageError(f"--{name}={wrong}: unknown; {nearest(wrong, known)}")
     for machine in flags.machines.split(","):

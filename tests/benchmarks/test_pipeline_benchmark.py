@@ -47,7 +47,8 @@ def test_the_page_names_every_commit_and_what_is_not_proven():
 
 @pytest.mark.parametrize(("flag", "said"), [
     ("--models=gnnt", "--models=gnnt: unknown; did you mean 'gnmt'"), ("--parts=measure", "did you mean 'measured'"),
-    ("--machines=none", "unknown machine"), ("--devices=many", "many")])
+    ("--machines=none", "unknown machine"), ("--devices=many", "many"),
+    ("--schedules=1f2b", "did you mean '1f1b'"), ("--clients=rank", "did you mean 'ranks'")])
 def test_wrong_flags_are_one_line(tmp_path, capsys, flag, said):
     assert pipeline.main([*_FLAGS, f"--output={tmp_path}", flag]) == 2
     err = capsys.readouterr().err
