@@ -224,12 +224,12 @@ class MemoryModel:
             elsewhere[source] = max(elsewhere[source], made[target])
         layer, moments, most = items.layer[arriving], items.waits_until[arriving], np.zeros(self.moments)
         # Another layer takes its part of a sum when all has arrived.
-        each = np.maximum(nbytes[arriving] + made[layer], elsewhere[layer])
-        np.maximum.at(most, moments, each)
-        if not self._shared:
+        np.maximum.at(most, moments, np.maximum(nbytes[arriving] + made[layer], elsewhere[layer]))
+        if not self._shared:  # some of a bucket are used while others still lie in what has arrived
             small = np.flatnonzero(at_once(nbytes[arriving] / _ITEMSIZE) == 1.0)
+            used = nbytes[arriving] + np.maximum(made, elsewhere)[layer]
             summed, together = (np.bincount(moments[small], column[small], self.moments)
-                                for column in (nbytes[arriving] / _ITEMSIZE, each))
+                                for column in (nbytes[arriving] / _ITEMSIZE, used))
             most = np.maximum(most, together * at_once(summed))
         return (_Copy(float(most[moment]), moment, moment) for moment in np.unique(moments).tolist())
 

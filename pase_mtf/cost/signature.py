@@ -47,7 +47,8 @@ class OperationSignature(NamedTuple):
       dims: columns of the dims whose split divides the work.
       inputs, outputs: its tensors.
       sums: (columns of the dims whose split leaves partial sums, outputs of which) for every all-reduce.
-      gradients: for every entry of `sums`, whether it is of gradients of weights: only the update waits for them.
+      gradients: for every entry of `sums`, whether it is of gradients of weights: only the update waits for them, and
+        they for each other. What an update adds up to them is one, too.
       pending: for every entry of `sums`, whether its sums go over an edge as they are.
       row_sum: of an operation whose one entry of `sums` is of rows that were looked up, that sum; where it is added
         into another first, that one.
@@ -160,7 +161,7 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         transposed=tuple(tensor(operand) for operand in transposed), move=move,
         weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
         traffic=operation.traffic, trips=operation.trips,
-        gradients=tuple(operation.phase == "backward" and all(variables[one.dims, one.shape] for one in outputs)
+        gradients=tuple(operation.phase != "forward" and all(variables[one.dims, one.shape] for one in outputs)
                         for _, outputs in operation.sums),
         pending=operation.sums_pending, row_sum=row_sum_of(operation, position),
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))

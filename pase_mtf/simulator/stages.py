@@ -202,6 +202,7 @@ def _sum_seconds(signature: Sequence[OperationSignature], table: ConfigurationTa
     for entry, times in counted(signature).items():
         for (columns, outputs), gradient in entry.sums_within(on_edges=reshardings.sums_on_edges):
             taken = sum_seconds(columns, outputs, entry.row_sum, table, reshardings, gradient=gradient)
-            key = gradient, tuple(sorted(set(columns)))
+            # What is summed in the update, the update waits for.
+            key = gradient and entry.phase == "backward", tuple(sorted(set(columns)))
             seconds[key] = seconds.get(key, 0.0) + times * taken
     return seconds
