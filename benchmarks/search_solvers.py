@@ -119,8 +119,8 @@ def document(results: dict[str, Any]) -> str:
                    for which in ("certified_cpu_seconds", "check_cpu_seconds")]
         lines.append([name, *(_cell(outcomes[solver], best) for solver in SOLVERS),
                       *("yes" if won else "no" for won in (first, whole)), *checked])
-    parts = [f"# Solvers side by side\n\n{here}. Reproduce "
-             "with `python -m benchmarks.search_solvers` (`pip install '.[benchmark,toulbar2,auto_mtf]'` first)."]
+    parts = [f"# Solvers side by side\n\n{here}. Reproduce with "
+             "`python -m benchmarks.search_solvers` (`pip install '.[launch,benchmark,toulbar2,auto_mtf]'` first)."]
     if lines:
         parts.append(
              f"Seconds of the processor, one thread each, at most {limit:g} s. Of `exact` they are all of the search, "
