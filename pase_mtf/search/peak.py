@@ -43,8 +43,8 @@ _Peak = Callable[[Sequence[int]], tuple[float, int]]
 
 def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, memory_limit: float, *,
                          copies: _Copies | None = None, cheapest: Solution | None = None,
-                         initial: Sequence[int] | None = None, time_limit: float | None = None,
-                         **options: Any) -> Solution:
+                         initial: Sequence[int] | None = None, known: Sequence[Sequence[int]] = (),
+                         time_limit: float | None = None, **options: Any) -> Solution:
     """Finds the cheapest assignment whose peak is within the limit.
 
     Args:
@@ -56,6 +56,7 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
         configuration were all other layers to stay; nothing is known of it if not given.
       cheapest: what the exact search found without a limit; it is searched for if not given.
       initial: an assignment whose peak is within the limit, known before: what is found costs no more.
+      known: other assignments, which may not fit: where nothing is found, the error names what the lightest needs.
       time_limit: seconds; every one of the searches takes half of what is left at most, so that others may follow.
         Without it each proves what it can, but for those within lowered limits, which have ten seconds together.
       **options: of the exact search.
@@ -64,7 +65,8 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
       The best that was found; `optimal` where it is proven that none that fits costs less.
 
     Raises:
-      InfeasibleError: nothing fits, or nothing that fits is known: then with what it would cost at least.
+      InfeasibleError: nothing fits, or nothing that fits is known: then with what it would cost at least. It names what
+        the lightest that was found needs.
     """
     budget = Budget.of(time_limit, options.get("search_memory", SEARCH_MEMORY))
 
@@ -86,10 +88,15 @@ def minimise_within_peak(network: CostNetwork, memory: _Memory, peak: _Peak, mem
                 if budget.time_limit() is None:
                     budget = Budget.of(_PATIENCE, budget.memory)
                 found = (_around(solution, within, memory, copies, peak, memory_limit, budget) if copies else None
-                         ) or _tightened(network, solution, within, memory, peak, memory_limit, tried, budget)
+                         ) or _tightened(network, solution, within, memory, peak, memory_limit, tried, known, budget)
                 return _above(_cheaper(network, found, initial), bound)
             tried.append(key)
-            solution = within(memory(key), memory_limit)
+            try:
+                solution = within(memory(key), memory_limit)
+            except InfeasibleError as error:
+                if not error.proven:
+                    raise
+                raise _too_low(network, memory, peak, memory_limit, tried, known, budget) from None
     except InfeasibleError as error:
         error.lower_bound = max(error.lower_bound, bound)
         if initial is None:
@@ -139,7 +146,7 @@ def _around(solution: Solution, within: _Within, memory: _Memory, copies: _Copie
 
 
 def _tightened(network: CostNetwork, solution: Solution, within: _Within, memory: _Memory, peak: _Peak,
-               memory_limit: float, tried: Sequence[int], budget: Budget) -> Solution:
+               memory_limit: float, tried: Sequence[int], known: Sequence[Sequence[int]], budget: Budget) -> Solution:
     """An assignment that fits, where one sum's optimum breaks another's limit and the other way round: the limit of the
     one that is largest is lowered by as much as the peak is too high. What is found in haste may be improved on within
     the limit at which it was found."""
@@ -153,17 +160,41 @@ def _tightened(network: CostNetwork, solution: Solution, within: _Within, memory
             limit = min(limit, added) - max(used - memory_limit, _ROUNDING * memory_limit)
             lowered = key, max(limit, 0.0)
             solution = within(memory(key), lowered[1], _HASTY)
-    lightest = []
-    for key in tried:
-        with contextlib.suppress(InfeasibleError):  # not found in time
-            lightest.append(least_memory(network, memory(key), budget)[1])
+    lightest = [choice for _, choice in _lightest(network, memory, tried, budget)]
     fitting = [choice for choice in lightest if peak(choice)[0] <= memory_limit * (1 + _ROUNDING)]
     if not fitting:
-        least = min((peak(choice)[0] for choice in lightest), default=peak(solution.assignment)[0])
+        least = min(peak(choice)[0] for choice in (*lightest, *known, solution.assignment))
         raise InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: found nothing that needs "
                               f"less than {math.ceil(least)}; raise the limit or use more devices", proven=False)
     cost, choice = min((network.cost(choice), choice) for choice in fitting)
     return _unproven(dataclasses.replace(solution, assignment=tuple(choice), cost=cost))
+
+
+def _lightest(network: CostNetwork, memory: _Memory, keys: Sequence[int],
+              budget: Budget) -> list[tuple[float, tuple[int, ...]]]:
+    """The least of each of some sums, and an assignment that needs no more of it; without those not found in time."""
+    found = []
+    for key in keys:
+        with contextlib.suppress(InfeasibleError):
+            found.append(least_memory(network, memory(key), budget))
+    return found
+
+
+def _too_low(network: CostNetwork, memory: _Memory, peak: _Peak, memory_limit: float, tried: Sequence[int],
+             known: Sequence[Sequence[int]], budget: Budget) -> InfeasibleError:
+    """What is said of a limit that one sum is above under every assignment: the least of a sum bounds what any needs,
+    but the assignment that attains it may need more at its peak."""
+    lightest = _lightest(network, memory, tried, budget)
+    least = math.ceil(max((nbytes for nbytes, _ in lightest), default=0.0))
+    peaks = [math.ceil(peak(choice)[0]) for choice in (*known, *(choice for _, choice in lightest))]
+    if least <= memory_limit:  # that of the last sum was not found in time
+        needs = "any strategy needs more"
+    elif min(peaks) <= least:
+        needs = f"the least any strategy needs is {least}"
+    else:
+        needs = f"any strategy needs at least {least}, the lightest that was found {min(peaks)}"
+    return InfeasibleError(f"memory limit of {math.floor(memory_limit)} bytes per device: {needs}; raise the limit or "
+                           "use more devices")
 
 
 def _improved(solution: Solution, within: _Within, memory: _Memory, peak: _Peak, memory_limit: float,

@@ -51,11 +51,12 @@ def solve_within(priced: PricedNetwork, memory_limit: float | None, options: dic
     if cheapest is None:  # half of the time, for what may have to follow
         cheapest = solve(priced.network, "exact", **{**options, "time_limit": budget.time_limit(0.5)})
     first = [] if given is None else [_given(priced, given)]
-    fitting = [one for one in (*first, *_by_hand(priced), *_offered(priced, known))
-               if priced.peak_memory(one.assignment)[0] <= memory_limit]
+    at_hand = [*first, *_by_hand(priced), *_offered(priced, known)]
+    fitting = [one for one in at_hand if priced.peak_memory(one.assignment)[0] <= memory_limit]
     initial = min(fitting, key=lambda one: one.cost).assignment if fitting else None
     return minimise_within_peak(priced.network, functools.cache(priced.memory_with), priced.peak_memory, memory_limit,
                                 copies=priced.copies_at, cheapest=cheapest, initial=initial,
+                                known=[one.assignment for one in at_hand],
                                 **{**options, "time_limit": budget.time_limit()})
 
 

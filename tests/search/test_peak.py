@@ -1,12 +1,14 @@
 """A limit of the largest of several sums, against brute force."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 from random_networks import random_network
 
 from pase_mtf.errors import InfeasibleError
+from pase_mtf.search.network import CostNetwork
 from pase_mtf.search.peak import minimise_within_peak
 
 
@@ -33,7 +35,7 @@ def _peak_of(sums):
 
 @pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(range(0, 300, 3), marks=pytest.mark.slow)])
 def test_against_brute_force(seeds):
-    proven = unproven = refused = 0
+    proven = unproven = refused = bounds = exact = 0
     for seed in seeds:
         network = random_network(seed, 400)
         everything = _everything(network)
@@ -53,6 +55,14 @@ def test_against_brute_force(seeds):
                 assert refusal.proven == ("found nothing that needs less" not in str(refusal))
                 assert everything[0][0] * (1 - 1e-9) <= refusal.lower_bound
                 assert least is None or refusal.lower_bound <= least * (1 + 1e-9)
+                named = [int(number) for number in re.findall(r"\d+", str(refusal))][1:]
+                assert named[-1] in needs
+                if len(named) == 2:  # of one sum, and of an assignment
+                    assert named[0] <= needs[0]
+                    bounds += 1
+                elif refusal.proven:
+                    assert named == needs[:1]
+                    exact += 1
                 refused += 1
                 continue
             assert least is not None
@@ -68,6 +78,8 @@ def test_against_brute_force(seeds):
     assert proven > 5 * unproven
     assert proven > len(seeds) // 2
     assert refused
+    assert bounds
+    assert exact
 
 
 @pytest.mark.parametrize("seeds", [range(0, 300, 15), pytest.param(range(0, 300, 3), marks=pytest.mark.slow)])
@@ -113,6 +125,19 @@ def _with_copies(network, sums, seed):
             found[j] += table[choice[i]]
         return found
     return peak, copies
+
+
+def test_a_lighter_assignment_that_is_known_is_named():
+    """That which is lightest of the first sum is the heaviest of the second, and the other way round."""
+    network = CostNetwork([[0.0, 1.0, 2.0]], [])
+    sums = {1: [np.array([1.0, 90.0, 40.0])], 2: [np.array([90.0, 1.0, 40.0])]}
+    for known, says in (((), "found nothing that needs less than 90;"), ([(2,)], "found nothing .* less than 40;")):
+        with pytest.raises(InfeasibleError, match=says):
+            minimise_within_peak(network, sums.get, _peak_of(sums), 30.0, known=known)
+    for known, says in (((), "needs at least 1, the lightest that was found 90;"),
+                        ([(2,)], "needs at least 1, the lightest that was found 40;")):
+        with pytest.raises(InfeasibleError, match=f"limit of 0 bytes per device: any strategy {says}"):
+            minimise_within_peak(network, sums.get, _peak_of(sums), 0.5, known=known)
 
 
 def test_what_there_is_beside_a_sum():
