@@ -222,7 +222,8 @@ def _find(arm: ArmName, plan: Plan, graph: ComputationGraph, machine: Machine, p
             start = "expert" if arm.method == "mcmc_expert" else "data_parallel"
             budget: dict[str, Any] = ({"simulate": 1, "proposals": _PROPOSALS, "time_limit": _MCMC_SECONDS}
                       if is_simulated(machine, mesh.devices) else {})
-            return find(method="mcmc", mesh=mesh.axes or None, start_from=start, seed=seed, **budget)
+            return find(method="mcmc", mesh=(mesh.axes or None) if start == "expert" else None, start_from=start,
+                        seed=seed, **budget)
         case "random":
             return given(random_configurations(graph, mesh.devices, int(arm.argument), seed))
         case "changed":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 
-from pase_mtf.errors import InfeasibleError, UsageError
+from pase_mtf.errors import InfeasibleError, UsageError, shortened
 from pase_mtf.search.branch_and_bound import Minimiser
 from pase_mtf.search.budget import SEARCH_MEMORY, Budget
 from pase_mtf.search.certify import certify, potentials_of
@@ -23,6 +24,19 @@ __all__ = ["exact"]
 def _sizes(network: CostNetwork) -> dict[str, int]:
     return {"layers": len(network.vectors), "edges": len(network.arrays.edge_matrix),
             "configurations": len(network.arrays.unary)}
+
+
+def _byte_counts(memory: Sequence[np.ndarray]) -> list[np.ndarray]:
+    if not isinstance(memory, (tuple, list, np.ndarray)):
+        raise UsageError(f"memory of {shortened(memory)}; give one vector of bytes per layer")
+    found = []
+    for layer, entry in enumerate(memory):
+        try:
+            found.append(np.asarray(entry, np.float64))
+        except (TypeError, ValueError):
+            raise UsageError(f"memory of layer {layer}: {shortened(entry)}; give a number of bytes per configuration"
+                             ) from None
+    return found
 
 
 def _unsearched(network: CostNetwork, budget: Budget, start: float) -> Solution:
@@ -61,13 +75,15 @@ def exact(network: CostNetwork, *, time_limit: float | None = None, gap: float =
 
     Raises:
       InfeasibleError: no assignment is finite or fits the memory limit, or none was found within the time limit.
-      UsageError: only one of memory and memory_limit, or memory that does not fit the network.
+      UsageError: only one of memory and memory_limit, a limit that is no number, or memory that does not fit.
     """
     if memory is not None or memory_limit is not None:
         if memory is None or memory_limit is None:
             raise UsageError("memory and memory_limit belong together; give both, or none")
-        return minimise_within(network, memory, memory_limit, initial=initial, time_limit=time_limit, gap=gap,
-                               progress=progress, search_memory=search_memory)
+        if not isinstance(memory_limit, Real) or isinstance(memory_limit, bool):
+            raise UsageError(f"memory limit of {shortened(memory_limit)}; give a number of bytes per device")
+        return minimise_within(network, _byte_counts(memory), memory_limit, initial=initial, time_limit=time_limit,
+                               gap=gap, progress=progress, search_memory=search_memory)
     start, budget = time.perf_counter(), Budget.of(time_limit, search_memory)
     try:
         packed = pack(network.normalized(budget=budget))

@@ -7,9 +7,9 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from pase_mtf.arguments import checked_arguments
 from pase_mtf.errors import UsageError, nearest
@@ -123,6 +123,8 @@ def solve(network: CostNetwork, method: str = "exact", *, time_limit: float | No
     for name in options:
         if known is not None and name not in known:
             raise UsageError(f"search {method!r} has no option {name!r}; {nearest(name, known)}")
+    if options.get("initial") is not None:  # what searches that begin with an assignment call it
+        network.cost(cast(Sequence[int], options["initial"]))  # says what is wrong with it
     with ProgressBar() as bar:
         told = (bar if progress else None) if isinstance(progress, bool) else progress
         # What the checks took is part of it.

@@ -6,7 +6,10 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from numbers import Real
 from typing import NamedTuple
+
+import numpy as np
 
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.errors import UsageError, shortened
@@ -47,14 +50,18 @@ def search_simulated(priced: PricedNetwork, initial: Sequence[int], *, proposals
       beta: inverse temperature, relative to the time at the start.
 
     Raises:
-      UsageError: no budget, or none that is positive.
+      UsageError: no budget, or none that is positive; an argument that is no such number.
     """
-    for name, budget in (("proposals", proposals), ("time_limit", time_limit)):
-        if budget is not None and not budget > 0:
-            raise UsageError(f"{name}={shortened(budget)}: give a positive number")
-    if proposals is None and time_limit is None:
+    for name, budget, kind in (("proposals", proposals, (int, np.integer)), ("time_limit", time_limit, Real)):
+        if budget is not None and not (isinstance(budget, kind) and budget > 0):
+            raise UsageError(f"{name}={shortened(budget)}: give a positive {'' if kind is Real else 'whole '}number")
+    if not isinstance(seed, (int, np.integer)):
+        raise UsageError(f"seed={shortened(seed)}: give a whole number")
+    if not (isinstance(beta, Real) and beta >= 0):
+        raise UsageError(f"beta={shortened(beta)}: give a number, 0 or more")
+    if proposals is None and (time_limit is None or math.isinf(time_limit)):
         raise UsageError("a chain without end; give proposals= or time_limit=")
-    draw, simulator = random.Random(seed), Simulator(priced)
+    draw, simulator = random.Random(int(seed)), Simulator(priced)
     now = first = simulator.seconds(initial)
     begun = time.perf_counter()  # to make the first step's tasks may take longer than the budget
     assignment, best, best_seconds, scale = list(initial), tuple(initial), now, beta / now if now else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -47,7 +47,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         nothing is measured here.
       method: a search method ("exact" by default), "data_parallel", "expert", or "zero": data parallelism with sharded
         updates.
-      mesh: axes (name, size) for "expert" (default: what the paper's experts used).
+      mesh: axes (name, size) for "expert", as method or start (default: what the paper's experts used).
       idle: let layers run on fewer than p devices while the rest idle.
       start_from: "data_parallel", "expert" or "zero": where a search that improves a strategy ("mcmc") begins.
       memory_limit: bytes that a device may hold (weights, optimizer slots, gradients, kept activations, communication
@@ -83,7 +83,7 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
       UsageError: an unknown method or machine, fewer than one device, or a `simple_within` below 0.
       InfeasibleError: no strategy satisfies the constraints.
     """
-    _check(devices, method, mesh, start_from, memory_limit, simple_within, simulate, measure_seconds)
+    _check(devices, method, mesh, start_from, memory_limit, simple_within, simulate, measure_seconds, options)
     measured = are_measured(prices, machine)
     if sharded_updates and isinstance(graph, ComputationGraph):
         raise UsageError(f"sharded_updates=True: {shortened(graph.name)} is exported already; give its mtf.Graph, or "
@@ -120,7 +120,8 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
 
 
 def _check(devices: int, method: str, mesh: Sequence[tuple[str, int]] | None, start_from: str | None,
-           memory_limit: float | None, simple_within: float, simulate: int | None, measure_seconds: float) -> None:
+           memory_limit: float | None, simple_within: float, simulate: int | None, measure_seconds: float,
+           options: Mapping[str, object]) -> None:
     """Raises UsageError for the first argument of `find_strategy` that is none, or that goes with no other."""
     if type(devices) is not int or devices < 1:
         raise UsageError(f"devices={shortened(devices)}: there must be at least one device")
@@ -141,6 +142,11 @@ def _check(devices: int, method: str, mesh: Sequence[tuple[str, int]] | None, st
         raise UsageError(f"unknown start {start_from!r}; {nearest(start_from, BY_HAND)}")
     if start_from is not None and method in ("exact", *BY_HAND):
         raise UsageError(f"start_from={start_from!r}: method {method!r} begins nowhere; take \"mcmc\", or leave it out")
+    if mesh is not None and "expert" not in (method, start_from):
+        raise UsageError(f"mesh={shortened(mesh)} is for \"expert\", as method or start; method {method!r} does not "
+                         "use it: leave it out")
+    for name in options if method in BY_HAND else ():
+        raise UsageError(f"method {method!r} searches nothing and has no option {name!r}; leave it out")
     if memory_limit is not None and method != "exact":
         raise UsageError(f"method {method!r} keeps to no memory limit; take \"exact\"")
     if not measure_seconds > 0.0:

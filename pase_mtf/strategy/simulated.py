@@ -114,7 +114,7 @@ def walk_simulated(priced: PricedNetwork, *, initial: Sequence[int] | None = Non
       "simulated" how many, "simulated_seconds" its step, "first_simulated_seconds" that of the start.
 
     Raises:
-      UsageError: no positive budget, or an option that it does not know.
+      UsageError: no positive budget, an option that it does not know, or one of a wrong type.
     """
     for name in others:
         raise UsageError(f"{name}: a chain on simulated steps takes initial, proposals, time_limit, seed and beta; "
@@ -122,7 +122,10 @@ def walk_simulated(priced: PricedNetwork, *, initial: Sequence[int] | None = Non
     start = time.perf_counter()
     if proposals is None and time_limit is None:
         time_limit = _PATIENCE
-    first = tuple(initial) if initial is not None else tuple(int(vector.argmin()) for vector in priced.network.vectors)
+    if initial is None:
+        initial = [int(vector.argmin()) for vector in priced.network.vectors]
+    priced.network.cost(initial)  # says what is wrong with it
+    first = tuple(map(int, initial))
     found = search_simulated(priced, first, proposals=proposals, time_limit=time_limit, seed=seed, beta=beta)
     cost = priced.network.cost(found.assignment)
     return (Solution(found.assignment, cost, -math.inf, math.inf, False, time.perf_counter() - start,

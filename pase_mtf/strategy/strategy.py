@@ -155,6 +155,7 @@ class Strategy:
         text = devices_text(self.devices, self.search["useful_devices"], self.search.get("suggested_devices"))
         return f"; {text}" if text else ""
 
+    @checked_arguments
     def explain(self, layer: str | int, most: int = 10) -> str:
         """Why a layer is split the way it is: its alternatives with all else as it is, and what each would cost.
 
@@ -165,8 +166,11 @@ class Strategy:
           most: how many alternatives to show, best first.
 
         Raises:
-          UsageError: there is no such layer, or the strategy was loaded without its graph.
+          UsageError: there is no such layer, there are fewer than one to show, or the strategy was loaded without its
+            graph.
         """
+        if most < 1:
+            raise UsageError(f"most={most}: give how many alternatives to show, at least 1")
         priced = self._need_prices()
         return alternatives_table(priced, self._layer_index(layer), self._assignment(priced), most)
 

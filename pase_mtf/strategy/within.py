@@ -92,7 +92,8 @@ def frontier_of(priced: PricedNetwork, points: int, time_limit: float | None = N
 
 def _given(priced: PricedNetwork, assignment: Sequence[int]) -> Solution:
     """An assignment of which nothing is proven."""
-    return Solution(tuple(assignment), priced.network.cost(assignment), -math.inf, math.inf, False, 0.0, {})
+    cost = priced.network.cost(assignment)  # first, as it says what is wrong with it
+    return Solution(tuple(assignment), cost, -math.inf, math.inf, False, 0.0, {})
 
 
 def _by_hand(priced: PricedNetwork) -> list[Solution]:

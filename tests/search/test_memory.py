@@ -144,6 +144,17 @@ def test_wrong_memory():
             solve(network, memory=usage, memory_limit=limit)
 
 
+@pytest.mark.parametrize(("options", "says"), [
+    ({"memory": 5, "memory_limit": 5}, "memory of 5; give one vector of bytes per layer"),
+    ({"memory": [np.zeros(2), "abc"], "memory_limit": 5}, "memory of layer 1: 'abc'; give a number of bytes"),
+    ({"memory": [[0, 0], [{}]], "memory_limit": 5}, r"memory of layer 1: \[{}\]; give a number of bytes"),
+    ({"memory": [np.zeros(2), np.zeros(1)], "memory_limit": "a"}, "memory limit of 'a'; give a number of bytes"),
+    ({"memory": [np.zeros(2), np.zeros(1)], "memory_limit": 5, "initial": 5}, "assignment of '5'; give one")])
+def test_what_is_no_memory_is_said(options, says):
+    with pytest.raises(UsageError, match=says):
+        solve(CostNetwork([[1, 9], [1]], []), **options)
+
+
 def test_generous_limit_changes_nothing():
     network = CostNetwork.load(INSTANCES / "transformer_8.npz")
     free = solve(network)

@@ -103,7 +103,7 @@ def test_mcmc_starts_where_told():
     optimum = solve(network)
     assert solve(network, "mcmc", initial=optimum.assignment, proposals=100).cost == optimum.cost
     for options in ({"seed": -1}, {"initial": (0,)}, {"proposals": 0}, {"seed": "a"}, {"proposals": 1.5},
-                    {"beta": -1.0}, {"initial": (0.0,) * 14}):
+                    {"beta": -1.0}, {"initial": (0.0,) * 14}, {"initial": 5}, {"initial": "a" * 14}):
         with pytest.raises(UsageError):
             solve(network, "mcmc", **options)
 

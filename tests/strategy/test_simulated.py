@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import harness
 import pytest
@@ -89,6 +90,16 @@ def test_a_chain_walks_on_simulated_steps(graph):
         graph, 4, SLOW_LINKS, "data_parallel").simulated_seconds
     assert "of which the first took" in found.verdict
     assert "simulated" not in find_strategy(graph, 4, SLOW_LINKS, "mcmc", **options).search
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({"beta": "a"}, "beta='a': give a number, 0 or more"), ({"beta": -1e9}, "beta=-1000000000.0: give a number"),
+    ({"proposals": "a"}, "proposals='a': give a positive whole number"), ({"proposals": 1.5}, "proposals=1.5: give"),
+    ({"time_limit": "5"}, "time_limit='5': give a positive number"), ({"time_limit": math.inf}, "without end"),
+    ({"seed": [1]}, r"seed=\[1\]: give a whole number"), ({"initial": 5}, "assignment of '5'; give one")])
+def test_a_chain_says_what_is_no_option(graph, options, says):
+    with pytest.raises(UsageError, match=says):
+        find_strategy(graph, 4, SLOW_LINKS, "mcmc", simulate=1, **options)
 
 
 @pytest.mark.parametrize("wrong", [

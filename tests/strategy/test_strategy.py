@@ -177,6 +177,15 @@ def test_flexflows_search_improves_on_its_start(graph, start):
         find_strategy(graph, 8, "1080ti", start_from=start, memory_limit=1e9)
 
 
+def test_what_a_method_does_not_use_is_refused(graph):
+    for method in ("exact", "mcmc", "data_parallel", "zero"):
+        with pytest.raises(UsageError, match=rf"is for \"expert\", .* method '{method}' does not use it"):
+            find_strategy(graph, 8, "1080ti", method, mesh=[("a", 2)])
+    for method in ("expert", "data_parallel", "zero"):
+        with pytest.raises(UsageError, match=f"method '{method}' searches nothing and has no option 'foo'"):
+            find_strategy(graph, 8, "1080ti", method, foo=1)
+
+
 @pytest.mark.parametrize("method", ["mcmc", "pase", "expert"])
 @pytest.mark.parametrize("prices", ["roofline", "measured"])
 def test_methods_that_keep_to_no_limit_say_so(graph, method, prices):
@@ -228,6 +237,10 @@ def test_explain_names_the_reason(graph):
     assert best.explain(1).splitlines()[0] == best.explain("fc1").splitlines()[0]
     with pytest.raises(UsageError, match="did you mean 'fc1'"):
         best.explain("fc11")
+    with pytest.raises(UsageError, match="explain: most='a': is no int"):
+        best.explain(0, most="a")
+    with pytest.raises(UsageError, match="most=0: give how many"):
+        best.explain(0, most=0)
 
 
 def test_diff_lists_what_differs(graph):
