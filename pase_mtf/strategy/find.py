@@ -73,14 +73,16 @@ def find_strategy(graph: ComputationGraph | Any, devices: int = 8, machine: Give
         optimizer's slots. (Of a ComputationGraph `export_graph` decides that.)
       known: a strategy, a configuration per layer, for "exact" with a memory limit that it keeps: what the search finds
         costs no more.
-      **options: passed to the search (gap, progress, ...); `time_limit`: seconds for all that is searched and
-        simulated once the costs are there.
+      **options: passed to the search (`gap`, `progress`, and those of the method); `time_limit`: seconds for all that
+        is searched and simulated once the costs are there. "mcmc" on simulated steps takes `initial`, `proposals`,
+        `time_limit`, `seed` and `beta` only, measured prices `seed` only, a method written by hand none.
 
     Returns:
       The strategy, with its predicted cost by part.
 
     Raises:
-      UsageError: an unknown method or machine, fewer than one device, or a `simple_within` below 0.
+      UsageError: an unknown method or machine, fewer than one device, a `simple_within` below 0, an argument or option
+        of a wrong type, or one that the method, simulated steps or measured prices do not take.
       InfeasibleError: no strategy satisfies the constraints.
     """
     _check(devices, method, mesh, start_from, memory_limit, simple_within, simulate, measure_seconds, options)

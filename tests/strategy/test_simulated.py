@@ -96,6 +96,7 @@ def test_a_chain_walks_on_simulated_steps(graph):
     ({"beta": "a"}, "beta='a': give a number, 0 or more"), ({"beta": -1e9}, "beta=-1000000000.0: give a number"),
     ({"proposals": "a"}, "proposals='a': give a positive whole number"), ({"proposals": 1.5}, "proposals=1.5: give"),
     ({"time_limit": "5"}, "time_limit='5': give a positive number"), ({"time_limit": math.inf}, "without end"),
+    ({"gap": 0.1}, "gap: a chain on simulated steps takes"), ({"progress": True}, "progress: a chain on simulated"),
     ({"seed": [1]}, r"seed=\[1\]: give a whole number"), ({"initial": 5}, "assignment of '5'; give one")])
 def test_a_chain_says_what_is_no_option(graph, options, says):
     with pytest.raises(UsageError, match=says):
