@@ -12,7 +12,7 @@ from absl import flags
 
 from pase_mtf._early_signals import give_back
 from pase_mtf.amounts import parse_bytes
-from pase_mtf.calibration.load import are_measured
+from pase_mtf.calibration.load import are_measured, is_kernel_file
 from pase_mtf.errors import PaseError, UsageError, nearest
 from pase_mtf.files import write_atomically
 from pase_mtf.flag_text import flag_text
@@ -104,7 +104,9 @@ def _run(arguments: Sequence[str]) -> Layout:
     time_limit = _number("time_limit", _FLAGS.time_limit, float)
     measure_seconds = _number("measure_seconds", _FLAGS.measure_seconds, float)
     if are_measured(_FLAGS.prices, _FLAGS.machine, "--prices") and _FLAGS.explain:
-        raise UsageError("--explain is for roofline prices; leave it out, or leave out --prices=measured")
+        instead = ("take a machine with rates, such as local or h100" if is_kernel_file(_FLAGS.machine) else
+                   "leave out --prices=measured")
+        raise UsageError(f"--explain is for roofline prices; leave it out, or {instead}")
     parse_bytes(_FLAGS.memory_limit)  # before the program is built
     if _FLAGS.output and os.path.exists(_FLAGS.output) and not _FLAGS.overwrite:
         raise UsageError(f"--output={_FLAGS.output} exists; choose another name, or add --overwrite")

@@ -36,6 +36,9 @@ _MOST = 12
 """Layouts that are lowered and priced, besides those that are asked for."""
 _CERTAIN = 1e-9
 
+_RATES = "take roofline prices, and a machine with rates, such as local or h100"
+"""What to do where prices by kernels will not do: of a file of kernel times there are no others."""
+
 
 def machine_of_kernels(kernels: KernelMeter | SavedKernels) -> Machine:
     """The devices, at the best rates of all kernels that are known."""
@@ -50,10 +53,10 @@ def check_program(built: BuiltGraph, arguments: tuple[str, ...], name: str) -> N
     """
     if arguments:
         raise UsageError(f"{name}: its graph may depend on the layout ({', '.join(arguments)}), and measured prices "
-                         "are for one graph; take roofline prices")
+                         f"are for one graph; {_RATES}")
     for operation in built.graph.operations:
         if rule_of(operation).loop(operation):
-            raise UsageError(f"{name}: {operation.name} is a loop, whose kernels nobody knows; take roofline prices")
+            raise UsageError(f"{name}: {operation.name} is a loop, whose kernels nobody knows; {_RATES}")
 
 
 @contextlib.contextmanager

@@ -187,7 +187,8 @@ class Layout:
           UsageError: no tensor has such a dim, or the layout was priced by kernels.
         """
         if "kernels" in self.search:
-            raise UsageError("explain is for roofline prices: kernels are measured of few layouts; take those")
+            raise UsageError("explain is for roofline prices: kernels are measured of few layouts; take those, and a "
+                             "machine with rates")
         search, costs, legality = self._search, self._search.costs, self._search.costs.legality
         if dim not in legality.sizes:
             raise UsageError(f"unknown dim {dim!r}; {nearest(dim, [n for n in legality.sizes if n[0] != '_'])}")

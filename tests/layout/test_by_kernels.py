@@ -173,7 +173,8 @@ def test_without_seconds_it_is_estimated_and_said(cache_dir, timed_kernels):
 
 @pytest.mark.parametrize(("program", "arguments", "says"), [
     (build_for, {}, r"its graph may depend on the layout \(mesh_shape, layout\)"),
-    (build_loop, {}, "is a loop, whose kernels nobody knows"), (build, {"machine": "h100"}, "'h100' is neither"),
+    (build_loop, {}, "is a loop, whose kernels nobody knows; take roofline prices, and a machine with rates"),
+    (build, {"machine": "h100"}, "'h100' is neither"),
     (build, {"prices": "mesured"}, "did you mean 'measured'"),
     (build, {"measure_seconds": 0.0}, "measure_seconds=0.0")])
 def test_what_measured_prices_cannot(cache_dir, timed_kernels, program, arguments, says):

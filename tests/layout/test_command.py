@@ -10,8 +10,11 @@ import gin
 import pytest
 
 from benchmarks.programs.stand_ins import TRAINING, stand_in
+from pase_mtf.calibration.cache import fingerprint_of_kernels
 from pase_mtf.compat import mtf
 from pase_mtf.layout import __main__ as layout_command
+from pase_mtf.machine.kernel_table import save_tables
+from pase_mtf.machine.kernel_times import KernelTimes
 
 _PROGRAM = '''
 import sys
@@ -240,6 +243,15 @@ def test_mistakes_are_told_in_one_line(program, capsys, flags, message, code):
     assert len(lines) == 1
     assert err.splitlines()[-1] == lines[0]
     assert message in lines[0]
+
+
+def test_what_to_do_instead_of_explaining_by_a_file(program, capsys, tmp_path):
+    save_tables(tmp_path / "mine.json", [KernelTimes(fingerprint_of_kernels(8), {})])
+    code, out, err = run(capsys, f"--graph={program}", "--mesh=8", f"--machine={tmp_path / 'mine.json'}",
+                         "--explain=batch")
+    assert (code, out) == (2, "")
+    assert err.endswith("--explain is for roofline prices; leave it out, or take a machine with rates, such as local or"
+                        " h100\n")
 
 
 def test_by_measured_kernels(program, cache_dir, timed_kernels, capsys):
