@@ -172,7 +172,7 @@ def headline(rows: Mapping[str, ArmRow], chosen: Chosen, elsewhere: bool = False
             said.append(f"{simulated}{distance_text(chosen.search)}" if chosen.search.get("gap", 0.0) > 0.0
                         else f"the shortest step of {simulated}")
     elif chosen.search.get("optimal"):
-        said.append("proven optimal")
+        said.append("proven optimal" + " by the kernels that were timed" * bool(chosen.search.get("kernels")))
     elif chosen.search.get("simulated"):
         said.append(f"the shortest simulated step of {chosen.search['simulated']}")
     elif chosen.search.get("gap") is not None and math.isfinite(chosen.search["gap"]):

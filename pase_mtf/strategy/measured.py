@@ -75,6 +75,7 @@ class MeasuredPrices:
         self._base: tuple[int, PricedNetwork] | None = None
         self.rounds, self._unknown = 0, 0.0
         self._begin_with: Sequence[Configuration] | None = None
+        self._bounds = dict[float | None, tuple[int, float]]()  # memory limit -> how many kernels were known, the bound
 
     @property
     def meter(self) -> KernelMeter | SavedKernels:
@@ -110,13 +111,12 @@ class MeasuredPrices:
             solution, complete = self._converge(end if prove else min(end, now + (now - begin)), memory_limit)
         else:
             solution, complete = self._tighten(min(end, time.perf_counter() + _SEARCH_SECONDS), memory_limit), False
-        bound = solution.lower_bound
         # Of what is proven, too, a kernel may be unknown, as it cannot be measured: then another may be cheaper.
         others = [best, *by_hand]
         best = self._cheapest([self._configurations(solution), *others] if complete else
                               [*others, self._explore(end, memory_limit)[0]], memory_limit)
         priced, assignment = with_configurations(self._priced(bounds=False), best)
-        cost = priced.network.cost(assignment)
+        cost, bound = priced.network.cost(assignment), self._bound(memory_limit)
         gap = gap_above(cost, bound)
         found = price_assignment("exact", priced, assignment, {
             "seconds": time.perf_counter() - begin, "build_seconds": 0.0, "optimal": complete and gap <= _CERTAIN,
@@ -125,6 +125,8 @@ class MeasuredPrices:
             "method": "exact",
             "useful_devices": useful_devices(self._graph, best),
             "suggested_devices": fuller_devices(self._graph, self._meter.devices, best)})
+        if memory_limit is not None:
+            found.search["memory_limit"] = memory_limit
         if simple_within > 0.0:
             found = simpler(found, priced, memory_limit, simple_within)
         found.search.update(self._report(found.configurations))
@@ -143,7 +145,8 @@ class MeasuredPrices:
         return price_assignment(name, priced, assignment, self._report(configurations))
 
     def again(self, strategy: Strategy, configurations: Sequence[Configuration] | None = None) -> Strategy:
-        """A strategy by what is known now, which may be more than when it was found; nothing is measured.
+        """A strategy, and the bound of its search, by what is known now, which may be more than when it was found;
+        nothing is measured.
 
         Args:
           strategy: that was found by these prices.
@@ -152,10 +155,13 @@ class MeasuredPrices:
         chosen = strategy.configurations if configurations is None else tuple(configurations)
         priced, assignment = with_configurations(self._priced(bounds=False), chosen)
         cost, search = priced.network.cost(assignment), strategy.search
+        if search.get("lower_bound", -math.inf) > 0.0:
+            bound = self._bound(search.get("memory_limit"))
+            gap = gap_above(cost, bound)
+            proven = search["optimal"] and gap <= _CERTAIN
+            search = {**search, "lower_bound": bound, "optimal": proven, "gap": 0.0 if proven else gap}
         if chosen != strategy.configurations:
             search = outdone(search, self._graph, self._meter.devices, chosen, cost)
-        elif not search.get("optimal", True):
-            search = {**search, "gap": gap_above(cost, search.get("lower_bound", -math.inf))}
         told: SearchReport = {**search, **self._report(chosen)}
         # What it took to find it stays: what was looked at for others since is not of this search.
         before = strategy.search["kernels"]
@@ -251,7 +257,7 @@ class MeasuredPrices:
         """Searches by bounds, looks and measures in turn until the cheapest strategy consists of measured kernels, or
         the time is over: (the last solution, whether it does)."""
         while True:
-            solution = self._solve(self._priced(bounds=True), memory_limit, end)
+            solution = self._solve_by_bounds(memory_limit, end)
             configurations = self._configurations(solution)
             left = max(0.0, end - time.perf_counter())
             self._progress(f"proof: no step takes less than {1e3 * solution.lower_bound:.1f} ms, "
@@ -271,9 +277,26 @@ class MeasuredPrices:
         """Searches by bounds, and looks at what was found: the kernels of a configuration, though none of them is
         measured, bound its cost better than its arithmetic does."""
         while True:
-            solution = self._solve(self._priced(bounds=True), memory_limit, end)
+            solution = self._solve_by_bounds(memory_limit, end)
             if time.perf_counter() >= end or not self._known.look(self._configurations(solution)):
                 return solution
+
+    def _solve_by_bounds(self, memory_limit: float | None, end: float) -> Solution:
+        solution = self._solve(self._priced(bounds=True), memory_limit, end)
+        self._bounds[memory_limit] = len(self._meter.times), solution.lower_bound
+        return solution
+
+    def _bound(self, memory_limit: float | None) -> float:
+        """Seconds that no step within the limit takes less than, by the kernels that are known now; -inf: that was not
+        found. What was measured since the last search by bounds may have been faster than anything before: then what
+        was not measured may be, too, and the bound is lower."""
+        count, bound = self._bounds.get(memory_limit, (-1, -math.inf))
+        if count == len(self._meter.times):
+            return bound
+        try:
+            return self._solve_by_bounds(memory_limit, time.perf_counter() + _SEARCH_SECONDS).lower_bound
+        except InfeasibleError as error:  # within the limit nothing was found in that time
+            return -math.inf if error.proven else error.lower_bound
 
     def _measure(self, strategies: Sequence[Sequence[Configuration]], end: float) -> int:
         """Measures what is missing of some strategies, what matters most first."""

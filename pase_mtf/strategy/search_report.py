@@ -61,6 +61,7 @@ class SearchReport(PricedByKernels, total=False):
       seconds, build_seconds: of the search, and of building its network.
       optimal: whether the cost is proven to be the least.
       gap, lower_bound: fraction by which the cost may be above the least, and the seconds it cannot be below.
+      memory_limit: bytes per device within which it was searched by measured kernels; not there without a limit.
       layers, configurations: of the network, the second over all layers.
       assumed: what the predictions rest on that is not known of the graph.
       useful_devices, suggested_devices: how many devices do work of their own, and how many would.
@@ -80,6 +81,7 @@ class SearchReport(PricedByKernels, total=False):
     optimal: bool
     gap: float
     lower_bound: float
+    memory_limit: float
     layers: int
     configurations: int
     assumed: list[str]

@@ -146,7 +146,8 @@ class Strategy:
 
     def _proof(self) -> str:
         if self.search["optimal"]:
-            return "proven optimal"
+            return "proven optimal" + (", unless kernels that were not timed are faster than any that were"
+                                       if self.search.get("kernels") else "")
         return gap_text(self.search["gap"])
 
     def _useful(self) -> str:

@@ -119,6 +119,8 @@ def test_report_of_a_search_alone(rows):
 def test_what_was_found_is_said_first(rows):
     strategy = SimpleNamespace(search={"optimal": True, "gap": 0.0})
     assert headline(rows, strategy) == "2.50× data parallelism, measured, proven optimal, predicted within 5 %"
+    strategy.search["kernels"] = {"of_strategy": 3}
+    assert "proven optimal by the kernels that were timed, " in headline(rows, strategy)
     predicted = {name: {**row, "measured_ms": None, "speedup_over_data_parallel": None} for name, row in rows.items()}
     strategy = SimpleNamespace(search={"optimal": False, "gap": 0.02})
     assert headline(predicted, strategy) == "2.37× data parallelism, predicted, at most 2 % above the optimum"

@@ -1,7 +1,9 @@
 """Searches that measure what matters, against all strategies with everything measured."""
 
+import dataclasses
 import itertools
 import math
+import random
 
 import pytest
 from pretended_meter import PretendedMeter
@@ -193,11 +195,76 @@ def test_a_strategy_by_what_is_known_later(graph, everything):
     # Rounds and seconds are those of its search, and so is what that looked at.
     assert {name: later.search["kernels"][name] for name in ("seen", "measured", "rounds", "seconds")} == {
         name: early.search["kernels"][name] for name in ("seen", "measured", "rounds", "seconds")}
-    assert later.search["gap"] == pytest.approx(later.seconds / early.search["lower_bound"] - 1.0)
+    assert later.search["gap"] == pytest.approx(later.seconds / later.search["lower_bound"] - 1.0)
     by_hand = data_parallel(graph, _DEVICES)
     prices.evaluate(by_hand, "data_parallel")
     instead = prices.again(early, by_hand)
     assert (instead.name, instead.seconds) == (early.name, pytest.approx(seconds[by_hand]))
+
+
+class _Hastening(PretendedMeter):
+    """From some moment on kernels take a fiftieth: faster than anything before."""
+
+    fast = False
+
+    def measure(self, kernels, *given, **more):
+        new = self.missing(kernels)
+        count = super().measure(kernels, *given, **more)
+        if self.fast:
+            self.times.update({kernel: dataclasses.replace(timing, seconds=timing.seconds / 50)
+                               for kernel in new if (timing := self.times.get(kernel))})
+        return count
+
+
+def _bound_of(prices, memory_limit=None):
+    """By all that is known now."""
+    return prices._solve(prices._priced(bounds=True), memory_limit, math.inf).lower_bound
+
+
+def test_what_is_measured_last_counts_for_the_bound(graph, monkeypatch):
+    """It may be faster than anything that the search by bounds knew of, and so may what nobody measured."""
+    monkeypatch.setattr("pase_mtf.strategy.measured._FIRST_TIME", 2.0)  # no proof is tried
+    meter = _Hastening()
+    prices = MeasuredPrices(graph, _Source(graph), meter)
+    tighten, before = prices._tighten, []
+
+    def then_faster(*given):
+        solution = tighten(*given)
+        before.append((solution.lower_bound, len(meter.asked)))
+        meter.fast = True
+        return solution
+    monkeypatch.setattr(prices, "_tighten", then_faster)
+    found = prices.find()
+    (bound, asked), = before
+    assert len(meter.asked) > asked
+    assert found.seconds < bound  # which was one as far as kernels were known
+    assert found.search["lower_bound"] == pytest.approx(_bound_of(prices))
+    assert found.search["gap"] == pytest.approx(found.seconds / found.search["lower_bound"] - 1.0)
+    assert found.search["gap"] > 0.0
+    assert not found.search["optimal"]
+
+
+@pytest.mark.parametrize("share", [None, 2.0])
+def test_a_proof_holds_until_kernels_turn_out_to_be_faster(share):
+    graph, draw = perceptron((64, 512, 64, 512), 16), random.Random(0)
+    meter = _Hastening()
+    prices = MeasuredPrices(graph, _Source(graph), meter)
+    limit = share and share * prices.find(prove=True).memory_bytes
+    early = prices.find(prove=True, memory_limit=limit)
+    assert early.search["optimal"]
+    assert early.search.get("memory_limit") == limit
+    assert "proven optimal, unless kernels that were not timed are faster" in early.verdict
+    assert prices.again(early).search["optimal"]
+    offered = [enumerate_configurations(layer, _DEVICES) for layer in graph.layers]
+    meter.fast = True
+    for _ in range(150):
+        prices.evaluate(list(map(draw.choice, offered)), "one")
+    later = prices.again(early)
+    assert later.seconds == pytest.approx(early.seconds)
+    assert later.search["lower_bound"] == pytest.approx(_bound_of(prices, limit))
+    assert not later.search["optimal"]
+    assert later.search["gap"] == pytest.approx(later.seconds / later.search["lower_bound"] - 1.0)
+    assert later.search["gap"] > 0.0
 
 
 def test_given_strategies(graph, everything):
