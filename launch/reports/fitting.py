@@ -41,6 +41,8 @@ class Fitting:
       lower_bound: seconds of a step within the limit, of whatever program that is offered.
       seconds: predicted, of the best strategy of the choice.
       limit: bytes per device.
+      then_measured: whether the strategy of the choice is then searched by measured kernels, which may order programs
+        otherwise than the rates of the machine do.
     """
 
     choice: Choice
@@ -50,6 +52,7 @@ class Fitting:
     lower_bound: float
     seconds: float
     limit: float
+    then_measured: bool = False
 
     @property
     def configurations(self) -> tuple[Configuration, ...] | None:
@@ -69,7 +72,7 @@ class Fitting:
         proof = "proven to be the fastest" if self.gap <= 0.0 else f"others may be {100 * self.gap:.2g} % faster"
         return (f"{', '.join(parts)}: {1e3 * self.seconds:.2f} ms a step in "
                 f"{bytes_text(self.tried[self.choice].nbytes)} per device{self._beside()}; {proof} of "
-                f"{len(self.tried)} programs looked at")
+                f"{len(self.tried)} programs looked at{', by the rates of the machine' * self.then_measured}")
 
     def _beside(self) -> str:
         """What the fastest of the others take: that computes nothing again, and those in other microbatches."""

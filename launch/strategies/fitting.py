@@ -159,7 +159,7 @@ def fitting_program(plan: Plan, machine: Machine) -> Fitting:
         raise InfeasibleError(_nothing_fits(limit, None if options.microbatch_count else pieces[-1], names,
                                             math.isinf(bound)))
     return Fitting(best, options.microbatch_count is None, None if names is None else len(names), tried, bound,
-                   tried[best].seconds, limit)
+                   tried[best].seconds, limit, options.prices == "measured")
 
 
 def _pieces(plan: Plan) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """In how many microbatches a batch is computed and which blocks again: the search over both, beside trying all."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -149,6 +150,15 @@ def test_programs_of_a_model_beside_all_of_them():
             fewest += 1
             assert f"in {min(fits).microbatches}: {1e3 * fits[min(fits)]:.2f} ms" in found.text()
     assert fewest == 2  # what fits in fewer microbatches computes a block again, which takes longer
+
+
+@pytest.mark.parametrize(("prices", "says"), [
+    ("roofline", "proven to be the fastest of 1 programs looked at"),
+    ("measured", "proven to be the fastest of 1 programs looked at, by the rates of the machine")])
+def test_by_which_prices_a_program_is_the_fastest_is_said(prices, says):
+    plan = _plan("alexnet", "1", 4, microbatches="auto", memory_limit="1GB")
+    plan = dataclasses.replace(plan, options=dataclasses.replace(plan.options, prices=prices))
+    assert fitting_program(plan, plan.machine).text().endswith(says)
 
 
 def test_to_compile_is_not_of_the_time_for_looking(monkeypatch):
