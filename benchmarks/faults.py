@@ -192,11 +192,18 @@ def _disk_full(runs: _Runs) -> Found:
         capture_output=True, text=True, timeout=_LIMIT, check=False)
     if "unshare" in done.stderr or "mount" in done.stderr:
         return Found(0, 0, "not tried: no file system can be mounted here")
-    lines = [line for line in done.stderr.splitlines() if line]
-    tidy = done.returncode == 2 and "Traceback" not in done.stderr and "free space" in lines[-1]
-    problem = _went_on(runs, runs.folder / "full" / "run")
-    return Found(1, int(tidy and not problem),
-                 f"exit code {done.returncode}, one line; {problem or 'went on from the last whole checkpoint'}")
+    return _full_disk_found(done, _went_on(runs, runs.folder / "full" / "run"))
+
+
+def _full_disk_found(done: subprocess.CompletedProcess[str], problem: str) -> Found:
+    """What became of a run whose disk was full, and of the one that went on from it; where that is not as it should be,
+    what the run said last."""
+    lines = [line for line in done.stderr.splitlines() if line] or ["nothing"]
+    wrong = ["a traceback"] * ("Traceback" in done.stderr) + [
+        f"the last line: {lines[-1]}"] * ("free space" not in lines[-1])
+    return Found(1, int(done.returncode == 2 and not wrong and not problem), ", ".join(
+        [f"exit code {done.returncode}", *(wrong or ["one line"])])
+        + f"; {problem or 'went on from the last whole checkpoint'}")
 
 
 def _flipped(runs: _Runs, tries: int, *, both: bool) -> Found:

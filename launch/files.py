@@ -13,7 +13,6 @@ import filelock
 import numpy as np
 
 from pase_mtf.calibration.speed import speed_note
-from pase_mtf.compat import tf
 from pase_mtf.errors import InfeasibleError, UsageError
 from pase_mtf.files import write_atomically
 from pase_mtf.graph.computation_graph import ComputationGraph
@@ -22,6 +21,7 @@ from pase_mtf.launch.arms.chosen import Chosen
 from pase_mtf.launch.arms.memory import MEMORY_METHOD
 from pase_mtf.launch.checkpoints.checkpoint import forget_checkpoints_after, forget_half_written
 from pase_mtf.launch.console import summarize_error
+from pase_mtf.launch.events import Events
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.graph_picture import graph_picture
@@ -66,7 +66,7 @@ class RunFiles:
           UsageError: it exists, or cannot be made.
         """
         self.folder, self._batch = folder, batch
-        self._writers: dict[str, tf.summary.FileWriter] = {}
+        self._writers: dict[str, Events] = {}
         self._keep, self._goes_on_at = False, None
         self._lock = filelock.FileLock(self.path(LOCK), timeout=0)
         try:
@@ -145,11 +145,10 @@ class RunFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
-        with self._plain_errors() if kind is None else contextlib.suppress(Exception):
-            for writer in self._writers.values():
-                writer.close()
-            self._metrics.close()
-            self._lock.release()
+        # All are closed, whichever of them a full disk keeps from that.
+        with self._plain_errors() if kind is None else contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+            for close in (self._lock.release, self._metrics.close, *(one.close for one in self._writers.values())):
+                stack.callback(close)
         if kind is not None and not self._keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -168,14 +167,10 @@ class RunFiles:
 
     def _write_events(self, arm: str, step: int, values: Mapping[str, float]) -> None:
         if arm not in self._writers:
-            with tf.Graph().as_default():  # the v1 writer refuses to be made while TensorFlow is eager
-                # Of two files of one name the second arm is called by its path.
-                folder = arm.replace(os.sep, "_")
-                self._writers[arm] = tf.summary.FileWriter(os.path.join(self.folder, "events", folder))
-            if self._goes_on_at is not None:  # TensorBoard leaves out what it knows of this step and of later ones
-                self._writers[arm].add_session_log(tf.SessionLog(status=tf.SessionLog.START), self._goes_on_at)
-        self._writers[arm].add_summary(tf.Summary(value=[
-            tf.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]), step)
+            # Of two files of one name the second arm is called by its path.
+            folder = self.path(os.path.join("events", arm.replace(os.sep, "_")))
+            self._writers[arm] = Events(folder, self._goes_on_at)
+        self._writers[arm].add(step, values)
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -66,6 +67,20 @@ def test_a_signal_takes_down_what_was_started(monkeypatch, tmp_path, capsys, num
     assert gone == ["hosts"]
     assert signal.getsignal(signal.SIGTERM) == before
     assert "rows that were done are kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "said", "problem", "survived", "found"), [
+    (2, "warning: no checkpoint\nerror: cannot write; free space or choose another place\n", "", 1,
+     "exit code 2, one line; went on from the last whole checkpoint"),
+    (2, "Traceback (most recent call last):\nerror: cannot write; free space or choose another place\n", "", 0,
+     "exit code 2, a traceback; went on from the last whole checkpoint"),
+    (1, "Segmentation fault\n", "", 0,
+     "exit code 1, the last line: Segmentation fault; went on from the last whole checkpoint"),
+    (2, "error: free space\n", "other losses", 0, "exit code 2, one line; other losses"),
+    (0, "", "", 0, "exit code 0, the last line: nothing; went on from the last whole checkpoint")])
+def test_what_is_wrong_with_a_full_disk_is_told(code, said, problem, survived, found):
+    done = subprocess.CompletedProcess([], code, "", said)
+    assert faults._full_disk_found(done, problem) == (1, survived, found, ())
 
 
 def test_all_stages_and_both_ways_over_processes_are_struck(tmp_path):

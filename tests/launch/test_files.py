@@ -1,5 +1,6 @@
 """The files of a run."""
 
+import contextlib
 import json
 import os
 import resource
@@ -96,19 +97,43 @@ def test_full_disk(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_line(tmp_path, monkeypatch):
-    """The limit on the size of a file stands in for the disk: it too takes what fits of a write, and then no more."""
-    monkeypatch.setattr(RunFiles, "_events", lambda *_: None)
-    path = tmp_path / "run" / "metrics.jsonl"
+@contextlib.contextmanager
+def _no_file_longer_than(nbytes):
+    """Stands in for a full disk: it too takes what fits of a write, and then no more."""
     limits, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
     try:
-        with RunFiles(str(tmp_path / "run")) as files:
-            files.metric(_RECORD)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
-            with pytest.raises(UsageError, match="cannot write"):
-                files.metric(_RECORD)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFiles, "_events", lambda *_: None)
+    path = tmp_path / "run" / "metrics.jsonl"
+    with RunFiles(str(tmp_path / "run")) as files:
+        files.metric(_RECORD)
+        with _no_file_longer_than(path.stat().st_size + 20), pytest.raises(UsageError, match="cannot write"):
+            files.metric(_RECORD)
     line, = path.read_text().splitlines()
     assert json.loads(line)["step"] == 3
+
+
+def test_a_disk_that_is_full_of_events(tmp_path, capfd):
+    """The step whose events cannot be written says so, and nobody else: no thread of TensorFlow's with a traceback."""
+    run = tmp_path / "run"
+    with RunFiles(str(run)) as files:
+        files.metric(_RECORD)
+        events, = (run / "events" / "search").iterdir()
+        # TensorFlow's buffers would hide what is not yet there.
+        assert events.stat().st_size > (run / "metrics.jsonl").stat().st_size
+        with _no_file_longer_than(events.stat().st_size + 20):
+            with pytest.raises(UsageError, match="File too large; free space or choose another --output_dir") as caught:
+                files.metric(_RECORD)
+            with pytest.raises(UsageError, match="cannot write into"):
+                files.memory("search", 3, 2**20)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+    with RunFiles(str(run), goes_on_at=3):  # nothing of the first is left open
+        pass
