@@ -298,7 +298,8 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
             batches = built.data.batches(plan.first_step, ahead=BLOCK)
             history = train(
                 arms, batches, warmup=options.warmup, steps=options.steps,
-                first_step=plan.first_step, asked=lambda: interrupts.asked, check=judge.check, look=watch.look,
+                first_step=plan.first_step, asked=lambda: interrupts.asked, insisted=lambda: interrupts.insisted,
+                check=judge.check, look=watch.look,
                 # In a process among several the others would wait for it.
                 ends_with=(DataError,) if alone else (),
                 watchers=(run.files.metric, progress.step, *([keeper.watch] if options.checkpoint else ())))

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
+from collections.abc import Callable
 from types import FrameType
 
 from pase_mtf._early_signals import SIGNALS
 
 __all__ = ["Interrupts"]
 
+_ONE_WISH = 0.5
+"""Seconds within which signals are one wish: `timeout` and schedulers send one to a process and to its group."""
 
 
 class Interrupts:
@@ -20,7 +24,14 @@ class Interrupts:
     drops a KeyboardInterrupt that strikes within a destructor or a callback of the C++ library.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Takes none yet.
+
+        Args:
+          clock: seconds.
+        """
+        self._clock = clock
+        self._first, self._insisted = 0.0, False
         self._asked: list[int] = []
         self._told: list[int] = []
         self._held = False
@@ -39,6 +50,11 @@ class Interrupts:
     def asked(self) -> bool:
         """Whether somebody wants the run to end."""
         return bool(self._asked or self._told)
+
+    @property
+    def insisted(self) -> bool:
+        """Whether somebody wants that at once: another signal came a while after the first."""
+        return self._insisted
 
     @property
     def signals(self) -> tuple[int, ...]:
@@ -66,6 +82,10 @@ class Interrupts:
         self._held = True
 
     def _strike(self, number: int, frame: FrameType | None) -> None:
+        if not self._asked:
+            self._first = self._clock()
+        elif self._clock() - self._first >= _ONE_WISH:
+            self._insisted = True
         self._asked.append(number)
         if not self._held:
             self._held = True  # the next must not strike while this one cleans up

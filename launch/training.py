@@ -19,6 +19,11 @@ BLOCK = 5
 outside (other processes, the clock rate) affects all arms alike."""
 
 
+_LEVEL_SECONDS = 10.0
+"""How long arms may take to catch up where the training is to end: schedulers kill 30 seconds after they have asked,
+and there are files to write."""
+
+
 class Trainable(Protocol):
     """What `train` asks of an arm.
 
@@ -121,6 +126,7 @@ class History:
 
 def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, steps: int, first_step: int = 0,
           watchers: Sequence[Callable[[Record], object]] = (), asked: Callable[[], bool] = lambda: False,
+          insisted: Callable[[], bool] = lambda: False,
           check: Callable[[History], str | None] = lambda history: None,
           look: Callable[[], float | None] = lambda: None, block: int = BLOCK,
           ends_with: tuple[type[Exception], ...] = ()) -> History:
@@ -130,6 +136,8 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
     the arms take turns of `block` steps each, the turn starting with another arm every time. After every turn the arms
     are compared, and training ends where one is wrong or the loss is not finite any more. It ends between two steps
     where that is asked for, with what was measured so far: a step that was done was recorded and told to all watchers.
+    Before it ends, the other arms do the steps of the turn that one of them has done, so that a run which goes on after
+    the last step of one does so after that of all; but not where that would take long, or is insisted on.
 
     Args:
       arms: things with a name and `step(batch, trace) -> (loss, seconds)`.
@@ -138,7 +146,8 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
         the devices do in it.
       first_step: number of the first step.
       watchers: called after every step of every arm.
-      asked: whether somebody wants the training to end.
+      asked: whether somebody wants the training to end; it stays so.
+      insisted: whether they want it to end at once.
       check: compares the arms: why one is wrong, or None.
       look: how many times what prices say the machine takes now, or None; called before a turn that counts.
       block: steps per turn.
@@ -156,16 +165,23 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
             return history
         if start >= warmup and (slowness := look()) is not None:
             history.slowness.append(slowness)
+        ahead = 0
         for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
             for number, batch in enumerate(held):
                 if asked():
-                    history.interrupted = True
-                    return history
+                    first, history.interrupted = not history.interrupted, True
+                    if insisted() or (first and _to_level(history, start + ahead) > _LEVEL_SECONDS):
+                        return history
+                    if number >= ahead:
+                        break
                 loss, seconds = arm.step(batch, trace=start + number in (0, warmup - 1))
                 record = Record(arm.name, first_step + start + number, loss, seconds, timed=start >= warmup)
                 history.records[arm.name].append(record)
                 for watcher in watchers:
                     watcher(record)
+                ahead = max(ahead, number + 1)
+        if history.interrupted:
+            return history
         start += size
         history.disagreement = check(history)
         last = history.records[arms[0].name][-1]
@@ -173,3 +189,11 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
         if history.disagreement or history.diverged is not None:
             break
     return history
+
+
+def _to_level(history: History, steps: int) -> float:
+    """About how many seconds it takes until every arm has done so many steps: an arm is judged by its fastest, as the
+    first are slow for once, and one that has done none by the slowest of the others."""
+    fastest = {name: min(record.seconds for record in records) for name, records in history.records.items() if records}
+    slowest = max(fastest.values(), default=0.0)
+    return sum((steps - len(records)) * fastest.get(name, slowest) for name, records in history.records.items())

@@ -18,6 +18,7 @@ from pase_mtf.launch.arms import program, recipe
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.checkpoints import keeping
 from pase_mtf.launch.checkpoints.checkpoint import find_checkpoint
+from pase_mtf.launch.interrupts import Interrupts
 
 # (number, exit code): the gate sends the one that a scheduler sends.
 _SIGNALS = [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
@@ -54,31 +55,45 @@ def test_a_picture_that_cannot_be_read_ends_a_run_as_a_signal_does(launch, monke
 
 
 @pytest.mark.parametrize(("number", "expected"), _SIGNALS)
-def test_a_signal_keeps_what_was_measured(launch, monkeypatch, tmp_path, number, expected):
+@pytest.mark.parametrize(("struck", "level"), [(5, 3), (14, 6)])
+def test_a_signal_keeps_what_was_measured(launch, monkeypatch, number, expected, struck, level):
+    """In the turn of five steps after the first, while its first arm has the lead, and while the arm that is kept,
+    which is its last, is the only one behind."""
     step, done = Arm.step, []
 
     def interrupted(self, batch, trace=False):
         done.append(self.name)
-        if len(done) == 6:
+        if len(done) == struck:
             signal.raise_signal(number)
         return step(self, batch, trace)
     monkeypatch.setattr(Arm, "step", interrupted)
     before = signal.getsignal(number)
-    code, folder, out, _ = launch("--compare=stock_data_parallel", "--steps=20")
+    code, folder, out, _ = launch("--compare=stock_data_parallel,expert", "--steps=20")
     assert signal.getsignal(number) is before
     assert code == expected
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted"
-    assert summary["arms"]["stock_data_parallel"]["measured_steps"] == 4
+    assert summary["arms"]["stock_data_parallel"]["measured_steps"] == level - 1
     assert "measured ms" in out
-    # Every step is in one of the two runs' metrics, and in one only.
+    # Every step of every arm is in one of the two runs' metrics, and in one only.
     monkeypatch.setattr(Arm, "step", step)
     code, second, _, _ = launch(f"--resume={folder}", "--steps=1", "--warmup=1", output="second")
     assert code == 0
-    for arm in ("search", "stock_data_parallel"):
-        done = list(metrics(folder, arm))
-        assert done == list(range(len(done)))
-    assert min(metrics(second)) == 1 + max(metrics(folder))
+    for arm in ("search", "stock_data_parallel", "expert"):
+        assert list(metrics(folder, arm)) == list(range(level)), arm
+        assert list(metrics(second, arm)) == [level, level + 1], arm
+
+
+def test_a_signal_that_is_sent_twice_is_one_wish():
+    """As `timeout` sends it, to a process and to its group; half a second later it is another."""
+    times = iter((7.0, 7.4, 7.5))
+    with Interrupts(lambda: next(times)) as interrupts:
+        interrupts.hold()
+        for insisted in (False, False, True):
+            signal.raise_signal(signal.SIGTERM)
+            assert interrupts.asked
+            assert interrupts.insisted == insisted
+    assert interrupts.exit_code == 143
 
 
 @pytest.mark.parametrize(("number", "expected"), _SIGNALS)

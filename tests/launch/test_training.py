@@ -53,17 +53,38 @@ def test_ends_where_an_arm_is_wrong():
     assert history.disagreement == "b is wrong"
 
 
-def test_ends_between_two_steps_where_that_is_asked_for():
-    """A step that was done is recorded and told to the watchers, whenever the wish came."""
-    diary, seen, asked = [], [], []
-    arms = [_Arm("a", diary), _Arm("b", diary, lambda batch: asked.append(batch) or 1.0)]
-    arms[0]._loss = lambda batch: 1.0
-    history = train(arms, itertools.count(), warmup=1, steps=10, block=5, watchers=[seen.append],
-                    asked=lambda: 7 in asked)
+def _ended_after(asked_after, seconds=0.001, insisted_after=1000, warmup=1, block=5):
+    """The steps of three arms where the training is asked to end in the midst of one of all that they do."""
+    diary, seen = [], []
+    arms = [_Arm(name, diary) for name in "abc"]
+    for arm in arms:
+        arm.step = lambda batch, trace=False, step=arm.step: (step(batch, trace)[0], seconds)
+    history = train(arms, itertools.count(), warmup=warmup, steps=100, block=block, watchers=[seen.append],
+                    asked=lambda: len(diary) >= asked_after, insisted=lambda: len(diary) >= insisted_after)
     assert history.interrupted
     assert history.disagreement is None
+    # A step that was done is recorded and told to the watchers, whenever the wish came.
     assert [(record.arm, record.step) for record in seen] == [(name, batch) for name, batch, _ in diary]
-    assert [len(records) for records in history.records.values()] == [11, 8]
+    return {name: len(records) for name, records in history.records.items()}
+
+
+@pytest.mark.parametrize(("warmup", "block"), [(1, 5), (4, 2)])
+def test_ends_between_two_steps_where_that_is_asked_for(warmup, block):
+    """And after the same step of all arms, with none that no arm had begun by then."""
+    for asked_after in range(1, 60):
+        done = _ended_after(asked_after, warmup=warmup, block=block)
+        assert len(set(done.values())) == 1, (asked_after, done)
+        assert asked_after <= sum(done.values()) <= asked_after + 2 * max(block, warmup - 1)
+    assert _ended_after(27) == dict.fromkeys("abc", 11)
+    assert _ended_after(43) == dict.fromkeys("abc", 16)
+
+
+def test_ends_at_once_where_others_would_take_long_or_that_is_insisted_on():
+    """Up to ten seconds are not long."""
+    assert _ended_after(5, seconds=2.4) == dict.fromkeys("abc", 3)
+    assert _ended_after(5, seconds=2.6) == {"a": 1, "b": 3, "c": 1}
+    assert _ended_after(1, seconds=5.1) == {"a": 1, "b": 0, "c": 0}
+    assert _ended_after(6, insisted_after=8) == {"a": 1, "b": 4, "c": 3}
 
 
 def test_calls_back_after_every_step():
