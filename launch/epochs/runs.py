@@ -23,12 +23,19 @@ def steps_of_runs(folders: Sequence[str], worker_batch: int) -> StepTimes:
 
     Raises:
       FormatError: a folder holds no summary.json of a run.
-      UsageError: a run that went wrong, a batch or a number of devices that workers cannot share, an arm that was not
-        measured, or one mix measured twice.
+      UsageError: a run that went wrong, another model or preset than that of the first, a batch or a number of devices
+        that workers cannot share, an arm that was not measured, or one mix measured twice.
     """
     seconds: dict[tuple[int, int], float] = {}
+    first = ""
     for folder in folders:
-        mix, step = _measured(folder, read_summary(os.path.join(folder, "summary.json")), worker_batch)
+        summary = read_summary(os.path.join(folder, "summary.json"))
+        what = f"{summary['model']}, preset {summary['preset']}"
+        first = first or what
+        if what != first:
+            raise UsageError(f"--run={folder}: its steps are those of {what}, those of {folders[0]} of {first}; leave "
+                             "one out")
+        mix, step = _measured(folder, summary, worker_batch)
         if mix in seconds:
             raise UsageError(f"--run={folder}: {mix[0]} workers with {mix[1]} devices each were measured by another "
                              "run, too; leave one out")

@@ -13,7 +13,7 @@ from pase_mtf.launch.summary import summary_json
 @pytest.fixture
 def run(tmp_path):
     """Makes the folder of a run whose arms took so many ms."""
-    def make(name, batch, devices, **arms):
+    def make(name, batch, devices, *, model="alexnet", preset="tiny", **arms):
         rows = {arm: {**dict.fromkeys((
             "predicted_ms", "measured_ms_spread", "examples_per_second", "speedup_over_data_parallel",
             "speedup_over_stock", "predicted_bytes", "measured_bytes", "final_loss", "measured_ms_quartiles",
@@ -21,7 +21,7 @@ def run(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "summary.json").write_text(summary_json({
-            "status": "done", "model": "alexnet", "preset": "tiny", "batch": batch, "mesh": str(devices),
+            "status": "done", "model": model, "preset": preset, "batch": batch, "mesh": str(devices),
             "devices": devices, "first_step": 0, "arms": rows, "left_out": {}, "disagreement": None, "note": None,
             "search": None, "nodes": {}, "build_seconds": {}, "memory_method": "none", "facts": {}}))
         return str(folder)
@@ -33,6 +33,16 @@ def test_every_run_is_a_mix(run):
                            run("ways", 8, 2, search=60.0, data_parallel=70.0), run("both", 16, 4, search=64.0)], 8)
     assert steps.seconds == {(1, 1): 0.08, (2, 1): 0.09, (1, 2): 0.06, (2, 2): 0.064}
     assert steps.worker_batch == 8
+
+
+@pytest.mark.parametrize(("other", "name"), [
+    ({"model": "gnmt"}, "gnmt, preset tiny"), ({"preset": "big"}, "alexnet, preset big")])
+def test_runs_of_two_models_or_presets_are_told_apart(run, other, name):
+    one, two = run("one", 8, 1, search=1.0), run("two", 16, 2, search=1.0, data_parallel=1.0, **other)
+    with pytest.raises(UsageError) as caught:
+        steps_of_runs([one, two], 8)
+    assert str(caught.value) == (f"--run={two}: its steps are those of {name}, those of {one} of alexnet, preset "
+                                 "tiny; leave one out")
 
 
 def test_runs_that_tell_no_step(run, tmp_path):
