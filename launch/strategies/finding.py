@@ -113,7 +113,7 @@ def find_strategies(plan: Plan, graph: ComputationGraph, machine: Machine,
         else:
             found.strategies[arm.name] = strategy
     if prices is not None and found.strategies:
-        _price_alike(found.strategies, main, prices)
+        _price_alike(found.strategies, arms, prices)
     for arm in arms:
         if arm.method == "stock" and plan.options.clients == "ranks":
             found.left_out[arm.name] = "stock Mesh-TensorFlow has one graph for all processes; --clients=one trains it"
@@ -160,14 +160,16 @@ def strategy_by_hand(plan: Plan, graph: ComputationGraph, machine: Machine) -> S
     return _find(arm, plan, graph, machine, None, 0.0) if arm.method in BY_HAND else None
 
 
-def _price_alike(strategies: dict[str, Strategy], main: ArmName, prices: MeasuredPrices) -> None:
-    """Prices all arms by the same kernel times: those of later ones were measured after the first were priced."""
+def _price_alike(strategies: dict[str, Strategy], arms: Sequence[ArmName], prices: MeasuredPrices) -> None:
+    """Prices all arms by the same kernel times: those of later ones were measured after the first were priced. Where
+    one is cheaper than what the search found, trained or to compare with, the search takes it."""
     for name, strategy in strategies.items():
         strategies[name] = prices.again(strategy)
     seconds = {name: prices.wary_seconds(strategy.configurations) for name, strategy in strategies.items()}
     best = strategies[min(seconds, key=seconds.__getitem__)]
-    if main.method == "search" and min(seconds.values()) < seconds[main.name]:
-        strategies[main.name] = prices.again(strategies[main.name], best.configurations)
+    for arm in arms:
+        if arm.method == "search" and min(seconds.values()) < seconds.get(arm.name, 0.0):
+            strategies[arm.name] = prices.again(strategies[arm.name], best.configurations)
 
 
 def share_of(end: float, share: float) -> float:

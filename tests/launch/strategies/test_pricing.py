@@ -21,6 +21,7 @@ from pase_mtf.launch.strategies import pricing
 from pase_mtf.launch.strategies.finding import find_strategies
 from pase_mtf.machine.kernel_file import load_times
 from pase_mtf.machine.machine import Machine
+from pase_mtf.strategy.experts import data_parallel, expert
 
 _RUN = ["--model=rnnlm", "--preset=tiny", "--mesh=2", "--devices=cpu", "--prices=measured", "--search_only",
         "--compare=data_parallel,search"]
@@ -132,6 +133,37 @@ def test_all_arms_share_the_seconds_for_measuring(monkeypatch, compare, expected
                            compare=compare))
     find_strategies(plan, graph, Machine.load("h100"), Prices())
     assert given == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("strategy", "compare"), [
+    ("search", "data_parallel,expert"), ("data_parallel", "search,expert"), ("expert", "data_parallel,search"),
+    ("data_parallel", "expert")])
+def test_the_search_takes_what_turned_out_to_be_cheaper(strategy, compare):
+    """Whether it is trained or compared with; what people ask for by name stays what it is."""
+    graph = perceptron((32, 64, 64, 16), batch=64)
+    by_hand = {"data_parallel": data_parallel(graph, 8), "expert": expert(graph, 8)}
+    at_first = tuple(reversed(by_hand["expert"]))
+    costs = {at_first: 3.0, by_hand["data_parallel"]: 2.0, by_hand["expert"]: 1.0}
+    assert len(costs) == 3
+
+    class Prices:
+        def find(self, **_):
+            return self.evaluate(at_first, "search")
+
+        def evaluate(self, configurations, name, **_):
+            return types.SimpleNamespace(memory_bytes=0.0, configurations=tuple(configurations), name=name)
+
+        def again(self, strategy, configurations=None):
+            return self.evaluate(configurations or strategy.configurations, strategy.name)
+
+        def wary_seconds(self, configurations):
+            return costs[configurations]
+
+    plan = resolve(Options(model="alexnet", devices="cpu", prices="measured", strategy=strategy, compare=compare))
+    found = find_strategies(plan, graph, Machine.load("h100"), Prices()).strategies
+    assert {name: costs[strategy.configurations] for name, strategy in found.items()} == {
+        name: {"data_parallel": 2.0}.get(name, 1.0) for name in (strategy, *compare.split(","))}
+    assert [strategy.name for strategy in found.values()] == list(found)
 
 
 def test_not_for_gpus(monkeypatch, capsys):
