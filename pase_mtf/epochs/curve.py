@@ -15,14 +15,30 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 
-from pase_mtf.errors import DataError, UsageError, shortened
+import numpy as np
 
-__all__ = ["MOST", "EpochCurve", "Epochs", "Run", "lines_of", "rows_of"]
+from pase_mtf.arguments import checked_arguments
+from pase_mtf.errors import DataError, UsageError, shortened
+from pase_mtf.files import path_of
+
+__all__ = ["MOST", "EpochCurve", "Epochs", "Run", "is_amount", "is_count", "lines_of", "rows_of"]
 
 MOST = 2 ** 31 - 1
 """Of a batch, and of a number of workers or devices."""
 
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole number from 1 to `MOST`."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 1 <= int(value) <= MOST
+
+
+def is_amount(value: object) -> bool:
+    """Whether it is a number above 0, and not without end."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    return bool(0.0 < value < math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +58,8 @@ class Run:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= MOST or not (math.isfinite(self.epochs) and self.epochs > 0.0):
-            raise UsageError(f"batch={shortened(self.batch)}, epochs={shortened(self.epochs)}: give a batch from "
+        if not (is_count(self.batch) and is_amount(self.epochs)):
+            raise UsageError(f"batch={shortened(self.batch)}, epochs={shortened(self.epochs)}: give a whole batch from "
                              f"1 to {MOST} and epochs above 0")
 
 
@@ -88,6 +104,7 @@ class EpochCurve:
         """The batches that were measured, ascending."""
         return tuple(sorted({run.batch for run in self.runs}))
 
+    @checked_arguments
     def scaled(self, factor: float) -> EpochCurve:
         """The same curve of a model whose batches are so many times as large (rounded to whole examples).
 
@@ -102,13 +119,19 @@ class EpochCurve:
             raise UsageError(f"a factor of {factor:g} makes batches of {self.name} equal; give a larger one")
         return found
 
+    @checked_arguments
     def at(self, batch: float, *, extrapolate: bool = False) -> Epochs | None:
         """What a batch takes; None where it lies outside of what was measured.
 
         Args:
           batch: examples per step, over all workers.
           extrapolate: outside of the batches measured, go on with the slope of the outermost two.
+
+        Raises:
+          UsageError: a batch that is not above 0, or so large that no number tells its epochs.
         """
+        if not 0.0 < batch < math.inf:
+            raise UsageError(f"batch={shortened(batch)}: give examples of a step, above 0")
         batches = self.batches
         place = bisect.bisect_left(batches, batch)
         if place < len(batches) and batches[place] == batch:
@@ -118,10 +141,14 @@ class EpochCurve:
             return None
         place = min(max(place, 1), len(batches) - 1)
         left, right = batches[place - 1], batches[place]
-        share = math.log(batch / left) / math.log(right / left)
         below, above = self._measured(left), self._measured(right)
-        median, low, high = (math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in (
-            (below.median, above.median), (below.low, above.low), (below.high, above.high)))
+        try:
+            share = math.log(batch / left) / math.log(right / left)
+            median, low, high = (math.exp((1 - share) * math.log(a) + share * math.log(b)) for a, b in (
+                (below.median, above.median), (below.low, above.low), (below.high, above.high)))
+        except OverflowError as error:
+            raise UsageError(f"batch={shortened(batch)}: too far beyond the batches {batches[0]} to {batches[-1]} that "
+                             "were measured; give one that is nearer") from error
         return Epochs(median, low, high, below.at_least or above.at_least,
                       "interpolated" if inside else "extrapolated", below.high_at_least or above.high_at_least)
 
@@ -139,6 +166,7 @@ class EpochCurve:
 
         Raises:
           DataError: it cannot be read, or a row is none; names the line.
+          UsageError: what is given is no path.
         """
         numbered = lines_of(path)
         reader = rows_of(path, numbered)
@@ -176,9 +204,10 @@ def lines_of(path: str | os.PathLike[str]) -> Sequence[tuple[int, str]]:
 
     Raises:
       DataError: it cannot be read, is not UTF-8, or has no lines.
+      UsageError: what is given is no path.
     """
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with open(path_of(path), encoding="utf-8-sig") as file:
             found = [(number, line) for number, line in enumerate(file, 1)
                      if line.strip() and not line.lstrip().startswith("#")]
     except OSError as error:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 from typing_extensions import TypedDict
 
-from pase_mtf.epochs.curve import MOST, lines_of, rows_of
+from pase_mtf.arguments import checked_arguments
+from pase_mtf.epochs.curve import MOST, is_amount, is_count, lines_of, rows_of
 from pase_mtf.errors import DataError, FormatError, UsageError, shortened
-from pase_mtf.files import check_schema, read_json, write_atomically
+from pase_mtf.files import check_schema, path_of, read_json, write_atomically
 
 __all__ = ["StepTime", "StepTimes"]
 
@@ -63,13 +64,18 @@ class StepTimes:
     def __post_init__(self) -> None:
         if type(self.worker_batch) is not int or self.worker_batch < 1:
             raise UsageError(f"worker_batch={shortened(self.worker_batch)}: give examples of a worker, at least 1")
+        if not isinstance(self.seconds, Mapping):
+            raise UsageError(f"seconds={shortened(self.seconds)}: give a dict of (workers, ways) -> seconds of a step")
+        if not isinstance(self.source, str):
+            raise UsageError(f"source={shortened(self.source)}: say in words where the step times come from")
         for mix, seconds in self.seconds.items():
-            if not (len(mix) == 2 and 1 <= min(mix) <= max(mix) <= MOST and math.isfinite(seconds) and seconds > 0.0):
+            if not (isinstance(mix, tuple) and len(mix) == 2 and all(map(is_count, mix)) and is_amount(seconds)):
                 raise UsageError(f"a step of {shortened(seconds)} s for {shortened(mix)}: give seconds above 0 for "
                                  f"(workers, ways), both from 1 to {MOST}")
         if not self.seconds:
             raise UsageError("no step times; give at least those of one worker")
 
+    @checked_arguments
     def at(self, workers: int, ways: int) -> StepTime | None:
         """The step of so many workers with so many devices each; None where nothing tells.
 
@@ -99,7 +105,8 @@ class StepTimes:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes what `load` reads."""
-        steps = [{"workers": workers, "ways": ways, "seconds": seconds}
+        # NumPy's numbers are no JSON.
+        steps = [{"workers": int(workers), "ways": int(ways), "seconds": float(seconds)}
                  for (workers, ways), seconds in sorted(self.seconds.items())]
         write_atomically(path, json.dumps({"format": FORMAT, "version": VERSION, "worker_batch": self.worker_batch,
                                            "source": self.source, "steps": steps}, indent=1) + "\n")
@@ -115,8 +122,9 @@ class StepTimes:
         Raises:
           DataError: a CSV that cannot be read, or a row that is none; names the line.
           FormatError: a JSON file that is something else.
-          UsageError: `worker_batch` is missing, or another than that of the file.
+          UsageError: `worker_batch` is missing, or another than that of the file; what is given is no path.
         """
+        path = path_of(path)
         if os.fspath(path).endswith(".json"):
             data = read_json(path, FORMAT, VERSION)
             held = {name: value for name, value in data.items() if name not in ("format", "version")}
@@ -130,7 +138,8 @@ class StepTimes:
             except UsageError as error:
                 raise FormatError(f"{path}: {error}") from error
         if worker_batch is None:
-            raise UsageError(f"{path} does not say how many examples a worker takes; add --worker_batch")
+            raise UsageError(f"{path} does not say how many examples a worker takes; give worker_batch (on the command "
+                             "line --worker_batch)")
         return cls(worker_batch, _rows(path), os.path.basename(os.fspath(path)))
 
 
@@ -146,7 +155,7 @@ def _rows(path: str | os.PathLike[str]) -> dict[tuple[int, int], float]:
         try:
             values = dict(zip(head, row, strict=True))
             mix, seconds = (int(values["workers"]), int(values["ways"])), float(values["seconds"])
-            if not 1 <= min(mix) <= max(mix) <= MOST or not (math.isfinite(seconds) and seconds > 0.0):
+            if not (all(map(is_count, mix)) and is_amount(seconds)):
                 raise ValueError(row)
         except ValueError as error:
             raise DataError(f"{path}: line {number}: {shortened(','.join(row))} is no step; write workers and ways "

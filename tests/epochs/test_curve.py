@@ -62,6 +62,33 @@ def test_batches_of_a_larger_model():
         curve.scaled(math.nan)
 
 
+@pytest.mark.parametrize("batch", [0, -1, math.nan, math.inf, "32", True, None])
+@pytest.mark.parametrize("extrapolate", [False, True])
+def test_what_is_no_batch_is_told(batch, extrapolate):
+    with pytest.raises(UsageError, match=r"batch=") as caught:
+        EpochCurve((Run(16, 2.0), Run(64, 8.0))).at(batch, extrapolate=extrapolate)
+    assert "\n" not in str(caught.value)
+
+
+def test_epochs_beyond_all_numbers():
+    curve = EpochCurve((Run(16, 2.0), Run(17, 8.0)))
+    for batch in (10 ** 50, 10 ** 400):
+        with pytest.raises(UsageError, match="too far beyond the batches 16 to 17"):
+            curve.at(batch, extrapolate=True)
+    assert curve.at(10 ** 50) is None
+
+
+def test_what_python_callers_give_is_checked():
+    curve = EpochCurve((Run(16, 2.0), Run(64, 8.0)))
+    with pytest.raises(UsageError, match="scaled: factor='4': is no float"):
+        curve.scaled("4")
+    with pytest.raises(UsageError, match="at: extrapolate=1: is no bool"):
+        curve.at(128, extrapolate=1)
+    for path in (0, None, [], "a\0b"):  # 0 would be the standard input
+        with pytest.raises(UsageError, match="is no path"):
+            EpochCurve.load(path)
+
+
 @pytest.mark.parametrize(("text", "message"), [
     ("", "empty"), ("batch,seed\n1,2\n", "no column 'epochs'"), ("batch,epochs,batch\n1,2,3\n", "more than one column"),
     ("batch,epochs\n", "holds no runs"), ("batch,epochs\n32\n", "line 2 has 1 values"),
@@ -89,5 +116,6 @@ def test_runs_that_make_no_sense():
     for runs in ((), [Run(1, 1.0)], (1,)):
         with pytest.raises(UsageError):
             EpochCurve(runs)
-    with pytest.raises(UsageError, match="above 0"):
-        Run(1, math.inf)
+    for batch, epochs in ((1, math.inf), (10 ** 400, 1.0), (1, "2"), ("1", 2.0), (1.5, 2.0), (True, 2.0), (1, None)):
+        with pytest.raises(UsageError, match="above 0"):
+            Run(batch, epochs)

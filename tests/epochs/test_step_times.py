@@ -1,5 +1,8 @@
 """Step times: given, between, composed; their files."""
 
+import math
+
+import numpy as np
 import pytest
 
 from pase_mtf.epochs.step_times import StepTimes
@@ -34,11 +37,34 @@ def test_files_give_back_what_was_written(tmp_path):
     assert StepTimes.load(path, 32) == steps
     with pytest.raises(UsageError, match="holds steps of 32 examples"):
         StepTimes.load(path, 64)
+    StepTimes(32, {(np.int64(n), np.int32(m)): np.float32(s) for (n, m), s in _STEPS.items()}).save(path)
+    assert StepTimes.load(path).seconds == pytest.approx(_STEPS)
     table = tmp_path / "steps.csv"
     table.write_text("ways,seconds,workers\n" + "".join(f"{m},{s},{n}\n" for (n, m), s in _STEPS.items()))
     assert StepTimes.load(table, 32).seconds == _STEPS
-    with pytest.raises(UsageError, match="--worker_batch"):
+    with pytest.raises(UsageError, match=r"give worker_batch \(on the command line --worker_batch\)"):
         StepTimes.load(table)
+
+
+@pytest.mark.parametrize(("worker_batch", "seconds", "source", "message"), [
+    (4, 5, "", "seconds=5: give a dict"), (4, [(1, 1)], "", "give a dict"), (4, {}, "", "no step times"),
+    (4, {(1, 1): "a"}, "", "a step of 'a' s"), (4, {(1, 1): True}, "", "a step of True s"),
+    (4, {(1, 1): math.nan}, "", "a step of nan s"), (4, {5: 1.0}, "", "for 5: give"), (4, {"ab": 1.0}, "", "for 'ab'"),
+    (4, {(1, 1, 1): 1.0}, "", "give seconds above 0"), (4, {("1", 1): 1.0}, "", "give seconds above 0"),
+    (4, {(1.5, 1): 1.0}, "", "give seconds above 0"), (4.0, {(1, 1): 1.0}, "", "worker_batch=4.0"),
+    (4, {(1, 1): 1.0}, 5, "source=5: say in words")])
+def test_what_are_no_step_times(worker_batch, seconds, source, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        StepTimes(worker_batch, seconds, source)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_python_callers_give_is_checked():
+    for path in (5, None, [], "a\0b"):
+        with pytest.raises(UsageError, match="is no path"):
+            StepTimes.load(path, 4)
+    with pytest.raises(UsageError, match="at: workers='4': is no int"):
+        StepTimes(32, _STEPS).at("4", 1)
 
 
 @pytest.mark.parametrize(("text", "message"), [
