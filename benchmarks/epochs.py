@@ -21,7 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.commands import told_in_one_line
-from benchmarks.epochs_document import CURVES, MIXES, curves_of, document
+from benchmarks.epochs_document import CURVES, MIXES, curves_of, document, is_earlier, settings_of
 from benchmarks.epochs_plot import draw_page
 from benchmarks.facts import facts
 from benchmarks.launching import prepare_data
@@ -64,15 +64,21 @@ def load(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _measure(output: pathlib.Path) -> int:
-    """Measures the curves, each run once; returns the exit code."""
+    """Measures the curves, each run once, but for those that were begun with examples in another order: these stay as
+    they are. Returns the exit code."""
     work = pathlib.Path("build") / "epochs"  # relative: the path stands in the file
     work.mkdir(parents=True, exist_ok=True)
     for model, flags in _MEASURED.items():
+        path = output / f"epochs-{model}.csv"
+        if path.exists() and is_earlier(settings_of(path)):
+            print(f"note: {path}: measured with examples in an earlier order, so that nothing is added to it; move it "
+                  "away, and all of its runs are measured again", file=sys.stderr)
+            continue
         given, _ = prepare_data(model, str(work))
         code = epochs_command([
             "measure", f"--model={model}", f"--preset=benchmarks/epochs_{model}.json", *given, *flags,
             "--rate_batch=16", "--cap=40", f"--batches={_BATCHES}", f"--seeds={_SEEDS}",
-            f"--output={output / f'epochs-{model}.csv'}"])
+            f"--output={path}"])
         if code:
             return code
     return 0

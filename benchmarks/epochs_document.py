@@ -13,8 +13,11 @@ from pase_mtf.epochs.curve import EpochCurve, Run
 from pase_mtf.epochs.projection import Projection, Ratio, project_training
 from pase_mtf.epochs.report import HEAD, epochs_text, projection_rows, range_text, ratio_text, spread_text
 from pase_mtf.epochs.step_times import StepTimes
+from pase_mtf.errors import DataError
+from pase_mtf.launch.epochs.measure import VERSION
 
-__all__ = ["CURVES", "MIXES", "PLACES", "curve_of", "curves_of", "document", "free_of_scaling", "projection_of"]
+__all__ = ["CURVES", "MIXES", "PLACES", "curve_of", "curves_of", "document", "free_of_scaling", "is_earlier",
+           "projection_of", "settings_of"]
 
 CURVES = {"alexnet": "AlexNet on Fashion-MNIST", "transformer": "the transformer on translated messages",
           "biglstm": "BigLSTM on German messages"}
@@ -26,6 +29,28 @@ _DEVICES = tuple(2 ** power for power in range(10))
 _WAYS = (1, 2, 4, 8)
 MIXES = tuple((devices // ways, ways) for devices in _DEVICES for ways in _WAYS if ways <= devices)
 """(workers, ways) whose steps are predicted."""
+
+
+def settings_of(path: pathlib.Path) -> dict[str, Any]:
+    """The settings of the runs of a CSV, which stand in its first line.
+
+    Raises:
+      DataError: they do not.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            settings = json.loads(file.readline().removeprefix("#"))
+        if not isinstance(settings, dict):
+            raise ValueError(settings)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: its first line tells no settings of `python -m pase_mtf.epochs measure`; give a file "
+                        "that this command wrote") from error
+    return settings
+
+
+def is_earlier(settings: Mapping[str, Any]) -> bool:
+    """Whether runs were measured with an earlier order of examples: they are shown, and joined by none of today."""
+    return settings.get("version", VERSION) < VERSION
 
 
 def curves_of(paths: Mapping[str, pathlib.Path], before: Mapping[str, Any], here: Mapping[str, str]) -> dict[str, Any]:
@@ -42,8 +67,7 @@ def curves_of(paths: Mapping[str, pathlib.Path], before: Mapping[str, Any], here
     found = {}
     for name, path in paths.items():
         runs = [[run.batch, run.seed, run.epochs, int(run.reached)] for run in EpochCurve.load(path).runs]
-        with open(path, encoding="utf-8") as file:
-            curve = {"settings": json.loads(file.readline().removeprefix("#")), "runs": runs}
+        curve = {"settings": settings_of(path), "runs": runs}
         same = curve.items() <= before.get(name, {}).items()
         found[name] = {**curve, "facts": before[name]["facts"] if same else here}
     return found
@@ -171,6 +195,8 @@ def document(results: Mapping[str, Any]) -> str:
         "curves as `python -m pase_mtf.epochs project --curve=` reads them: "
         + ", ".join(f"[epochs-{name}.csv](epochs-{name}.csv)" for name in CURVES) + ".",
         _INTRODUCTION, "## Epochs by global batch\n\n![](epochs.svg)"]
+    if earlier := [title for name, title in CURVES.items() if is_earlier(results["curves"][name]["settings"])]:
+        parts.append(_EARLIER.format(", ".join(earlier)))
     for name, title in CURVES.items():
         parts += [f"### {title[:1].upper()}{title[1:]}", _settings_text(results, name), _curve_table(results, name)]
     parts += ["## Steps", _STEPS,
@@ -192,6 +218,10 @@ _INTRODUCTION = (
     "loss. So the time to a trained model is seconds of a step x steps of an epoch x epochs (Pal et al., *Optimizing "
     "Multi-GPU Parallelization Strategies for Deep Learning Training*, IEEE Micro 2019, arXiv 1907.13257), and on many "
     "devices it can be better to give every worker several of them, by a strategy of M devices, and to keep the batch.")
+_EARLIER = (
+    "Measured with an earlier order of examples: {}. In it the orders of different seeds were alike, and all seeds "
+    "began with the initial values of seed 0. So a spread of zero, or a small one, may be due to that, and be larger "
+    "by the order of today; no runs were added to these curves since.")
 _STEPS = (
     "Predicted, preset `big`: the cheapest strategy of M devices at the batch of a worker, repeated by every worker, "
     "priced on the whole machine with the all-reduces of all workers' gradients. SU_M is how many times as fast a "

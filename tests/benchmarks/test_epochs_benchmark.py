@@ -52,6 +52,42 @@ def test_curves_keep_where_they_were_measured(tmp_path):
     assert [curve["facts"]["commit"] for curve in second.values()] == ["first", "second"]
 
 
+def test_the_page_tells_which_curves_are_of_an_earlier_order(results):
+    title = epochs_document.CURVES["alexnet"]
+    for version, told in ((1, True), (2, False)):
+        settings = {**_SETTINGS, "version": version}
+        curves = {**results["curves"], "alexnet": {**results["curves"]["alexnet"], "settings": settings}}
+        text = epochs_document.document({**results, "curves": curves})
+        assert (f"Measured with an earlier order of examples: {title}. " in text) == told
+        assert ("a spread of zero, or a small one, may be due to that" in text) == told
+
+
+def test_curves_of_an_earlier_order_are_projected_and_not_added_to(results, tmp_path, monkeypatch, capsys):
+    for number, name in enumerate(epochs_document.CURVES):
+        (tmp_path / f"epochs-{name}.csv").write_text(
+            f"# {json.dumps({**_SETTINGS, 'version': 2 if number else 1})}\nbatch,seed,epochs,reached\n16,0,2.0,1\n"
+            "32,0,3.0,1\n64,0,5.0,1\n", encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    old, *others = epochs_document.CURVES
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(epochs, "ROOT", tmp_path)  # where the command goes, and puts its texts
+    monkeypatch.setattr(epochs, "epochs_command", lambda flags: asked.append(flags[1]) or 0)
+    monkeypatch.setattr(epochs, "prepare_data", lambda model, folder: ([], "made up"))
+    monkeypatch.setattr(epochs, "_project", lambda found, names: found.update(steps=results["steps"]))
+    assert epochs.main([f"--output={tmp_path}"]) == 0
+    assert asked == [f"--model={name}" for name in others]
+    line, = capsys.readouterr().err.splitlines()
+    assert f"epochs-{old}.csv: measured with examples in an earlier order" in line
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert "earlier order of examples: AlexNet" in (tmp_path / "epochs.md").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "epochs.json").read_text(encoding="utf-8"))["steps"] == results["steps"]
+    # A curve that is none is told in a line.
+    (tmp_path / f"epochs-{old}.csv").write_text("batch,epochs\n16,2.0\n", encoding="utf-8")
+    assert epochs.main([f"--output={tmp_path}"]) == 2
+    assert "its first line tells no settings" in capsys.readouterr().err
+
+
 def test_workers_that_cost_nothing(results):
     results["steps"][0]["seconds"] = [[workers, ways, seconds * workers] for workers, ways, seconds
                                       in results["steps"][0]["seconds"]]
