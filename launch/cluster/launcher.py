@@ -150,9 +150,10 @@ def launch(resolve: Callable[[], Plan], member: Membership, interrupts: Interrup
             other.end(end=0)
         return 0
     with contextlib.nullcontext() if member.tasks else own_network() as network:
-        if not member.tasks and network is None:
-            print("note: this system gives the processes no network of their own: TensorFlow's servers can be reached "
-                  "on all of its interfaces while the run lasts (docs/cluster.md)", file=sys.stderr, flush=True)
+        if network is None:
+            why = "" if member.tasks else "this system gives the processes no network of their own: "
+            print(f"note: {why}TensorFlow's servers listen on all interfaces while the run lasts, without "
+                  "authentication (docs/cluster.md#who-can-connect)", file=sys.stderr, flush=True)
         return _with_restarts(plan, member, others, interrupts, network)
 
 

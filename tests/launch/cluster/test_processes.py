@@ -1,17 +1,19 @@
 """Processes that are watched from outside: small ones, which do nothing but wait, and what becomes of them."""
 
+import contextlib
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from pase_mtf import runtime
 from pase_mtf.errors import ClusterError
-from pase_mtf.launch.cluster import process
+from pase_mtf.launch.cluster import launcher, process
 from pase_mtf.launch.cluster.launcher import Fault, Outcome, local_addresses, watch
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import TaskProcess, end_all
@@ -235,3 +237,17 @@ def test_all_processes_of_a_host_need_gpus(monkeypatch, present, kind):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     options = Options(model="alexnet", mesh="4", cluster="a:1,a:2", task=1)
     assert member_of(options) == Membership(("a:1", "a:2"), 1, 4, kind)
+
+
+@pytest.mark.parametrize(("tasks", "network", "notes"), [
+    (("alpha:1", "beta:1"), None, ["note: TensorFlow's servers listen on all interfaces while the run lasts, without "
+                                   "authentication (docs/cluster.md#who-can-connect)"]),
+    ((), None, ["note: this system gives the processes no network of their own: TensorFlow's servers listen on all "
+                "interfaces while the run lasts, without authentication (docs/cluster.md#who-can-connect)"]),
+    ((), object(), [])])
+def test_servers_that_others_can_reach_are_told(monkeypatch, capfd, tasks, network, notes):
+    monkeypatch.setattr(launcher, "_met", lambda *_: ([], SimpleNamespace(done=False)))
+    monkeypatch.setattr(launcher, "own_network", lambda: contextlib.nullcontext(network))
+    monkeypatch.setattr(launcher, "_with_restarts", lambda *_: 0)
+    assert launcher.launch(lambda: None, Membership(tasks, 0, 2, "cpu"), Interrupts()) == 0
+    assert capfd.readouterr().err.splitlines() == notes
