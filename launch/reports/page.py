@@ -50,9 +50,10 @@ correct strategies give.</p>
 {% endif %}
 {% if memory %}
 <h2>Time and memory</h2>
-<img alt="Predicted time of a step over the memory of a device" src="{{ memory }}">
+<img alt="Time of a step over the memory of a device" src="{{ memory }}">
 <p class="note">The line: the fastest strategy within each limit on the memory of a device; dotted, what none can be
-faster than. The points: the arms of this run, the chosen one filled.</p>
+faster than. The points: the arms of this run, red as predicted, the chosen one filled; green as measured, joined to
+what was predicted.</p>
 {% endif %}
 {% if timeline %}
 <h2>What each device does when</h2>

@@ -19,6 +19,8 @@ __all__ = ["draw_losses", "draw_memory", "draw_steps", "draw_timeline", "image"]
 _KINDS = {"compute": "#8fb8cf", "overhead": "#c9c9c4", "all-reduce": "#d1495b", "resharding": "#8d6a9f"}
 """What a step consists of, and its colour."""
 _MEASURED = "#2a6f97"
+_MEASURED_ARM = "#2b9348"
+"""Where predicted lines are of the other colour."""
 
 
 def image(figure: Figure, form: str = "svg") -> str:
@@ -103,26 +105,43 @@ def draw_timeline(timeline: Timeline) -> Figure:
 
 def draw_memory(rows: Mapping[str, ArmRow], points: Sequence[FrontierPoint], limit: float,
                 others: Mapping[str, Sequence[FrontierPoint]]) -> Figure:
-    """Predicted time of a step over the memory of a device: what can be had, also where other blocks are computed
-    again, the arms, and the limit."""
+    """Time of a step over the memory of a device: what can be had by prediction, also where other blocks are computed
+    again, the arms as predicted and as measured, and the limit."""
     figure, axes = _figure(8, 3.6)
     draw_frontier(axes, points, "fastest within the limit", color="#2a6f97", unit=1e-3)
     ends = [points[0].memory_limit, points[-1].memory_limit]
     for color, (name, beside) in zip(("#8d99ae", "#e09f3e"), others.items(), strict=False):
         draw_frontier(axes, beside, name, color=color, unit=1e-3)
         ends += [beside[0].memory_limit, beside[-1].memory_limit]
+    joined: str | None = "measured, joined to predicted"
     for position, (arm, row) in enumerate(rows.items()):
-        if row["predicted_bytes"] is None or row["predicted_ms"] is None:
-            continue
-        ends.append(row["predicted_bytes"])
-        axes.plot(row["predicted_bytes"] / 1e9, row["predicted_ms"], marker="osD^vP*"[position % 7], markersize=9,
-                  linestyle="", color="#c1121f", fillstyle="none" if position else "full", label=arm)
+        marker = "osD^vP*"[position % 7]
+        predicted, measured = (_point(row["predicted_bytes"], row["predicted_ms"]),
+                               _point(row["measured_bytes"], row["measured_ms"]))
+        if predicted:
+            ends.append(1e9 * predicted[0])
+            axes.plot(*predicted, marker=marker, markersize=9, linestyle="", color="#c1121f",
+                      fillstyle="none" if position else "full", label=arm)
+        if measured:
+            ends.append(1e9 * measured[0])
+            # Nothing is predicted of stock Mesh-TensorFlow, which is named by this point alone.
+            axes.plot(*measured, marker=marker, markersize=6, linestyle="", color=_MEASURED_ARM,
+                      label=None if predicted else arm)
+        if predicted and measured:
+            axes.plot(*zip(predicted, measured, strict=True), color=_MEASURED_ARM, linewidth=0.8, zorder=1,
+                      label=joined)
+            joined = None
     if limit <= 1.5 * max(ends):  # else it is far from everything that is drawn
         axes.axvline(limit / 1e9, color="#111", linewidth=1, label="memory limit")
     axes.set_xlabel("GB on the fullest device")
-    axes.set_ylabel("predicted ms per step")
+    axes.set_ylabel("ms per step")
     figure.legend(loc="outside upper left", ncols=4, frameon=False)
     return figure
+
+
+def _point(nbytes: float | None, milliseconds: float | None) -> tuple[float, float] | None:
+    """Where something lies in GB and milliseconds; None where one of them is not known."""
+    return None if nbytes is None or milliseconds is None else (nbytes / 1e9, milliseconds)
 
 
 def draw_losses(history: History) -> Figure:

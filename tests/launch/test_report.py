@@ -101,13 +101,33 @@ def test_time_over_memory_has_the_arms_and_the_limit(rows):
     drawn = [arm for arm, row in rows.items() if row["predicted_bytes"] is not None]
     names, axes = legend(8e9)
     assert drawn
-    assert names == ["fastest within the limit", *drawn, "memory limit"]
+    assert [name for name in names if not name.startswith("measured")] == ["fastest within the limit", *drawn,
+                                                                           "memory limit"]
     assert axes.lines[0].get_ydata().tolist() == [30.0, 10.0]  # ms
     assert axes.lines[0].get_xdata().tolist() == [2.0, 6.0]  # GB
     assert "memory limit" not in legend(80e9)[0]
     text = report_html(title="net", facts={}, rows=rows, history=None, strategy_table="", layout="", notes={},
                        frontier=points, memory_limit=8e9)
     assert "<h2>Time and memory</h2>" in text
+
+
+def test_arms_are_drawn_as_measured_beside_as_predicted(rows):
+    """Nothing where one of the two numbers is not known."""
+    solution = Solution((0,), 0.02, 0.02, 0.0, True, 0.1, {})
+    rows = {name: dict(rows[name]) for name in ("search", "data_parallel", "stock_data_parallel")}
+    rows["search"].update(predicted_bytes=2e9, measured_bytes=3_000_000_000, predicted_ms=19.0, measured_ms=22.0)
+    rows["stock_data_parallel"].update(measured_bytes=5_000_000_000, measured_ms=80.0)
+    assert rows["data_parallel"]["measured_bytes"] is None
+    figure = draw_memory(rows, (FrontierPoint(2e9, 2e9, solution), FrontierPoint(4e9, 4e9, solution)), 80e9, {})
+    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].lines]
+    assert ([2.0], [19.0]) in drawn
+    assert ([3.0], [22.0]) in drawn
+    assert ([2.0, 3.0], [19.0, 22.0]) in drawn
+    assert ([5.0], [80.0]) in drawn
+    assert len(drawn) == 2 + 3 + 1 + 1  # the frontier and its bound, search, data_parallel, stock
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["fastest within the limit", "search", "measured, joined to predicted", "data_parallel",
+                     "stock_data_parallel"]
 
 
 def test_report_of_a_search_alone(rows):
