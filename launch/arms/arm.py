@@ -33,11 +33,10 @@ from pase_mtf.launch.plan import Plan
 from pase_mtf.lowering.lowering import PlanLowering
 from pase_mtf.lowering.mesh import DeviceMeshImpl
 from pase_mtf.lowering.ranks import Rank, run_options
-from pase_mtf.operations.registry import rule_of
 from pase_mtf.runtime import Devices, session_config
 from pase_mtf.simulator.timeline import Slice, Timeline
 
-__all__ = ["Arm", "build_arm", "build_arms", "rows_of"]
+__all__ = ["Arm", "build_arm", "build_arms", "rows_of", "rows_read"]
 
 _AGREES_WITHIN = 600.0
 """Seconds between the first rank that has lowered a program and the last. A rank that is lost is found by the launcher;
@@ -97,7 +96,7 @@ class Arm:
             lowering = lower(program)
             self._works = works(program, lowering) if works else {}
             self._placeholders = program.placeholders
-            self.rows = _rows(program, lowering) if board and isinstance(lowering, PlanLowering) else None
+            self.rows = rows_read(program, lowering) if board and isinstance(lowering, PlanLowering) else None
             self._loss = lowering.export_to_tf_tensor(program.loss)
             updates = [lowering.lowered_operation(operation) for operation in program.updates]
             with tf.control_dependencies([*updates, self._loss]):
@@ -328,16 +327,19 @@ def _replicas(variable: mtf.Variable, laid_out: mtf.MeshImpl.LaidOutVariable) ->
     return [[slices[position]._graph_element for position in group] for group in groups if len(group) > 1]
 
 
-def _rows(program: Program, lowering: PlanLowering) -> frozenset[int] | None:
-    """The rows of a batch, which every feature but single numbers has in front, that are read by this process; None:
-    that is not known, for it is imported in pieces."""
-    fed = {id(placeholder) for placeholder in program.placeholders.values() if placeholder.shape.rank}
-    if fed - {id(rule_of(operation).imported(operation)) for operation in program.graph.operations}:
+def rows_read(program: Program, lowering: PlanLowering) -> frozenset[int] | None:
+    """The rows of a batch that devices of this process read; None: that is not known.
+
+    Args:
+      program: whose features, but single numbers, have the rows in front.
+      lowering: of it, for the devices of this process.
+    """
+    parts = program.imports()
+    if parts is None:
         return None
-    regions = [region for operation in program.graph.operations
-               if id(rule_of(operation).imported(operation)) in fed
-               for region in lowering.regions(operation.outputs[0]) if region]
-    return frozenset(row for (begin, size), *_ in regions for row in range(begin, begin + size))
+    return frozenset(number + len(parts) * row for number, operations in enumerate(parts) for operation in operations
+                     for region in lowering.regions(operation.outputs[0]) if region
+                     for row in range(region[0][0], sum(region[0])))
 
 
 def rows_of(arms: Iterable[Arm]) -> tuple[int, ...] | None:

@@ -42,6 +42,11 @@ class PipelinedProgram(Program):
     written: WrittenOut
     applied: list[mtf.Operation]
 
+    def imports(self) -> list[list[mtf.Operation]]:
+        """As of every program: of each microbatch (`write_out`)."""
+        return [[operation for operation in operations if operation.outputs[0].shape.dims]
+                for operations in self.written.imports]
+
 
 @uncollected()
 @quick_scopes()

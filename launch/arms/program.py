@@ -26,6 +26,7 @@ from pase_mtf.models.blocks import ALL, blocks_of, check_blocks, choices_of, rec
 from pase_mtf.models.checks import DTYPES
 from pase_mtf.models.microbatches import import_features, loss_and_gradients
 from pase_mtf.models.presets import ModelConfig
+from pase_mtf.operations.registry import rule_of
 
 __all__ = ["Program", "build_program", "export_with_program", "exported", "flags_of", "mesh_graph", "optimizer_of",
            "program_of", "variables_by_name"]
@@ -52,6 +53,13 @@ class Program:
     loss: mtf.Tensor
     updates: list[mtf.Operation]
     global_step: tf.Variable
+
+    def imports(self) -> list[list[mtf.Operation]] | None:
+        """The operations that import the examples of a batch: of K lists number k has every K-th from the k-th on, in
+        front of every tensor. None where something is imported that was made of them before."""
+        fed = {id(placeholder) for placeholder in self.placeholders.values() if placeholder.shape.rank}
+        found = [operation for operation in self.graph.operations if id(rule_of(operation).imported(operation)) in fed]
+        return [found] if fed == {id(rule_of(operation).imported(operation)) for operation in found} else None
 
 
 @uncollected()

@@ -18,7 +18,8 @@ from pase_mtf import models
 from pase_mtf.compat import tf
 from pase_mtf.errors import MismatchError
 from pase_mtf.export.exporter import export_graph
-from pase_mtf.graph.configurations import enumerate_configurations
+from pase_mtf.graph.configurations import Configuration, enumerate_configurations
+from pase_mtf.launch.arms.arm import rows_read
 from pase_mtf.launch.arms.pipelined import build_pipelined, lower_pipeline
 from pase_mtf.lowering import collectives
 from pase_mtf.lowering import lowering as lowering_module
@@ -155,6 +156,27 @@ def test_ranks_of_a_pipeline_run_all_ends_of_a_transfer_or_none(ranks, each, sta
             lowered.append((lowering, [lowering.export_to_tf_tensor(program.loss).op,
                                        *map(lowering.lowered_operation, program.updates)]))
     assert_all_ends_or_none(lowered)
+
+
+def test_a_rank_reads_of_every_microbatch_the_rows_of_its_devices(tmp_path):
+    """Images are read by the first stage, in halves; labels by the second, whole by both devices."""
+    config = _config("alexnet", tmp_path)
+    devices = cluster_devices(4, 1)
+    with tf.Graph().as_default():
+        one = _program("alexnet", config, 4, 1, "sgd")
+        graph = export_graph(one.graph)
+        last = len(graph.layers) - 1
+        laid = (Laid(0, last, 0, 2, (Configuration((("batch", 2),)),) * last),
+                Laid(last, last + 1, 2, 2, (Configuration((("classes", 2),)),)))
+        pipeline = evaluate_pipeline(graph, laid, 2, "1f1b", harness.MACHINE)
+    found = []
+    for number in (1, 2):
+        with tf.Graph().as_default():
+            program = _program("alexnet", config, 8, 2, "sgd")
+            found.append(rows_read(program, lower_pipeline(
+                program, one, pipeline, devices, rank=Rank.of(devices, number), graph=graph)))
+    # The microbatches are rows 0, 2, 4, 6 and rows 1, 3, 5, 7.
+    assert found == [{4, 6, 5, 7}, set(range(8))]
 
 
 @pytest.mark.parametrize(("stages", "devices", "seed"), harness.some_slow([(2, 2, 1)], [(3, 6, 2)]))

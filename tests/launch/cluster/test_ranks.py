@@ -10,7 +10,7 @@ from micro_models import SIZES
 
 from pase_mtf import models
 from pase_mtf.compat import tf
-from pase_mtf.launch.arms.arm import build_arms
+from pase_mtf.launch.arms.arm import build_arms, rows_of
 from pase_mtf.launch.arms.program import export_with_program
 from pase_mtf.launch.arms.recipe import microbatch_of
 from pase_mtf.launch.cluster.follower import tell_run
@@ -126,7 +126,6 @@ def test_losses_of_pipelines(clusters, tmp_path, monkeypatch, model, schedule, s
         "--compare=none", f"--output_dir={tmp_path / 'run'}"]))
     graph, _ = export_with_program(plan)
     data = open_data(None, models.get(model), plan.config, plan.options.batch, 0)
-    batches = list(itertools.islice(data.batches(), 4))
     found_pipeline = find_pipeline({4: microbatch_of(plan, 4)[1]}, DEVICES, Machine.load("h100"), stages=stages,
                                    schedule=schedule)
 
@@ -135,7 +134,9 @@ def test_losses_of_pipelines(clusters, tmp_path, monkeypatch, model, schedule, s
         if board:
             tell_run(board, of_run, data)
         arm, = build_arms(of_run, graph, {"pipeline": found_pipeline}, ["pipeline"], board)
-        found = [arm.step(batch)[0] for batch in batches]
+        read = dataclasses.replace(data, rows=rows_of([arm]))
+        assert (read.rows is None) == (board is None)  # the others read their own rows, too
+        found = [arm.step(batch)[0] for batch in itertools.islice(read.batches(), 4)]
         assert arm.differing_replicas() is None
         values = dict(arm.values())
         arm.close()
