@@ -41,6 +41,8 @@ __all__ = ["agreement", "document", "main", "points"]
 FOLDER = ROOT / "docs" / "benchmarks"
 _STEPS_SECONDS = 3600.0
 """For all of a run but finding strategies and measuring kernels: lowering, and the steps of every arm."""
+_TRIES = 3
+"""Runs of one model, the second and third with more strategies."""
 
 
 def agreement(predicted: Sequence[float], measured: Sequence[float]) -> tuple[float, float]:
@@ -189,19 +191,30 @@ def _counts(text: str) -> list[int]:
 
 
 def _measured(name: str, devices: int, flags: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """What is kept of a run of the launcher."""
+    """What is kept of a run of the launcher, of the first with so many strategies that differ; of none such, that with
+    the most of them. Of what measuring took, that of the first run, which finds the kernels unknown."""
     data_flags, _ = prepare_data(name, folder)
-    # Random strategies make strange sums: losses that drift apart say nothing about the time of a step.
-    summary = run_launcher([
-        f"--model={name}", "--preset=tiny", f"--mesh={devices}", "--devices=cpu", f"--steps={flags.steps}",
-        f"--warmup={flags.warmup}", f"--prices={flags.prices}", "--notrial", *data_flags,
-        f"--measure_seconds={flags.seconds:g}",
-        f"--compare=data_parallel,expert,search,random:{flags.random},changed:{flags.changed}"],
-        limit=flags.seconds + _STEPS_SECONDS, allowed=(LOSSES_DISAGREE,))
+    # What was drawn twice, or is the best itself, is known after a run only; kernels that it measured take none again.
+    summaries: list[dict[str, Any]] = []
+    more = 0
+    while len(summaries) < _TRIES:
+        # Random strategies make strange sums: losses that drift apart say nothing about the time of a step.
+        summaries.append(run_launcher([
+            f"--model={name}", "--preset=tiny", f"--mesh={devices}", "--devices=cpu", f"--steps={flags.steps}",
+            f"--warmup={flags.warmup}", f"--prices={flags.prices}", "--notrial", *data_flags,
+            f"--measure_seconds={flags.seconds:g}",
+            f"--compare=data_parallel,expert,search,random:{flags.random + more},changed:{flags.changed + more}"],
+            limit=flags.seconds + _STEPS_SECONDS, allowed=(LOSSES_DISAGREE,)))
+        missing = flags.strategies - len(points(summaries[-1]))
+        if missing <= 0:
+            break
+        more += missing
+    summary = max(summaries, key=lambda summary: len(points(summary)))
     facts = {key: summary["facts"][key] for key in ("devices", "versions", "machine")}
     return {"model": name, "points": points(summary), "preset": summary["preset"], "devices": summary["devices"],
             "commit": commit(), "facts": facts, "slowness": summary.get("slowness"),
-            "kernels": (summary["search"] or {}).get("kernels"), "wall_seconds": summary["wall_seconds"]}
+            "kernels": (summaries[0]["search"] or {}).get("kernels"),
+            "wall_seconds": sum(one["wall_seconds"] for one in summaries)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -209,8 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="all", help="names separated by commas")
     parser.add_argument("--mesh", default="8,4", type=_counts, help="numbers of devices, separated by commas")
-    parser.add_argument("--random", type=int, default=6, help="how many random strategies")
-    parser.add_argument("--changed", type=int, default=6, help="how many between the best and random ones")
+    parser.add_argument("--random", type=int, default=6, help="how many random strategies, at least")
+    parser.add_argument("--changed", type=int, default=8, help="how many between the best and random ones, at least")
+    parser.add_argument("--strategies", type=int, default=14, help="how many that differ, at least: more are drawn "
+                        f"and all measured again, up to {_TRIES - 1} times, where some are the same")
     parser.add_argument("--seconds", type=float, default=1200.0, help="of a run, to find strategies and time kernels; "
                         "what was not timed then is estimated")
     parser.add_argument("--steps", type=int, default=15)

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 
@@ -223,7 +224,7 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
     monkeypatch.setattr(accuracy, "run_launcher", run)
     monkeypatch.setattr(accuracy, "describe_host", lambda: host[-1])
     (tmp_path / "accuracy.json").write_text('{"gnmt": {"search": [1, 2]}}')  # as earlier versions wrote it
-    arguments = ["--models=resnet101,alexnet", f"--output={tmp_path}"]
+    arguments = ["--models=resnet101,alexnet", "--strategies=3", f"--output={tmp_path}"]
     assert accuracy.main(arguments) == 0
     assert runs == ["resnet1018", "alexnet8", "resnet1014", "alexnet4"]
     text = (tmp_path / "accuracy.md").read_text()
@@ -242,7 +243,7 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
     assert accuracy.main([*arguments, "--mesh=4", "--again"]) == 0
     assert len(runs) == 6
     host.append("MOS 6502 (1 core)")
-    assert accuracy.main(["--models=alexnet", "--mesh=4", f"--output={tmp_path}"]) == 0
+    assert accuracy.main(["--models=alexnet", "--mesh=4", "--strategies=3", f"--output={tmp_path}"]) == 0
     table = rows((tmp_path / "accuracy.md").read_text().partition("## Search")[0])
     assert [(*row[:2], row[9]) for row in table[1:]] == [
         ("alexnet (tiny)", "4", host[1]), ("alexnet (tiny)", "4", host[0]), ("alexnet (tiny)", "8", host[0]),
@@ -251,3 +252,30 @@ def test_models_whose_accuracy_was_measured_are_not_measured_again(tmp_path, mon
     assert table[-1][2] == "15"
     assert accuracy.main(["--models=nonsense"]) == 2
     assert "unknown model 'nonsense'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("alike", "kept", "drawn"), [(0, 17, [(6, 8)]), (5, 16, [(6, 8), (8, 10)]),
+                                                     (99, 3, [(6, 8), (17, 19), (28, 30)])])
+def test_more_strategies_are_drawn_where_some_are_alike(tmp_path, monkeypatch, alike, kept, drawn):
+    """Until there are 14 that differ, or three runs did not give them."""
+    asked = []
+
+    def run(flags, limit, allowed):
+        counts = dict(part.split(":") for part in flags[-1].split(",") if ":" in part)
+        asked.append((int(counts["random"]), int(counts["changed"])))
+        arms = {name: _row(number, number) for number, name in enumerate(("search", "expert", "data_parallel"), 9)}
+        for number in range(sum(asked[-1])):
+            arms[f"random_{number}"] = _row(20 + number, 9 + number, same_as="search" if number < alike else None)
+        kernels = {"of_strategy": 1, "measured_of_strategy": 1, "seen": 2, "measured": 2, "rounds": 1,
+                   "seconds": float(len(asked))}
+        facts = dict.fromkeys(("devices", "versions", "machine"), "one on Chip")
+        return {"preset": "tiny", "devices": 8, "facts": facts, "arms": arms, "wall_seconds": 1.0,
+                "search": {"kernels": kernels}}
+
+    monkeypatch.setattr(accuracy, "run_launcher", run)
+    assert accuracy.main(["--models=alexnet", "--mesh=8", f"--output={tmp_path}"]) == 0
+    result, = json.loads((tmp_path / "accuracy.json").read_text()).values()
+    assert asked == drawn
+    assert len(result["points"]) == kept
+    assert result["wall_seconds"] == len(drawn)
+    assert result["kernels"]["seconds"] == 1.0  # that of the first run, which knew none
