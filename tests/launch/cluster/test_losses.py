@@ -22,8 +22,11 @@ from pase_mtf.strategy.strategy import evaluate_strategy
 
 DEVICES = 4
 STEPS = 20
-_OVER = dict(zip(SIZES, itertools.cycle((1, 2))))
-"""Every other model over two processes and over four."""
+_QUICK = ("alexnet", "biglstm", "rnnlm")
+"""Models that are built so soon that they are tried over two processes and over four, under two strategies each."""
+_CASES = [*itertools.product(_QUICK, (1, 2), (2, 3)), ("transformer", 2, 3),
+          *((model, number % 2 + 1, 2) for number, model in enumerate(sorted(set(SIZES) - set(_QUICK))))]
+"""A model, which of the clusters, and the number of the random strategy: two processes and four by turns."""
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,8 @@ def clusters():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", SIZES)
-def test_losses_of_every_model(clusters, tmp_path, model):
+@pytest.mark.parametrize(("model", "over", "drawn"), _CASES)
+def test_losses_of_every_model(clusters, tmp_path, model, over, drawn):
     """In float64, where the order of a sum is nothing: 20 steps to ten digits."""
     sizes = tmp_path / f"{model}.json"
     sizes.write_text(json.dumps({"preset": "tiny", **SIZES[model]}))
@@ -48,9 +51,9 @@ def test_losses_of_every_model(clusters, tmp_path, model):
     graph, _ = export_with_program(plan)
     batches = list(itertools.islice(open_data(None, models.get(model), plan.config, plan.options.batch, 0).batches(),
                                     STEPS))
-    strategy = evaluate_strategy(graph, random_configurations(graph, DEVICES, 2, 0), DEVICES, Machine.load("h100"))
+    strategy = evaluate_strategy(graph, random_configurations(graph, DEVICES, drawn, 0), DEVICES, Machine.load("h100"))
     losses = []
-    for devices in (clusters[0], clusters[_OVER[model]]):
+    for devices in (clusters[0], clusters[over]):
         arm, = build_arms(dataclasses.replace(plan, devices=devices), graph, {"random": strategy}, ["random"])
         losses.append([arm.step(batch)[0] for batch in batches])
         assert arm.differing_replicas() is None
