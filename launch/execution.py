@@ -32,6 +32,7 @@ from pase_mtf.launch.judging.judge import Judge
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.reports.fitting import Fitting
 from pase_mtf.launch.reports.text import describe_run, elsewhere_note, final_table, orders_note, search_summary
+from pase_mtf.launch.spent import Spent
 from pase_mtf.launch.strategies.finding import MAIN_SHARE, as_stock, duplicates, find_strategies, possible_arms
 from pase_mtf.launch.strategies.fitting import fitting_program
 from pase_mtf.launch.strategies.layout_file import layout_of_run, pipeline_text
@@ -59,6 +60,7 @@ class _Prepared:
       arms: as they are asked for, as far as the graph allows them.
       facts: the header.
       fitting: what was chosen so that the memory suffices; None: nothing was left open.
+      spent: what planning has taken so far.
     """
 
     plan: Plan
@@ -71,6 +73,7 @@ class _Prepared:
     arms: tuple[ArmName, ...]
     facts: Mapping[str, str]
     fitting: Fitting | None
+    spent: Spent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,17 +163,22 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     if joined:
         stack.callback(joined.close)
     # A machine that has to be measured is so before anything that would keep memory or cores busy.
-    machine = machine_of(plan, None, joined=joined is not None) if options.prices == "roofline" else None
+    spent = Spent()
+    with spent.on("reference_kernels"):
+        machine = machine_of(plan, None, joined=joined is not None) if options.prices == "roofline" else None
     graph, program = export_with_program(plan)
-    prices = prices_of(plan, graph, program)
-    machine = machine or machine_of(plan, prices)
+    with spent.on("reference_kernels"):
+        prices = prices_of(plan, graph, program)
+        machine = machine or machine_of(plan, prices)
     before = plan.microbatches, plan.recomputed
-    plan, fitting = _within_memory(plan, machine)
+    with spent.on("search"):
+        plan, fitting = _within_memory(plan, machine)
     if fresh:
         files.write("config.json", plan.config_json())
     if (plan.microbatches, plan.recomputed) != before:
         graph, program = export_with_program(plan)
-        prices = prices_of(plan, graph, program)
+        with spent.on("reference_kernels"):
+            prices = prices_of(plan, graph, program)
     graph.save(files.path("graph.json"))
     arms = possible_arms(plan, graph)
     facts = describe_run(plan, data, machine, graph, arms)
@@ -178,7 +186,7 @@ def _prepare(plan: Plan, data: Data, files: RunFiles, stack: contextlib.ExitStac
     if fitting:
         print(fitting.text())
     return _Prepared(plan, data, files, joined.board if joined else None, machine, graph, prices, arms, facts,
-                     fitting)
+                     fitting, spent)
 
 
 def _within_memory(plan: Plan, machine: Machine) -> tuple[Plan, Fitting | None]:
@@ -231,7 +239,11 @@ def _search(run: _Prepared) -> tuple[dict[str, Pipeline], dict[str, Strategy], d
 
 def _find(run: _Prepared) -> _Found:
     """The strategy of every arm; writes down the one of --strategy."""
-    pipelines, strategies, left_out = _search(run)
+    measured = run.prices.meter.spent if run.prices else 0.0
+    with run.spent.on("search"):
+        pipelines, strategies, left_out = _search(run)
+    if run.prices:
+        run.spent.of("kernels", run.prices.meter.spent - measured, out_of="search")
     tell_untraced([*strategies.values(), *pipelines.values()])
     for name, reason in left_out.items():
         print(f"{name} is left out: {reason}")
@@ -253,7 +265,8 @@ def _report_search(run: _Prepared, found: _Found) -> None:
     if not isinstance(chosen, Pipeline):  # which is told where it is found
         print(chosen.table())
     rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                         found.left_out, found.layout, fitting=run.fitting)
+                         found.left_out, found.layout, fitting=run.fitting, spent=run.spent.seconds)
+    print(run.spent.text())
     if note := orders_note(rows):
         print(f"note: {note}")
 
@@ -269,7 +282,9 @@ def _build(run: _Prepared, found: _Found) -> tuple[_Built, _Found]:
         tell_run(run.board, plan, run.data)
     arms = build_arms(plan, run.graph, found.chosen, trained, run.board)
     fed = dataclasses.replace(run.data, rows=rows_of(arms))
-    tried = choose_by_steps(plan, run.graph, found.names, found.strategies, arms, fed, run.prices)
+    with run.spent.on("trial_steps"):
+        tried = choose_by_steps(plan, run.graph, found.names, found.strategies, arms, fed, run.prices)
+    print(run.spent.text())
     if tried is None:
         return _Built(arms, same, fed), found
     print(f"trial: {trial_text(tried.strategies['search'].search)}")
@@ -314,7 +329,7 @@ def _train(run: _Prepared, found: _Found, built: _Built, interrupts: Interrupts)
 def _report(run: _Prepared, found: _Found, built: _Built, history: History) -> None:
     """Writes summary and report, and shows the table."""
     rows = write_outcome(run.files, run.plan, run.machine, run.facts, run.graph, found.names, found.chosen,
-                         found.left_out, found.layout, built.same, built.arms, history, run.fitting)
+                         found.left_out, found.layout, built.same, built.arms, history, run.fitting, run.spent.seconds)
     print("", final_table(rows), "", f"files: {run.plan.options.output_dir}", sep="\n")
     if note := elsewhere_note(run.plan, run.machine):
         print(f"note: {note}")

@@ -224,7 +224,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
                   left_out: Mapping[str, str], layout: str,
                   same_as: Mapping[str, str] | None = None,
                   arms: Sequence[Arm] = (), history: History | None = None,
-                  fitting: Fitting | None = None) -> dict[str, ArmRow]:
+                  fitting: Fitting | None = None, spent: Mapping[str, float] | None = None) -> dict[str, ArmRow]:
     """Writes report.html and summary.json.
 
     Args:
@@ -240,6 +240,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
       same_as: arm -> the arm with the same strategy that was trained in its stead.
       arms, history: what was trained; nothing with --search_only.
       fitting: what was chosen so that the memory suffices; None: nothing was left open.
+      spent: seconds before the first step, by what they went to.
 
     Returns:
       arm -> its numbers, in the order of the table.
@@ -280,7 +281,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         slowness=float(np.median(history.slowness)) if history.slowness else None, search=_search(strategies),
         nodes={arm.name: arm.nodes for arm in arms}, build_seconds={arm.name: arm.build_seconds for arm in arms},
         memory_method=MEMORY_METHOD, facts=dict(facts),
-        fitting=fitting.to_json() if fitting else None)))
+        fitting=fitting.to_json() if fitting else None, spent=dict(spent or {}))))
     return rows
 
 

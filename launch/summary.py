@@ -79,6 +79,7 @@ class Summary(TypedDict):
         again, out of how many (None: that was not open), the predicted seconds, the gap, and the programs that were
         looked at, with seconds and bytes of the fastest strategy of each; None: nothing was left open. Files of
         earlier versions lack it.
+      spent: seconds before the first step, by what they went to (`spent.Spent`). Files of earlier versions lack it.
     """
 
     status: str
@@ -100,6 +101,7 @@ class Summary(TypedDict):
     memory_method: str
     facts: dict[str, str]
     fitting: NotRequired[dict[str, object] | None]
+    spent: NotRequired[dict[str, float]]
 
 
 def arm_rows(names: Sequence[str], history: History, strategies: Mapping[str, Chosen], same_as: Mapping[str, str],

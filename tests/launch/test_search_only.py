@@ -17,6 +17,10 @@ def test_search_only(launch):
     assert summary["status"] == "search only"
     assert summary["arms"]["search"]["predicted_ms"] > 0
     assert summary["arms"]["search"]["measured_ms"] is None
+    spent = summary["spent"]
+    assert spent["search"] > 0.0
+    assert spent["kernels"] == spent["trial_steps"] == 0.0
+    assert f"planning took {sum(spent.values()):.1f} s" in out
     report = (folder / "report.html").read_text()
     assert "<h2>Arms</h2>" in report
     assert "Losses" not in report

@@ -103,6 +103,7 @@ def test_the_search_takes_what_is_faster(launch, cache_dir, timed_kernels, monke
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["arms"]["expert"]["same_as"] == "search"
     assert summary["search"]["trial"]["taken"] == "expert"
+    assert summary["spent"]["trial_steps"] > 0.0
     assert summary["search"]["optimal"] is False
     assert summary["search"]["gap"] == pytest.approx(
         summary["arms"]["search"]["predicted_ms"] / (1e3 * summary["search"]["lower_bound"]) - 1.0, rel=0.01)
