@@ -38,6 +38,7 @@ from pase_mtf.cost.unfolded import Unfolded
 from pase_mtf.graph.all_reduces import at_once
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.graph.partition import Partition
 
 __all__ = ["MemoryModel", "strategy_memory"]
 
@@ -80,8 +81,7 @@ class MemoryModel:
                     for layer, items in zip(graph.layers, self._layers, strict=True)]
         self._unfolded = {number: found for number, found in enumerate(unfolded) if found.there}
         self._graph, self._moved = graph, [edge for edge in graph.edges if edge.held]
-        self._updates = [(edge.target, edge.source) for edge in graph.edges
-                         if edge.pending and graph.layers[edge.target].kind == "update"]
+        self._updates = [edge for edge in graph.edges if edge.pending and graph.layers[edge.target].kind == "update"]
         self._settling = sorted({held.waits_until for layer in graph.layers for operation in layer.operations
                                  if operation.phase == "update" for held in operation.held if held.waits_until >= 0})
         self._until = until_taken(self._moved)
@@ -172,7 +172,7 @@ class MemoryModel:
                                  in zip(self._layers, configurations, strict=True)])
         nbytes, is_part = items.nbytes * shares[items.pattern], (items.parts_of >= 0) & (shares[items.parts_of] < 1.0)
         settles[items.layer[is_part & items.arrives]] = True
-        awaiting = {target: source for target, source in self._updates if settles[source]}
+        awaiting = {edge.target: edge.source for edge in self._updates if settles[edge.source]}
         settles[list(awaiting)] = True
         waits, after = is_part & ~items.of_sum, items.of_sum & settles[items.layer]
         begin = np.where(after, items.waits_until, items.begin)
@@ -181,7 +181,8 @@ class MemoryModel:
                    for number, edge in enumerate(self._moved)]
         self._until_read(by_edge, end)
         made = self._made_of_sums(after, nbytes)
-        arriving = self._arriving(np.flatnonzero(waits & items.arrives), nbytes, made, awaiting)
+        arriving = self._arriving(np.flatnonzero(waits & items.arrives), nbytes, made, awaiting,
+                                  self._summed_elsewhere(configurations))
         unfolded = [_Copy(nbytes, when, when) for number, found in self._unfolded.items()
                     for nbytes, when in found.under(configurations[number])]
         copies = [*unfolded, *self._copies(configurations, by_edge, awaiting), *arriving]
@@ -215,10 +216,18 @@ class MemoryModel:
         made: np.ndarray = np.bincount(items.layer[after], nbytes[after], count) / np.maximum(sums, 1)
         return made
 
+    def _summed_elsewhere(self, configurations: Sequence[Configuration]) -> list[int]:
+        """The layers whose gradients are needed in other parts than they lie: these are in no bucket."""
+        def at(layer: int, dims: Sequence[str]) -> Partition:
+            return configurations[layer].placed(self._graph.layers[layer], dims)
+
+        return [edge.source for edge in self._updates
+                if at(edge.source, edge.source_dims) != at(edge.target, edge.target_dims)]
+
     def _arriving(self, arriving: np.ndarray, nbytes: np.ndarray, made: np.ndarray, awaiting: Mapping[int, int],
-                  ) -> Iterator[_Copy]:
+                  alone: Sequence[int]) -> Iterator[_Copy]:
         """What arrives for the sum of a gradient, and what the update makes of the sum while it is there: at the end of
-        the backward pass, of the layer of which that is most, or of a bucket."""
+        the backward pass, of the layer of which that is most, or of a bucket of those that are not `alone`."""
         items, elsewhere = self._items, np.zeros(len(made))
         for target, source in awaiting.items():
             elsewhere[source] = max(elsewhere[source], made[target])
@@ -226,11 +235,11 @@ class MemoryModel:
         # Another layer takes its part of a sum when all has arrived.
         np.maximum.at(most, moments, np.maximum(nbytes[arriving] + made[layer], elsewhere[layer]))
         if not self._shared:  # some of a bucket are used while others still lie in what has arrived
-            small = np.flatnonzero(at_once(nbytes[arriving] / _ITEMSIZE) == 1.0)
+            waiting = ~np.isin(layer, alone) & (at_once(nbytes[arriving] / _ITEMSIZE) == 1.0)
             used = nbytes[arriving] + np.maximum(made, elsewhere)[layer]
-            summed, together = (np.bincount(moments[small], column[small], self.moments)
-                                for column in (nbytes[arriving] / _ITEMSIZE, used))
-            most = np.maximum(most, together * at_once(summed))
+            elements, together = (np.bincount(moments[waiting], column[waiting], self.moments)
+                                  for column in (nbytes[arriving] / _ITEMSIZE, used))
+            most = np.maximum(most, together * at_once(elements))
         return (_Copy(float(most[moment]), moment, moment) for moment in np.unique(moments).tolist())
 
     def _copies(self, configurations: Sequence[Configuration], by_edge: Sequence[Moved],
