@@ -19,7 +19,6 @@ from pase_mtf.launch.console import Stage
 from pase_mtf.launch.data import Batch, Data
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.strategies.finding import duplicates
-from pase_mtf.launch.strategies.kept_trials import keep_trial, kept_trial
 from pase_mtf.launch.training import BLOCK, Timing, Trainable
 from pase_mtf.strategy.choosing import outdone
 from pase_mtf.strategy.measured import MeasuredPrices
@@ -81,17 +80,11 @@ def choose_by_steps(plan: Plan, graph: ComputationGraph, names: Sequence[str], s
     tried = [arm for arm in arms if arm.name in close]
     if len(tried) < 2:
         return None
-    candidates = {arm.name: strategies[arm.name] for arm in tried}
-    found = kept_trial(plan, graph.hash, candidates)
-    if found:
-        print(f"trial steps of {', '.join(close)}: those of an earlier run count")
-    else:
-        with Stage(f"trial steps of {', '.join(close)}"):
-            batches = list(itertools.islice(data.batches(plan.first_step), BLOCK))
-            found = try_steps(tried, batches, _SHARE * plan.options.measure_seconds)
-            for arm in tried:
-                arm.restart()
-        keep_trial(plan, graph.hash, candidates, found)
+    with Stage(f"trial steps of {', '.join(close)}"):
+        batches = list(itertools.islice(data.batches(plan.first_step), BLOCK))
+        found = try_steps(tried, batches, _SHARE * plan.options.measure_seconds)
+        for arm in tried:
+            arm.restart()
     simple = next((arm.name for arm in plan.options.arms if arm.method == "data_parallel"), None)
     taken = fastest(found, duplicates(strategies).get(simple, simple) if simple else None)
     best = _instead(strategies[searched], strategies[taken], graph, prices)

@@ -1,18 +1,14 @@
 """Steps that are tried before training, and what becomes of the arms then."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.arms.arm import Arm
 from pase_mtf.launch.strategies import trying
-from pase_mtf.launch.strategies.kept_trials import keep_trial, kept_trial
 from pase_mtf.launch.strategies.trying import close_ones, fastest, try_steps
 from pase_mtf.launch.training import BLOCK, Timing
 from pase_mtf.machine.machine import Machine
-from pase_mtf.runtime import Devices
 from pase_mtf.strategy.strategy import Strategy
 
 
@@ -117,50 +113,6 @@ def test_the_search_takes_what_is_faster(launch, cache_dir, timed_kernels, monke
     assert _losses(folder, "search") == pytest.approx(losses, rel=1e-5)
     assert not _losses(folder, "expert")
     assert closed == ["search", "search"]  # what lost, and in the end what was trained
-    if prices == "measured":
-        monkeypatch.setattr(trying, "try_steps", None)  # the same strategies are not tried again
-        code, folder, out, err = launch(*flags, output="again")
-        assert code == 0, err
-        assert "trial steps of search, expert: those of an earlier run count" in out
-        assert Strategy.load(folder / "strategy.json").configurations == strategy.configurations
-
-
-def _plan(**options):
-    return SimpleNamespace(devices=Devices.first(4, "cpu"),
-                           options=SimpleNamespace(**{"recalibrate": False, "measure_seconds": 60, **options}))
-
-
-def _drawn(*dims):
-    return SimpleNamespace(configurations=tuple(Configuration(((dim, 4),)) for dim in dims))
-
-
-def test_a_trial_is_kept_for_the_same_strategies_of_the_same_program(cache_dir):
-    tried = {"search": _drawn("batch", "vocab"), "expert": _drawn("batch", "batch")}
-    timings = {"search": Timing(1.0, 0.9, 1.1, 5), "expert": Timing(2.0, 1.9, 2.1, 5)}
-    assert kept_trial(_plan(), "program", tried) is None
-    keep_trial(_plan(), "program", tried, timings)
-    assert kept_trial(_plan(), "program", tried) == timings
-    # By which arm a strategy is found says nothing of its steps.
-    assert kept_trial(_plan(), "program", {"mcmc": tried["expert"], "search": tried["search"]}) == {
-        "mcmc": timings["expert"], "search": timings["search"]}
-    for other in ((_plan(), "another", tried), (_plan(recalibrate=True), "program", tried),
-                  (_plan(measure_seconds=600), "program", tried),
-                  (_plan(), "program", {**tried, "expert": _drawn("vocab", "batch")}),
-                  (_plan(), "program", {**tried, "random_0": _drawn("vocab", "batch")})):
-        assert kept_trial(*other) is None
-    several = _plan()
-    several.devices = Devices.over_tasks(4, "cpu", ("a:1", "b:1"))
-    keep_trial(several, "other", tried, timings)
-    assert kept_trial(several, "other", tried) is None
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"format": "pase_mtf.trial", "version": 1, "timings": []}', None])
-def test_a_damaged_trial_is_made_again(cache_dir, text):
-    tried = {"search": _drawn("batch")}
-    keep_trial(_plan(), "program", tried, {"search": Timing(1.0, 0.9, 1.1, 5)})
-    path, = (cache_dir / "pase_mtf").glob("trial-*.json")
-    path.write_text(path.read_text().replace("1.0", "-1.0") if text is None else text)
-    assert kept_trial(_plan(), "program", tried) is None
 
 
 def test_what_is_priced_for_other_devices_is_not_tried(launch, monkeypatch):
