@@ -13,7 +13,7 @@ from pase_mtf.cost.memory import MemoryModel
 from pase_mtf.cost.paper import PAPER_PARTS, paper_edge, paper_parts
 from pase_mtf.cost.pending import pending_seconds
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import OperationSignature, layer_signatures
+from pase_mtf.cost.signature import OperationSignature, layer_signatures, waiting_bytes
 from pase_mtf.cost.tables import ConfigurationTable, DistinctShardings, dim_positions, positions_of
 from pase_mtf.errors import UsageError, nearest
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
@@ -177,7 +177,7 @@ class _Builder:
 
     def __init__(self, graph: ComputationGraph, machine: Machine, model: str) -> None:
         self._graph, self._model = graph, model
-        self._reshardings = Reshardings.of_graph(graph, machine)
+        self._reshardings = Reshardings(machine, waiting=waiting_bytes(graph.layers))
         # By the identity of what `table` and `_shardings` return, which live as long as the builder.
         self._tables: dict[tuple[int, tuple[tuple[str, int], ...]], ConfigurationTable] = {}
         self._parts: dict[tuple[tuple[OperationSignature, ...], int], np.ndarray] = {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable
-from pase_mtf.graph.all_reduces import PIECES, RING, messages_of, way_of
+from pase_mtf.graph.all_reduces import PIECES, RING, bucket_of, messages_of, way_of
 from pase_mtf.machine.machine import Machine
 
 __all__ = ["allreduce_seconds", "group_sizes"]
@@ -57,7 +58,7 @@ def _runs(table: ConfigurationTable, columns: Sequence[int]) -> Iterator[tuple[n
 
 
 def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarray, machine: Machine, *,
-                      stock: bool = False, bucket: float = 0.0) -> np.ndarray:
+                      stock: bool = False, waiting: Any = 0.0) -> np.ndarray:
     """Seconds of an all-reduce, done by all groups of devices at the same time.
 
     On real devices: the messages one after the other that the lowering makes of it (`_latency`), or where a library
@@ -75,8 +76,9 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
       devices: int64 [K], devices that take part, in all groups together.
       machine: its links.
       stock: Mesh-TF lowers it, not we.
-      bucket: elements of what is summed together with it, itself among them: it takes its part of their latency. By
-        default, and where it has more itself, it is alone.
+      waiting: bytes of all that may be summed together with it, itself among them, as what each device has of them; a
+        number, or one for each. Of the latency of a bucket (`graph.all_reduces.bucket_of`) it takes its part. By
+        default, and where it has more than a bucket takes, it is alone.
 
     Returns:
       float64 [K]; 0 where the group is one device.
@@ -93,12 +95,12 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
             blocks = np.where(large, 7.0, 3.0) * size
         each = machine.with_overhead(blocks * nbytes / link.bandwidth, nodes) + messages * link.latency
         return np.where(size > 1, each * devices / size, 0.0)
-    left = np.asarray(nbytes, np.float64)
-    together = np.maximum(left, bucket * _ITEMSIZE)
+    left: np.ndarray = np.asarray(nbytes, np.float64)
+    together: np.ndarray = np.maximum(left, _ITEMSIZE * bucket_of(np.asarray(waiting) / _ITEMSIZE))
     seconds = _latency(together, groups, machine)
     if machine.sums_by_trees and not stock:
         seconds = np.minimum(seconds, _latency_of_trees(groups, machine))
-    seconds = seconds * np.divide(left, together, out=np.ones_like(together), where=together > 0.0)
+    seconds *= np.divide(left, together, out=np.ones_like(together), where=together > 0.0)
     for link, across in zip(machine.links, groups, strict=True):
         seconds += 2.0 * (across - 1.0) / across * left / link.bandwidth
         left = left / across

@@ -153,15 +153,19 @@ def sum_seconds(reduced: Sequence[int], tensors: Sequence[TensorBytes], row_sum:
       row_sum: the one sum, where it is of rows that were looked up.
       table: the configurations.
       reshardings: price what moves, on the machine whose numbers count.
-      gradient: these are gradients of weights, which wait for each other and are summed in buckets.
+      gradient: these are gradients of weights, which wait for each other and are summed in buckets. What that saves is
+        counted as if all of the program were summed over the same devices.
 
     Returns:
       float64 [K]; of all-reduces, or where fewer elements travel so, of rows that devices give each other.
     """
-    nbytes = np.asarray(sum(size * table.share(columns) for columns, size in tensors))
+    nbytes, whole = np.asarray(sum(size * table.share(columns) for columns, size in tensors)), sum(
+        size for _, size in tensors)
     machine = reshardings.machine
+    # Of the others it is not known how they are split: as these are.
+    waiting = reshardings.waiting * nbytes / whole if gradient and whole else 0.0
     seconds = allreduce_seconds(nbytes, group_sizes(table, reduced, machine), table.devices, machine,
-                                stock=reshardings.stock, bucket=reshardings.bucket if gradient else 0.0)
+                                stock=reshardings.stock, waiting=waiting)
     if row_sum is None or not reshardings.sums_on_edges:
         return seconds
     as_rows = travel_as_rows(row_sum, table)

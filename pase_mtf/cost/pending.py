@@ -54,9 +54,9 @@ def pending_seconds(source: DistinctShardings, target: DistinctShardings, shape:
     moved: np.ndarray = reshardings.seconds(whole, target, shape, itemsize)[like]
     parts = source.shards[:, rank:].prod(axis=1)
     blocks, wanted = source.shards[:, :rank].prod(axis=1), target.shards.prod(axis=1)
-    in_place = waits & (moved == 0.0) & (blocks[:, None] == wanted)
-    alone, together = (_allreduced(source, rank, nbytes, reshardings, bucket)[:, None]
-                       for bucket in (0.0, reshardings.bucket))
+    in_place = waits & (moved == 0.0) & (blocks[:, None] == wanted) & (source.devices[:, None] == target.devices)
+    alone, together = (_allreduced(source, rank, nbytes, reshardings, waiting)[:, None]
+                       for waiting in (0.0, reshardings.waiting))
     seconds: np.ndarray = moved + np.where(in_place, together, alone)
     pieces = {column: piece.shards for column, (devices, shards) in enumerate(zip(
         target.devices.tolist(), _shards_of(target), strict=True))
@@ -96,13 +96,13 @@ def _rows(source: DistinctShardings, rank: int, shape: Sequence[int], itemsize: 
                              float(math.prod(shape[dim] for dim in row) * itemsize), reshardings)
 
 
-def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings: Reshardings, bucket: float,
-                ) -> np.ndarray:
-    """Seconds of the all-reduces where the parts are made, in a bucket of so many elements, float64 [R]."""
+def _allreduced(source: DistinctShardings, rank: int, nbytes: float, reshardings: Reshardings,
+                waiting: float) -> np.ndarray:
+    """Seconds of the all-reduces where the parts are made, float64 [R]; so many bytes of others wait, unsplit."""
     table = ConfigurationTable(source.devices, source.shards, source.strides)
     groups = group_sizes(table, range(rank, source.shards.shape[1]), reshardings.machine)
-    return allreduce_seconds(nbytes / source.shards[:, :rank].prod(axis=1), groups, source.devices,
-                             reshardings.machine, bucket=bucket)
+    blocks = source.shards[:, :rank].prod(axis=1)
+    return allreduce_seconds(nbytes / blocks, groups, source.devices, reshardings.machine, waiting=waiting / blocks)
 
 
 def _gathered(reshardings: Reshardings, devices: np.ndarray, pieces: list[_Shards], wanted: list[_Shards], nbytes: float

@@ -15,8 +15,6 @@ from pase_mtf.cost.critical_path import CriticalPaths
 from pase_mtf.cost.dim_relations import Sharded, gcd
 from pase_mtf.cost.distinct_pairs import DistinctPairs
 from pase_mtf.cost.tables import DistinctShardings
-from pase_mtf.graph.all_reduces import bucket_of
-from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search.compiled import compiled
 
@@ -30,26 +28,20 @@ class Reshardings:
     """Prices the moving of tensors on one machine. Pairs of shardings that are alike are looked at once, whichever
     tensor they are of: price all edges of a graph with one object."""
 
-    def __init__(self, machine: Machine, *, stock: bool = False, bucket: float = 0.0) -> None:
+    def __init__(self, machine: Machine, *, stock: bool = False, waiting: float = 0.0) -> None:
         """Knows no pair.
 
         Args:
           machine: whose numbers count.
           stock: Mesh-TF moves them, not our lowering, which matters where devices share cores.
-          bucket: elements of gradients that are summed together (`graph.all_reduces.bucket_of`).
+          waiting: bytes of the gradients that wait for each other (`signature.waiting_bytes`).
         """
-        self.machine, self.stock, self.bucket = machine, stock, bucket
+        self.machine, self.stock, self.waiting = machine, stock, waiting
         domains = np.array([1, *(link.devices for link in machine.links[:-1])], np.int64)
         self._seconds = CriticalPaths(domains, np.array([1.0 / link.bandwidth for link in machine.links]),
                                       np.array([link.latency for link in machine.links]))
         self._elements = CriticalPaths(np.ones(1, np.int64), np.ones(1), np.zeros(1))
         self._copies = _Copies()
-
-    @classmethod
-    def of_graph(cls, graph: ComputationGraph, machine: Machine) -> Reshardings:
-        """Those of a step of a graph."""
-        return cls(machine, bucket=bucket_of(math.prod(variable.operand.shape) for layer in graph.layers
-                                             for variable in layer.variables if variable.trainable))
 
     @property
     def sums_on_edges(self) -> bool:

@@ -17,10 +17,11 @@ from typing import NamedTuple
 from pase_mtf.cost.moves import Move, move_of
 from pase_mtf.cost.rows import RowSum, row_sum_of
 from pase_mtf.cost.tables import dim_positions, positions_of
+from pase_mtf.graph.all_reduces import at_once
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 
 __all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
-           "layer_signature", "layer_signatures", "nameless"]
+           "layer_signature", "layer_signatures", "nameless", "waiting_bytes"]
 
 PHASES = ("forward", "backward", "update")
 PRODUCTS = ("matmul", "batched matmul")
@@ -30,6 +31,9 @@ FILTER_GRADIENT = "filter gradient"
 
 MULTIPLYING = (*PRODUCTS, "convolution", FILTER_GRADIENT)
 """Kinds of operation that multiply matrices, as convolutions do, too."""
+
+_ITEMSIZE = 4
+"""Bytes of an element, mostly."""
 
 TensorBytes = tuple[tuple[int, ...], float]
 """A tensor: the columns of the dims that may be split, and its unsplit bytes."""
@@ -161,10 +165,24 @@ def _operation_signature(operation: LayerOperation, move: Move | None,
         transposed=tuple(tensor(operand) for operand in transposed), move=move,
         weights=weights if operation.phase != "update" else (), nodes=operation.nodes,
         traffic=operation.traffic, trips=operation.trips,
-        gradients=tuple(operation.phase != "forward" and all(variables[one.dims, one.shape] for one in outputs)
+        gradients=tuple(_adds_gradients(operation) and all(variables[one.dims, one.shape] for one in outputs)
                         for _, outputs in operation.sums),
         pending=operation.sums_pending, row_sum=row_sum_of(operation, position),
         narrow=kind in MULTIPLYING and all(operand.itemsize == 2 for operand in operation.inputs))
+
+
+def _adds_gradients(operation: LayerOperation) -> bool:
+    """Whether what it leaves to be summed may be the gradient of a weight: what an update sums besides, such as the
+    means of Adafactor, it reads at once."""
+    return operation.phase == "backward" or (operation.phase == "update" and operation.kind == "pointwise")
+
+
+def waiting_bytes(layers: Iterable[Layer]) -> float:
+    """Unsplit bytes of the gradients of a program that may be summed together: of those no larger than a bucket."""
+    sizes = (nbytes for signature in layer_signatures(layers) for entry in signature
+             for (_, outputs), gradient in zip(entry.sums, entry.gradients, strict=True) if gradient
+             for _, nbytes in outputs)
+    return sum(nbytes for nbytes in sizes if at_once(nbytes / _ITEMSIZE) == 1.0)
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,14 +83,14 @@ def buckets(elements: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def bucket_of(elements: Iterable[int]) -> int:
-    """How many elements the buckets of a program's sums have, as prices take it: all that a bucket takes, or all there
-    are of small sums where that is less. 0 where there are none.
+def bucket_of(elements: Any) -> Any:
+    """How many elements a bucket of a program's sums has, as prices take it: all that one takes, or all there are where
+    that is less.
 
     Args:
-      elements: of each sum.
+      elements: an int or an array: of all sums that wait for each other.
     """
-    return min(_BUCKET, sum(count for count in elements if count <= _BUCKET))
+    return np.minimum(_BUCKET, elements)
 
 
 def at_once(elements: Any) -> Any:

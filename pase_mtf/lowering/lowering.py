@@ -126,7 +126,7 @@ class PlanLowering(mtf.Lowering):
         self._updating.update({variable: self._impl(legal_spec(self._spec(mesh), variable))
                                for variable, mesh in (updates or {}).items()})
         if not self.emitter.shared:  # else nothing is sent, and sums are made once
-            self._buckets = Buckets(flow, self._impl_of.__getitem__)
+            self._buckets = Buckets(graph, flow, self._impl_of.__getitem__)
         taking = TurnTaking()
         for turn in turns or [Turn(graph.operations)]:
             with taking.turn(turn), self.emitter.behind_turns(turn.after):

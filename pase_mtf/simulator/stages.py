@@ -11,7 +11,7 @@ import numpy as np
 from pase_mtf.cost.build import PricedNetwork
 from pase_mtf.cost.compute import PARTS, sum_seconds
 from pase_mtf.cost.resharding import Reshardings
-from pase_mtf.cost.signature import PHASES, OperationSignature, counted, layer_signature
+from pase_mtf.cost.signature import PHASES, OperationSignature, counted, layer_signature, waiting_bytes
 from pase_mtf.cost.tables import ConfigurationTable, dim_positions
 from pase_mtf.graph.computation_graph import Edge, Layer
 from pase_mtf.graph.partition import groups
@@ -76,7 +76,7 @@ class Stages:
           gradients: whether they are summed over devices.
         """
         self._priced, self._gradients = priced, gradients
-        self._reshardings = Reshardings.of_graph(priced.graph, priced.machine)
+        self._reshardings = _reshardings(priced)
         self._signatures: dict[int, tuple[OperationSignature, ...]] = {}
         self._found: dict[tuple[int, int], LayerStages] = {}
 
@@ -84,9 +84,9 @@ class Stages:
         """Equal for layers that do the same under configurations of the same index."""
         return id(self._priced.parts[layer])  # which are one object for layers that cost the same
 
-    def bucket_of(self, edge: Edge) -> float:
-        """Elements of what is summed together with partial sums that go over an edge; 0: they do not wait."""
-        return self._reshardings.bucket if self._priced.graph.layers[edge.target].kind == "update" else 0.0
+    def waiting(self, edge: Edge) -> float:
+        """Unsplit bytes of what is summed together with partial sums that go over an edge; 0: they do not wait."""
+        return self._reshardings.waiting if self._priced.graph.layers[edge.target].kind == "update" else 0.0
 
     def of(self, layer: int, choice: int) -> LayerStages:
         """What a layer does under the configuration with that index. All of it adds up to what the layer costs, but for
@@ -115,6 +115,10 @@ class Stages:
                 float(parts[kernels] + overhead) / (devices if priced.machine.shared_cores else 1),
                 sums[False], float(parts[moved]), sums[True] if self._gradients else ()))
         return LayerStages(devices, tuple(stages))
+
+
+def _reshardings(priced: PricedNetwork) -> Reshardings:
+    return Reshardings(priced.machine, waiting=waiting_bytes(priced.graph.layers))
 
 
 def _table(layer: Layer, priced: PricedNetwork, number: int, choice: int) -> ConfigurationTable:
@@ -161,7 +165,7 @@ def gradient_seconds(priced: PricedNetwork) -> list[np.ndarray]:
     Where devices share cores prices may be of measured kernels: it is a share of what all-reduces are priced at.
     """
     found: dict[int, np.ndarray] = {}
-    machine, reshardings = priced.machine, Reshardings.of_graph(priced.graph, priced.machine)
+    machine, reshardings = priced.machine, _reshardings(priced)
     for layer, choices, parts in zip(priced.graph.layers, priced.configurations, priced.parts, strict=True):
         if id(parts) not in found:
             signature = [entry for entry in layer_signature(layer) if any(entry.gradients)]

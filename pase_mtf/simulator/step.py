@@ -181,9 +181,10 @@ class Step:
         elif sums is None:
             table = ConfigurationTable(np.array([len(source.devices)]), *np.array([parts], np.int64).transpose(2, 0, 1))
             nbytes = np.array([math.prod(source.block_shape(edge.shape)) * edge.itemsize])
+            waiting = self._stages.waiting(edge) * nbytes / max(1, math.prod(edge.shape) * edge.itemsize)
             seconds = edge.trips * float(allreduce_seconds(
                 nbytes, group_sizes(table, range(len(parts)), self._machine), table.devices, self._machine,
-                bucket=self._stages.bucket_of(edge) if source == target else 0.0)[0])
+                waiting=waiting if source == target else 0.0)[0])
             for group in groups(len(source.devices), parts):
                 tasks.reduce(_SUM, group, seconds, self._ports_of_group(group))
             exchanges = [(_TRANSFER, self._moves(source, target, edge.shape), edge.itemsize)]

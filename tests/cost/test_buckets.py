@@ -1,7 +1,5 @@
 """Gradients that are summed together share their messages, in prices and in the simulator as in the lowering."""
 
-import math
-
 import nets
 import numpy as np
 import pytest
@@ -11,9 +9,10 @@ from pase_mtf.compat import tf
 from pase_mtf.cost.build import build_network
 from pase_mtf.cost.collectives import allreduce_seconds
 from pase_mtf.cost.memory import MemoryModel
+from pase_mtf.cost.signature import waiting_bytes
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph import all_reduces
-from pase_mtf.graph.all_reduces import bucket_of, messages_of, way_of
+from pase_mtf.graph.all_reduces import messages_of, way_of
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.machine.machine import Link, Machine
 from pase_mtf.simulator.simulate import Simulator
@@ -37,8 +36,7 @@ def _by_batch(graph, devices):
 @pytest.mark.parametrize("sharded_updates", [False, True])
 def test_the_gradients_of_a_program_take_the_messages_of_one_sum(devices, sharded_updates):
     graph = _exported(sharded_updates=sharded_updates)
-    assert bucket_of(math.prod(variable.operand.shape) for layer in graph.layers for variable in layer.variables
-                     if variable.trainable) == _WEIGHTS
+    assert waiting_bytes(graph.layers) == 4 * _WEIGHTS
     priced = price_strategy(graph, COUNTING, devices, _by_batch(graph, devices))
     messages = float(messages_of(way_of(_WEIGHTS, devices), devices))
     summed = sum(seconds for part, seconds in priced.parts.items()
@@ -57,18 +55,46 @@ def test_simulated_sums_share_their_messages(sharded_updates):
     assert Simulator(priced).seconds(strategy) == pytest.approx(forward + messages)
 
 
+def test_messages_are_of_elements_of_any_size():
+    graph = export_graph(nets.build("mlp", "sgd", tf.bfloat16).graph)
+    priced = price_strategy(graph, COUNTING, 4, _by_batch(graph, 4))
+    assert priced.parts["all-reduce backward"] == pytest.approx(float(messages_of(way_of(_WEIGHTS, 4), 4)))
+
+
+def test_split_weights_take_the_messages_of_one_sum():
+    """Gradients of half of each, over pairs of devices; what is summed besides takes whole messages, too."""
+    graph, chosen = _exported(), []
+    for layer in graph.layers:
+        dim = next((dim for dim in ("hidden", "hidden2", "classes") if dim in layer.splittable), None)
+        chosen.append(Configuration((("batch", 2), (dim, 2)) if dim and "batch" in layer.splittable else (("", 4),)))
+    summed = price_strategy(graph, COUNTING, 4, chosen).parts["all-reduce backward"]
+    assert summed == pytest.approx(round(summed))
+    assert summed >= 1
+
+
+def test_what_an_optimizer_sums_besides_is_alone(monkeypatch):
+    """Adafactor's means have the shapes of biases, and each is read before the next is made."""
+    graph = export_graph(nets.build("wide", "adafactor", tf.float32).graph)
+    split = [Configuration((("features", 4),)) if "features" in layer.splittable else Configuration((("", 4),))
+             for layer in graph.layers]
+    found = price_strategy(graph, COUNTING, 4, split).parts["all-reduce update"]
+    monkeypatch.setattr(all_reduces, "_BUCKET", 0)
+    assert price_strategy(graph, COUNTING, 4, split).parts["all-reduce update"] == found > 0
+
+
 @pytest.mark.parametrize("trees", [False, True])
 def test_equal_parts_of_a_bucket_cost_what_it_costs(trees):
     machine = Machine("real", _RATES, 1e30, 1e30, 0.0, (Link(4, 1e9, 1e-5), Link(64, 1e8, 1e-4)), sums_by_trees=trees)
     groups, devices = np.array([[4.0], [8.0]]), np.array([32])
     whole, = allreduce_seconds(np.array([4e5]), groups, devices, machine)
-    part, = allreduce_seconds(np.array([1e5]), groups, devices, machine, bucket=1e5)
+    part, = allreduce_seconds(np.array([1e5]), groups, devices, machine, waiting=4e5)
     alone, = allreduce_seconds(np.array([1e5]), groups, devices, machine)
     assert 4 * part == pytest.approx(whole)
     assert alone > part
-    # What is larger than a bucket is alone.
-    assert allreduce_seconds(np.array([8e5]), groups, devices, machine, bucket=1e5)[0] == (
-        allreduce_seconds(np.array([8e5]), groups, devices, machine)[0])
+    # What is larger than all that waits, or than a bucket takes, is alone.
+    for nbytes, waiting in ((8e5, 4e5), (2e6, 1e9)):
+        assert allreduce_seconds(np.array([nbytes]), groups, devices, machine, waiting=waiting)[0] == (
+            allreduce_seconds(np.array([nbytes]), groups, devices, machine)[0])
 
 
 def test_without_gradients_nothing_is_divided():

@@ -1,5 +1,7 @@
 """Gradients of several layers are summed together, on devices of their own, and train as one device does."""
 
+import types
+
 import harness
 import nets
 import numpy as np
@@ -8,12 +10,13 @@ import pytest
 from pase_mtf.compat import mtf, tf
 from pase_mtf.export.exporter import export_graph
 from pase_mtf.graph import all_reduces
-from pase_mtf.graph.all_reduces import bucket_of
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.launch.strategies.finding import random_configurations
 from pase_mtf.lowering import buckets, reshard
 from pase_mtf.lowering.lowering import PlanLowering
-from pase_mtf.lowering.plans import plan_from_configurations, uniform_plan
+from pase_mtf.lowering.plans import plan_from_configurations, uniform_plan, updates_from_configurations
+from pase_mtf.lowering.ranks import Rank
+from pase_mtf.models.batch_norm import batch_norm
 
 _DEVICES = harness.device_names(4)
 
@@ -143,6 +146,98 @@ def test_whatever_reads_them(read, expected, together):
     assert together == expected
 
 
+def _normalized(b):
+    """Three layers with batch normalization between them, as networks of convolutions have it."""
+    batch, config = nets.dim("batch", 8), types.SimpleNamespace(dtype="float64", seed=0)
+    x, classes = b.input("x", [batch, nets.dim("c0", 8)]), nets.dim("c3", 8)
+    for number in range(3):
+        inputs, outputs = nets.dim(f"c{number}", 8), nets.dim(f"c{number + 1}", 8)
+        x = mtf.einsum([x, b.variable(f"w{number}", [inputs, outputs])], [batch, outputs])
+        x = batch_norm(x, config, name=f"n{number}", relu=True)
+    return nets.Net(b.graph, b.mesh, nets.cross_entropy(x, b.labels("y", [batch], 8), classes))
+
+
+def _decayed(b):
+    """Weights that decay, by an addition to every gradient."""
+    net = nets.mlp(b)
+    variables = b.graph.trainable_variables
+    gradients = mtf.gradients([net.loss], [variable.outputs[0] for variable in variables])
+    net.gradients = [gradient + 0.01 * variable.value for gradient, variable in zip(gradients, variables, strict=True)]
+    return net
+
+
+def test_a_gradient_makes_no_sum_late_that_others_wait_for(together, all_reduced, monkeypatch):
+    """What normalizations sum in the backward pass is summed by itself, gradients when that is over."""
+    monkeypatch.setitem(nets.OTHERS, "normalized", _normalized)
+    nets.train_net("normalized", "sgd", tf.float64, _lowered("batch:a"))
+    # Of the weights alone: what is an offset's gradient the backward pass needs, too.
+    assert together == [3]
+    assert all_reduced[-1] == 3 * 64
+
+
+def test_an_addition_of_something_whole_needs_the_sum(together, monkeypatch):
+    monkeypatch.setitem(nets.OTHERS, "decayed", _decayed)
+    found = nets.train_net("decayed", "sgd", tf.float64, _lowered("batch:a"))
+    _same(found, nets.one_device("decayed", "sgd", tf.float64))
+    assert together == [4]
+
+
+def test_what_was_summed_long_ago_makes_no_others(together):
+    """w3's gradient reads a sum of the forward pass, when other gradients wait."""
+    def lowered(net):
+        return _split_by([(("features", 4),), (("classes", 4),), (("batch", 4),)])(net)
+    found = nets.train_net("mlp", "sgd", tf.float64, lowered)
+    _same(found, nets.one_device("mlp", "sgd", tf.float64))
+    assert len(together) <= 1
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_gradients_that_are_clipped(sharded, together):
+    """Their norm needs them where they are, also where updates are shards elsewhere."""
+    def trained(devices):
+        with tf.Graph().as_default():
+            net = nets.NETS["mlp"](nets.Builder(tf.float64))
+            variables = net.graph.trainable_variables
+            gradients = mtf.gradients([net.loss], [variable.outputs[0] for variable in variables])
+            norm = mtf.add_n([mtf.reduce_sum(mtf.square(gradient)) for gradient in gradients])
+            net.updates = mtf.optimize.SgdOptimizer(0.05).apply_grads(
+                [gradient * mtf.rsqrt(norm + 1.0) for gradient in gradients], variables)
+            if not devices:
+                return harness.train(net, harness.stock()(net), [{}] * 2)
+            graph = export_graph(net.graph, sharded_updates=sharded)
+            chosen = [Configuration((("batch" if "batch" in layer.splittable else layer.splittable[-1], 4),))
+                      if layer.splittable and (sharded or "batch" in layer.splittable) else Configuration((("", 4),))
+                      for layer in graph.layers]
+            return harness.train(net, PlanLowering(
+                net.graph, plan_from_configurations(net.graph, graph, chosen, 4), _DEVICES, shared_memory=False,
+                updates=updates_from_configurations(net.graph, graph, chosen)), [{}] * 2)
+
+    _same(trained(True), trained(False))
+    assert together == [4]
+
+
+def test_a_scalar_among_them_costs_many_ranks_no_message_more(monkeypatch):
+    """Of 16 ranks: equal pieces are one collective, unequal ones would be sent one by one."""
+    names = [f"/job:worker/replica:0/task:{number}/device:CPU:0" for number in range(16)]
+    found = []
+    for scalar in (False, True):
+        with tf.Graph().as_default():
+            b = nets.Builder(tf.float32)
+            batch, one, two, three = (nets.dim(*entry) for entry in (
+                ("batch", 16), ("one", 128), ("two", 128), ("three", 8)))
+            x = mtf.einsum([b.input("x", [batch, one]), b.variable("w1", [one, two])], [batch, two])
+            x = mtf.einsum([x * b.variable("scale", []) if scalar else x, b.variable("w2", [two, three])],
+                           [batch, three])
+            variables = b.graph.trainable_variables
+            gradients = mtf.gradients([mtf.reduce_mean(mtf.square(x))], [each.outputs[0] for each in variables])
+            updates = mtf.optimize.SgdOptimizer(0.05).apply_grads(gradients, variables)
+            lowering = PlanLowering(b.graph, uniform_plan(b.graph, "a:16", "batch:a", names), names,
+                                    rank=Rank.of(names, 0))
+            assert [lowering.lowered_operation(update) for update in updates]
+            found.append(lowering.emitter.ledger.transfers)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("name", [name for name in nets.NETS if name != "mlp"])
 def test_random_strategies_train_as_one_device_does(name, together):
     def lowered(net):
@@ -180,4 +275,4 @@ def test_buckets_take_all_in_order(seed, monkeypatch):
     assert all(count <= 100 for count in filled)
     # None is opened while there is room in the one before.
     assert all(count + elements[later[0]] > 100 for count, later in zip(filled, small[1:], strict=False))
-    assert bucket_of(elements) == min(100, sum(filled))
+    assert all_reduces.bucket_of(sum(filled)) == min(100, sum(filled))
