@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -19,9 +21,9 @@ BLOCK = 5
 outside (other processes, the clock rate) affects all arms alike."""
 
 
-_LEVEL_SECONDS = 10.0
-"""How long arms may take to catch up where the training is to end: schedulers kill 30 seconds after they have asked,
-and there are files to write."""
+_LEVEL_SECONDS = 5.0
+"""How long after the wish to end arms may still begin steps to catch up: some kill 10 seconds after they have asked
+(`docker stop`), and there are files to write."""
 
 
 class Trainable(Protocol):
@@ -129,7 +131,7 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
           insisted: Callable[[], bool] = lambda: False,
           check: Callable[[History], str | None] = lambda history: None,
           look: Callable[[], float | None] = lambda: None, block: int = BLOCK,
-          ends_with: tuple[type[Exception], ...] = ()) -> History:
+          ends_with: tuple[type[Exception], ...] = (), clock: Callable[[], float] = time.monotonic) -> History:
     """Trains every arm for warmup + steps steps.
 
     The first step is a turn of its own, so that all can be compared after it, and the rest of the warm-up another; then
@@ -137,7 +139,8 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
     are compared, and training ends where one is wrong or the loss is not finite any more. It ends between two steps
     where that is asked for, with what was measured so far: a step that was done was recorded and told to all watchers.
     Before it ends, the other arms do the steps of the turn that one of them has done, so that a run which goes on after
-    the last step of one does so after that of all; but not where that would take long, or is insisted on.
+    the last step of one does so after that of all; but not where that would take long, or is insisted on. It is looked
+    at before every step how long the others would still take: steps may be slower than they were.
 
     Args:
       arms: things with a name and `step(batch, trace) -> (loss, seconds)`.
@@ -152,8 +155,10 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
       look: how many times what prices say the machine takes now, or None; called before a turn that counts.
       block: steps per turn.
       ends_with: errors of the data with which training ends as it does where that is asked for.
+      clock: seconds.
     """
     history = History(first_step, {arm.name: [] for arm in arms})
+    wished = math.inf
     source = iter(batches)
     sizes = itertools.chain([1, warmup - 1], (min(block, steps - done) for done in range(0, steps, block)))
     start = 0
@@ -169,8 +174,9 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
         for arm in (*arms[turn % len(arms):], *arms[:turn % len(arms)]):
             for number, batch in enumerate(held):
                 if asked():
-                    first, history.interrupted = not history.interrupted, True
-                    if insisted() or (first and _to_level(history, start + ahead) > _LEVEL_SECONDS):
+                    history.interrupted, now = True, clock()
+                    wished = min(wished, now)
+                    if insisted() or now - wished + _to_level(history, start + ahead) > _LEVEL_SECONDS:
                         return history
                     if number >= ahead:
                         break
@@ -192,8 +198,9 @@ def train(arms: Sequence[Trainable], batches: Iterable[Batch], *, warmup: int, s
 
 
 def _to_level(history: History, steps: int) -> float:
-    """About how many seconds it takes until every arm has done so many steps: an arm is judged by its fastest, as the
-    first are slow for once, and one that has done none by the slowest of the others."""
-    fastest = {name: min(record.seconds for record in records) for name, records in history.records.items() if records}
-    slowest = max(fastest.values(), default=0.0)
-    return sum((steps - len(records)) * fastest.get(name, slowest) for name, records in history.records.items())
+    """About how many seconds it takes until every arm has done so many steps: an arm is judged by its median, and one
+    that has done none by the slowest of the others. Of two steps the faster one counts: the first is slow for once."""
+    medians = {name: statistics.median_low(record.seconds for record in records)
+               for name, records in history.records.items() if records}
+    slowest = max(medians.values(), default=0.0)
+    return sum((steps - len(records)) * medians.get(name, slowest) for name, records in history.records.items())

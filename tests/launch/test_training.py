@@ -80,11 +80,34 @@ def test_ends_between_two_steps_where_that_is_asked_for(warmup, block):
 
 
 def test_ends_at_once_where_others_would_take_long_or_that_is_insisted_on():
-    """Up to ten seconds are not long."""
-    assert _ended_after(5, seconds=2.4) == dict.fromkeys("abc", 3)
-    assert _ended_after(5, seconds=2.6) == {"a": 1, "b": 3, "c": 1}
-    assert _ended_after(1, seconds=5.1) == {"a": 1, "b": 0, "c": 0}
+    """Up to five seconds are not long."""
+    assert _ended_after(5, seconds=1.2) == dict.fromkeys("abc", 3)
+    assert _ended_after(5, seconds=1.3) == {"a": 1, "b": 3, "c": 1}
+    assert _ended_after(1, seconds=2.6) == {"a": 1, "b": 0, "c": 0}
     assert _ended_after(6, insisted_after=8) == {"a": 1, "b": 4, "c": 3}
+
+
+@pytest.mark.parametrize(("before", "catching_up", "over"), [
+    (0.4, 8.0, 8.0),  # no other step is begun
+    (0.4, 2.0, 4.0),  # after two of them the other five would take too long even by the median
+    (0.1, 0.3, 2.1)])  # all catch up
+def test_catching_up_that_takes_longer_than_before_is_given_up(before, catching_up, over):
+    """No step is begun after five seconds, nor one after which the others would need more than are left."""
+    now, diary = [0.0], []
+    arms = [_Arm(name, diary) for name in "abc"]
+
+    def step(arm, batch):
+        diary.append(arm.name)
+        took = before if len(diary) <= 41 else catching_up
+        now[0] += took
+        return 1.0, took
+    for arm in arms:
+        arm.step = lambda batch, trace=False, arm=arm: step(arm, batch)
+    history = train(arms, itertools.count(), warmup=1, steps=100, asked=lambda: len(diary) >= 41,
+                    clock=lambda: now[0])
+    assert history.interrupted
+    assert now[0] - 41 * before == pytest.approx(over)
+    assert (len({len(records) for records in history.records.values()}) == 1) == (catching_up < 2.0)
 
 
 def test_calls_back_after_every_step():
