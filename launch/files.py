@@ -271,7 +271,7 @@ def write_outcome(files: RunFiles, plan: Plan, machine: Machine, facts: Mapping[
         parts={name: strategy.parts for name, strategy in strategies.items()},
         traced_parts={arm.name: arm.timeline.seconds_by_kind for arm in arms if arm.timeline},
         timeline=timeline, traced=traced,
-        graph=graph_picture(graph, pictured) if pictured else ""))
+        graph=graph_picture(graph, pictured) if pictured else "", elsewhere=plan.elsewhere))
     # The last of all: it says that the run has come to its end.
     files.write("summary.json", summary_json(Summary(
         status=status, model=plan.options.model, preset=plan.options.preset, batch=plan.options.batch,

@@ -52,8 +52,8 @@ correct strategies give.</p>
 <h2>Time and memory</h2>
 <img alt="Time of a step over the memory of a device" src="{{ memory }}">
 <p class="note">The line: the fastest strategy within each limit on the memory of a device; dotted, what none can be
-faster than. The points: the arms of this run, red as predicted, the chosen one filled; green as measured, joined to
-what was predicted.</p>
+faster than. The points: the arms of this run, red as predicted, the chosen one filled{% if not elsewhere %}; green as
+measured, joined to what was predicted{% endif %}.</p>
 {% endif %}
 {% if timeline %}
 <h2>What each device does when</h2>
@@ -88,7 +88,7 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
                 others: Mapping[str, Sequence[FrontierPoint]] | None = None, headline: str = "",
                 parts: Mapping[str, Mapping[str, float]] | None = None,
                 traced_parts: Mapping[str, Mapping[str, float]] | None = None, timeline: Timeline | None = None,
-                traced: Timeline | None = None, graph: str = "") -> str:
+                traced: Timeline | None = None, graph: str = "", elsewhere: bool = False) -> str:
     """The text of report.html: one self-contained file with the strategy, the times and the loss curves.
 
     Args:
@@ -108,15 +108,17 @@ def report_html(*, title: str, facts: Mapping[str, str], rows: Mapping[str, ArmR
       timeline: the simulated step of the strategy; None: no picture of it.
       traced: the same step as it was measured; None: no picture of it.
       graph: the strategy as a picture (`graph_picture`), SVG; empty: none.
+      elsewhere: predictions are of another machine than the one that trained: what was measured is not drawn among
+        them.
     """
     measured: dict[str, str] = {}
     if rows:
         curves = image(draw_losses(history)) if history is not None and history.records else ""
         measured = {"arms": final_table(rows), "times": image(draw_steps(rows, parts or {}, traced_parts)),
                     "losses": curves}
-    memory = image(draw_memory(rows, frontier, memory_limit, others or {})) if frontier else ""
+    memory = image(draw_memory(rows, frontier, memory_limit, others or {}, measured=not elsewhere)) if frontier else ""
     return _PAGE.render(title=title, facts=facts, measured=measured, memory=memory, notes=notes, headline=headline,
-                        strategy_table=strategy_table, layout=layout, graph=graph,
+                        strategy_table=strategy_table, layout=layout, graph=graph, elsewhere=elsewhere,
                         timeline=image(draw_timeline(timeline), "png") if timeline else "",
                         simulated=f"{1e3 * timeline.seconds:.2f} ms" if timeline else "",
                         traced=image(draw_timeline(traced), "png") if traced else "",

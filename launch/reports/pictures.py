@@ -104,9 +104,17 @@ def draw_timeline(timeline: Timeline) -> Figure:
 
 
 def draw_memory(rows: Mapping[str, ArmRow], points: Sequence[FrontierPoint], limit: float,
-                others: Mapping[str, Sequence[FrontierPoint]]) -> Figure:
+                others: Mapping[str, Sequence[FrontierPoint]], *, measured: bool = True) -> Figure:
     """Time of a step over the memory of a device: what can be had by prediction, also where other blocks are computed
-    again, the arms as predicted and as measured, and the limit."""
+    again, the arms as predicted and as measured, and the limit.
+
+    Args:
+      rows: the numbers of every arm.
+      points: what memory buys.
+      limit: bytes that a device may hold.
+      others: what it buys where other blocks are computed again, by what to call that.
+      measured: draw also what was measured; not where predictions are of another machine, which no line joins to it.
+    """
     figure, axes = _figure(8, 3.6)
     draw_frontier(axes, points, "fastest within the limit", color="#2a6f97", unit=1e-3)
     ends = [points[0].memory_limit, points[-1].memory_limit]
@@ -116,19 +124,19 @@ def draw_memory(rows: Mapping[str, ArmRow], points: Sequence[FrontierPoint], lim
     joined: str | None = "measured, joined to predicted"
     for position, (arm, row) in enumerate(rows.items()):
         marker = "osD^vP*"[position % 7]
-        predicted, measured = (_point(row["predicted_bytes"], row["predicted_ms"]),
-                               _point(row["measured_bytes"], row["measured_ms"]))
+        predicted = _point(row["predicted_bytes"], row["predicted_ms"])
+        found = _point(row["measured_bytes"], row["measured_ms"]) if measured else None
         if predicted:
             ends.append(1e9 * predicted[0])
             axes.plot(*predicted, marker=marker, markersize=9, linestyle="", color="#c1121f",
                       fillstyle="none" if position else "full", label=arm)
-        if measured:
-            ends.append(1e9 * measured[0])
+        if found:
+            ends.append(1e9 * found[0])
             # Nothing is predicted of stock Mesh-TensorFlow, which is named by this point alone.
-            axes.plot(*measured, marker=marker, markersize=6, linestyle="", color=_MEASURED_ARM,
+            axes.plot(*found, marker=marker, markersize=6, linestyle="", color=_MEASURED_ARM,
                       label=None if predicted else arm)
-        if predicted and measured:
-            axes.plot(*zip(predicted, measured, strict=True), color=_MEASURED_ARM, linewidth=0.8, zorder=1,
+        if predicted and found:
+            axes.plot(*zip(predicted, found, strict=True), color=_MEASURED_ARM, linewidth=0.8, zorder=1,
                       label=joined)
             joined = None
     if limit <= 1.5 * max(ends):  # else it is far from everything that is drawn

@@ -8,6 +8,7 @@ import pytest
 from small_graphs import perceptron
 
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.launch.reports import page
 from pase_mtf.launch.reports.graph_picture import graph_picture
 from pase_mtf.launch.reports.page import report_html
 from pase_mtf.launch.reports.pictures import draw_memory, draw_steps
@@ -128,6 +129,24 @@ def test_arms_are_drawn_as_measured_beside_as_predicted(rows):
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["fastest within the limit", "search", "measured, joined to predicted", "data_parallel",
                      "stock_data_parallel"]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_was_measured_is_not_drawn_among_predictions_of_another_machine(rows, monkeypatch, elsewhere):
+    solution, drawn = Solution((0,), 0.02, 0.02, 0.0, True, 0.1, {}), []
+    rows = {"search": {**rows["search"], "predicted_bytes": 2e9, "measured_bytes": 3_000_000_000, "predicted_ms": 19.0,
+                       "measured_ms": 2200.0, "measured_ms_quartiles": (2100.0, 2300.0)}}
+    monkeypatch.setattr(page, "draw_memory", lambda *given, **more: drawn.append(draw_memory(*given, **more))
+                        or drawn[-1])
+    text = report_html(title="net", facts={}, rows=rows, history=None, strategy_table="", layout="", notes={},
+                       frontier=(FrontierPoint(2e9, 2e9, solution), FrontierPoint(4e9, 4e9, solution)),
+                       elsewhere=elsewhere)
+    names = [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert names == ["fastest within the limit", "search", *["measured, joined to predicted"] * (not elsewhere)]
+    assert (drawn[0].axes[0].get_ylim()[1] > 1000) != elsewhere
+    caption = " ".join(text.split())
+    assert ("filled; green as measured, joined to what was predicted." in caption) != elsewhere
+    assert ("the chosen one filled." in caption) == elsewhere
 
 
 def test_report_of_a_search_alone(rows):

@@ -76,6 +76,7 @@ def test_a_whole_run(launch):
     assert f"note: {other}" in out
     assert other in report
     assert "predicted within" not in report
+    assert "the chosen one filled.</p>" in report.replace("\n", " ")  # nothing of what was measured is drawn there
     assert {event["name"].rpartition(" ")[0] for event in _timeline(folder, "measured")} <= {
         event["name"].rpartition(" ")[0] for event in _timeline(folder, "predicted")} == {
         layer.name for layer in graph.layers}
