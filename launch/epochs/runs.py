@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from pase_mtf.epochs.step_times import StepTimes
-from pase_mtf.errors import UsageError
+from pase_mtf.errors import UsageError, shortened
+from pase_mtf.files import read_json
+from pase_mtf.launch.run_folder import CONFIG_FORMAT, CONFIG_VERSION
 from pase_mtf.launch.summary import Summary, read_summary
 
 __all__ = ["steps_of_runs"]
+
+_OF_A_RUN = ("preset", "batch", "seed", "learning_rate")
+"""Of the sizes of a model, what runs of one model may differ in: a step of so many examples takes no other time for
+it, and a rate grows with the batch."""
 
 
 def steps_of_runs(folders: Sequence[str], worker_batch: int) -> StepTimes:
@@ -22,25 +29,48 @@ def steps_of_runs(folders: Sequence[str], worker_batch: int) -> StepTimes:
       worker_batch: examples of a worker.
 
     Raises:
-      FormatError: a folder holds no summary.json of a run.
-      UsageError: a run that went wrong, another model or preset than that of the first, a batch or a number of devices
-        that workers cannot share, an arm that was not measured, or one mix measured twice.
+      FormatError: a folder holds no summary.json of a run, or its config.json is none.
+      UsageError: a run that went wrong, another model, or one of other sizes, than that of the first, a batch or a
+        number of devices that workers cannot share, an arm that was not measured, or one mix measured twice.
     """
     seconds: dict[tuple[int, int], float] = {}
-    first = ""
+    first: tuple[Summary, dict[str, Any] | None] | None = None
     for folder in folders:
-        summary = read_summary(os.path.join(folder, "summary.json"))
-        what = f"{summary['model']}, preset {summary['preset']}"
-        first = first or what
-        if what != first:
-            raise UsageError(f"--run={folder}: its steps are those of {what}, those of {folders[0]} of {first}; leave "
-                             "one out")
+        summary, sizes = read_summary(os.path.join(folder, "summary.json")), _sizes(folder)
+        first = first or (summary, sizes)
+        if (apart := _apart((summary, sizes), first)) is not None:
+            raise UsageError(f"--run={folder}: its steps are those of {apart[0]}, those of {folders[0]} of "
+                             f"{apart[1]}; leave one out")
         mix, step = _measured(folder, summary, worker_batch)
         if mix in seconds:
             raise UsageError(f"--run={folder}: {mix[0]} workers with {mix[1]} devices each were measured by another "
                              "run, too; leave one out")
         seconds[mix] = step
     return StepTimes(worker_batch, seconds, "measured by the launcher")
+
+
+def _sizes(folder: str) -> dict[str, Any] | None:
+    """The sizes of the model of a run, by config.json; None: that is not there, or does not tell them."""
+    path = os.path.join(folder, "config.json")
+    if not os.path.exists(path):
+        return None
+    sizes = read_json(path, CONFIG_FORMAT, CONFIG_VERSION).get("model_config")
+    return {name: size for name, size in sizes.items() if name not in _OF_A_RUN} if isinstance(sizes, dict) else None
+
+
+def _apart(one: tuple[Summary, dict[str, Any] | None],
+           other: tuple[Summary, dict[str, Any] | None]) -> tuple[str, str] | None:
+    """What two runs train, in words, where it is not the same; by their presets where sizes are not known: those are
+    as they were typed, and two files may be of one name or one file of two."""
+    (summary, sizes), (before, sizes_before) = one, other
+    if summary["model"] != before["model"] or sizes is None or sizes_before is None:
+        what, first = (f"{run['model']}, preset {run['preset']}" for run in (summary, before))
+        return None if what == first else (what, first)
+    for name in sorted({*sizes, *sizes_before}):
+        if sizes.get(name) != sizes_before.get(name):
+            return (f"{summary['model']} with {name} {shortened(sizes.get(name))}",
+                    f"{before['model']} with {name} {shortened(sizes_before.get(name))}")
+    return None
 
 
 def _measured(folder: str, summary: Summary, worker_batch: int) -> tuple[tuple[int, int], float]:

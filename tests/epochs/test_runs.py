@@ -13,7 +13,7 @@ from pase_mtf.launch.summary import summary_json
 @pytest.fixture
 def run(tmp_path):
     """Makes the folder of a run whose arms took so many ms."""
-    def make(name, batch, devices, *, model="alexnet", preset="tiny", **arms):
+    def make(name, batch, devices, *, model="alexnet", preset="tiny", sizes=None, **arms):
         rows = {arm: {**dict.fromkeys((
             "predicted_ms", "measured_ms_spread", "examples_per_second", "speedup_over_data_parallel",
             "speedup_over_stock", "predicted_bytes", "measured_bytes", "final_loss", "measured_ms_quartiles",
@@ -24,6 +24,10 @@ def run(tmp_path):
             "status": "done", "model": model, "preset": preset, "batch": batch, "mesh": str(devices),
             "devices": devices, "first_step": 0, "arms": rows, "left_out": {}, "disagreement": None, "note": None,
             "search": None, "nodes": {}, "build_seconds": {}, "memory_method": "none", "facts": {}}))
+        if sizes is not None:
+            config = {**sizes, "preset": preset, "batch": batch, "seed": batch, "learning_rate": 0.01 * batch}
+            (folder / "config.json").write_text(json.dumps(
+                {"format": "pase_mtf.run", "version": 1, "options": {"preset": preset}, "model_config": config}))
         return str(folder)
     return make
 
@@ -43,6 +47,33 @@ def test_runs_of_two_models_or_presets_are_told_apart(run, other, name):
         steps_of_runs([one, two], 8)
     assert str(caught.value) == (f"--run={two}: its steps are those of {name}, those of {one} of alexnet, preset "
                                  "tiny; leave one out")
+
+
+def test_files_of_two_names_are_one_preset_where_their_sizes_are(run):
+    """A file for every batch, or one under two spellings: what was trained stands in config.json."""
+    sizes = {"image": 12, "fully_connected": [32, 16], "optimizer": "sgd"}
+    one = run("one", 8, 1, search=80.0, preset="of8.json", sizes=sizes)
+    assert set(steps_of_runs([one, run("two", 16, 2, search=1.0, data_parallel=90.0, preset="./of16.json", sizes=sizes),
+                              run("ways", 8, 2, search=60.0, preset="of8.json")], 8).seconds) == {
+        (1, 1), (2, 1), (1, 2)}  # the last without config.json: by the names
+    nameless = run("nameless", 16, 4, search=1.0, preset="./of8.json")
+    with pytest.raises(UsageError, match=r"alexnet, preset \./of8\.json"):
+        steps_of_runs([one, nameless], 8)
+
+
+@pytest.mark.parametrize(("changed", "names"), [
+    ({"image": 24}, ("image 24", "image 12")), ({"dtype": "bfloat16"}, ("dtype 'bfloat16'", "dtype None"))])
+def test_two_files_of_one_name_are_told_apart_by_what_they_held(run, tmp_path, changed, names):
+    sizes = {"image": 12, "fully_connected": [32, 16]}
+    one = run("one", 8, 1, search=1.0, preset="mine.json", sizes=sizes)
+    two = run("two", 16, 2, search=1.0, data_parallel=1.0, preset="mine.json", sizes={**sizes, **changed})
+    with pytest.raises(UsageError) as caught:
+        steps_of_runs([one, two], 8)
+    assert str(caught.value) == (f"--run={two}: its steps are those of alexnet with {names[0]}, those of {one} of "
+                                 f"alexnet with {names[1]}; leave one out")
+    (tmp_path / "two" / "config.json").write_text("{")
+    with pytest.raises(FormatError, match=r"config\.json"):
+        steps_of_runs([one, two], 8)
 
 
 def test_runs_that_tell_no_step(run, tmp_path):
