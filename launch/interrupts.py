@@ -11,10 +11,13 @@ from types import FrameType
 
 from pase_mtf._early_signals import SIGNALS
 
-__all__ = ["Interrupts"]
+__all__ = ["LAST_WISH", "ONE_WISH", "Interrupts"]
 
-_ONE_WISH = 0.5
+ONE_WISH = 0.5
 """Seconds within which signals are one wish: `timeout` and schedulers send one to a process and to its group."""
+
+LAST_WISH = 2
+"""The wish after which a run still writes its files; over processes a launcher ends all of them at the next."""
 
 
 class Interrupts:
@@ -31,7 +34,7 @@ class Interrupts:
           clock: seconds.
         """
         self._clock = clock
-        self._first, self._insisted = 0.0, False
+        self._last_wish, self._later, self._elsewhere = 0.0, 0, 0
         self._asked: list[int] = []
         self._told: list[int] = []
         self._held = False
@@ -54,17 +57,24 @@ class Interrupts:
     @property
     def insisted(self) -> bool:
         """Whether somebody wants that at once: another signal came a while after the first."""
-        return self._insisted
+        return self.wishes > 1
 
     @property
-    def signals(self) -> tuple[int, ...]:
-        """Those that came to this process, in order."""
-        return tuple(self._asked)
+    def wishes(self) -> int:
+        """How often somebody wanted the run to end: signals within half a second are one wish, as are those that came
+        to several processes."""
+        return max(bool(self._asked) + self._later, self._elsewhere)
 
-    def take(self, number: int) -> None:
-        """Takes what came to another process of the run; a scheduler sends one signal to all of them."""
+    def take(self, number: int, wish: int = 1) -> None:
+        """Takes what came to another process of the run; a scheduler sends one signal to all of them.
+
+        Args:
+          number: of the signal.
+          wish: which of those there.
+        """
         if number in SIGNALS:
             self._told.append(number)
+            self._elsewhere = max(self._elsewhere, wish)
 
     @property
     def exit_code(self) -> int | None:
@@ -82,10 +92,12 @@ class Interrupts:
         self._held = True
 
     def _strike(self, number: int, frame: FrameType | None) -> None:
+        now = self._clock()
         if not self._asked:
-            self._first = self._clock()
-        elif self._clock() - self._first >= _ONE_WISH:
-            self._insisted = True
+            self._last_wish = now
+        elif now - self._last_wish >= ONE_WISH:
+            self._last_wish = now
+            self._later += 1
         self._asked.append(number)
         if not self._held:
             self._held = True  # the next must not strike while this one cleans up

@@ -14,7 +14,7 @@ from pase_mtf.errors import ClusterError, shortened
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, end_all, start_worker
 from pase_mtf.launch.cluster.wire import SAYS_EVERY, Connection, control_address, listen, split_address
-from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.launch.interrupts import LAST_WISH, Interrupts
 
 __all__ = ["JOINS_WITHIN", "RemoteTask", "is_cut_off", "join_run", "meet"]
 
@@ -48,7 +48,8 @@ class RemoteTask:
             elif message.get("ended") in SAID_WHY:
                 self.exit_code = int(message["ended"])
             elif type(message.get("signal")) is int:
-                self._interrupts.take(message["signal"])
+                wish = message.get("wish")
+                self._interrupts.take(message["signal"], wish if type(wish) is int else 1)
         found = self._told or self._connection.lost
         return f"({self._address}) {found}" if found else None
 
@@ -253,10 +254,10 @@ def _serve(membership: Membership, connection: Connection, started: list[TaskPro
                       f"{membership.tasks[membership.rank]}", flush=True)
             if type(message.get("end")) is int:
                 return message
-        for number in interrupts.signals[passed_on:]:
+        while passed_on < interrupts.wishes and interrupts.exit_code is not None:
             passed_on += 1
-            connection.say(signal=number)
-            if passed_on > 1 or not started:
+            connection.say(signal=interrupts.exit_code - 128, wish=passed_on)
+            if passed_on > LAST_WISH or not started:
                 return {"error": "interrupted"}
         if connection.lost:
             return {"error": f"rank 0 ({membership.tasks[0]}): its launcher {connection.lost}"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 import socket
@@ -24,7 +25,7 @@ from pase_mtf.launch.cluster.hosts import RemoteTask, is_cut_off, meet
 from pase_mtf.launch.cluster.membership import Membership
 from pase_mtf.launch.cluster.network import Network, own_network
 from pase_mtf.launch.cluster.process import SAID_WHY, TaskProcess, Watched, end_all, start_worker
-from pase_mtf.launch.interrupts import Interrupts
+from pase_mtf.launch.interrupts import LAST_WISH, ONE_WISH, Interrupts
 from pase_mtf.launch.options import ResolvedOptions
 from pase_mtf.launch.plan import Plan
 from pase_mtf.launch.run_folder import AUTO, has_checkpoint
@@ -70,22 +71,26 @@ class Outcome(NamedTuple):
     fault: Fault | None = None
 
 
-def watch(processes: Sequence[Watched], interrupts: Interrupts,
-          sleep: Callable[[float], object] = time.sleep) -> Outcome:
+def watch(processes: Sequence[Watched], interrupts: Interrupts, sleep: Callable[[float], object] = time.sleep,
+          clock: Callable[[], float] = time.monotonic) -> Outcome:
     """Waits until rank 0 ends, or a fault of any process is found; passes signals on to rank 0.
 
     Args:
       processes: of the run, by rank.
-      interrupts: of the launcher. The first signal is for rank 0 to end between two steps, the second ends everything.
+      interrupts: of the launcher. The first wish is for rank 0 to end after the same step of all arms, the second to
+        end with the step that it does, a third ends everything.
       sleep: between two looks.
+      clock: seconds.
     """
-    passed_on, main, lost = False, processes[0], 0.0
+    passed_on, last, main, lost = 0, -math.inf, processes[0], 0.0
     while True:
-        if len(interrupts.signals) > 1:
-            return Outcome(128 + interrupts.signals[0])
-        if interrupts.exit_code is not None and not passed_on:
-            main.send(interrupts.exit_code - 128)
-            passed_on = True
+        wishes, ended_by = interrupts.wishes, interrupts.exit_code
+        if wishes > LAST_WISH and ended_by is not None:
+            return Outcome(ended_by)
+        # Rank 0 looks at the time between signals, too, and takes each some time after it was sent.
+        if passed_on < wishes and ended_by is not None and clock() - last >= 2.0 * ONE_WISH:
+            main.send(ended_by - 128)
+            passed_on, last = passed_on + 1, clock()
         for process in processes:
             what, ended = process.fault(), process.exit_code
             if what is None and process is not main and ended is not None:

@@ -157,7 +157,8 @@ def test_the_launcher_of_a_worker_is_lost(members, worker):
     main = TaskProcess(0, [sys.executable, "-c", "import sys; sys.stdin.read()"], {}, own_output=False)
     joining = _Joining(members[1])
     other, = meet(members[0], Interrupts())
-    joining.interrupts._asked += [2, 2]  # twice Ctrl-C
+    joining.interrupts._asked += [2, 2, 2]  # Ctrl-C three times
+    joining.interrupts._later += 2
     assert watch([main, other], Interrupts()).fault == Fault(1, f"({members[1].tasks[1]}) closed its connection")
     joining.join(10)
     assert joining.outcome == 130

@@ -142,24 +142,72 @@ def test_whose_fault_it_is_that_rank_0_lost_a_connection(start):
     assert watch(tasks, Interrupts()).fault == Fault(1, "was killed by SIGKILL")
 
 
-def test_a_signal_is_rank_0s_and_the_second_ends_all(start, tmp_path):
-    ready = tmp_path / "ready"
-    # In naps: Python sleeps through a signal that strikes just before it falls asleep.
-    tasks = start("import itertools, pathlib, signal, time; signal.signal(signal.SIGTERM, lambda *a: exit(143)); "
-                  f"pathlib.Path({str(ready)!r}).touch(); [time.sleep(0.1) for _ in itertools.repeat(0, 10000)]", _WAIT)
-    while not ready.exists():
-        assert _is_running(_pid(tasks[0]))
-        time.sleep(0.01)
-    with Interrupts() as interrupts:
+_COUNTS_SIGNALS = """
+import itertools, pathlib, signal, time
+file, times = pathlib.Path({path!r}), []
+def strike(*unused):
+    times.append(time.monotonic())
+    file.write_text(" ".join(map(str, times)))
+    if len(times) == {ends_at}:
+        exit(143)
+signal.signal(signal.SIGTERM, strike)
+file.touch()
+# In naps: Python sleeps through a signal that strikes just before it falls asleep.
+[time.sleep(0.1) for _ in itertools.repeat(0, 10000)]
+"""
+
+
+@pytest.fixture
+def counting(start, tmp_path):
+    """Rank 0 that ends with a signal, and another; when the first has taken signals stands in the file."""
+    file = tmp_path / "signals"
+
+    def run(ends_at):
+        tasks = start(_COUNTS_SIGNALS.format(path=str(file), ends_at=ends_at), _WAIT)
+        while not file.exists():
+            assert _is_running(_pid(tasks[0]))
+            time.sleep(0.01)
+        return tasks, lambda: list(map(float, file.read_text().split()))
+    return run
+
+
+def _watched(tasks, *moments):
+    """What becomes of processes whose launcher is sent a signal at each of some moments."""
+    now = iter(moments)
+    with Interrupts(lambda: next(now)) as interrupts:
         interrupts.hold()
-        signal.raise_signal(signal.SIGTERM)
-        assert watch(tasks, interrupts) == Outcome(143)
-    tasks = start(_WAIT_FOR_EVER)[-1:]
-    with Interrupts() as interrupts:
-        interrupts.hold()
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        assert watch(tasks, interrupts) == Outcome(143)
+        for _ in moments:
+            signal.raise_signal(signal.SIGTERM)
+        return watch(tasks, interrupts)
+
+
+def test_a_signal_is_rank_0s(counting):
+    tasks, taken = counting(1)
+    assert _watched(tasks, 0.0) == Outcome(143)
+    assert len(taken()) == 1
+
+
+def test_the_second_signal_is_rank_0s_too_half_a_second_later(counting):
+    """So that it ends with the step that it does, and writes its files; it looks at the time between the two, too."""
+    tasks, taken = counting(2)
+    assert _watched(tasks, 0.0, 0.1, 0.5) == Outcome(143)
+    first, second = taken()
+    assert second - first >= 0.5
+
+
+def test_the_third_signal_ends_all(start):
+    begin = time.monotonic()
+    assert _watched(start(_WAIT_FOR_EVER, _WAIT), 0.0, 0.6, 1.2) == Outcome(143)
+    assert time.monotonic() - begin < 2.0
+
+
+def test_signals_of_another_host_are_the_same_wishes():
+    interrupts = Interrupts()
+    interrupts.take(signal.SIGTERM)
+    interrupts.take(signal.SIGTERM)  # of a third host, by the same scheduler
+    assert (interrupts.wishes, interrupts.insisted, interrupts.exit_code) == (1, False, 143)
+    interrupts.take(signal.SIGTERM, 2)
+    assert (interrupts.wishes, interrupts.insisted) == (2, True)
 
 
 def test_one_that_does_not_let_go_is_killed(start):
