@@ -35,6 +35,9 @@ _CASES = [*itertools.product(("alexnet", "biglstm", "rnnlm"), (2, 3), [(2, 4)]),
           *itertools.product(("densenet121", "gnmt", "inception_v3", "resnet101"), (2,), [(2,)])]
 """A model, the number of the random strategy, and over how many processes: of some the graphs take so long to build
 that two have to do."""
+_ROUNDING = {("transformer", 3): 3e-6}
+"""Of a model and a strategy, how far variables may differ absolutely after all steps, where it is not 1e-6: of all
+elements there one, of a table, is 1.007e-6 off in float32, and in float64 they agree to eleven digits."""
 
 
 class _Ranks:
@@ -113,7 +116,7 @@ def test_losses_of_every_model(clusters, tmp_path, monkeypatch, model, drawn, ov
         found, theirs, own_nodes = losses(ranks.devices, ranks.board)
         assert found == pytest.approx(expected, rel=1e-6)
         for name, value in values.items():  # rounding of 20 steps: in float64 they agree to eleven digits
-            assert theirs[name] == pytest.approx(value, rel=1e-5, abs=3e-6), name
+            assert theirs[name] == pytest.approx(value, rel=1e-5, abs=_ROUNDING.get((model, drawn), 1e-6)), name
         assert own_nodes < nodes
 
 
