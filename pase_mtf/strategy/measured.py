@@ -10,18 +10,22 @@ is from the best at most.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from pase_mtf.calibration.meter import KernelMeter
 from pase_mtf.calibration.saved import SavedKernels
 from pase_mtf.cost.build import PricedNetwork, build_network
 from pase_mtf.cost.kernels import KernelSource, KnownKernels
-from pase_mtf.cost.roofline import roofline_machine
+from pase_mtf.cost.roofline import roofline_machine, still_true
 from pase_mtf.errors import InfeasibleError
 from pase_mtf.graph.computation_graph import ComputationGraph
 from pase_mtf.graph.configurations import Configuration
+from pase_mtf.machine.kernel_times import KernelTimes
 from pase_mtf.machine.kernels import Kernel
 from pase_mtf.machine.machine import Machine
 from pase_mtf.search import Solution, solve
@@ -53,6 +57,24 @@ _SEARCH_SECONDS = 2.0
 """Of one search, where less is left."""
 
 
+class _Bound(NamedTuple):
+    """What no step takes less than, as was found once.
+
+    Attributes:
+      seconds: of the step.
+      took: seconds of the search that found it.
+      machine: by whose rates configurations were priced of which no kernels were known.
+      kernels: that were known.
+      times: of those that were measured.
+    """
+
+    seconds: float
+    took: float
+    machine: Machine
+    kernels: AbstractSet[Kernel]
+    times: KernelTimes
+
+
 class MeasuredPrices:
     """Prices strategies of one graph by kernels that are measured when they are needed.
 
@@ -75,7 +97,7 @@ class MeasuredPrices:
         self._base: tuple[int, PricedNetwork] | None = None
         self.rounds, self._unknown = 0, 0.0
         self._begin_with: Sequence[Configuration] | None = None
-        self._bounds = dict[float | None, tuple[int, float]]()  # memory limit -> how many kernels were known, the bound
+        self._bounds = dict[float | None, _Bound]()  # by memory limit
 
     @property
     def meter(self) -> KernelMeter | SavedKernels:
@@ -116,7 +138,8 @@ class MeasuredPrices:
         best = self._cheapest([self._configurations(solution), *others] if complete else
                               [*others, self._explore(end, memory_limit)[0]], memory_limit)
         priced, assignment = with_configurations(self._priced(bounds=False), best)
-        cost, bound = priced.network.cost(assignment), self._bound(memory_limit)
+        cost = priced.network.cost(assignment)
+        bound = self._bound(memory_limit, cost)
         gap = gap_above(cost, bound)
         found = price_assignment("exact", priced, assignment, {
             "seconds": time.perf_counter() - begin, "build_seconds": 0.0, "optimal": complete and gap <= _CERTAIN,
@@ -156,7 +179,7 @@ class MeasuredPrices:
         priced, assignment = with_configurations(self._priced(bounds=False), chosen)
         cost, search = priced.network.cost(assignment), strategy.search
         if search.get("lower_bound", -math.inf) > 0.0:
-            bound = self._bound(search.get("memory_limit"))
+            bound = self._bound(search.get("memory_limit"), cost)
             gap = gap_above(cost, bound)
             proven = search["optimal"] and gap <= _CERTAIN
             search = {**search, "lower_bound": bound, "optimal": proven, "gap": 0.0 if proven else gap}
@@ -282,21 +305,44 @@ class MeasuredPrices:
                 return solution
 
     def _solve_by_bounds(self, memory_limit: float | None, end: float) -> Solution:
+        begin, before, times = time.perf_counter(), self._bounds.get(memory_limit), self._meter.times
         solution = self._solve(self._priced(bounds=True), memory_limit, end)
-        self._bounds[memory_limit] = len(self._meter.times), solution.lower_bound
+        found = _Bound(solution.lower_bound, time.perf_counter() - begin, self.machine,
+                       self._known.all_kernels(), KernelTimes(times.on, dict(times.items())))
+        if before is not None and before.seconds > found.seconds and (kept := self._still(before)) > found.seconds:
+            found = found._replace(seconds=kept, took=max(before.took, found.took))
+        self._bounds[memory_limit] = found
         return solution
 
-    def _bound(self, memory_limit: float | None) -> float:
+    def _still(self, bound: _Bound) -> float:
+        """What is left of a bound by all that is known now: all of it where no kernel that it knew has a lower price
+        than then and no rate is better, else as much less as the price that has fallen most. No price is lower because
+        kernels of more configurations are known: by their rates these cost no more. What a step takes is a sum of
+        prices, each some times, and so its bound falls by no more than they do."""
+        then = {kernel: _at_least(bound.times, kernel) for kernel in bound.kernels}
+        shares = [_at_least(self._meter.times, kernel) / price for kernel, price in then.items() if price > 0.0]
+        return bound.seconds * min([still_true(bound.machine, self.machine), *shares])
+
+    def _bound(self, memory_limit: float | None, cost: float) -> float:
         """Seconds that no step within the limit takes less than, by the kernels that are known now; -inf: that was not
         found. What was measured since the last search by bounds may have been faster than anything before: then what
-        was not measured may be, too, and the bound is lower."""
-        count, bound = self._bounds.get(memory_limit, (-1, -math.inf))
-        if count == len(self._meter.times):
-            return bound
+        was not measured may be, too, and the bound is lower. How much of it is left at least is known
+        without a search (`_still`). Where that does not prove the cost it is searched anew, and the better of the two
+        counts: no bound is lower for want of time. Where kernels were faster that has as long as the search before."""
+        before, kept, seconds = self._bounds.get(memory_limit), -math.inf, _SEARCH_SECONDS
+        if before is not None:
+            if len(before.times) == len(self._meter.times):
+                return before.seconds
+            kept = self._still(before)
+            if gap_above(cost, kept) <= _CERTAIN:
+                return kept
+            if kept < before.seconds:
+                seconds = max(seconds, before.took)
         try:
-            return self._solve_by_bounds(memory_limit, time.perf_counter() + _SEARCH_SECONDS).lower_bound
+            self._solve_by_bounds(memory_limit, time.perf_counter() + seconds)
+            return self._bounds[memory_limit].seconds
         except InfeasibleError as error:  # within the limit nothing was found in that time
-            return -math.inf if error.proven else error.lower_bound
+            return kept if error.proven else max(kept, error.lower_bound)
 
     def _measure(self, strategies: Sequence[Sequence[Configuration]], end: float) -> int:
         """Measures what is missing of some strategies, what matters most first."""
@@ -341,8 +387,7 @@ class MeasuredPrices:
         times = self._meter.times
         if self._base is None or self._base[0] != len(times):
             self._base = len(times), build_network(self._graph, self.machine, self._meter.devices)
-        price = times.estimate if not bounds else lambda kernel: (
-            found.seconds if (found := times.get(kernel)) else times.bound(kernel))
+        price = functools.partial(_at_least, times) if bounds else times.estimate
         return self._known.applied(self._base[1], price, scaled=not bounds)
 
     def _solve(self, priced: PricedNetwork, memory_limit: float | None, end: float) -> Solution:
@@ -354,3 +399,9 @@ class MeasuredPrices:
     def _configurations(self, solution: Solution) -> tuple[Configuration, ...]:
         return tuple(choices[index] for choices, index in zip(
             self._last.configurations, solution.assignment, strict=True))
+
+
+def _at_least(times: KernelTimes, kernel: Kernel) -> float:
+    """Seconds of a kernel: measured, or else bounded."""
+    found = times.get(kernel)
+    return found.seconds if found else times.bound(kernel)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import random
+import time
 
 import pytest
 from pretended_meter import PretendedMeter
@@ -265,6 +266,40 @@ def test_a_proof_holds_until_kernels_turn_out_to_be_faster(share):
     assert not later.search["optimal"]
     assert later.search["gap"] == pytest.approx(later.seconds / later.search["lower_bound"] - 1.0)
     assert later.search["gap"] > 0.0
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_bound_is_not_lower_for_want_of_time(monkeypatch, faster):
+    """A search that has not come far leaves of the bound before what still holds."""
+    graph, draw = perceptron((64, 512, 64, 512), 16), random.Random(0)
+    meter, limits = _Hastening(), []
+    prices = MeasuredPrices(graph, _Source(graph), meter)
+    early = prices.find(prove=True)
+    assert early.search["optimal"]
+    prices._bounds[None] = prices._bounds[None]._replace(took=7.0)
+    solve = prices._solve
+
+    def hurried(priced, memory_limit, end):
+        limits.append(end - time.perf_counter())
+        return dataclasses.replace(solve(priced, memory_limit, end), lower_bound=1e-12)
+    meter.fast = faster
+    offered, before = [enumerate_configurations(layer, _DEVICES) for layer in graph.layers], len(meter.times)
+    for _ in range(4):
+        prices.evaluate(list(map(draw.choice, offered)), "one")
+    assert len(meter.times) > before
+    monkeypatch.setattr(prices, "_solve", hurried)
+    later = prices.again(early)
+    monkeypatch.undo()
+    bound = later.search["lower_bound"]
+    assert bound <= _bound_of(prices) * (1 + 1e-9)
+    if faster:
+        assert not later.search["optimal"]
+        assert limits == [pytest.approx(7.0, abs=0.5)]
+        assert 1e-12 < bound < early.search["lower_bound"]  # as much less as what has fallen most
+    else:
+        assert later.search["optimal"]
+        assert bound == pytest.approx(early.search["lower_bound"])
+        assert not limits
 
 
 def test_given_strategies(graph, everything):
