@@ -6,10 +6,12 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
+from pase_mtf.calibration.cache import seconds_waited
+
 __all__ = ["Spent"]
 
 _WORDS = {"reference_kernels": "reference kernels", "kernels": "measuring kernels", "search": "searching",
-          "trial_steps": "trial steps"}
+          "trial_steps": "trial steps", "waiting": "waiting for another run's measuring"}
 _TOLD = 0.05
 
 
@@ -18,23 +20,31 @@ class Spent:
 
     Attributes:
       seconds: on "reference_kernels" (where prices are those of rates and links, on measuring or reading these),
-        "kernels" (measuring those that the search asks for), "search" (without that), "trial_steps". What it takes to
-        export and to lower a program is none of them.
+        "kernels" (measuring those that the search asks for), "search" (without that), "trial_steps"; on
+        "waiting", until another run had measured its kernels, which is in none of the others. What it takes to export
+        and to lower a program is none of them.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Nothing yet, by this clock."""
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.perf_counter,
+                 waited: Callable[[], float] = seconds_waited) -> None:
+        """Nothing yet.
+
+        Args:
+          clock: seconds.
+          waited: seconds that this process has waited for others, ever.
+        """
+        self._clock, self._waited = clock, waited
         self.seconds = dict.fromkeys(_WORDS, 0.0)
 
     @contextlib.contextmanager
     def on(self, what: str) -> Iterator[None]:
         """What is done within is spent on that."""
-        begin = self._clock()
+        begin, before = self._clock(), self._waited()
         try:
             yield
         finally:
             self.seconds[what] += self._clock() - begin
+            self.of("waiting", self._waited() - before, out_of=what)
 
     def of(self, what: str, seconds: float, out_of: str) -> None:
         """So many seconds of what was taken for one thing were spent on another."""

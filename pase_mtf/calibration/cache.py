@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import platform
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
@@ -22,7 +23,7 @@ from pase_mtf.runtime import Devices, cores, gpu_names, operation_threads, proce
 
 __all__ = ["BACKENDS", "KERNEL_VERSION", "PROCESSES", "VERSION", "cache_path", "check_request", "fingerprint",
            "fingerprint_of_kernels", "kernel_tables", "kernels_path", "measuring_alone", "memory_bytes", "read_cached",
-           "tensorflow_build", "tensorflow_version", "write_cached"]
+           "seconds_waited", "tensorflow_build", "tensorflow_version", "write_cached"]
 
 VERSION = 19
 """Of the way of measuring; cached numbers of another version are measured again."""
@@ -126,6 +127,15 @@ def read_cached(devices: int, kind: str = "cpu", over: Devices | None = None) ->
     return machine if machine and machine.measured.get("on") == fingerprint(devices, kind, over) else None
 
 
+_WAITED: list[float] = []
+"""Seconds of every time that this process waited for another to have measured."""
+
+
+def seconds_waited() -> float:
+    """How long this process has waited for others to have measured (`measuring_alone`), all times together."""
+    return sum(_WAITED)
+
+
 @contextlib.contextmanager
 def measuring_alone(wait: Callable[[], object]) -> Iterator[bool]:
     """Within the block no other process of this user measures this host, for however many devices.
@@ -147,7 +157,11 @@ def measuring_alone(wait: Callable[[], object]) -> Iterator[bool]:
         except filelock.Timeout:
             waited = True
             wait()
-            lock.acquire(poll_interval=0.2)
+            begin = time.perf_counter()
+            try:
+                lock.acquire(poll_interval=0.2)
+            finally:
+                _WAITED.append(time.perf_counter() - begin)
     except (OSError, NotImplementedError):
         pass  # a cache that cannot be written to, or a file system without locks
     try:

@@ -176,9 +176,11 @@ def test_one_waits_while_another_measures(calls, capsys, ends):
                     other.stdin.close()
                 else:
                     other.kill()
+        before = cache.seconds_waited()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(load, "_announce", announced)
             assert load_machine("local", 4).measured["on"]["devices"] == 4
+        assert cache.seconds_waited() > before
     finally:
         other.kill()
         other.wait()
