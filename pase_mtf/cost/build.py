@@ -239,7 +239,7 @@ class _Builder:
     def _matrix(self, source: DistinctShardings, target: DistinctShardings, edge: Edge) -> np.ndarray:
         # Arrays of equal contents are one object (see `_sharding`).
         shards = id(source.shards), id(target.shards)
-        waits = self._graph.layers[edge.target].kind == "update"
+        waits = self._graph.waits(edge)
         key = (*shards, edge.shape, edge.itemsize, edge.looked_up, edge.trips, waits)
         if key in self._matrices:
             return self._matrices[key]

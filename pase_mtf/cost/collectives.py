@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from pase_mtf.cost.tables import ConfigurationTable
-from pase_mtf.graph.all_reduces import PIECES, RING, bucket_of, messages_of, way_of
+from pase_mtf.graph.all_reduces import ITEMSIZE, PIECES, RING, bucket_of, messages_of, way_of
 from pase_mtf.machine.machine import Machine
 
 __all__ = ["allreduce_seconds", "group_sizes"]
 
-_ITEMSIZE = 4
-"""Bytes of an element, mostly: how a sum is made follows from elements."""
-_SEVERAL_RINGS = 1024 * _ITEMSIZE
+_SEVERAL_RINGS = 1024 * ITEMSIZE
 """Bytes from which on Mesh-TF sums by several rings."""
 
 
@@ -96,7 +94,7 @@ def allreduce_seconds(nbytes: np.ndarray, groups: np.ndarray, devices: np.ndarra
         each = machine.with_overhead(blocks * nbytes / link.bandwidth, nodes) + messages * link.latency
         return np.where(size > 1, each * devices / size, 0.0)
     left: np.ndarray = np.asarray(nbytes, np.float64)
-    together: np.ndarray = np.maximum(left, _ITEMSIZE * bucket_of(np.asarray(waiting) / _ITEMSIZE))
+    together: np.ndarray = np.maximum(left, ITEMSIZE * bucket_of(np.asarray(waiting) / ITEMSIZE))
     seconds = _latency(together, groups, machine)
     if machine.sums_by_trees and not stock:
         seconds = np.minimum(seconds, _latency_of_trees(groups, machine))
@@ -114,7 +112,7 @@ def _latency(nbytes: np.ndarray, groups: np.ndarray, machine: Machine) -> np.nda
     exchange pieces with all, most are sent to other nodes. Else the few messages are over the slowest link.
     """
     size = groups.prod(axis=0)
-    way = way_of(nbytes / _ITEMSIZE, size)
+    way = way_of(nbytes / ITEMSIZE, size)
     slowest, round_a_ring, to_all = np.zeros_like(size), np.zeros_like(size), np.zeros_like(size)
     inner, outer = np.ones_like(size), size
     for link, across in zip(machine.links, groups, strict=True):

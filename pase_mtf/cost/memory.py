@@ -35,15 +35,12 @@ import numpy as np
 from pase_mtf.cost.copies import Moved, moved, until_taken, whole_bytes
 from pase_mtf.cost.held import ACTIVATIONS, BUFFERS, MEMORY_PARTS, AllItems, LayerItems, Shares
 from pase_mtf.cost.unfolded import Unfolded
-from pase_mtf.graph.all_reduces import at_once
+from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
 from pase_mtf.graph.computation_graph import ComputationGraph, Edge
 from pase_mtf.graph.configurations import Configuration
 from pase_mtf.graph.partition import Partition
 
 __all__ = ["MemoryModel", "strategy_memory"]
-
-_ITEMSIZE = 4
-"""Bytes of an element of a gradient, mostly."""
 
 
 class _Copy(NamedTuple):
@@ -81,7 +78,7 @@ class MemoryModel:
                     for layer, items in zip(graph.layers, self._layers, strict=True)]
         self._unfolded = {number: found for number, found in enumerate(unfolded) if found.there}
         self._graph, self._moved = graph, [edge for edge in graph.edges if edge.held]
-        self._updates = [edge for edge in graph.edges if edge.pending and graph.layers[edge.target].kind == "update"]
+        self._updates = [edge for edge in graph.edges if graph.waits(edge)]
         self._settling = sorted({held.waits_until for layer in graph.layers for operation in layer.operations
                                  if operation.phase == "update" for held in operation.held if held.waits_until >= 0})
         self._until = until_taken(self._moved)
@@ -235,10 +232,10 @@ class MemoryModel:
         # Another layer takes its part of a sum when all has arrived.
         np.maximum.at(most, moments, np.maximum(nbytes[arriving] + made[layer], elsewhere[layer]))
         if not self._shared:  # some of a bucket are used while others still lie in what has arrived
-            waiting = ~np.isin(layer, alone) & (at_once(nbytes[arriving] / _ITEMSIZE) == 1.0)
+            waiting = ~np.isin(layer, alone) & (at_once(nbytes[arriving] / ITEMSIZE) == 1.0)
             used = nbytes[arriving] + np.maximum(made, elsewhere)[layer]
             elements, together = (np.bincount(moments[waiting], column[waiting], self.moments)
-                                  for column in (nbytes[arriving] / _ITEMSIZE, used))
+                                  for column in (nbytes[arriving] / ITEMSIZE, used))
             most = np.maximum(most, together * at_once(elements))
         return (_Copy(float(most[moment]), moment, moment) for moment in np.unique(moments).tolist())
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pase_mtf.cost.moves import Move, move_of
 from pase_mtf.cost.rows import RowSum, row_sum_of
 from pase_mtf.cost.tables import dim_positions, positions_of
-from pase_mtf.graph.all_reduces import at_once
+from pase_mtf.graph.all_reduces import ITEMSIZE, at_once
 from pase_mtf.graph.computation_graph import Layer, LayerOperation, Operand
 
 __all__ = ["FILTER_GRADIENT", "MULTIPLYING", "PHASES", "PRODUCTS", "OperationSignature", "TensorBytes", "counted",
@@ -31,9 +31,6 @@ FILTER_GRADIENT = "filter gradient"
 
 MULTIPLYING = (*PRODUCTS, "convolution", FILTER_GRADIENT)
 """Kinds of operation that multiply matrices, as convolutions do, too."""
-
-_ITEMSIZE = 4
-"""Bytes of an element, mostly."""
 
 TensorBytes = tuple[tuple[int, ...], float]
 """A tensor: the columns of the dims that may be split, and its unsplit bytes."""
@@ -182,7 +179,7 @@ def waiting_bytes(layers: Iterable[Layer]) -> float:
     sizes = (nbytes for signature in layer_signatures(layers) for entry in signature
              for (_, outputs), gradient in zip(entry.sums, entry.gradients, strict=True) if gradient
              for _, nbytes in outputs)
-    return sum(nbytes for nbytes in sizes if at_once(nbytes / _ITEMSIZE) == 1.0)
+    return sum(nbytes for nbytes in sizes if at_once(nbytes / ITEMSIZE) == 1.0)
 
 
 def _product_order(operation: LayerOperation) -> tuple[bool, list[Operand]]:

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["HUB", "PAIR", "PIECES", "RING", "at_once", "bucket_of", "buckets", "messages_of", "way_of"]
+__all__ = ["HUB", "ITEMSIZE", "PAIR", "PIECES", "RING", "at_once", "bucket_of", "buckets", "messages_of", "way_of"]
+
+ITEMSIZE = 4
+"""Bytes of an element, mostly, for those that count in bytes: how a sum is made follows from elements."""
 
 PAIR, HUB, PIECES, RING = range(4)
 """Two devices give each other all they have. One device sums and the others read it there. All exchange pieces with

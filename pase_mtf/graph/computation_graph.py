@@ -233,6 +233,10 @@ class ComputationGraph:
     operations: int
     meta: dict[str, object] = dataclasses.field(default_factory=dict, compare=False)
 
+    def waits(self, edge: Edge) -> bool:
+        """Whether an edge takes partial sums to an update: gradients, which wait for each other."""
+        return bool(edge.pending) and self.layers[edge.target].kind == "update"
+
     @functools.cached_property
     def hash(self) -> str:
         """16 hex digits that agree for graphs with the same layers, operations and edges."""

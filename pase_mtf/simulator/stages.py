@@ -86,7 +86,7 @@ class Stages:
 
     def waiting(self, edge: Edge) -> float:
         """Unsplit bytes of what is summed together with partial sums that go over an edge; 0: they do not wait."""
-        return self._reshardings.waiting if self._priced.graph.layers[edge.target].kind == "update" else 0.0
+        return self._reshardings.waiting if self._priced.graph.waits(edge) else 0.0
 
     def of(self, layer: int, choice: int) -> LayerStages:
         """What a layer does under the configuration with that index. All of it adds up to what the layer costs, but for

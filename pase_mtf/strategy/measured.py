@@ -326,9 +326,9 @@ class MeasuredPrices:
     def _bound(self, memory_limit: float | None, cost: float) -> float:
         """Seconds that no step within the limit takes less than, by the kernels that are known now; -inf: that was not
         found. What was measured since the last search by bounds may have been faster than anything before: then what
-        was not measured may be, too, and the bound is lower. How much of it is left at least is known
-        without a search (`_still`). Where that does not prove the cost it is searched anew, and the better of the two
-        counts: no bound is lower for want of time. Where kernels were faster that has as long as the search before."""
+        was not measured may be, too, and the bound is lower. How much of it is left at least is known without a search
+        (`_still`). Where that does not prove the cost it is searched anew, and the better of the two counts: no bound
+        is lower for want of time. Where kernels were faster that has as long as the search before."""
         before, kept, seconds = self._bounds.get(memory_limit), -math.inf, _SEARCH_SECONDS
         if before is not None:
             if len(before.times) == len(self._meter.times):

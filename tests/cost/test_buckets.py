@@ -72,16 +72,6 @@ def test_split_weights_take_the_messages_of_one_sum():
     assert summed >= 1
 
 
-def test_what_an_optimizer_sums_besides_is_alone(monkeypatch):
-    """Adafactor's means have the shapes of biases, and each is read before the next is made."""
-    graph = export_graph(nets.build("wide", "adafactor", tf.float32).graph)
-    split = [Configuration((("features", 4),)) if "features" in layer.splittable else Configuration((("", 4),))
-             for layer in graph.layers]
-    found = price_strategy(graph, COUNTING, 4, split).parts["all-reduce update"]
-    monkeypatch.setattr(all_reduces, "_BUCKET", 0)
-    assert price_strategy(graph, COUNTING, 4, split).parts["all-reduce update"] == found > 0
-
-
 @pytest.mark.parametrize("trees", [False, True])
 def test_equal_parts_of_a_bucket_cost_what_it_costs(trees):
     machine = Machine("real", _RATES, 1e30, 1e30, 0.0, (Link(4, 1e9, 1e-5), Link(64, 1e8, 1e-4)), sums_by_trees=trees)
@@ -102,14 +92,16 @@ def test_without_gradients_nothing_is_divided():
         way_of(0, 4), 4)
 
 
-def test_forward_sums_are_alone(monkeypatch):
-    """What is read before others are made shares nothing."""
-    graph = _exported()
+@pytest.mark.parametrize(("net", "optimizer", "part"), [
+    ("mlp", "sgd", "all-reduce forward"),  # is read before others are made
+    ("wide", "adafactor", "all-reduce update")])  # means, of the shapes of biases, each read before the next is made
+def test_what_is_read_at_once_is_alone(net, optimizer, part, monkeypatch):
+    graph = export_graph(nets.build(net, optimizer, tf.float32).graph)
     split = [Configuration((("features", 4),)) if "features" in layer.splittable else Configuration((("", 4),))
              for layer in graph.layers]
-    forward = price_strategy(graph, COUNTING, 4, split).parts["all-reduce forward"]
+    found = price_strategy(graph, COUNTING, 4, split).parts[part]
     monkeypatch.setattr(all_reduces, "_BUCKET", 0)
-    assert price_strategy(graph, COUNTING, 4, split).parts["all-reduce forward"] == forward > 0
+    assert price_strategy(graph, COUNTING, 4, split).parts[part] == found > 0
 
 
 @pytest.mark.parametrize("shared", [False, True])
